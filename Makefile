@@ -1,0 +1,60 @@
+# Lockstep's commands; `make` lists them. Two variables matter:
+#   PYTHON  the interpreter that environments are made with   make test PYTHON=python3.12
+#   ARGS    handed on to the program                          make test ARGS="-k sync"
+
+PYTHON ?= python3
+ARGS ?=
+
+# One stamp per interpreter, written last: changing PYTHON makes the environment anew.
+READY := .venv/.ready-$(subst /,_,$(PYTHON))
+PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench peers clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: $(READY) ## run an experiment (today: the weight synchronisation example)
+	@echo "run.py is not here yet; this runs examples/standalone_sync.py, weight synchronisation alone."
+	@$(BIN)/python examples/standalone_sync.py $(ARGS)
+
+test: check ## run the checks, then the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY) $(PEERS) ## measure, and compare with the peers
+	$(BIN)/python benchmarks/sync_latency.py $(ARGS)
+
+peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
+
+clean: ## remove the environments and caches; outputs/ stays
+	rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An outdated stamp marks a sound environment, which is updated in place. No stamp: there is no
+# environment, or its setup was interrupted, and it is made from nothing.
+define prepare
+@$(PYTHON) -c 'import sys; sys.exit("Lockstep needs Python 3.11 or newer, for instance: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+@test -e $@ || { echo "making $(@D)"; $(PYTHON) -m venv --clear $(@D); }
+@rm -f $@
+endef
+
+# torch comes first, exactly as pinned: a build of that version that pip is offered locally (CPU
+# only, say) then satisfies whatever follows, and no other is downloaded.
+$(READY): pyproject.toml requirements.lock
+	$(prepare)
+	$(BIN)/python -m pip install -c requirements.lock torch setuptools
+	$(BIN)/python -m pip install -c requirements.lock --no-build-isolation -e ".[test]"
+	@touch $@
+
+$(PEERS): requirements-peers.lock
+	$(prepare)
+	.venv-peers/bin/python -m pip install -c requirements-peers.lock torch
+	.venv-peers/bin/python -m pip install -r requirements-peers.lock
+	@touch $@

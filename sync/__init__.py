@@ -1,0 +1,47 @@
+"""Weight synchronisation: versioned snapshots of a model, brought from a trainer to its workers.
+
+Start with `scheme.py` (the lifecycle), then `shared_mem.py` (the scheme most people want) and
+`board.py` (its protocol).
+"""
+
+from sync.backends import SCHEMES
+from sync.direct import NoWeightSyncScheme
+from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync.hogwild import HogwildWeightSyncScheme
+from sync.layout import Layout
+from sync.multiprocess import MPTransport, MultiProcessWeightSyncScheme
+from sync.scheme import WeightSyncScheme
+from sync.shared_mem import SharedMemTransport, SharedMemWeightSyncScheme
+from sync.snapshot import Snapshot
+from sync.strategy import WeightStrategy
+from sync.transport import Transport, TransportBackend
+from sync.updaters import (
+    LocalWeightUpdaterBase,
+    MultiProcessedRemoteWeightUpdate,
+    RemoteWeightUpdaterBase,
+    VanillaLocalWeightUpdater,
+)
+
+__all__ = [
+    "SCHEMES",
+    "HogwildWeightSyncScheme",
+    "Layout",
+    "LocalWeightUpdaterBase",
+    "MPTransport",
+    "MultiProcessWeightSyncScheme",
+    "MultiProcessedRemoteWeightUpdate",
+    "NoWeightSyncScheme",
+    "RemoteWeightUpdaterBase",
+    "SharedMemTransport",
+    "SharedMemWeightSyncScheme",
+    "Snapshot",
+    "Transport",
+    "TransportBackend",
+    "VanillaLocalWeightUpdater",
+    "WeightStrategy",
+    "WeightSyncScheme",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerRaised",
+    "WorkerTimeout",
+]

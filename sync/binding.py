@@ -1,0 +1,147 @@
+"""A model bound to a layout: packed into blocks on one side, loaded from them on the other.
+
+Everything that needs a name is done once, here. A publish or an apply then walks plain lists, after
+checking that the tensors in them are still the ones the model uses.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sync.layout import Layout
+from sync.snapshot import Snapshot, one_thread, pieces
+from sync.strategy import Flat, Weights, WeightStrategy, check_extra, set_extra_state
+
+
+class Binding:
+    """Fast, checked access to the tensors of one module, TensorDict or dict."""
+
+    def __init__(self, target: Weights, strategy: WeightStrategy, layout: Layout | None = None):
+        self.target = target
+        self._strategy = strategy
+        self._whose = f"the {type(target).__name__}"
+        flat = strategy.flatten(target)
+        self.layout = layout or Layout.of(flat.tensors, dump_extra(flat.extra))
+        self._index(flat)
+
+    def _index(self, flat: Flat) -> None:
+        self.layout.check(flat.tensors, whose=self._whose)
+        slots = {slot.name: slot for slot in flat.slots}
+        self._slots = [slots[leaf.name] for leaf in self.layout.leaves]
+        self._leaves = [slot.tensor.detach() for slot in self._slots]
+        self._pieces: list[Tensor] | None = None
+        self._places = [(s.owner, s.key, s.tensor, s.tensor.data_ptr()) for s in self._slots]
+        self._flat = flat
+        self._weights: Any = None
+        devices = {leaf.device for leaf in self._leaves}
+        self.device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+        self._staging: tuple[Tensor, list[Tensor]] | None = None
+
+    def leaves(self) -> list[Tensor]:
+        """The model's tensors in layout order, found again if the model replaced any."""
+        for owner, key, tensor, pointer in self._places:
+            if owner.get(key) is not tensor or tensor.data_ptr() != pointer:
+                self._index(self._strategy.flatten(self.target))
+                break
+        return self._leaves
+
+    def pack(self, snapshot: Snapshot, version: int, *, check_finite: bool) -> None:
+        """Write the model into `snapshot` as `version`."""
+        leaves, extra = self.leaves(), self.extra()
+        if self.device.type == "cpu":
+            source = self._pieces_of(leaves)
+            snapshot.write(source, extra, version, check_finite=check_finite)
+        else:  # gather on the device, then cross to the host once
+            buffer, views = self._device_block()
+            torch._foreach_copy_(views, leaves)
+            snapshot.write(buffer, extra, version, check_finite=check_finite)
+
+    def extra(self) -> bytes:
+        """The model's extra state as it is now."""
+        if not self._flat.extra_owners:
+            return b""
+        return dump_extra(self._strategy.flatten(self.target).extra)
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Copy `snapshot` into the model's own memory: addresses stay, nothing is shared."""
+        leaves = self.leaves()
+        self._load_extra(snapshot)
+        if not leaves:
+            return
+        if self.device.type == "cpu":
+            with one_thread(self.layout.nbytes):
+                torch._foreach_copy_(leaves, snapshot.views)
+        else:  # cross to the device once, then scatter there
+            buffer, views = self._device_block()
+            buffer.copy_(snapshot.buffer)
+            torch._foreach_copy_(leaves, views)
+            torch.accelerator.synchronize(self.device)
+
+    def _pieces_of(self, leaves: list[Tensor]) -> list[Tensor]:
+        if self._pieces is None:
+            if not all(leaf.is_contiguous() for leaf in leaves):
+                return pieces(leaves, self.layout)  # copies, so it cannot be kept
+            self._pieces = pieces(leaves, self.layout)
+        return self._pieces
+
+    def point_at(self, snapshot: Snapshot) -> None:
+        """Make `snapshot` the memory of the model's parameters; copy its buffers.
+
+        Buffers are copied because a forward pass may write to them (running statistics, noise).
+        """
+        self.leaves()
+        self._pieces = None
+        self._load_extra(snapshot)
+        for i, (slot, view) in enumerate(zip(self._slots, snapshot.views, strict=True)):
+            if self._is_parameter(slot.tensor):
+                slot.tensor.data = self._leaves[i] = view
+                owner, key, tensor, _ = self._places[i]
+                self._places[i] = (owner, key, tensor, view.data_ptr())
+            else:
+                self._leaves[i].copy_(view)
+
+    def detach_from_snapshots(self) -> None:
+        """Give every parameter memory of its own again."""
+        for slot in self._slots:
+            if self._is_parameter(slot.tensor):
+                slot.tensor.data = slot.tensor.data.clone()
+        self._index(self._strategy.flatten(self.target))
+
+    def weights(self) -> Any:
+        """The weights in the strategy's form; the model's own tensors, so they stay current."""
+        if self._weights is None:
+            self._weights = self._strategy.assemble(self._flat.tensors, self._flat.extra)
+        return self._weights
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, nn.Parameter) or not isinstance(self.target, nn.Module)
+
+    def _load_extra(self, snapshot: Snapshot) -> None:
+        if not self._flat.extra_owners:
+            return
+        extra = load_extra(snapshot.extra)
+        check_extra(self._flat.extra_owners, extra)
+        set_extra_state(self._flat, extra)
+        self._flat.extra = extra
+        self._weights = None
+
+    def _device_block(self) -> tuple[Tensor, list[Tensor]]:
+        if self._staging is None:
+            buffer = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=self.device)
+            self._staging = buffer, self.layout.views(buffer)
+        return self._staging
+
+
+def dump_extra(extra: dict[str, Any]) -> bytes:
+    """Extra state as a snapshot carries it."""
+    return pickle.dumps(extra) if extra else b""
+
+
+def load_extra(data: bytes) -> dict[str, Any]:
+    """The opposite of `dump_extra`."""
+    extra: dict[str, Any] = pickle.loads(data) if data else {}
+    return extra

@@ -1,0 +1,269 @@
+"""The notice board of a shared-memory scheme: one row of 64-bit words for each worker.
+
+Every word has one writer, and an aligned 64-bit word is read and written whole. `latest` says which
+slot a worker should use and in which version; the two pins say which slots it is looking at, so
+that the sender writes elsewhere. `order` stands between a store and a load that must not swap.
+
+    sender                                worker
+    ------                                ------
+    pick a slot nobody looks at
+    write weights and version into it
+    latest = (version, slot)   ; order    word = latest
+    idle? ring its bell                   pin = slot of word ; order
+                                          latest still word? else again
+                                          use the slot: copy it, or point at it
+                                          done = version ; event ; order
+    (waiting)                  <- ring -- sender waiting? ring
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from typing import Any, NamedTuple
+
+from sync.memory import AnonymousMemory, Doorbell, Order, as_bytes
+
+EVENTS = 64
+ERROR_BYTES = 16 * 1024
+FREE = -1
+
+(
+    _LATEST,
+    _PIN_A,
+    _PIN_B,
+    _PID,
+    _STATE,
+    _IDLE,
+    _EVENT_COUNT,
+    _EVENTS_BEFORE,
+    _ERROR_COUNT,
+    _ERROR_LEN,
+) = range(10)
+_ROW_WORDS = 16
+_EVENT_WORDS = 5
+_RING_WORDS = EVENTS * _EVENT_WORDS
+_ROW_STRIDE = (_ROW_WORDS + _RING_WORDS) * 8 + ERROR_BYTES
+_SENDER_WAITS, _CLOSED, _SENDER_PID = range(3)
+_HEAD_BYTES = 64
+
+ABSENT, GREETED, LEFT = range(3)
+
+
+class Event(NamedTuple):
+    """One version taken into use by one worker, in nanoseconds of the machine's one clock."""
+
+    version: int
+    published_ns: int
+    seen_ns: int
+    applied_ns: int
+    retries: int
+
+
+class Word(NamedTuple):
+    """What `latest` holds: a version and the slot it lies in, in one 64-bit word."""
+
+    version: int
+    slot: int
+
+    def packed(self) -> int:
+        return (self.version + 1) << 16 | self.slot
+
+    @classmethod
+    def unpack(cls, word: int) -> Word:
+        return cls((word >> 16) - 1, word & 0xFFFF)
+
+
+class Board:
+    """Rows for `num_workers` workers, in memory that both sides write."""
+
+    def __init__(self, num_workers: int, *, locked: bool | None = None):
+        self.num_workers = num_workers
+        self.memory = AnonymousMemory(_HEAD_BYTES + num_workers * _ROW_STRIDE)
+        self.order = Order(self.memory) if locked is None else Order(self.memory, locked=locked)
+        self.sender_bell = Doorbell()
+        self.bells = [Doorbell() for _ in range(num_workers)]
+        self._map()
+        self.head[_SENDER_PID] = os.getpid()
+        for row in self.rows:
+            row.words[_PIN_A] = row.words[_PIN_B] = FREE
+
+    def _map(self) -> None:
+        buffer = self.memory.map(0, self.memory.nbytes, writable=True)
+        view = as_bytes(buffer)
+        self.head = view[:_HEAD_BYTES].cast("q")
+        self.rows = [
+            Row(view[_HEAD_BYTES + i * _ROW_STRIDE :][:_ROW_STRIDE], i, self)
+            for i in range(self.num_workers)
+        ]
+
+    @property
+    def sender_pid(self) -> int:
+        return self.head[_SENDER_PID]
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.head[_CLOSED])
+
+    def close(self) -> None:
+        """Tell every worker that no more will come."""
+        self.head[_CLOSED] = 1
+        self.order()
+        for bell in self.bells:
+            bell.ring()
+
+    def expect_news(self, expecting: bool) -> None:
+        """Have workers ring `sender_bell` (or not) when they have something to say."""
+        self.head[_SENDER_WAITS] = int(expecting)
+        if expecting:
+            self.order()
+
+    def silence(self) -> None:
+        self.sender_bell.silence()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["head"], state["rows"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+
+class Row:
+    """One worker's row. Methods are grouped by the side that may call them."""
+
+    def __init__(self, view: memoryview, worker_idx: int, board: Board):
+        self.words = view[: _ROW_WORDS * 8].cast("q")
+        self._ring = view[_ROW_WORDS * 8 :][: _RING_WORDS * 8]
+        self._error = view[(_ROW_WORDS + _RING_WORDS) * 8 :]
+        self._board = board
+        self._bell = board.bells[worker_idx]
+
+    # -- the sender's side
+
+    def announce(self, word: int) -> None:
+        self._board.order()
+        self.words[_LATEST] = word
+
+    def wake(self) -> None:
+        if self.words[_IDLE]:
+            self._bell.ring()
+
+    def held(self) -> set[int]:
+        """The slots this worker looks at or may be about to look at."""
+        words = self.words
+        held = {words[_PIN_A], words[_PIN_B]}
+        if words[_LATEST]:
+            held.add(words[_LATEST] & 0xFFFF)
+        return held
+
+    def let_go(self) -> None:
+        """Take down the pins of a worker that is dead."""
+        self.words[_PIN_A] = self.words[_PIN_B] = FREE
+
+    @property
+    def pid(self) -> int:
+        return self.words[_PID]
+
+    @property
+    def state(self) -> int:
+        return self.words[_STATE]
+
+    @property
+    def event_count(self) -> int:
+        return self.words[_EVENT_COUNT]
+
+    @property
+    def events_before(self) -> int:
+        """How many events are of the worker's predecessors."""
+        return self.words[_EVENTS_BEFORE]
+
+    def event(self, number: int) -> Event:
+        return Event(
+            *struct.unpack_from(f"{_EVENT_WORDS}q", self._ring, number % EVENTS * _EVENT_WORDS * 8)
+        )
+
+    @property
+    def error_count(self) -> int:
+        return self.words[_ERROR_COUNT]
+
+    def error(self) -> str:
+        return bytes(self._error[: self.words[_ERROR_LEN]]).decode(errors="replace")
+
+    # -- the worker's side
+
+    def greet(self) -> None:
+        """Take the row over, also from a worker that died."""
+        self.let_go()
+        self.words[_IDLE] = 0
+        self.words[_STATE] = ABSENT
+        self._board.order()
+        self.words[_EVENTS_BEFORE] = self.words[_EVENT_COUNT]
+        self.words[_PID] = os.getpid()
+        self._board.order()
+        self.words[_STATE] = GREETED
+        self._tell()
+
+    def leave(self) -> None:
+        self.let_go()
+        self.words[_STATE] = LEFT
+        self._tell()
+
+    @property
+    def latest(self) -> int:
+        return self.words[_LATEST]
+
+    def pin(self, which: int) -> tuple[Word, int] | None:
+        """Pin the slot of the newest version; also how often it moved meanwhile."""
+        words, order = self.words, self._board.order
+        for retries in range(1_000_000):
+            word = words[_LATEST]
+            if not word:
+                return None
+            words[_PIN_A + which] = word & 0xFFFF
+            order()
+            if words[_LATEST] == word:
+                return Word.unpack(word), retries
+        raise AssertionError("`latest` moved a million times while one word was read")
+
+    def unpin(self, which: int) -> None:
+        self.words[_PIN_A + which] = FREE
+
+    def done(self, event: Event) -> None:
+        count = self.words[_EVENT_COUNT]
+        offset = count % EVENTS * _EVENT_WORDS * 8
+        struct.pack_into(f"{_EVENT_WORDS}q", self._ring, offset, *event)
+        self._board.order()
+        self.words[_EVENT_COUNT] = count + 1
+        self._tell()
+
+    def fail(self, text: str) -> None:
+        """Report an exception; the end of a long traceback is what is kept."""
+        data = text.encode()[-ERROR_BYTES:]
+        self._error[: len(data)] = data
+        self.words[_ERROR_LEN] = len(data)
+        self._board.order()
+        self.words[_ERROR_COUNT] += 1
+        self._tell()
+
+    def idle(self, idle: bool) -> None:
+        """Say whether it takes a bell to be noticed; what came just before, look for again."""
+        self.words[_IDLE] = int(idle)
+        if idle:
+            self._board.order()
+
+    def bell(self) -> Doorbell:
+        return self._bell
+
+    def _tell(self) -> None:
+        self._board.order()
+        if self._board.head[_SENDER_WAITS]:
+            self._board.sender_bell.ring()
+
+
+def now_ns() -> int:
+    """Nanoseconds of a clock that all processes of the machine share."""
+    return time.perf_counter_ns()

@@ -1,0 +1,90 @@
+"""A two-way line for small messages between a sender and one worker.
+
+A socket pair that keeps message borders. Each message is a kind and a few 64-bit numbers, with text
+behind it for a traceback; nothing is pickled. Both ends stay with the sender, so that a worker that
+took a dead one's place can be handed the same line.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, NamedTuple
+
+from sync.memory import SharedFd, wait_for
+
+SNAPSHOT, CLOSE, GREET, DONE, FAIL, LEAVE = range(6)
+TEXT_BYTES = 16 * 1024
+_NUMBERS = 5
+_FORMAT = struct.Struct(f"{1 + _NUMBERS}q")
+
+
+class Message(NamedTuple):
+    """What came over the line."""
+
+    kind: int
+    numbers: tuple[int, ...]
+    text: str
+
+
+class Channel:
+    """The line. `put` and `get` work at the sender's end until `turn_around` is called."""
+
+    def __init__(self) -> None:
+        kind = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
+        near, far = socket.socketpair(socket.AF_UNIX, kind)
+        near.setblocking(False)
+        far.setblocking(False)
+        self._near, self._far = SharedFd(near.detach()), SharedFd(far.detach())
+        self._kind = int(kind)
+        self._open()
+
+    def _open(self) -> None:
+        self._socket = socket.socket(fileno=self._near.fd, family=socket.AF_UNIX, type=self._kind)
+
+    @property
+    def fd(self) -> int:
+        return self._near.fd
+
+    def put(self, kind: int, *numbers: int, text: str = "") -> bool:
+        """Send at once; False if the other side has not read for so long that there is no room."""
+        padded = numbers + (0,) * (_NUMBERS - len(numbers))
+        try:
+            self._socket.send(_FORMAT.pack(kind, *padded) + text.encode()[-TEXT_BYTES:])
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            return False  # nobody is there; whoever waits for an answer finds the process dead
+        return True
+
+    def get(self, timeout: float = 0.0) -> Message | None:
+        """The next message, or None if none comes in time."""
+        if timeout > 0:
+            wait_for([self.fd], timeout)
+        try:
+            data = self._socket.recv(_FORMAT.size + TEXT_BYTES)
+        except (BlockingIOError, ConnectionResetError):
+            return None
+        if not data:
+            return None
+        kind, *numbers = _FORMAT.unpack_from(data)
+        return Message(kind, tuple(numbers), data[_FORMAT.size :].decode(errors="replace"))
+
+    def turn_around(self) -> None:
+        """Be the worker's end."""
+        self._socket.detach()
+        self._near, self._far = self._far, self._near
+        self._open()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):
+            self._socket.detach()  # the descriptor is closed by its SharedFd
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_socket"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()

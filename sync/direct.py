@@ -1,0 +1,123 @@
+"""No synchronisation at all: workers need no weights, or have the trainer's own model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sync.forms import SenderForm, resolve_model
+from sync.layout import Layout
+from sync.scheme import WeightSyncScheme
+from sync.slots import Slots
+from sync.snapshot import NEVER
+from sync.strategy import Weights
+from sync.transport import Transport
+
+
+class NoWeightSyncScheme(WeightSyncScheme):
+    """Workers keep the weights they started with: `send` moves nothing, the version stays 0."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self._side: str | None = None
+        self._model: Any = None
+        self._num_workers = 0
+        self._version = NEVER
+
+    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
+        raise AssertionError("this scheme opens nothing")
+
+    def init_on_sender(self, *, model_id: str | None = None, ctx: Any = None, **given: Any) -> None:
+        """Takes the same arguments as every scheme, and checks them."""
+        names = ("context", "weights", "model", "params_map", "devices", "device_map_fn")
+        blank: dict[str, Any] = dict.fromkeys((*names, "num_workers"))
+        form = SenderForm.of(model_id=model_id, ctx=ctx, **{**blank, **given})
+        self._side, self._model, self.model_id = "sender", form.source, model_id
+        self._num_workers = form.num_workers
+
+    def init_on_receiver(
+        self,
+        *,
+        model_id: str | None = None,
+        context: Any = None,
+        model: Any = None,
+        worker_idx: int | None = None,
+    ) -> None:
+        if model is None and context is not None and (model_id or self.model_id):
+            model = resolve_model(context, model_id or self.model_id or "")
+        self._side, self._model = "receiver", model
+
+    def connect(self, **how: Any) -> None:
+        """There is nobody to wait for."""
+        if self._side is None:
+            raise RuntimeError("connect() needs init_on_sender() or init_on_receiver() first")
+        self._version = 0
+
+    def send(
+        self,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+    ) -> None:
+        """Moves nothing."""
+
+    def send_async(
+        self,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+    ) -> None:
+        """Moves nothing."""
+
+    def wait_async(self, timeout: float | None = None) -> None:
+        """Nothing is under way."""
+
+    def receive(self, timeout: float | None = None) -> None:
+        """Nothing ever comes."""
+        return None
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[int]:
+        yield self._version
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    @property
+    def weights(self) -> Any:
+        return None if self._model is None else self.strategy.extract_weights(self._model)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def num_workers(self) -> int:
+        return self._num_workers
+
+    @property
+    def acknowledged(self) -> dict[int, int]:
+        return dict.fromkeys(range(self._num_workers), self._version)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return {"version": self._version, "sends": 0, "bytes": 0, "workers": {}}
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        return self._side == "sender"
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        return self._side == "receiver"
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        return self._side == "sender" and self._version != NEVER
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        return self._side == "receiver" and self._version != NEVER
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_model": None, "_version": NEVER}

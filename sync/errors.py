@@ -1,0 +1,39 @@
+"""What goes wrong between a sender and its workers, as exceptions that name the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class WorkerError(RuntimeError):
+    """A worker did not do what was asked. `worker_idx` names the first; `failures` has all."""
+
+    def __init__(self, worker_idx: int, message: str, failures: Mapping[int, WorkerError] = {}):
+        super().__init__(message)
+        self.worker_idx = worker_idx
+        self.failures: dict[int, WorkerError] = dict(failures) or {worker_idx: self}
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        others = {k: v for k, v in self.failures.items() if v is not self}
+        return type(self), (self.worker_idx, str(self), others)
+
+
+class WorkerDied(WorkerError):
+    """The worker's process is gone."""
+
+
+class WorkerRaised(WorkerError):
+    """The worker raised; the message carries its own traceback."""
+
+
+class WorkerTimeout(WorkerError):
+    """The worker is alive, as far as can be told, and did not answer in time."""
+
+
+def combine(failures: Mapping[int, WorkerError]) -> WorkerError:
+    """One exception for one or several failed workers."""
+    first, *others = failures.values()
+    if not others:
+        return first
+    text = "\n".join(str(failure) for failure in failures.values())
+    return WorkerError(first.worker_idx, f"{len(failures)} workers failed:\n{text}", failures)

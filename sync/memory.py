@@ -1,0 +1,215 @@
+"""Anonymous shared memory and doorbells, passed from process to process by file descriptor.
+
+Nothing here has a name in the file system, so nothing can be left behind: the kernel frees it with
+the last process that holds it, however that process ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import select
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterable
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+X86 = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
+
+
+class SharedFd:
+    """A file descriptor that survives pickling to a child process (spawn, forkserver, a queue)."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fd": DupFd(self.fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.fd = state["fd"].detach()
+
+
+class AnonymousMemory(SharedFd):
+    """`nbytes` of zeroed shared memory. Pages are taken from the machine when first written."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, self.nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        else:  # a file without a name does the same, through the page cache
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+            os.ftruncate(fd, self.nbytes)
+        super().__init__(fd)
+
+    def map(self, offset: int, nbytes: int, *, writable: bool) -> Tensor:
+        """A uint8 tensor over part of the memory; it keeps the mapping alive on its own.
+
+        Writing to a read-only mapping ends the process with SIGSEGV.
+        """
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        region = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED, protection, offset=offset)
+        return torch.from_numpy(np.asarray(_Unguarded(np.frombuffer(region, dtype=np.uint8))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "nbytes": self.nbytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.nbytes = state["nbytes"]
+
+
+def as_bytes(buffer: Tensor) -> memoryview:
+    """The memory of a uint8 tensor on the CPU."""
+    view: memoryview = memoryview(buffer.numpy()).cast("B")  # type: ignore[arg-type]
+    return view
+
+
+class _Unguarded:
+    """An array shown to torch as writable: it knows no read-only tensors, and warns of them."""
+
+    def __init__(self, array: np.ndarray[Any, Any]):
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self._keep = array
+
+
+class Doorbell(SharedFd):
+    """Wakes whoever polls it. Ringing never blocks, and takes no lock that a dying process keeps."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "eventfd"):
+            super().__init__(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+            self._ring_fd = None
+        else:
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            os.set_blocking(writer, False)
+            super().__init__(reader)
+            self._ring_fd = SharedFd(writer)
+
+    def ring(self) -> None:
+        try:
+            if self._ring_fd is None:
+                os.eventfd_write(self.fd, 1)
+            else:
+                os.write(self._ring_fd.fd, b"\0")
+        except BlockingIOError:
+            return  # it is ringing already
+
+    def silence(self) -> None:
+        try:
+            os.read(self.fd, 8 if self._ring_fd is None else 4096)
+        except BlockingIOError:
+            return  # it was not ringing
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "ring": self._ring_fd}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._ring_fd = state["ring"]
+
+
+class Watch:
+    """Tells whether a process is still alive; pollable where the kernel can say so (pidfd)."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self._fd: SharedFd | None = None
+        self._gone = False
+        try:
+            if hasattr(os, "pidfd_open"):
+                self._fd = SharedFd(os.pidfd_open(pid))
+        except ProcessLookupError:
+            self._gone = True
+
+    def gone(self, ready: Collection[int] | None = None) -> bool:
+        """`ready`: the descriptors that a poll just found ready, where there was one."""
+        if not self._gone:
+            if self._fd is not None:
+                ready = wait_for([self._fd.fd], 0) if ready is None else ready
+                self._gone = self._fd.fd in ready
+            else:
+                self._gone = not _exists(self.pid)
+        return self._gone
+
+    def fds(self) -> list[int]:
+        return [self._fd.fd] if self._fd is not None and not self._gone else []
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
+    """The descriptors with news, within `timeout_s`. Without pidfds, looks up every 50 ms."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    if not hasattr(os, "pidfd_open"):
+        timeout_s = min(timeout_s, 0.05)
+    return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
+
+
+class Order:
+    """Makes what this process stored before visible before what it loads after, in every process.
+
+    On x86 a locked instruction does it, and taking a lock of our own is one. Elsewhere both sides
+    take and drop the same cross-process lock, which the kernel releases if its holder dies.
+    """
+
+    def __init__(self, memory: AnonymousMemory, *, locked: bool = not X86):
+        self.kind = "lock" if locked else "fence"
+        self._memory = memory
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self.kind == "lock":
+                _lock_until(self._memory.fd, time.monotonic() + 10.0)
+                fcntl.lockf(self._memory.fd, fcntl.LOCK_UN)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"memory": self._memory, "kind": self.kind}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["memory"], locked=state["kind"] == "lock")  # type: ignore[misc]
+
+
+def _lock_until(fd: int, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError("a stopped process holds the lock of the snapshots") from None
+            time.sleep(20e-6)

@@ -1,0 +1,312 @@
+"""Weights by message: each worker is sent every version over a line of its own, and copies it.
+
+    trainer: send()                           worker: receive()
+    ---------------                           -----------------
+    write the message's block  (one pass)
+    line 0: "version v lies in block b"  -->  copy b into the model's own memory
+    line 1: "version v lies in block b"  -->
+    wait for all                         <--  "done: v"
+
+One message at a time is on the way to a worker. A version that is published meanwhile waits with
+the sender, and a newer one takes its place; a feeder thread sends it when the worker has answered.
+Blocks are used again as soon as nobody has a message about them, so with workers that keep up there
+is one copy of the weights beside the model's own, however many workers there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sync.binding import Binding
+from sync.board import Event
+from sync.channel import CLOSE, DONE, FAIL, GREET, LEAVE, SNAPSHOT, Channel
+from sync.layout import Layout
+from sync.memory import Doorbell, Watch, wait_for
+from sync.scheme import WeightSyncScheme
+from sync.sender import SenderEnd
+from sync.slots import Slots
+from sync.snapshot import Snapshot
+from sync.strategy import Weights, WeightStrategy
+from sync.transport import Transport
+
+
+class MPTransport(Transport):
+    """One worker's line.
+
+    weight_queue: a `Channel`, whose messages speak of blocks in shared slots and which carries the
+        answers too; or any queue with `put` and `get`, whose messages carry the bytes themselves.
+    ack_queue: where the worker answers, if `weight_queue` is a plain queue; without one, sends are
+        not waited for.
+    """
+
+    def __init__(self, weight_queue: Any, ack_queue: Any = None, timeout: float = 10.0):
+        super().__init__(timeout=timeout)
+        self.weight_queue = weight_queue
+        self.ack_queue = ack_queue
+        self._sender_pid = os.getpid()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._peer = 0
+        self._on_the_way: tuple[int, int] | None = None
+        self._next: tuple[int, int] | None = None
+        self._last: tuple[int, int] | None = None
+        self._closed = False
+        self._sender: Watch | None = None
+
+    # -- the sender's end
+
+    def offer(self, slot: int, version: int) -> None:
+        self.addressed = version
+        self.stats.addressed += 1
+        self._next = self._last = (version, slot)
+        self.feed()
+
+    def feed(self) -> None:
+        """Send what is next, unless the worker still has a message to answer."""
+        if self._next is None or self._on_the_way is not None or not self._peer:
+            return
+        if self.weight_queue.put(SNAPSHOT, *self._next, self._peer):
+            self._on_the_way, self._next = self._next, None
+
+    @property
+    def hungry(self) -> bool:
+        """A version waits for the worker's answer to an older one."""
+        return self._next is not None and self._on_the_way is not None
+
+    def held(self) -> set[int]:
+        return {place[1] for place in (self._on_the_way, self._next) if place is not None}
+
+    def collect(self) -> None:
+        while (message := self.weight_queue.get()) is not None:
+            kind, numbers, text = message
+            if kind == GREET:
+                self._peer, self._on_the_way = numbers[0], None
+                self._next = self._last if self._last_is_there() else self._next
+                self.greeted(self._peer)
+            elif kind == DONE:
+                self._on_the_way = None
+                self.heard(Event(*numbers))
+            elif kind == FAIL:
+                self._on_the_way = None
+                self.failed(text)
+            elif kind == LEAVE:
+                self.connected = False
+            self.feed()
+
+    def released(self) -> None:
+        self._peer, self._on_the_way, self._next = 0, None, None
+
+    def offer_again(self) -> bool:
+        if not self._last_is_there():
+            return False
+        if not self._peer:
+            self._next = self._last
+        return True
+
+    def _last_is_there(self) -> bool:
+        assert self.slots is not None
+        return self._last is not None and self.slots[self._last[1]].version == self._last[0]
+
+    def news_fds(self) -> list[int]:
+        return [self.weight_queue.fd]
+
+    def close(self) -> None:
+        self.weight_queue.put(CLOSE)
+
+    # -- the receiver's end
+
+    def become_receiver(self) -> None:
+        super().become_receiver()
+        self.weight_queue.turn_around()
+
+    def greet(self) -> None:
+        self._sender = Watch(self._sender_pid)
+        self._closed = False
+        self._peer = os.getpid()
+        self.weight_queue.put(GREET, self._peer)
+
+    def newest(self) -> tuple[Snapshot, int] | None:
+        assert self.slots is not None
+        while (message := self.weight_queue.get()) is not None:
+            if message.kind == CLOSE:
+                self._closed = True
+            elif message.numbers[2] == self._peer:  # else it was meant for a worker that is dead
+                version, slot = message.numbers[:2]
+                snapshot = self.slots[slot]
+                assert snapshot.version == version, "a block on the way was written"
+                return snapshot, 0
+        return None
+
+    def applied(self, event: Event) -> None:
+        self.weight_queue.put(DONE, *event)
+
+    def refused(self, version: int, text: str) -> None:
+        self.weight_queue.put(FAIL, version, text=text)
+
+    def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> None:
+        assert self._sender is not None
+        wait_for([self.weight_queue.fd, *self._sender.fds(), *fds], timeout)
+
+    def sender_gone(self) -> bool:
+        return self._closed or (self._sender is not None and self._sender.gone())
+
+    def leave(self) -> None:
+        self.weight_queue.put(LEAVE)
+
+    # -- over plain queues, without a scheme
+
+    @property
+    def _plain(self) -> bool:
+        return not isinstance(self.weight_queue, Channel)
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        if not self._plain:
+            super().setup_connection_and_weights_on_sender()
+
+    def send_weights_async(self, weights: Weights) -> None:
+        if not self._plain:
+            super().send_weights_async(weights)
+            return
+        if self._binding is None or self._binding.target is not weights:
+            self._binding = Binding(weights, self.strategy)
+        layout = self._binding.layout
+        snapshot = Snapshot(layout, torch.zeros(layout.nbytes, dtype=torch.uint8))
+        self.addressed += 1
+        self._binding.pack(snapshot, self.addressed, check_finite=True)
+        _drain(self.weight_queue)  # nobody has read it: the new one takes its place
+        self.weight_queue.put((layout, snapshot.buffer.numpy().tobytes()))
+
+    def wait_ack(self) -> None:
+        if not self._plain:
+            super().wait_ack()
+            return
+        deadline = time.monotonic() + self.timeout
+        while self.ack_queue is not None and self.waiting:
+            try:
+                kind, version, text = self.ack_queue.get(timeout=deadline - time.monotonic())
+            except (queue.Empty, ValueError):
+                raise self.overdue(self.timeout) from None
+            if kind == FAIL and version == self.addressed:
+                self.failed(text)
+                assert self.failure is not None
+                raise self.failure
+            self.connected, self.acknowledged = True, version
+
+    def setup_connection_and_weights_on_receiver(self, **kwargs: Any) -> Any:
+        if not self._plain:
+            return super().setup_connection_and_weights_on_receiver(**kwargs)
+        self.worker_idx = kwargs.pop("worker_idx")
+        return self.receive_weights(self.timeout, **kwargs)
+
+    def receive_weights(self, timeout: float | None = None, **into: Any) -> Any:
+        if not self._plain:
+            return super().receive_weights(timeout, **into)
+        newest = _drain(self.weight_queue, timeout)
+        if newest is None:
+            return None
+        layout, data = newest
+        snapshot = Snapshot(layout, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        binding = self._bound(
+            snapshot, into.get("weights"), into.get("model"), into.get("strategy")
+        )
+        try:
+            binding.load(snapshot)
+        except Exception:
+            self._answer(FAIL, snapshot.version, traceback.format_exc())
+            raise
+        self._answer(DONE, snapshot.version, "")
+        return binding.weights()
+
+    def _answer(self, kind: int, version: int, text: str) -> None:
+        if self.ack_queue is not None:
+            self.ack_queue.put((kind, version, text))
+
+
+def _drain(plain_queue: Any, timeout: float | None = None) -> Any:
+    """The newest item of a queue, the older ones dropped; None if there is none in time."""
+    newest = None
+    with contextlib.suppress(queue.Empty):
+        newest = plain_queue.get(timeout=timeout) if timeout else plain_queue.get_nowait()
+        while True:
+            newest = plain_queue.get_nowait()
+    return newest
+
+
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Every worker copies every version it takes into memory of its own, told by message.
+
+    Initial weights that differ by worker (`params_map`, `device_map_fn`) are made when their worker
+    is there to take them, one after the other.
+    """
+
+    def __init__(
+        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
+    ):
+        super().__init__(strategy, sync=sync, **options)
+        self._feeder: Feeder | None = None
+
+    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
+        # A worker can have one message on the way and one waiting; one block more is free to write.
+        slots = Slots(layout, 2 * num_workers + 1)
+        transports: dict[int, Transport] = {}
+        for worker in range(num_workers):
+            transport = MPTransport(Channel(), timeout=self.timeout)
+            transport.slots = slots
+            transports[worker] = transport
+        return slots, transports
+
+    def _ring(self, transports: Iterable[Transport]) -> None:
+        if any(isinstance(t, MPTransport) and t.hungry for t in transports):
+            if self._feeder is None:
+                assert self._sender is not None
+                self._feeder = Feeder(self._sender)
+            self._feeder.wake()
+
+    def shutdown(self) -> None:
+        feeder, self._feeder = self._feeder, None
+        if feeder is not None and self._pid == os.getpid():
+            feeder.stop()
+        super().shutdown()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_feeder": None}
+
+
+class Feeder:
+    """A thread that sends waiting versions as workers answer; asleep while none wait."""
+
+    def __init__(self, sender: SenderEnd):
+        self._sender = sender
+        self._bell = Doorbell()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="lockstep-feed", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._bell.ring()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            hungry = [t for t in list(self._sender.transports.values()) if t.hungry]
+            wait_for([self._bell.fd, *(fd for t in hungry for fd in t.wait_fds())], 60.0)
+            self._bell.silence()
+            with self._sender.lock:
+                for transport in hungry:
+                    transport.collect()
+                    transport.look_for_death()

@@ -1,0 +1,191 @@
+"""The receiving end of a scheme: the newest version is taken into use, in one piece."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from sync.binding import Binding
+from sync.layout import Layout
+from sync.memory import Doorbell
+from sync.snapshot import NEVER, Snapshot
+from sync.strategy import Weights, WeightStrategy
+from sync.transport import Transport, take
+
+# From this size on a worker points at the snapshot; below, copying is as fast and keeps addresses.
+ZERO_COPY_BYTES = 1 << 18
+
+
+class ReceiverEnd:
+    """One worker's model, and the transport that brings its weights.
+
+    Either the owner calls `receive` between uses of the model, or a thread applies what comes; then
+    `reading` keeps the weights still while the model is used.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        layout: Layout,
+        model: Weights | None,
+        strategy: WeightStrategy,
+        *,
+        device: torch.device | None,
+        zero_copy: bool | None = False,
+        pass_on: Callable[[Any], None] | None = None,
+    ):
+        self.version = NEVER
+        self.failure: Exception | None = None
+        self.transport = transport
+        self.binding: Binding | None = None
+        self._layout = layout
+        self._model = model
+        self._strategy = strategy
+        self._device = device
+        self._zero_copy = zero_copy
+        self._pass_on = pass_on
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._returned = NEVER
+        self._thread: threading.Thread | None = None
+        self._stop = Doorbell()
+        self._stopping = False
+
+    @property
+    def model(self) -> Weights | None:
+        return self._model
+
+    @property
+    def weights(self) -> Any:
+        return None if self.binding is None else self.binding.weights()
+
+    def connect(self, timeout: float, *, background: bool) -> None:
+        """Greet the sender and take the first version into use."""
+        self.transport.greet()
+        try:
+            self.binding = Binding(self._target(), self._strategy, self._layout)
+        except Exception:
+            self.transport.refused(NEVER, traceback.format_exc())
+            raise
+        self.transport.zero_copy = self._points_at_snapshots(self.binding)
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._news:
+                if self._apply_newest():
+                    break
+            remaining = deadline - time.monotonic()
+            if self.transport.sender_gone():
+                raise ConnectionError(f"{self.transport}: the sender is gone")
+            if remaining <= 0:
+                raise TimeoutError(
+                    f"{self.transport}: no initial weights within {timeout:g} s; does the sender "
+                    "call connect()?"
+                )
+            self.transport.wait_for_offer(remaining)
+        self._returned = self.version
+        if background:
+            self._thread = threading.Thread(target=self._run, name="lockstep-receive", daemon=True)
+            self._thread.start()
+
+    def _target(self) -> Weights:
+        if self._model is not None:
+            return self._model
+        empty = {
+            leaf.name: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
+            for leaf in self._layout.leaves
+        }
+        target: Weights = self._strategy.assemble(empty, {})
+        return target
+
+    def _points_at_snapshots(self, binding: Binding) -> bool:
+        on_cpu = binding.device.type == "cpu"
+        if self._zero_copy is None:
+            large = self._layout.nbytes >= ZERO_COPY_BYTES
+            return on_cpu and large and isinstance(binding.target, nn.Module)
+        if self._zero_copy and not on_cpu:
+            raise ValueError(f"zero_copy=True: the model is on {binding.device}, not in CPU memory")
+        return self._zero_copy
+
+    def receive(self, timeout: float | None) -> Any:
+        """Apply the newest version if there is one, waiting for it if told; its weights or None."""
+        with self._news:
+            self._apply_newest()
+            if timeout and self.version == self._returned:
+                self._wait(time.monotonic() + timeout)
+            if self.version == self._returned:
+                return None
+            self._returned = self.version
+            return self.weights
+
+    def _wait(self, deadline: float) -> None:
+        while self.version == self._returned:
+            if self.transport.sender_gone():
+                raise ConnectionError(
+                    f"{self.transport}: the sender is gone; no version after {self.version} comes"
+                )
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return
+            if self._thread is not None:
+                self._news.wait(min(remaining, 1.0))
+            else:
+                self.transport.wait_for_offer(remaining)
+                self._apply_newest()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[int]:
+        """Hold the weights still, the newest ones; gives their version."""
+        with self._lock:
+            self._apply_newest()
+            yield self.version
+
+    def _apply_newest(self) -> bool:
+        taken = self.transport.newest()
+        if taken is None:
+            return False
+        assert self.binding is not None
+        version = taken[0].version
+        if (error := take(self.transport, taken, self._apply)) is not None:
+            raise error
+        self.version = version
+        self._news.notify_all()
+        return True
+
+    def _apply(self, snapshot: Snapshot) -> None:
+        assert self.binding is not None
+        if self.transport.zero_copy:
+            self.binding.point_at(snapshot)
+        else:
+            self.binding.load(snapshot)
+        if self._pass_on is not None:
+            self._pass_on(self.binding.weights())
+
+    def _run(self) -> None:
+        """The background thread: apply what comes until the sender or the owner says stop."""
+        while not self._stopping and not self.transport.sender_gone():
+            self.transport.wait_for_offer(60.0, [self._stop.fd])
+            if self._stopping:
+                return
+            with self._news:
+                try:
+                    self._apply_newest()
+                except Exception as error:  # noqa: BLE001 - the sender has its traceback
+                    self.failure = error
+
+    def close(self) -> None:
+        """Stop applying and let the sender have its memory back; the model keeps its weights."""
+        self._stopping = True
+        self._stop.ring()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        with self._lock:
+            if self.binding is not None and self.transport.zero_copy:
+                self.binding.detach_from_snapshots()
+            self.transport.leave()

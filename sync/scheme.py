@@ -1,0 +1,434 @@
+"""The lifecycle of a weight-sync scheme: one model, one sender, any number of workers.
+
+    trainer                                     worker (another process)
+    -------                                     ------------------------
+    scheme = SharedMemWeightSyncScheme()
+    scheme.init_on_sender(model=..., devices=[...])
+    start workers, handing them `scheme`  --->  scheme.init_on_receiver(model=..., worker_idx=i)
+    scheme.connect()                      <-->  scheme.connect()           (version 0 in use)
+    scheme.send()                         --->  scheme.receive()           (or in the background)
+    scheme.shutdown()                           scheme.shutdown()
+
+What a scheme does at its two ends is in `sender.py` and `receiver.py`; how a snapshot travels is a
+`Transport`. This class holds what is handed to workers, and is the face of it all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+import torch
+
+from sync.forms import SenderForm, resolve_model
+from sync.layout import Layout
+from sync.receiver import ReceiverEnd
+from sync.sender import SenderEnd
+from sync.slots import Slots
+from sync.snapshot import NEVER
+from sync.strategy import Weights, WeightStrategy
+from sync.transport import Transport
+from sync.views import WeightReceiver, WeightSender
+
+
+class WeightSyncScheme(ABC):
+    """Brings the weights of one model from a trainer to its workers, version by version.
+
+    strategy: "tensordict", "state_dict" or a `WeightStrategy`.
+    sync: whether `send` waits until every addressed worker has the new version in use.
+    timeout, connect_timeout: seconds after which a send or a rendezvous is an error.
+    check_finite: refuse to send NaN and infinite values.
+    """
+
+    _zero_copy: bool | None = False
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        *,
+        sync: bool = True,
+        timeout: float = 10.0,
+        connect_timeout: float = 60.0,
+        check_finite: bool = True,
+    ):
+        if isinstance(strategy, str):
+            strategy = WeightStrategy(strategy)
+        self.strategy = strategy
+        self.sync = sync
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        self.check_finite = check_finite
+        self.model_id: str | None = None
+        self._layout: Layout | None = None
+        self._transports: dict[int, Transport] = {}
+        self._leave_process()
+
+    def _leave_process(self) -> None:
+        """What belongs to one process, and travels to no other."""
+        self._pid = os.getpid()
+        self._sender: SenderEnd | None = None
+        self._receiver: ReceiverEnd | None = None
+        self._context: Callable[[], Any] = _nothing
+        self._shut = False
+
+    # -- what a kind of scheme defines
+
+    @abstractmethod
+    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
+        """Make, in the sender, everything that is handed to workers."""
+
+    def _ring(self, transports: Iterable[Transport]) -> None:
+        """Wake workers that sleep, after versions were offered to them."""
+
+    def _check_by_worker(self) -> None:
+        """Raise if this scheme, as it was set up, cannot send each worker its own weights."""
+
+    # -- the sender's side
+
+    def init_on_sender(
+        self,
+        *,
+        model_id: str | None = None,
+        context: Any = None,
+        weights: Weights | None = None,
+        model: Any = None,
+        params_map: Mapping[int, Weights] | None = None,
+        devices: Sequence[Any] | None = None,
+        device_map_fn: Callable[[int, Any], Any] | None = None,
+        num_workers: int | None = None,
+        ctx: Any = None,
+    ) -> None:
+        """Say what will be sent, and to how many workers. Nothing is communicated yet.
+
+        One of: `model_id` + `context`; `params_map`; `weights` or `model` + `devices` (one for each
+        worker); `weights` or `model` + `device_map_fn` + `num_workers`. `ctx` is the context that
+        will start the workers: CUDA workers are refused if it forks.
+        """
+        form = SenderForm.of(
+            model_id=model_id,
+            context=context,
+            weights=weights,
+            model=model,
+            params_map=params_map,
+            devices=devices,
+            device_map_fn=device_map_fn,
+            num_workers=num_workers,
+            ctx=ctx,
+        )
+        sender = self._make_sender(form)
+        self.shutdown()
+        self._leave_process()
+        self.model_id = model_id
+        self._context = _nothing if context is None else weakref.ref(context)
+        self._layout = sender.layout
+        slots, self._transports = self._open(sender.layout, form.num_workers)
+        for worker, transport in self._transports.items():
+            transport.worker_idx, transport.timeout = worker, self.timeout
+            transport.strategy = self.strategy
+            transport.label = str(form.devices[worker] or "cpu")
+        sender.open(slots, self._transports, self._ring)
+        self._sender = sender
+
+    def _make_sender(self, form: SenderForm) -> SenderEnd:
+        return SenderEnd(
+            form,
+            self.strategy,
+            timeout=self.timeout,
+            connect_timeout=self.connect_timeout,
+            check_finite=self.check_finite,
+        )
+
+    def describe_worker(self, worker_idx: int, label: str) -> None:
+        """What error messages say about a worker besides its number: its device, environment."""
+        self._need_sender("describe_worker").transports[worker_idx].label = label
+
+    def send(
+        self,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+    ) -> None:
+        """Publish the weights as the next version, to all workers or only to `worker_ids`.
+
+        weights: of the registered model if None; a module, a TensorDict or a dict; or a dict of
+        these by worker. With `sync=True`, returns when every addressed worker has them in use.
+        """
+        workers = self._publish("send", weights, worker_ids)
+        if self.sync:
+            self._need_sender("send").settle(workers)
+
+    def send_async(
+        self,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+    ) -> None:
+        """Publish and return at once, whatever `sync` says; `wait_async` waits."""
+        self._publish("send_async", weights, worker_ids)
+
+    def wait_async(self, timeout: float | None = None) -> None:
+        """Wait until every worker uses the newest version that was addressed to it."""
+        sender = self._need_sender("wait_async")
+        sender.settle(sender.workers(None), timeout)
+
+    def _publish(
+        self, call: str, weights: Any, worker_ids: int | Sequence[int] | None
+    ) -> list[int]:
+        sender = self._need_sender(call)
+        by_worker = isinstance(weights, Mapping) and all(isinstance(k, int) for k in weights)
+        by_worker = by_worker and bool(weights)
+        if by_worker:
+            self._check_by_worker()
+        return sender.send(weights, worker_ids, by_worker=by_worker)
+
+    # -- the receiver's side
+
+    def init_on_receiver(
+        self,
+        *,
+        model_id: str | None = None,
+        context: Any = None,
+        model: Any = None,
+        worker_idx: int | None = None,
+    ) -> None:
+        """Say which model of this process takes the weights. Nothing is communicated yet.
+
+        model: a module, a TensorDict or a dict; or `model_id` + `context`. Without any, `receive`
+        returns weights of its own.
+        """
+        if not self._transports:
+            raise RuntimeError(
+                "init_on_receiver(): this scheme did not go through init_on_sender()"
+            )
+        if context is not None:
+            model_id = model_id or self.model_id
+            worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
+            if model is None and model_id is not None:
+                model = resolve_model(context, model_id)
+        if worker_idx not in self._transports:
+            known = f"0 to {len(self._transports) - 1}"
+            raise ValueError(f"worker_idx={worker_idx!r}: this scheme has workers {known}")
+        assert self._layout is not None
+        assert worker_idx is not None
+        self._leave_process()
+        self.model_id = model_id or self.model_id
+        self._context = _nothing if context is None else weakref.ref(context)
+        transport = self._transports[worker_idx]
+        transport.become_receiver()
+        self._receiver = ReceiverEnd(
+            transport,
+            self._layout,
+            model,
+            self.strategy,
+            device=torch.device(transport.label.split()[0]) if model is None else None,
+            zero_copy=self._zero_copy,
+            pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
+        )
+
+    def _pass_on(self, weights: Any) -> None:
+        """Hand weights that arrived down to the workers of this worker."""
+        context = self._context()
+        if context is not None:
+            context.update_policy_weights_(weights, model_id=self.model_id)
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Take the newest version into use and return its weights; None if there is no newer one.
+
+        timeout: seconds to wait for one; without it, only look.
+        """
+        return self._need_receiver("receive").receive(timeout)
+
+    def reading(self) -> AbstractContextManager[int]:
+        """`with scheme.reading() as version:` the model holds still, at that version."""
+        return self._need_receiver("reading").reading()
+
+    # -- both sides
+
+    def connect(
+        self,
+        *,
+        worker_idx: int | None = None,
+        weights: Weights | None = None,
+        background: bool = True,
+    ) -> None:
+        """Meet the other side and hand over the initial weights, within `connect_timeout`.
+
+        On the sender: wait for all workers, or for one (also one that takes a dead one's place).
+        On a receiver: wait for the initial weights. Then, with `background`, a thread applies what
+        comes, so take `reading()` around every use of the model; without it, call `receive()`
+        between uses.
+        """
+        if self._sender is not None:
+            self._sender.connect(worker_idx, weights)
+            return
+        receiver = self._need_receiver("connect")
+        if worker_idx is not None and worker_idx != self.worker_idx:
+            raise ValueError(f"this receiver is worker {self.worker_idx}, not {worker_idx}")
+        if weights is not None:
+            raise ValueError("connect(weights=...) is for the sender: a receiver is given weights")
+        receiver.connect(self.connect_timeout, background=background)
+
+    @property
+    def context(self) -> Any:
+        return self._context()
+
+    @property
+    def model(self) -> Any:
+        """The model whose weights are sent, or into which they are received."""
+        if self._sender is not None:
+            return self._sender.form.source
+        return None if self._receiver is None else self._receiver.model
+
+    @property
+    def weights(self) -> Any:
+        """The model's weights in the strategy's form, sharing its memory."""
+        if self._sender is not None:
+            return self.strategy.extract_weights(self._sender.form.weights_for(0))
+        return None if self._receiver is None else self._receiver.weights
+
+    @property
+    def worker_idx(self) -> int | None:
+        return None if self._receiver is None else self._receiver.transport.worker_idx
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._transports)
+
+    @property
+    def version(self) -> int:
+        """The version last published (on the sender) or in use (on a receiver); -1 before any."""
+        end = self._sender or self._receiver
+        return NEVER if end is None else end.version
+
+    @property
+    def acknowledged(self) -> dict[int, int]:
+        """The version that each worker is known to use; -1 for none yet."""
+        sender = self._need_sender("acknowledged")
+        sender.collect()
+        return {worker: t.acknowledged for worker, t in sender.transports.items()}
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Bytes, times (ms) and counts of all sends, and for each worker."""
+        return self._need_sender("stats").summary()
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        return self._sender is not None
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        return self._receiver is not None
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        return self._sender is not None and all(self._connected().values())
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        return self._receiver is not None and self._receiver.version != NEVER
+
+    def _connected(self) -> dict[int, bool]:
+        return {worker: t.connected for worker, t in self._transports.items()}
+
+    def prepare_weights(
+        self,
+        weights: Any = None,
+        model_id: str | None = None,
+        strategy: WeightStrategy | None = None,
+        context: Any = None,
+    ) -> Any:
+        """Weights in the strategy's form: of what is given, else of `context`, else the model's."""
+        if weights is None and context is not None:
+            weights = resolve_model(context, model_id or self.model_id or "")
+        if weights is None:
+            return self.weights
+        return (strategy or self.strategy).extract_weights(weights)
+
+    def apply_weights(self, weights: Weights, inplace: bool = True) -> None:
+        """Put weights into this side's model, without any communication."""
+        model = self.model if self.model is not None else self.weights
+        if model is None:
+            raise RuntimeError("apply_weights() needs init_on_sender() or init_on_receiver() first")
+        self.strategy.apply_weights(model, weights, inplace)
+
+    def create_transport(self, *, worker_idx: int = 0) -> Transport:
+        """The transport of one worker."""
+        return self._transports[worker_idx]
+
+    def shutdown(self) -> None:
+        """Let the other side go, and release everything. Bounded; a second call does nothing."""
+        if self._shut or self._pid != os.getpid():
+            return
+        self._shut = True
+        for end in (self._sender, self._receiver):
+            if end is not None:
+                end.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and hasattr(self, "_shut"):
+            self.shutdown()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("_pid", "_sender", "_receiver", "_context", "_shut"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._leave_process()
+
+    def _need_sender(self, call: str) -> SenderEnd:
+        if self._sender is None or self._shut or self._pid != os.getpid():
+            raise RuntimeError(f"{call} is for the sender, between init_on_sender() and shutdown()")
+        return self._sender
+
+    def _need_receiver(self, call: str) -> ReceiverEnd:
+        if self._receiver is None or self._shut:
+            raise RuntimeError(
+                f"{call} is for a receiver, between init_on_receiver() and shutdown()"
+            )
+        return self._receiver
+
+    # -- the older spelling
+
+    @staticmethod
+    def from_backend(name: str, **kwargs: Any) -> WeightSyncScheme:
+        """The scheme known by a short name, such as "shared" or "multiprocess"."""
+        from sync.backends import make_scheme
+
+        return make_scheme(name, **kwargs)
+
+    def init_on_worker(self, **kwargs: Any) -> None:
+        """`init_on_receiver`, as it was called once."""
+        self.init_on_receiver(**kwargs)
+
+    def synchronize_weights(self, **kwargs: Any) -> None:
+        """`connect`, as it was called once."""
+        self.connect(**kwargs)
+
+    def create_sender(self) -> WeightSender:
+        return WeightSender(self)
+
+    def get_sender(self) -> WeightSender:
+        return WeightSender(self)
+
+    def create_receiver(self) -> WeightReceiver:
+        return WeightReceiver(self)
+
+    def get_receiver(self) -> WeightReceiver:
+        return WeightReceiver(self)
+
+
+def _nothing() -> None:
+    return None

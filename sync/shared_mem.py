@@ -1,0 +1,190 @@
+"""Weights through shared memory: one block a version, read by every worker where it lies.
+
+    trainer: send()                       worker: receive()
+    ---------------                       -----------------
+    write slot  (one pass)
+    latest = slot, version
+    ring idle workers  ---------------->  pin the slot; copy it, or point at it
+    wait for all  <--------------- ring   done = version
+
+`board.py` has the protocol word by word, `slots.py` the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
+from sync.layout import Layout
+from sync.memory import Watch, wait_for
+from sync.scheme import WeightSyncScheme
+from sync.slots import Slots
+from sync.snapshot import Snapshot
+from sync.strategy import WeightStrategy
+from sync.transport import Transport
+
+
+class SharedMemTransport(Transport):
+    """One worker's row on the board, and the slots it speaks of."""
+
+    def __init__(self, slots: Slots, board: Board, worker_idx: int, *, timeout: float = 10.0):
+        super().__init__(timeout=timeout)
+        self.slots: Slots = slots
+        self.board = board
+        self.worker_idx = worker_idx
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._pin = 0
+        self._seen = 0
+        self._events = 0
+        self._errors = 0
+        self._pid = 0
+        self._sender: Watch | None = None
+
+    @property
+    def row(self) -> Row:
+        return self.board.rows[self.worker_idx]
+
+    @property
+    def hub(self) -> Board:
+        return self.board
+
+    # -- the sender's end
+
+    def offer(self, slot: int, version: int) -> None:
+        if self.row.event_count - self._events > EVENTS // 2:
+            self.collect()
+        self.addressed = version
+        self.stats.addressed += 1
+        self.row.announce(Word(version, slot).packed())
+
+    def held(self) -> set[int]:
+        return self.row.held()
+
+    def collect(self) -> None:
+        row = self.row
+        if row.state == GREETED and row.pid != self._pid:
+            self._pid = row.pid
+            self._hear(row.events_before)
+            self.greeted(self._pid)
+        self._hear(row.event_count)
+        if row.error_count != self._errors:
+            self._errors = row.error_count
+            self.failed(row.error())
+        if row.state == LEFT:
+            self.connected = False
+
+    def _hear(self, event_count: int) -> None:
+        for number in range(self._events, event_count):
+            self.heard(self.row.event(number))
+        self._events = event_count
+
+    def released(self) -> None:
+        self.row.let_go()
+
+    def news_fds(self) -> list[int]:
+        return [self.board.sender_bell.fd]
+
+    def offer_again(self) -> bool:
+        return True  # `latest` still points at it, and its slot is kept for that
+
+    def close(self) -> None:
+        self.board.close()
+
+    # -- the receiver's end
+
+    def greet(self) -> None:
+        self._sender = Watch(self.board.sender_pid)
+        self._seen = 0
+        self.row.greet()
+
+    def newest(self) -> tuple[Snapshot, int] | None:
+        row = self.row
+        if row.latest == self._seen:
+            return None
+        pinned = row.pin(self._pin)
+        assert pinned is not None
+        word, retries = pinned
+        self._seen = word.packed()
+        snapshot = self.slots[word.slot]
+        assert self._is_whole(snapshot, word.version), "a pinned slot was written"
+        return snapshot, retries
+
+    def _is_whole(self, snapshot: Snapshot, version: int) -> bool:
+        return snapshot.version == version
+
+    def applied(self, event: Event) -> None:
+        if self.zero_copy:  # hold this slot while it is in use, and let go of the one before
+            self._pin = 1 - self._pin
+        self.row.unpin(self._pin)
+        self.row.done(event)
+
+    def refused(self, version: int, text: str) -> None:
+        self.row.unpin(self._pin)
+        self.row.fail(text)
+
+    def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> None:
+        self.row.idle(True)
+        try:
+            if self.row.latest == self._seen and not self.board.closed:
+                wait_for([*self.offer_fds(), *fds], timeout)
+        finally:
+            self.row.idle(False)
+            self.row.bell().silence()
+
+    def offer_fds(self) -> list[int]:
+        assert self._sender is not None
+        return [self.row.bell().fd, *self._sender.fds()]
+
+    def sender_gone(self) -> bool:
+        return self.board.closed or (self._sender is not None and self._sender.gone())
+
+    def leave(self) -> None:
+        self.row.leave()
+
+
+class SharedMemWeightSyncScheme(WeightSyncScheme):
+    """Snapshots in shared memory, one pass to write and none to move.
+
+    per_worker_weights: allow `send({0: w0, 2: w2})`, each worker its own weights.
+    zero_copy: whether workers point their parameters at the snapshot (True), copy it (False), or
+        point from a quarter of a megabyte on (None). Parameters that point at a snapshot are
+        read-only in the worker: writing to them ends its process. Buffers are always copied.
+    """
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        sync: bool = True,
+        per_worker_weights: bool = False,
+        *,
+        zero_copy: bool | None = None,
+        **options: Any,
+    ):
+        super().__init__(strategy, sync=sync, **options)
+        self.per_worker_weights = per_worker_weights
+        self._zero_copy = zero_copy
+
+    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
+        # At most three slots can be held for each worker: its latest, the one in use, and the one
+        # it is changing to. One more is always free to write.
+        slots = Slots(layout, 3 * num_workers + 1)
+        board = Board(num_workers)
+        return slots, {w: SharedMemTransport(slots, board, w) for w in range(num_workers)}
+
+    def _ring(self, transports: Iterable[Transport]) -> None:
+        board: Board | None = None
+        for transport in transports:
+            assert isinstance(transport, SharedMemTransport)
+            if board is None:
+                board = transport.board
+                board.order()
+            transport.row.wake()
+
+    def _check_by_worker(self) -> None:
+        if not self.per_worker_weights:
+            raise ValueError(
+                "send({worker: weights}) needs SharedMemWeightSyncScheme(per_worker_weights=True)"
+            )

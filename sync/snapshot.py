@@ -1,0 +1,161 @@
+"""A snapshot: one version of a model's weights in one block of memory, the version inside it.
+
+    | header: version, publish time, bytes of extra state | leaves, by dtype | extra state |
+
+Whoever reads a snapshot reads weights and version from the same block, so a stamp cannot drift
+from what it stamps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sync.layout import HEADER_BYTES, Layout
+from sync.memory import as_bytes
+
+NEVER = -1
+_VERSION, _PUBLISHED_NS, _EXTRA_BYTES = range(3)
+
+
+# From this size on a block is written piece by piece, so that each piece is checked while it is
+# still in the processor's cache.
+PIECEWISE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
+
+
+class Snapshot:
+    """A block laid out as `layout`, in `buffer` (uint8, on the CPU, at least as long)."""
+
+    def __init__(self, layout: Layout, buffer: Tensor):
+        self.layout = layout
+        self.buffer = buffer[: layout.nbytes]
+        self.views = layout.views(self.buffer)
+        self._floats = layout.floats(self.buffer)
+        self._pieces = pieces(self.views, layout)
+        self._header = as_bytes(self.buffer[:HEADER_BYTES]).cast("q")
+
+    @property
+    def version(self) -> int:
+        return self._header[_VERSION]
+
+    @property
+    def published_ns(self) -> int:
+        return self._header[_PUBLISHED_NS]
+
+    @property
+    def extra(self) -> bytes:
+        start = self.layout.extra_offset
+        return bytes(self.buffer[start : start + self._header[_EXTRA_BYTES]].numpy())
+
+    def write(
+        self, source: list[Tensor] | Tensor, extra: bytes, version: int, *, check_finite: bool
+    ) -> None:
+        """Fill the block from the `pieces` of leaves in layout order, or from a block on a device.
+
+        While it is being written the block says that it holds no version; if it is refused it goes
+        on saying so.
+        """
+        self._header[_VERSION] = NEVER
+        with one_thread(self.layout.nbytes):
+            if isinstance(source, Tensor):
+                self.buffer[HEADER_BYTES:].copy_(source[HEADER_BYTES:])
+                finite = not check_finite or _all_finite(self._floats)
+            elif self.layout.nbytes < PIECEWISE_BYTES:
+                if source:
+                    torch._foreach_copy_(self.views, source)
+                finite = not check_finite or _all_finite(self._floats)
+            else:
+                finite = _copy_and_check(self._pieces, source, check_finite)
+            if not finite:
+                self._refuse_non_finite()
+        self.stamp(version, extra)
+
+    def stamp(self, version: int, extra: bytes) -> None:
+        """Say that the block, whose leaves are written elsewhere, now holds `version`."""
+        self._write_extra(extra)
+        self._header[_EXTRA_BYTES] = len(extra)
+        self._header[_PUBLISHED_NS] = time.perf_counter_ns()
+        self._header[_VERSION] = version
+
+    def _write_extra(self, extra: bytes) -> None:
+        if len(extra) > self.layout.extra_capacity:
+            raise ValueError(
+                f"extra state takes {len(extra)} bytes, but the block was laid out for at most "
+                f"{self.layout.extra_capacity}; nothing was sent"
+            )
+        if extra:
+            start = self.layout.extra_offset
+            self.buffer[start : start + len(extra)].copy_(
+                torch.frombuffer(bytearray(extra), dtype=torch.uint8)
+            )
+
+    def _refuse_non_finite(self) -> None:
+        # A sum is finite unless a term is not, or it overflowed: now look leaf by leaf.
+        for leaf, view in zip(self.layout.leaves, self.views, strict=True):
+            if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
+                bad = view.numel() - int(torch.isfinite(_wide(view)).sum())
+                if bad:
+                    raise ValueError(
+                        f"send refused: {leaf.name!r} holds {bad} NaN or infinite value(s), and "
+                        "workers stay on the last good version (check_finite=False sends anyway)"
+                    )
+
+
+def pieces(leaves: list[Tensor], layout: Layout) -> list[Tensor]:
+    """The leaves, in the portions in which `Snapshot.write` takes them."""
+    if layout.nbytes < PIECEWISE_BYTES:
+        return leaves
+    return [
+        piece
+        for leaf in leaves
+        for piece in leaf.reshape(-1).split(PIECE_BYTES // leaf.element_size())
+    ]
+
+
+def _copy_and_check(to: list[Tensor], source: list[Tensor], check_finite: bool) -> bool:
+    finite = True
+    for target, piece in zip(to, source, strict=True):
+        target.copy_(piece)
+        if check_finite and (target.is_floating_point() or target.is_complex()):
+            finite = finite and _sum_is_finite(target)
+    return finite
+
+
+def _all_finite(stretches: list[Tensor]) -> bool:
+    return all(_sum_is_finite(stretch) for stretch in stretches)
+
+
+def _sum_is_finite(stretch: Tensor) -> bool:
+    return math.isfinite(abs(_wide(stretch).sum().item()))
+
+
+def _wide(stretch: Tensor) -> Tensor:
+    """Types that cannot be summed or overflow easily, widened."""
+    return stretch.float() if stretch.element_size() < 4 else stretch
+
+
+@contextlib.contextmanager
+def one_thread(nbytes: int) -> Iterator[None]:
+    """Keep torch from spreading a copy of so many bytes over its threads.
+
+    Its threads meet at a barrier, spinning; with a worker on every core one of them is not running,
+    and a copy of a third of a millisecond was seen to take 23.
+    """
+    threads = torch.get_num_threads() if nbytes > _SPREAD_BYTES else 1
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+_SPREAD_BYTES = 1 << 15

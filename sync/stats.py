@@ -1,0 +1,89 @@
+"""What every send cost: kept as plain tuples when it happens, summed up when somebody asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+KEPT = 10_000
+
+
+class Sent(NamedTuple):
+    """One publish: packing the model, and from there until the workers were told."""
+
+    version: int
+    nbytes: int
+    pack_ns: int
+    publish_ns: int
+
+
+class Applied(NamedTuple):
+    """One version taken into use by one worker, counted from its publication."""
+
+    version: int
+    wake_ns: int
+    apply_ns: int
+    acknowledge_ns: int
+    retries: int
+
+
+class WorkerStats:
+    """One worker's side of the sends that were addressed to it."""
+
+    def __init__(self) -> None:
+        self.addressed = 0
+        self.applied = 0
+        self.retries = 0
+        self.failures = 0
+        self.restarts = 0
+        self.recent: deque[Applied] = deque(maxlen=KEPT)
+
+    def add(self, applied: Applied) -> None:
+        self.applied += 1
+        self.retries += applied.retries
+        self.recent.append(applied)
+
+    def summary(self, *, waiting: bool) -> dict[str, Any]:
+        return {
+            "addressed": self.addressed,
+            "applied": self.applied,
+            "coalesced": max(0, self.addressed - self.applied - self.failures - waiting),
+            "retries": self.retries,
+            "failures": self.failures,
+            "restarts": self.restarts,
+            "wake_ms": percentiles([a.wake_ns for a in self.recent]),
+            "apply_ms": percentiles([a.apply_ns for a in self.recent]),
+            "ack_ms": percentiles([a.acknowledge_ns for a in self.recent]),
+        }
+
+
+class SendStats:
+    """The sender's side."""
+
+    def __init__(self) -> None:
+        self.sends = 0
+        self.nbytes = 0
+        self.recent: deque[Sent] = deque(maxlen=KEPT)
+
+    def add(self, sent: Sent) -> None:
+        self.sends += 1
+        self.nbytes += sent.nbytes
+        self.recent.append(sent)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "sends": self.sends,
+            "bytes": self.nbytes,
+            "pack_ms": percentiles([s.pack_ns for s in self.recent]),
+            "publish_ms": percentiles([s.publish_ns for s in self.recent]),
+        }
+
+
+def percentiles(values_ns: list[int]) -> dict[str, float]:
+    """Milliseconds at the usual percentiles (nearest rank); empty without values."""
+    if not values_ns:
+        return {}
+    ranked = sorted(values_ns)
+    last = len(ranked) - 1
+    points = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+    return {name: ranked[round(share * last)] / 1e6 for name, share in points.items()}

@@ -1,0 +1,201 @@
+"""Strategies: a model turned into weights, and weights put back into a model.
+
+Whatever the outer form (a module, a TensorDict, a nested or a flat dict), weights have one inner
+form: dotted names, as in a state dict, mapped to tensors; and extra state apart from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
+from torch import Tensor, nn
+
+from sync.layout import Signature, check_same
+
+EXTRA_STATE = "_extra_state"
+Weights = nn.Module | TensorDictBase | Mapping[Any, Any]
+
+
+@dataclass
+class Slot:
+    """One tensor in its place: `owner[key]` is where the model keeps it."""
+
+    name: str
+    owner: Any
+    key: str
+    tensor: Tensor
+
+
+@dataclass
+class Flat:
+    """Weights in the inner form. Tensors are the source's own, not copies."""
+
+    slots: list[Slot] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    extra_owners: dict[str, tuple[Any, str]] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {slot.name: slot.tensor for slot in self.slots}
+
+    def signature(self) -> Signature:
+        return {slot.name: (tuple(slot.tensor.shape), slot.tensor.dtype) for slot in self.slots}
+
+
+def flatten(source: Weights, *, persistent_only: bool = False) -> Flat:
+    """The tensors and the extra state of any accepted form of weights."""
+    flat = Flat()
+    if is_tensor_collection(source):
+        _walk_mapping(source, "", flat)
+    elif isinstance(source, nn.Module):
+        _walk_module(source, "", flat, persistent_only)
+    elif isinstance(source, Mapping):
+        _walk_mapping(source, "", flat)
+    else:
+        raise TypeError(
+            "weights must be a module, a TensorDict or a dict of tensors, "
+            f"not {type(source).__name__}"
+        )
+    seen: set[str] = set()
+    for slot in flat.slots:
+        if slot.name in seen:
+            raise ValueError(f"{slot.name!r} occurs twice, once nested and once with dots")
+        seen.add(slot.name)
+    return flat
+
+
+def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bool) -> None:
+    # Names are those of state_dict(): a module or parameter reached twice is listed twice.
+    if hasattr(module, "_orig_mod"):  # torch.compile's wrapper is no part of a name
+        module = module._orig_mod  # type: ignore[assignment]
+    skip = module._non_persistent_buffers_set if persistent_only else ()
+    for owner in (module._parameters, module._buffers):
+        for key, tensor in owner.items():
+            if tensor is not None and key not in skip:
+                flat.slots.append(Slot(prefix + key, owner, key, tensor))
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
+        flat.extra[prefix + EXTRA_STATE] = module.get_extra_state()
+        flat.extra_owners[prefix + EXTRA_STATE] = (module, "")
+    for key, child in module._modules.items():
+        if child is not None:
+            _walk_module(child, f"{prefix}{key}.", flat, persistent_only)
+
+
+def _walk_mapping(source: Any, prefix: str, flat: Flat) -> None:
+    for key, value in source.items():
+        name = prefix + (key if isinstance(key, str) else ".".join(map(str, _as_tuple(key))))
+        if name.split(".")[-1] == EXTRA_STATE:
+            flat.extra[name] = value.data if isinstance(value, NonTensorData) else value
+            flat.extra_owners[name] = (source, key)
+        elif isinstance(value, Tensor):
+            flat.slots.append(Slot(name, source, key, value))
+        elif is_tensor_collection(value) or isinstance(value, Mapping):
+            _walk_mapping(value, f"{name}.", flat)
+        else:
+            raise TypeError(f"weights: {name!r} is a {type(value).__name__}, not a tensor")
+
+
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+class WeightStrategy:
+    """Turns a model into weights and back, as a TensorDict or as a state dict.
+
+    `"tensordict"` takes every parameter and buffer; `"state_dict"` takes what `state_dict()` has,
+    which leaves non-persistent buffers out. Both carry `get_extra_state` / `set_extra_state`.
+    """
+
+    def __init__(self, extract_as: str = "tensordict"):
+        if extract_as not in ("tensordict", "state_dict"):
+            raise ValueError(f"extract_as={extract_as!r}: expected 'tensordict' or 'state_dict'")
+        self.extract_as = extract_as
+
+    def __repr__(self) -> str:
+        return f"WeightStrategy({self.extract_as!r})"
+
+    def flatten(self, source: Weights) -> Flat:
+        return flatten(source, persistent_only=self.extract_as == "state_dict")
+
+    def extract_weights(self, source: Weights) -> TensorDictBase | dict[str, Any]:
+        """The weights of `source`, sharing its memory: clone them to keep them."""
+        flat = self.flatten(source)
+        return self.assemble({slot.name: slot.tensor.detach() for slot in flat.slots}, flat.extra)
+
+    def assemble(
+        self, tensors: Mapping[str, Tensor], extra: Mapping[str, Any]
+    ) -> TensorDictBase | dict[str, Any]:
+        """The outer form of weights from the inner one."""
+        if self.extract_as == "state_dict":
+            return {**tensors, **extra}
+        nested: dict[str, Any] = {}
+        for name, value in (*tensors.items(), *((k, NonTensorData(v)) for k, v in extra.items())):
+            *path, key = name.split(".")
+            place: MutableMapping[str, Any] = nested
+            for part in path:
+                place = place.setdefault(part, {})
+            place[key] = value
+        return TensorDict(nested, batch_size=[])
+
+    def apply_weights(self, destination: Weights, weights: Weights, inplace: bool = True) -> None:
+        """Put `weights` into `destination`, or raise and leave it as it was.
+
+        In place, the destination's tensors keep their memory; otherwise they get memory of their
+        own (parameters stay the same objects, so that optimisers still know them).
+        """
+        source, target = self.flatten(weights), self.flatten(destination)
+        check_same(target.signature(), source.signature(), whose="weights")
+        check_extra(target.extra, source.extra)
+        set_extra_state(target, source.extra)
+        values = source.tensors
+        with torch.no_grad():
+            for slot in target.slots:
+                if inplace:
+                    slot.tensor.copy_(values[slot.name])
+                else:
+                    value = values[slot.name].detach().to(slot.tensor.device, copy=True)
+                    _replace(slot, value)
+
+
+def _replace(slot: Slot, value: Tensor) -> None:
+    if isinstance(slot.tensor, nn.Parameter):
+        slot.tensor.data = value
+    elif isinstance(slot.owner, TensorDictBase):
+        slot.owner.set(slot.key, value)
+    else:
+        slot.owner[slot.key] = value
+
+
+def check_extra(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """`KeyError` unless both have extra state for the same modules."""
+    if missing := sorted(set(expected) - set(found)):
+        raise KeyError(f"weights lack {missing[0]!r}")
+    if surplus := sorted(set(found) - set(expected)):
+        raise KeyError(f"weights have {surplus[0]!r}, which is not expected")
+
+
+def set_extra_state(target: Flat, extra: Mapping[str, Any]) -> None:
+    """Hand extra state to its owners; if one refuses, the others get their old one back."""
+    done: list[str] = []
+    try:
+        for name, (owner, key) in target.extra_owners.items():
+            done.append(name)
+            _set_one(owner, key, extra[name])
+    except BaseException:
+        for name in done[:-1]:
+            owner, key = target.extra_owners[name]
+            _set_one(owner, key, target.extra[name])
+        raise
+
+
+def _set_one(owner: Any, key: str, value: Any) -> None:
+    if isinstance(owner, nn.Module):
+        owner.set_extra_state(value)
+    elif isinstance(owner, TensorDictBase):
+        owner.set_non_tensor(key, value)
+    else:
+        owner[key] = value

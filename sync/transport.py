@@ -1,0 +1,370 @@
+"""Transports: how one versioned snapshot reaches one worker, and how its answer comes back.
+
+A transport moves snapshots and knows one worker; which weights to send, to whom, and how long to
+wait is the scheme's business. `offer` never blocks: a newer version replaces one not yet read.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol, runtime_checkable
+
+from sync.binding import Binding
+from sync.board import Event, now_ns
+from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
+from sync.memory import Watch, wait_for
+from sync.slots import Slots
+from sync.snapshot import NEVER, Snapshot
+from sync.stats import Applied, WorkerStats
+from sync.strategy import Weights, WeightStrategy
+
+
+@runtime_checkable
+class TransportBackend(Protocol):
+    """What every transport can do, whatever it is made of."""
+
+    def send_weights(self, weights: Weights) -> None: ...
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Weights | None = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any: ...
+
+    def setup_connection_and_weights_on_sender(self) -> None: ...
+
+    def setup_connection_and_weights_on_receiver(
+        self,
+        *,
+        worker_idx: int,
+        weights: Weights | None = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any: ...
+
+
+class Hub(Protocol):
+    """Where the answers of several workers arrive."""
+
+    def expect_news(self, expecting: bool) -> None: ...
+
+    def silence(self) -> None: ...
+
+
+class Transport(ABC):
+    """One worker's line. The same class serves both ends; methods are grouped by end."""
+
+    def __init__(self, *, timeout: float = 10.0):
+        self.timeout = timeout
+        self.worker_idx = 0
+        self.label = ""
+        self.slots: Slots | None = None
+        self.strategy = WeightStrategy()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Set what belongs to one process, and travels to no other, to its beginnings."""
+        self.zero_copy = False
+        self.stats = WorkerStats()
+        self.addressed = NEVER
+        self.acknowledged = NEVER
+        self.connected = False
+        self.failure: WorkerError | None = None
+        self._watch: Watch | None = None
+        self._binding: Binding | None = None
+
+    # -- the sender's end: what a kind of transport defines
+
+    @abstractmethod
+    def offer(self, slot: int, version: int) -> None:
+        """Make a written slot the newest that the worker can take."""
+
+    @abstractmethod
+    def held(self) -> set[int]:
+        """The slots that the worker may be reading, now or soon."""
+
+    @abstractmethod
+    def collect(self) -> None:
+        """Take in what the worker has said since the last time, without waiting."""
+
+    @abstractmethod
+    def news_fds(self) -> list[int]:
+        """What to poll for the worker's answers."""
+
+    @property
+    def hub(self) -> Hub | None:
+        """What must be told before `news_fds` are polled; workers may share one."""
+        return None
+
+    @abstractmethod
+    def offer_again(self) -> bool:
+        """Offer what was offered last to a newcomer; False if it is there no more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Tell the worker that nothing more will come."""
+
+    # -- the receiver's end: what a kind of transport defines
+
+    def become_receiver(self) -> None:
+        """From now on this is the worker's end; also in a forked copy of the sender's process."""
+        self._forget()
+        if self.slots is not None:
+            self.slots = self.slots.read_only()
+
+    @abstractmethod
+    def greet(self) -> None:
+        """Tell the sender that this process is the worker from now on."""
+
+    @abstractmethod
+    def newest(self) -> tuple[Snapshot, int] | None:
+        """The newest snapshot, kept from being rewritten until `applied` or `refused`; retries."""
+
+    @abstractmethod
+    def applied(self, event: Event) -> None:
+        """The snapshot is in use."""
+
+    @abstractmethod
+    def refused(self, version: int, text: str) -> None:
+        """The snapshot could not be applied; `text` is the traceback."""
+
+    @abstractmethod
+    def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> None:
+        """Return when there may be something new, one of `fds` is ready, or `timeout` is over."""
+
+    @abstractmethod
+    def sender_gone(self) -> bool:
+        """Nothing more can come: the sender closed, or its process is dead."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Tell the sender that this worker reads no more."""
+
+    # -- the sender's end: what all transports share
+
+    def expect_newcomer(self) -> None:
+        """Before a rendezvous: a dead worker is forgotten, so that another can take its place."""
+        self.collect()
+        self.look_for_death()
+        if isinstance(self.failure, WorkerDied):
+            self._watch = None
+        self.failure = None
+
+    def greeted(self, pid: int) -> None:
+        """A process took the worker's place: what its predecessor acknowledged counts no more."""
+        self.stats.restarts += self.acknowledged != NEVER
+        self.acknowledged = NEVER
+        self.connected = False
+        self.failure = None
+        self._watch = Watch(pid)
+
+    def heard(self, event: Event) -> None:
+        """Book an acknowledgement."""
+        self.connected = True
+        self.acknowledged = max(self.acknowledged, event.version)
+        published = event.published_ns
+        self.stats.add(
+            Applied(
+                version=event.version,
+                wake_ns=event.seen_ns - published,
+                apply_ns=event.applied_ns - event.seen_ns,
+                acknowledge_ns=event.applied_ns - published,
+                retries=event.retries,
+            )
+        )
+
+    def failed(self, text: str) -> None:
+        self.stats.failures += 1
+        self.failure = WorkerRaised(
+            self.worker_idx, f"{self} raised while applying weights:\n{text.rstrip()}"
+        )
+
+    def look_for_death(self, ready: Collection[int] | None = None) -> None:
+        """`ready`, where given, are the descriptors that a poll found ready: it saves a look."""
+        if self._watch is not None and self._watch.gone(ready):
+            self.connected = False
+            self.released()
+            self.failure = WorkerDied(
+                self.worker_idx, f"{self} died (pid {self._watch.pid}): it can take no weights"
+            )
+
+    def released(self) -> None:
+        """The worker is dead: what it held is free."""
+
+    def overdue(self, seconds: float) -> WorkerTimeout:
+        if not self.connected:
+            return WorkerTimeout(
+                self.worker_idx,
+                f"{self} did not connect within {seconds:g} s: was its process started, and does "
+                "it call init_on_receiver() and connect()?",
+            )
+        return WorkerTimeout(
+            self.worker_idx,
+            f"{self} did not acknowledge version {self.addressed} within {seconds:g} s; "
+            f"it is alive (pid {self._watch.pid if self._watch else '?'}), "
+            f"on version {self.acknowledged}",
+        )
+
+    def wait_fds(self) -> list[int]:
+        return self.news_fds() + self.watch_fds()
+
+    def watch_fds(self) -> list[int]:
+        return self._watch.fds() if self._watch is not None else []
+
+    @property
+    def hungry(self) -> bool:
+        """A version waits in the sender until the worker has answered to an older one."""
+        return False
+
+    @property
+    def waiting(self) -> bool:
+        return self.acknowledged < self.addressed
+
+    def __str__(self) -> str:
+        return f"worker {self.worker_idx}" + (f" ({self.label})" if self.label else "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker needs: what the sender knows of its workers stays with it."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._forget()
+        return twin.__dict__
+
+    # -- used without a scheme
+
+    def send_weights(self, weights: Weights) -> None:
+        """Send one version to this worker and wait until it is in use."""
+        self.send_weights_async(weights)
+        self.wait_ack()
+
+    def send_weights_async(self, weights: Weights) -> None:
+        """Send one version to this worker and return at once."""
+        if self._binding is None or self._binding.target is not weights:
+            layout = self.slots.layout if self.slots is not None else None
+            self._binding = Binding(weights, self.strategy, layout)
+        assert self.slots is not None, "a transport outside a scheme needs slots of its own"
+        self.collect()
+        version = self.addressed + 1
+        slot = self.slots.free(self.held())
+        self._binding.pack(self.slots[slot], version, check_finite=True)
+        self.offer(slot, version)
+
+    def wait_ack(self) -> None:
+        version = self.addressed
+        failures = await_workers([self], lambda t: t.acknowledged >= version, self.timeout)
+        if failures:
+            raise combine(failures)
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        """Wait for the worker to connect."""
+        failures = await_workers([self], lambda t: t._watch is not None, self.timeout)
+        if failures:
+            raise combine(failures)
+
+    def setup_connection_and_weights_on_receiver(
+        self,
+        *,
+        worker_idx: int,
+        weights: Weights | None = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Connect, and take the first version into `model` or `weights`."""
+        self.worker_idx = worker_idx
+        self.greet()
+        return self.receive_weights(self.timeout, weights=weights, model=model, strategy=strategy)
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Weights | None = None,
+        model: Any = None,
+        strategy: WeightStrategy | None = None,
+    ) -> Any:
+        """Apply the newest version to `model` or `weights` and return it; None if there is none."""
+        taken = self.newest()
+        if taken is None and timeout:
+            deadline = time.monotonic() + timeout
+            while taken is None and not self.sender_gone() and time.monotonic() < deadline:
+                self.wait_for_offer(deadline - time.monotonic())
+                taken = self.newest()
+        if taken is None:
+            return None
+        binding = self._bound(taken[0], weights, model, strategy)
+        if (error := take(self, taken, binding.load)) is not None:
+            raise error
+        return binding.weights()
+
+    def _bound(
+        self, snapshot: Snapshot, weights: Weights | None, model: Any, strategy: Any
+    ) -> Binding:
+        target = model if model is not None else weights
+        if target is None:
+            names = (leaf.name for leaf in snapshot.layout.leaves)
+            views = (view.clone() for view in snapshot.views)
+            target = dict(zip(names, views, strict=True))
+        if self._binding is None or self._binding.target is not target:
+            self._binding = Binding(target, strategy or self.strategy, snapshot.layout)
+        return self._binding
+
+
+def take(
+    transport: Transport, taken: tuple[Snapshot, int], apply: Callable[[Snapshot], None]
+) -> Exception | None:
+    """Apply a snapshot and tell the sender how it ended; returns what `apply` raised, if it did."""
+    snapshot, retries = taken
+    version, published, seen = snapshot.version, snapshot.published_ns, now_ns()
+    try:
+        apply(snapshot)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the sender must hear of it
+        transport.refused(version, traceback.format_exc())
+        return error
+    transport.applied(Event(version, published, seen, now_ns(), retries))
+    return None
+
+
+def await_workers(
+    transports: Iterable[Transport], done: Callable[[Transport], bool], timeout_s: float
+) -> dict[int, WorkerError]:
+    """Wait until every worker is `done`, has failed, has died or is overdue; return the failures.
+
+    One poll watches all answers and all deaths; nothing waits longer than `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    pending = list(transports)
+    failures: dict[int, WorkerError] = {}
+    hubs = {transport.hub for transport in pending if transport.hub is not None}
+    ready: list[int] = []
+    try:
+        for hub in hubs:
+            hub.expect_news(True)
+        while True:
+            still = []
+            for transport in pending:
+                transport.collect()
+                if transport.failure is None and done(transport):
+                    continue
+                transport.look_for_death(ready)
+                if transport.failure is not None:
+                    failures[transport.worker_idx] = transport.failure
+                else:
+                    still.append(transport)
+            pending = still
+            remaining = deadline - time.monotonic()
+            if pending and remaining <= 0:
+                failures |= {t.worker_idx: t.overdue(timeout_s) for t in pending}
+            if not pending or remaining <= 0:
+                return failures
+            ready = wait_for({fd for t in pending for fd in t.wait_fds()}, remaining)
+            for hub in hubs:
+                hub.silence()
+    finally:
+        for hub in hubs:
+            hub.expect_news(False)

@@ -1,0 +1,159 @@
+"""Pull- and push-style updaters: the older way of saying how weights get to workers.
+
+An updater decides which weights, for whom, mapped how; a scheme moves them. New code uses a scheme.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sync.shared_mem import SharedMemWeightSyncScheme
+from sync.strategy import Weights, WeightStrategy
+
+
+class _Updater:
+    """Belongs to at most one collector, which it does not keep alive."""
+
+    _collector: weakref.ref[Any] | None = None
+
+    def register_collector(self, collector: Any) -> None:
+        """Tell the updater whose workers it serves; once."""
+        if self._collector is not None:
+            raise RuntimeError(f"{type(self).__name__} already serves a collector")
+        self._collector = weakref.ref(collector)
+
+    @property
+    def collector(self) -> Any:
+        """The collector, or None if there is none (any more)."""
+        return None if self._collector is None else self._collector()
+
+
+class LocalWeightUpdaterBase(_Updater, ABC):
+    """Lives in a worker and pulls weights from a server when asked."""
+
+    @abstractmethod
+    def _get_server_weights(self) -> Weights:
+        """The server's weights as they are now."""
+
+    @abstractmethod
+    def _get_local_weights(self) -> Weights:
+        """The weights to be updated."""
+
+    def _maybe_map_weights(self, server_weights: Weights, local_weights: Weights) -> Weights:
+        """The server's weights as they go to this worker; unchanged unless overridden."""
+        return server_weights
+
+    def _update_local_weights(self, local_weights: Weights, mapped_weights: Weights) -> None:
+        WeightStrategy().apply_weights(local_weights, mapped_weights)
+
+    def update_weights(self) -> None:
+        """Pull, map, apply."""
+        local_weights = self._get_local_weights()
+        mapped_weights = self._maybe_map_weights(self._get_server_weights(), local_weights)
+        self._update_local_weights(local_weights, mapped_weights)
+
+    def __call__(self) -> None:
+        self.update_weights()
+
+
+class VanillaLocalWeightUpdater(LocalWeightUpdaterBase):
+    """Pulls with `weight_getter()` into `policy_weights`."""
+
+    def __init__(self, weight_getter: Callable[[], Weights], policy_weights: Weights):
+        self.weight_getter = weight_getter
+        self.policy_weights = policy_weights
+
+    def _get_server_weights(self) -> Weights:
+        return self.weight_getter()
+
+    def _get_local_weights(self) -> Weights:
+        return self.policy_weights
+
+
+class RemoteWeightUpdaterBase(_Updater, ABC):
+    """Lives in the trainer and pushes weights to workers."""
+
+    @abstractmethod
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: Weights) -> None:
+        """Bring these weights to one worker."""
+
+    @abstractmethod
+    def _get_server_weights(self) -> Weights:
+        """The weights to push when none are given."""
+
+    @abstractmethod
+    def all_worker_ids(self) -> Sequence[int]:
+        """Whom `update_weights()` addresses when it is not told."""
+
+    def _maybe_map_weights(self, server_weights: Weights) -> Weights:
+        """The weights as they go to workers; unchanged unless overridden."""
+        return server_weights
+
+    def _skip_update(self, worker_id: int) -> bool:
+        """Whether this worker is left out this time; never unless overridden."""
+        return False
+
+    def update_weights(
+        self, weights: Weights | None = None, worker_ids: int | Iterable[int] | None = None
+    ) -> None:
+        """Push `weights`, or the server's, to `worker_ids`, or to all."""
+        if worker_ids is None:
+            worker_ids = self.all_worker_ids()
+        elif isinstance(worker_ids, int):
+            worker_ids = [worker_ids]
+        mapped = self._maybe_map_weights(self._get_server_weights() if weights is None else weights)
+        self._push([worker for worker in worker_ids if not self._skip_update(worker)], mapped)
+
+    def _push(self, worker_ids: Sequence[int], weights: Weights) -> None:
+        for worker in worker_ids:
+            self._sync_weights_with_worker(worker, weights)
+
+    def __call__(self, weights: Weights | None = None, worker_ids: Any = None) -> None:
+        self.update_weights(weights, worker_ids)
+
+
+class MultiProcessedRemoteWeightUpdate(RemoteWeightUpdaterBase):
+    """Pushes to the workers of this machine through a `SharedMemWeightSyncScheme`.
+
+    get_server_weights: returns the weights to push when none are given.
+    policy_weights: the weights that workers on each device start from.
+    devices: the device of each worker; one worker a device unless told.
+
+    `scheme` is what workers are handed: they call its `init_on_receiver` and `connect`.
+    """
+
+    def __init__(
+        self,
+        get_server_weights: Callable[[], Weights] | None,
+        policy_weights: Mapping[Any, Weights],
+        *,
+        devices: Sequence[Any] | None = None,
+    ):
+        by_device = {torch.device(device): weights for device, weights in policy_weights.items()}
+        placed = [torch.device(d) for d in devices] if devices is not None else list(by_device)
+        if missing := [str(device) for device in placed if device not in by_device]:
+            raise ValueError(f"policy_weights has no entry for {', '.join(missing)}")
+        self.get_server_weights = get_server_weights
+        self.policy_weights = by_device
+        self.scheme = SharedMemWeightSyncScheme(per_worker_weights=True)
+        self.scheme.init_on_sender(params_map={i: by_device[d] for i, d in enumerate(placed)})
+
+    def all_worker_ids(self) -> Sequence[int]:
+        return range(self.scheme.num_workers)
+
+    def _get_server_weights(self) -> Weights:
+        if self.get_server_weights is None:
+            raise ValueError("update_weights() without weights needs get_server_weights")
+        return self.get_server_weights()
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: Weights) -> None:
+        self.scheme.send(server_weights, worker_ids=[worker_id])
+
+    def _push(self, worker_ids: Sequence[int], weights: Weights) -> None:
+        if worker_ids:
+            self.scheme.send(weights, worker_ids=worker_ids)  # one snapshot for all of them

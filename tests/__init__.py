@@ -1,0 +1,1 @@
+"""Tests, in folders that mirror the packages. A package, so that worker processes can import it."""

@@ -1,0 +1,87 @@
+"""What every test gets: a check that it left nothing running, and skips for absent hardware."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+SHM = Path("/dev/shm")
+LEFTOVER_WAIT_S = 5.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip `cuda` tests where there is no CUDA device."""
+    cuda_items = [item for item in items if item.get_closest_marker("cuda")]
+    if cuda_items:
+        import torch  # here, since most runs of a few tests need not wait for it
+
+        if not torch.cuda.is_available():
+            for item in cuda_items:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test after which child processes or entries in /dev/shm remain."""
+    processes, shm = child_processes(), shm_entries()
+    yield
+    deadline = time.monotonic() + LEFTOVER_WAIT_S
+    while leftovers := describe(child_processes() - processes, shm_entries() - shm):
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {'; '.join(leftovers)}", pytrace=False)
+        gc.collect()  # what only a reference cycle still holds is not left behind
+        time.sleep(0.02)
+
+
+def child_processes() -> set[psutil.Process]:
+    """Living descendants, without the two helpers that multiprocessing keeps for good."""
+    helpers = {
+        forkserver._forkserver._forkserver_pid,
+        resource_tracker._resource_tracker._pid,
+    }
+    children = psutil.Process().children(recursive=True)
+    return {child for child in children if child.pid not in helpers and is_alive(child)}
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def shm_entries() -> set[str]:
+    return set(os.listdir(SHM)) if SHM.is_dir() else set()
+
+
+def describe(processes: set[psutil.Process], shm: set[str]) -> list[str]:
+    """Name what is left; shared memory that a program outside this test run maps is its own."""
+    ours = {os.getpid()} | {child.pid for child in psutil.Process().children(recursive=True)}
+    return [f"process {child.pid} ({command_line(child)})" for child in processes] + [
+        f"{SHM / name}" for name in sorted(shm) if not is_mapped_outside(ours, SHM / name)
+    ]
+
+
+def is_mapped_outside(ours: set[int], file: Path) -> bool:
+    return any(f"{file}\n" in memory_map(pid) for pid in psutil.pids() if pid not in ours)
+
+
+def memory_map(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # gone, or not ours to read
+        return ""
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return "ended meanwhile"

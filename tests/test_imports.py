@@ -1,0 +1,216 @@
+"""Imports point one way: run → harness → collectors → sync, never back.
+
+The rules are read off the code itself: absolute and relative imports, at the top, inside functions
+and under TYPE_CHECKING alike, and `import_module("name")`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CONFIG_LIBRARIES = ("hydra", "omegaconf")
+OUTSIDE = ("tests", "benchmarks", "examples")
+PEERS = ("torchrl", "stable_baselines3", "sample_factory", "tianshou", "rlpyt")
+
+# Where code lives, and what it may never import.
+FORBIDDEN = {
+    "run.py": OUTSIDE,
+    "harness/": ("run", *OUTSIDE),
+    "collectors/": ("run", "harness", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
+    "sync/": ("run", "harness", "collectors", "gymnasium", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
+}
+# What only some of that code may import.
+RESERVED = {
+    "wandb": ("harness/loggers",),
+    "hydra": ("run.py", "harness/config"),
+    "omegaconf": ("run.py", "harness/config"),
+}
+# Large or optional: imported by the function that uses it.
+LAZY = ("ray", "envpool", "mujoco", "torch.distributed.rpc")
+
+
+class Import(NamedTuple):
+    """One imported name, and whether importing the file already imports it."""
+
+    name: str
+    line: int
+    eager: bool
+
+
+def violations(root: Path) -> list[str]:
+    """Every import below `root` that breaks a rule, as `file:line: what is wrong`."""
+    return [
+        f"{file.relative_to(root)}:{found.line}: {complaint}"
+        for file in source_files(root)
+        for found in imports(file, root)
+        for complaint in complaints(file.relative_to(root).as_posix(), found)
+    ]
+
+
+def source_files(root: Path) -> list[Path]:
+    rooms = ("harness", "collectors", "sync", "tests", "examples")
+    return sorted([*root.glob("*.py"), *(f for room in rooms for f in (root / room).rglob("*.py"))])
+
+
+def complaints(path: str, found: Import) -> Iterator[str]:
+    if name := match(found.name, PEERS):
+        yield f"imports {name}, a peer, outside benchmarks/"
+    place = next((place for place in FORBIDDEN if path.startswith(place)), None)
+    if place is None:
+        return
+    if name := match(found.name, FORBIDDEN[place]):
+        yield f"{place} may not import {name}"
+    elif (name := match(found.name, RESERVED)) and not inside(path, RESERVED[name]):
+        yield f"only {' and '.join(RESERVED[name])} may import {name}"
+    if found.eager and (name := match(found.name, LAZY)):
+        yield f"imports {name} outside of a function"
+
+
+def match(imported: str, names: tuple[str, ...] | dict[str, tuple[str, ...]]) -> str | None:
+    return next((n for n in names if imported == n or imported.startswith(f"{n}.")), None)
+
+
+def inside(path: str, places: tuple[str, ...]) -> bool:
+    """Whether `path` is one of `places`, which may each be a module or a folder."""
+    return any(path in (place, f"{place}.py") or path.startswith(f"{place}/") for place in places)
+
+
+def imports(file: Path, root: Path) -> Iterator[Import]:
+    package = file.relative_to(root).parent.parts
+
+    def visit(node: ast.AST, eager: bool) -> Iterator[Import]:
+        for name in imported_names(node, package):
+            yield Import(name, node.lineno, eager)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            eager = False
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for child in node.body:
+                yield from visit(child, False)
+            for child in node.orelse:
+                yield from visit(child, eager)
+            return
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, eager)
+
+    return visit(ast.parse(file.read_text()), True)
+
+
+def imported_names(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names, level=level):
+            parent = package[: len(package) - level + 1] if level else ()
+            base = ".".join([*parent, *([module] if module else [])])
+            return [f"{base}.{alias.name}".lstrip(".") for alias in names]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            return [name]
+    return []
+
+
+def test_the_code_keeps_to_the_directions():
+    assert violations(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        # never back
+        ("harness/a.py", "import run"),
+        ("collectors/a.py", "import harness"),
+        ("collectors/a.py", "from harness.runner import Runner"),
+        ("sync/a.py", "import collectors.worker"),
+        ("sync/a.py", "from harness import config"),
+        ("sync/a.py", "import torch, collectors"),
+        # in every form
+        ("collectors/a.py", "from ..harness import config"),
+        ("collectors/inner/a.py", "from ...harness.config import Config"),
+        ("sync/a.py", "from .. import collectors"),
+        ("sync/a.py", "def f():\n    import harness"),
+        ("sync/a.py", "class A:\n    async def f(self):\n        from collectors import worker"),
+        ("sync/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import harness"),
+        ("sync/a.py", "import typing\nif typing.TYPE_CHECKING:\n    import harness"),
+        ("sync/a.py", "try:\n    import harness\nexcept ImportError:\n    pass"),
+        ("sync/a.py", "import importlib\nimportlib.import_module('harness.config')"),
+        # libraries that belong elsewhere
+        ("sync/a.py", "import gymnasium as gym"),
+        ("sync/a.py", "from gymnasium.spaces import Box"),
+        ("sync/a.py", "import omegaconf"),
+        ("sync/inner/a.py", "import wandb"),
+        ("collectors/a.py", "from omegaconf import DictConfig"),
+        ("collectors/a.py", "from hydra.utils import instantiate"),
+        ("collectors/a.py", "import wandb"),
+        ("harness/runner.py", "import wandb"),
+        ("harness/runner.py", "import hydra"),
+        ("harness/configuration.py", "import omegaconf"),
+        ("harness/loggers.py", "import hydra"),
+        ("run.py", "import wandb"),
+        # code that is not shipped
+        ("harness/a.py", "from benchmarks import models"),
+        ("sync/a.py", "from tests import conftest"),
+        # heavy libraries at the top
+        ("sync/rpc.py", "import torch.distributed.rpc"),
+        ("sync/rpc.py", "import torch.distributed.rpc as rpc"),
+        ("sync/rpc.py", "from torch.distributed import rpc"),
+        ("sync/rpc.py", "from torch.distributed.rpc import rpc_sync"),
+        ("sync/ray.py", "if True:\n    import ray"),
+        ("sync/ray.py", "class A:\n    import ray"),
+        ("collectors/envs.py", "import envpool"),
+        ("harness/envs.py", "import mujoco"),
+        # peers
+        ("sync/a.py", "from torchrl.collectors import Collector"),
+        ("tests/sync/a.py", "import torchrl"),
+        ("examples/a.py", "def f():\n    import stable_baselines3"),
+    ],
+)
+def test_a_forbidden_import_is_found(tmp_path, path, code):
+    (found,) = violations(tree(tmp_path, path, code))
+    assert found.startswith(f"{path}:")
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("run.py", "import hydra, omegaconf\nfrom harness import config"),
+        ("harness/config.py", "import hydra\nfrom omegaconf import OmegaConf"),
+        ("harness/config/load.py", "import hydra"),
+        ("harness/loggers.py", "import wandb"),
+        ("harness/loggers/wandb.py", "import wandb"),
+        ("harness/runner.py", "from collectors import worker\nimport sync"),
+        ("harness/envs/mujoco.py", "def make():\n    import mujoco"),
+        ("collectors/a.py", "import gymnasium\nfrom sync.layout import Layout\nfrom . import b"),
+        ("collectors/ray.py", "import rays\nf = lambda: __import__('ray')"),
+        ("sync/a.py", "from . import layout\nfrom .layout import Layout\nimport numpy, asyncio"),
+        ("sync/a.py", "import torch.distributed as dist\nimport runpy"),
+        ("sync/rpc.py", "def f():\n    from torch.distributed import rpc"),
+        ("sync/ray.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray"),
+        ("tests/harness/test_loggers.py", "import wandb, omegaconf"),
+        ("examples/a.py", "import ray"),
+        ("benchmarks/a.py", "import torchrl, stable_baselines3"),
+    ],
+)
+def test_an_allowed_import_passes(tmp_path, path, code):
+    assert violations(tree(tmp_path, path, code)) == []
+
+
+def test_a_complaint_names_file_line_and_rule(tmp_path):
+    root = tree(tmp_path, "sync/a.py", "import torch\n\nimport gymnasium\n")
+    assert violations(root) == ["sync/a.py:3: sync/ may not import gymnasium"]
+
+
+def tree(root: Path, path: str, code: str) -> Path:
+    """A project of one file."""
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(code)
+    return root

@@ -1,0 +1,116 @@
+"""What the packaging files promise each other."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCKS = ("requirements.lock", "requirements-peers.lock")
+
+# Of one machine only: where it keeps things, and where its packages come from.
+MACHINE = re.compile(
+    r"(?<![\w.~])/(?:work|root|home|opt|tmp|Users)/\w+"
+    r"|index[-]url|find[-]links|python[h]osted|https?://[\w.:-]*(?:pypi|/simple\b)"
+)
+
+
+def pins(lock: str) -> dict[str, str]:
+    """Version by canonical name; every line of a lock pins exactly one."""
+    lines = (ROOT / lock).read_text().splitlines()
+    pairs = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines if line[:1] != "#"]
+    assert all(pairs), f"{lock}: a line is not name==version, without a local suffix"
+    return {canonicalize_name(pair[1]): pair[2] for pair in pairs}
+
+
+def git(*arguments: str) -> str:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    "requirement", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
+)
+def test_the_lock_pins_each_dependency_within_its_range(requirement):
+    wanted = Requirement(requirement)
+    assert wanted.specifier.contains(pins("requirements.lock")[canonicalize_name(wanted.name)])
+
+
+def test_the_peers_lock_pins_each_peer_within_its_range():
+    for wanted in map(Requirement, PROJECT["optional-dependencies"]["peers"]):
+        assert wanted.specifier.contains(pins("requirements-peers.lock")[wanted.name])
+
+
+def test_both_environments_run_the_same_torch():
+    assert len({pins(lock)["torch"] for lock in LOCKS}) == 1
+
+
+def test_every_range_is_bounded_below():
+    for requirement in PROJECT["dependencies"]:
+        assert ">=" in requirement
+
+
+def test_no_committed_file_knows_a_machine():
+    listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    texts = {name: read_text(ROOT / name) for name in listed if name and (ROOT / name).is_file()}
+    found = {name: MACHINE.findall(text) for name, text in texts.items() if MACHINE.search(text)}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("cd /" + "work/main", True),
+        ("open('/" + "tmp/x')", True),
+        ("--extra-index" + "-url file:x", True),
+        ("https" + "://pypi.org/simple", True),
+        ("framework/root/x, ~/" + "work/x and a/home/b", False),
+        ("/dev/shm and https://example.org/home", False),
+    ],
+)
+def test_a_machine_is_known_by_its_paths_and_registries(text, known):
+    assert bool(MACHINE.search(text)) is known
+
+
+def test_the_makefile_has_every_target_that_the_readme_names():
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    targets = set(re.findall(r"^make (\w+)", shown.stdout, re.MULTILINE))
+    named = set(re.findall(r"`make (\w+)", (ROOT / "README.md").read_text()))
+    assert {"run", "test"} <= named <= targets
+    assert targets >= {"run", "test", "check", "bench", "peers", "clean"}
+
+
+def test_every_place_in_the_readmes_layout_exists():
+    rows = re.findall(r"^\| `([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {"sync/", "collectors/", "harness/"} <= set(rows)
+    assert [row for row in rows if not (ROOT / row).exists()] == []
+
+
+def test_git_ignores_runs_but_keeps_the_page_about_them():
+    paths = ["outputs/run/metrics.jsonl", "outputs/README.md", ".venv/bin", ".venv-peers/bin"]
+    ignored = git("check-ignore", "--no-index", *paths).split()
+    assert ignored == [path for path in paths if path != "outputs/README.md"]
+
+
+def read_text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except UnicodeDecodeError:  # an image, say
+        return ""
