@@ -94,7 +94,13 @@ class Board:
         view = as_bytes(buffer)
         self.head = view[:_HEAD_BYTES].cast("q")
         self.rows = [
-            Row(view[_HEAD_BYTES + i * _ROW_STRIDE :][:_ROW_STRIDE], i, self)
+            Row(
+                view[_HEAD_BYTES + i * _ROW_STRIDE :][:_ROW_STRIDE],
+                self.head,
+                self.order,
+                bell=self.bells[i],
+                sender_bell=self.sender_bell,
+            )
             for i in range(self.num_workers)
         ]
 
@@ -135,22 +141,32 @@ class Board:
 class Row:
     """One worker's row. Methods are grouped by the side that may call them."""
 
-    def __init__(self, view: memoryview, worker_idx: int, board: Board):
+    def __init__(
+        self,
+        view: memoryview,
+        head: memoryview,
+        order: Order,
+        *,
+        bell: Doorbell,
+        sender_bell: Doorbell,
+    ):
         self.words = view[: _ROW_WORDS * 8].cast("q")
         self._ring = view[_ROW_WORDS * 8 :][: _RING_WORDS * 8]
         self._error = view[(_ROW_WORDS + _RING_WORDS) * 8 :]
-        self._board = board
-        self._bell = board.bells[worker_idx]
+        self._head = head
+        self.order = order
+        self.bell = bell
+        self._sender_bell = sender_bell
 
     # -- the sender's side
 
     def announce(self, word: int) -> None:
-        self._board.order()
+        self.order()
         self.words[_LATEST] = word
 
     def wake(self) -> None:
         if self.words[_IDLE]:
-            self._bell.ring()
+            self.bell.ring()
 
     def held(self) -> set[int]:
         """The slots this worker looks at or may be about to look at."""
@@ -200,10 +216,10 @@ class Row:
         self.let_go()
         self.words[_IDLE] = 0
         self.words[_STATE] = ABSENT
-        self._board.order()
+        self.order()
         self.words[_EVENTS_BEFORE] = self.words[_EVENT_COUNT]
         self.words[_PID] = os.getpid()
-        self._board.order()
+        self.order()
         self.words[_STATE] = GREETED
         self._tell()
 
@@ -218,7 +234,7 @@ class Row:
 
     def pin(self, which: int) -> tuple[Word, int] | None:
         """Pin the slot of the newest version; also how often it moved meanwhile."""
-        words, order = self.words, self._board.order
+        words, order = self.words, self.order
         for retries in range(1_000_000):
             word = words[_LATEST]
             if not word:
@@ -236,7 +252,7 @@ class Row:
         count = self.words[_EVENT_COUNT]
         offset = count % EVENTS * _EVENT_WORDS * 8
         struct.pack_into(f"{_EVENT_WORDS}q", self._ring, offset, *event)
-        self._board.order()
+        self.order()
         self.words[_EVENT_COUNT] = count + 1
         self._tell()
 
@@ -245,7 +261,7 @@ class Row:
         data = text.encode()[-ERROR_BYTES:]
         self._error[: len(data)] = data
         self.words[_ERROR_LEN] = len(data)
-        self._board.order()
+        self.order()
         self.words[_ERROR_COUNT] += 1
         self._tell()
 
@@ -253,15 +269,12 @@ class Row:
         """Say whether it takes a bell to be noticed; what came just before, look for again."""
         self.words[_IDLE] = int(idle)
         if idle:
-            self._board.order()
-
-    def bell(self) -> Doorbell:
-        return self._bell
+            self.order()
 
     def _tell(self) -> None:
-        self._board.order()
-        if self._board.head[_SENDER_WAITS]:
-            self._board.sender_bell.ring()
+        self.order()
+        if self._head[_SENDER_WAITS]:
+            self._sender_bell.ring()
 
 
 def now_ns() -> int:

@@ -18,69 +18,11 @@ import torch
 from sync.binding import Binding
 from sync.forms import SenderForm
 from sync.layout import Layout
-from sync.sender import SenderEnd
-from sync.shared_mem import SharedMemTransport, SharedMemWeightSyncScheme
+from sync.shared_mem import SharedMemSenderEnd, SharedMemTransport, SharedMemWeightSyncScheme
 from sync.slots import Slots
 from sync.snapshot import Snapshot
 from sync.strategy import WeightStrategy
 from sync.transport import Transport
-
-
-class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
-    """The trainer's parameters live in the one block that all workers point at.
-
-    check_torn: have `reading()` compare the weights before and after each use, and count in `torn`
-        the uses during which they moved. It costs two passes over the weights a use.
-    """
-
-    def __init__(
-        self,
-        strategy: str | WeightStrategy = "tensordict",
-        sync: bool = True,
-        *,
-        check_torn: bool = False,
-        **options: Any,
-    ):
-        super().__init__(strategy, sync=sync, zero_copy=True, **options)
-        self.check_torn = check_torn
-        self._reads = self._torn_reads = 0
-
-    def _make_sender(self, form: SenderForm) -> SenderEnd:
-        if not form.same_for_all:
-            raise ValueError("hogwild workers read the trainer's own weights: all have the same")
-        return HogwildSenderEnd(
-            form,
-            self.strategy,
-            timeout=self.timeout,
-            connect_timeout=self.connect_timeout,
-            check_finite=False,  # workers have seen it by the time it could be refused
-        )
-
-    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
-        _, transports = super()._open(layout, num_workers)
-        slots = Slots(layout, 1)
-        for worker, transport in transports.items():
-            assert isinstance(transport, SharedMemTransport)
-            transports[worker] = HogwildTransport(slots, transport.board, worker)
-        return slots, transports
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[int]:
-        with super().reading() as version:
-            slots = self.create_transport(worker_idx=self.worker_idx or 0).slots
-            assert slots is not None
-            live = slots[0].buffer[64:]
-            before = live.clone() if self.check_torn else None
-            yield version
-            if before is not None:
-                self._reads += 1
-                self._torn_reads += not torch.equal(before, live)
-
-    @property
-    def torn(self) -> dict[str, float]:
-        """On a receiver, of the uses that were checked: how many there were, and how many torn."""
-        share = self._torn_reads / self._reads if self._reads else 0.0
-        return {"checked": self._reads, "torn": self._torn_reads, "fraction": share}
 
 
 class HogwildTransport(SharedMemTransport):
@@ -90,8 +32,13 @@ class HogwildTransport(SharedMemTransport):
         return True
 
 
-class HogwildSenderEnd(SenderEnd):
+class HogwildSenderEnd(SharedMemSenderEnd):
     """Publishing is a stamp: the weights are where they are."""
+
+    def __init__(self, form: SenderForm, *args: Any, **options: Any):
+        if not form.same_for_all:
+            raise ValueError("hogwild workers read the trainer's own weights: all have the same")
+        super().__init__(form, *args, **options)
 
     def connect(self, *args: Any) -> None:
         self._move_in()
@@ -122,6 +69,54 @@ class HogwildSenderEnd(SenderEnd):
         super().close()
         if self.registered is not None and self.version >= 0:
             self.registered.detach_from_snapshots()
+
+
+class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
+    """The trainer's parameters live in the one block that all workers point at.
+
+    check_torn: have `reading()` compare the weights before and after each use, and count in `torn`
+        the uses during which they moved. It costs two passes over the weights a use.
+    """
+
+    _sender_end = HogwildSenderEnd
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        sync: bool = True,
+        *,
+        check_torn: bool = False,
+        **options: Any,
+    ):
+        super().__init__(strategy, sync=sync, zero_copy=True, **options)
+        self.check_torn = check_torn
+        self._reads = self._torn_reads = 0
+
+    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
+        _, transports = super()._open(layout, num_workers)
+        slots = Slots(layout, 1)
+        for worker, transport in transports.items():
+            assert isinstance(transport, SharedMemTransport)
+            transports[worker] = HogwildTransport(slots, transport.board, worker)
+        return slots, transports
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[int]:
+        with super().reading() as version:
+            slots = self.create_transport(worker_idx=self.worker_idx or 0).slots
+            assert slots is not None
+            live = slots[0].buffer[64:]
+            before = live.clone() if self.check_torn else None
+            yield version
+            if before is not None:
+                self._reads += 1
+                self._torn_reads += not torch.equal(before, live)
+
+    @property
+    def torn(self) -> dict[str, float]:
+        """On a receiver, of the uses that were checked: how many there were, and how many torn."""
+        share = self._torn_reads / self._reads if self._reads else 0.0
+        return {"checked": self._reads, "torn": self._torn_reads, "fraction": share}
 
 
 def _same(pair: tuple[torch.Tensor, torch.Tensor]) -> bool:

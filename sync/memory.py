@@ -99,7 +99,7 @@ class _Unguarded:
 
 
 class Doorbell(SharedFd):
-    """Wakes whoever polls it. Ringing never blocks, and takes no lock that a dying process keeps."""
+    """Wakes whoever polls it. Ringing never blocks and takes no lock that a dying process keeps."""
 
     def __init__(self) -> None:
         if hasattr(os, "eventfd"):

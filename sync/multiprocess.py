@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -242,44 +242,23 @@ def _drain(plain_queue: Any, timeout: float | None = None) -> Any:
     return newest
 
 
-class MultiProcessWeightSyncScheme(WeightSyncScheme):
-    """Every worker copies every version it takes into memory of its own, told by message.
+class MPSenderEnd(SenderEnd):
+    """Has a feeder as soon as a version must wait for a worker's answer."""
 
-    Initial weights that differ by worker (`params_map`, `device_map_fn`) are made when their worker
-    is there to take them, one after the other.
-    """
-
-    def __init__(
-        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
-    ):
-        super().__init__(strategy, sync=sync, **options)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         self._feeder: Feeder | None = None
 
-    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
-        # A worker can have one message on the way and one waiting; one block more is free to write.
-        slots = Slots(layout, 2 * num_workers + 1)
-        transports: dict[int, Transport] = {}
-        for worker in range(num_workers):
-            transport = MPTransport(Channel(), timeout=self.timeout)
-            transport.slots = slots
-            transports[worker] = transport
-        return slots, transports
-
-    def _ring(self, transports: Iterable[Transport]) -> None:
-        if any(isinstance(t, MPTransport) and t.hungry for t in transports):
+    def _ring(self, transports: Collection[Transport]) -> None:
+        if any(transport.hungry for transport in transports):
             if self._feeder is None:
-                assert self._sender is not None
-                self._feeder = Feeder(self._sender)
+                self._feeder = Feeder(self)
             self._feeder.wake()
 
-    def shutdown(self) -> None:
-        feeder, self._feeder = self._feeder, None
-        if feeder is not None and self._pid == os.getpid():
-            feeder.stop()
-        super().shutdown()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_feeder": None}
+    def close(self) -> None:
+        if self._feeder is not None:
+            self._feeder.stop()
+        super().close()
 
 
 class Feeder:
@@ -310,3 +289,28 @@ class Feeder:
                 for transport in hungry:
                     transport.collect()
                     transport.look_for_death()
+
+
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Every worker copies every version it takes into memory of its own, told by message.
+
+    Initial weights that differ by worker (`params_map`, `device_map_fn`) are made when their worker
+    is there to take them, one after the other.
+    """
+
+    _sender_end = MPSenderEnd
+
+    def __init__(
+        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
+    ):
+        super().__init__(strategy, sync=sync, **options)
+
+    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
+        # A worker can have one message on the way and one waiting; one block more is free to write.
+        slots = Slots(layout, 2 * num_workers + 1)
+        transports: dict[int, Transport] = {}
+        for worker in range(num_workers):
+            transport = MPTransport(Channel(), timeout=self.timeout)
+            transport.slots = slots
+            transports[worker] = transport
+        return slots, transports

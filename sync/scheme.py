@@ -15,11 +15,12 @@ What a scheme does at its two ends is in `sender.py` and `receiver.py`; how a sn
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -45,6 +46,7 @@ class WeightSyncScheme(ABC):
     check_finite: refuse to send NaN and infinite values.
     """
 
+    _sender_end: type[SenderEnd] = SenderEnd
     _zero_copy: bool | None = False
 
     def __init__(
@@ -81,9 +83,6 @@ class WeightSyncScheme(ABC):
     @abstractmethod
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
         """Make, in the sender, everything that is handed to workers."""
-
-    def _ring(self, transports: Iterable[Transport]) -> None:
-        """Wake workers that sleep, after versions were offered to them."""
 
     def _check_by_worker(self) -> None:
         """Raise if this scheme, as it was set up, cannot send each worker its own weights."""
@@ -131,11 +130,12 @@ class WeightSyncScheme(ABC):
             transport.worker_idx, transport.timeout = worker, self.timeout
             transport.strategy = self.strategy
             transport.label = str(form.devices[worker] or "cpu")
-        sender.open(slots, self._transports, self._ring)
+        sender.open(slots, self._transports)
         self._sender = sender
+        _OPEN.add(self)
 
     def _make_sender(self, form: SenderForm) -> SenderEnd:
-        return SenderEnd(
+        return self._sender_end(
             form,
             self.strategy,
             timeout=self.timeout,
@@ -367,6 +367,7 @@ class WeightSyncScheme(ABC):
         for end in (self._sender, self._receiver):
             if end is not None:
                 end.close()
+        self._transports = {}
 
     def __enter__(self) -> Self:
         return self
@@ -432,3 +433,13 @@ class WeightSyncScheme(ABC):
 
 def _nothing() -> None:
     return None
+
+
+_OPEN: weakref.WeakSet[WeightSyncScheme] = weakref.WeakSet()
+
+
+@atexit.register
+def _shut_down_the_rest() -> None:
+    """Before multiprocessing waits for children that wait for weights."""
+    for scheme in list(_OPEN):
+        scheme.shutdown()

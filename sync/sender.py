@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -53,10 +53,11 @@ class SenderEnd:
         for worker in form.by_worker or ():
             Binding(form.weights_for(worker), strategy, self.layout)
 
-    def open(
-        self, slots: Slots, transports: dict[int, Transport], ring: Callable[[Iterable[Any]], None]
-    ) -> None:
-        self.slots, self.transports, self._ring = slots, transports, ring
+    def open(self, slots: Slots, transports: dict[int, Transport]) -> None:
+        self.slots, self.transports = slots, transports
+
+    def _ring(self, transports: Collection[Transport]) -> None:
+        """Wake workers that sleep, after versions were offered to them."""
 
     # -- meeting the workers
 
@@ -75,7 +76,7 @@ class SenderEnd:
                 for worker in workers:
                     if not self.transports[worker].offer_again():
                         self._publish({worker: self.form.weights_for(worker)}, self.version + 1)
-                self._ring(self.transports[worker] for worker in workers)
+                self._ring([self.transports[worker] for worker in workers])
             self.settle(workers, self._connect_timeout)
 
     def _hand_over(self, workers: list[int], weights: Weights | None, settle: list[int]) -> None:

@@ -12,13 +12,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
 from sync.layout import Layout
 from sync.memory import Watch, wait_for
 from sync.scheme import WeightSyncScheme
+from sync.sender import SenderEnd
 from sync.slots import Slots
 from sync.snapshot import Snapshot
 from sync.strategy import WeightStrategy
@@ -132,17 +133,27 @@ class SharedMemTransport(Transport):
                 wait_for([*self.offer_fds(), *fds], timeout)
         finally:
             self.row.idle(False)
-            self.row.bell().silence()
+            self.row.bell.silence()
 
     def offer_fds(self) -> list[int]:
         assert self._sender is not None
-        return [self.row.bell().fd, *self._sender.fds()]
+        return [self.row.bell.fd, *self._sender.fds()]
 
     def sender_gone(self) -> bool:
         return self.board.closed or (self._sender is not None and self._sender.gone())
 
     def leave(self) -> None:
         self.row.leave()
+
+
+class SharedMemSenderEnd(SenderEnd):
+    """Wakes workers that wait for their bell; the others look at the board by themselves."""
+
+    def _ring(self, transports: Collection[Transport]) -> None:
+        rows = [t.row for t in transports if isinstance(t, SharedMemTransport)]
+        rows[0].order()
+        for row in rows:
+            row.wake()
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):
@@ -153,6 +164,8 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         point from a quarter of a megabyte on (None). Parameters that point at a snapshot are
         read-only in the worker: writing to them ends its process. Buffers are always copied.
     """
+
+    _sender_end = SharedMemSenderEnd
 
     def __init__(
         self,
@@ -173,15 +186,6 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         slots = Slots(layout, 3 * num_workers + 1)
         board = Board(num_workers)
         return slots, {w: SharedMemTransport(slots, board, w) for w in range(num_workers)}
-
-    def _ring(self, transports: Iterable[Transport]) -> None:
-        board: Board | None = None
-        for transport in transports:
-            assert isinstance(transport, SharedMemTransport)
-            if board is None:
-                board = transport.board
-                board.order()
-            transport.row.wake()
 
     def _check_by_worker(self) -> None:
         if not self.per_worker_weights:

@@ -1,0 +1,293 @@
+"""Promise 5: whatever happens to a worker becomes an exception that names it, in bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sync import WeightSyncScheme, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from tests.promises.probe import (
+    ALIVE_AFTER,
+    CALLS,
+    SCHEMES,
+    STOP,
+    VALUE,
+    VERSION,
+    Findings,
+    VersionPolicy,
+    call,
+    read,
+    trial,
+    wait_until,
+)
+
+BREAK = 7  # a field of the findings that these tests use as a switch
+
+
+def spoil(policy: VersionPolicy, how: int) -> None:
+    """What a user's code might do to a worker's model behind the scheme's back."""
+    layer = policy.body[0]
+    if how == 1:
+        del layer.bias
+    elif how == 2:
+        layer.weight = nn.Parameter(torch.zeros(3, 3))
+    elif how == 3:
+        layer.weight = nn.Parameter(layer.weight.detach().double())
+    elif how == 4:
+        layer.bias.data = layer.bias.data.half()
+
+
+def read_and_break(
+    scheme: WeightSyncScheme, worker: int, findings: Findings, width: int, background: bool
+) -> None:
+    """As `read`, but worker 1 spoils its model when told, and mends it when told."""
+    torch.set_num_threads(1)
+    policy = VersionPolicy(width)
+    whole = dict(policy.body[0].named_parameters())
+    scheme.init_on_receiver(model=policy, worker_idx=worker)
+    scheme.connect(background=False)
+    spoiled = 0
+    while not findings.get(worker, STOP):
+        wanted = findings.get(worker, BREAK)
+        if wanted != spoiled:
+            policy.body[0].weight, policy.body[0].bias = whole["weight"], whole["bias"]
+            policy.body[0].bias.data = policy.body[0].bias.data.float()
+            spoil(policy, wanted)
+            spoiled = wanted
+        try:
+            call(scheme, policy, worker, findings, background)
+        except (KeyError, ValueError):
+            continue  # this worker's loop survives; the trainer has been told
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (1, "lacks 'body.0.bias'"),
+        (2, "'body.0.weight' has shape [3, 3], expected [64, 64]"),
+        (3, "'body.0.weight' is torch.float64, expected torch.float32"),
+        (4, "'body.0.bias' is torch.float16, expected torch.float32"),
+    ],
+)
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_worker_that_cannot_apply_is_named_with_its_traceback(kind, how, message):
+    with trial(SCHEMES[kind](), target=read_and_break) as running:
+        running.publish(wait=True)
+        running.findings.set(1, BREAK, how)
+        running.calls_from_now(5)
+        with pytest.raises(WorkerRaised, match="worker 1") as raised:
+            running.publish(wait=True)
+        assert raised.value.worker_idx == 1
+        assert message in str(raised.value)
+        assert "Traceback (most recent call last)" in str(raised.value)
+        # The others have this version, and the next send to them succeeds.
+        version = running.scheme.version
+        assert running.scheme.acknowledged[0] == running.scheme.acknowledged[2] == version
+        version = running.publish(wait=True, worker_ids=[0, 2])
+        # When the worker is whole again, so is everything.
+        running.findings.set(1, BREAK, 0)
+        running.calls_from_now(5)
+        version = running.publish(wait=True)
+        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_an_error_after_a_send_that_did_not_wait_is_raised_by_the_next(kind):
+    with trial(SCHEMES[kind](sync=False), target=read_and_break) as running:
+        running.findings.set(1, BREAK, 1)
+        running.calls_from_now(5)
+        running.publish()
+        wait_until(lambda: running.scheme.stats["workers"][1]["failures"] == 1)
+        running.findings.set(1, BREAK, 0)
+        running.calls_from_now(5)
+        with pytest.raises(WorkerRaised, match="worker 1"):
+            running.publish()
+        version = running.scheme.version
+        running.scheme.wait_async()  # told once; the version of that send arrived everywhere
+        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_killed_worker_is_named_and_the_others_go_on(kind):
+    with trial(SCHEMES[kind]()) as running:
+        running.scheme.describe_worker(1, "cpu, CartPole-v1")
+        os.kill(running.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match=r"worker 1 \(cpu, CartPole-v1\) died \(pid \d+\)"):
+            running.publish(wait=True)
+        for _ in range(20):
+            version = running.publish(wait=True, worker_ids=[0, 2])
+        running.calls_from_now(10)
+        assert [running.findings.get(w, VALUE) for w in (0, 2)] == [version, version]
+        with pytest.raises(WorkerDied, match="worker 1"):
+            running.publish(wait=True)  # it stays dead, and nobody keeps quiet about it
+        assert running.findings.violations() == {}
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(kind):
+    with trial(SCHEMES[kind](timeout=60.0)) as running:
+        victim = running.processes[2].pid
+        os.kill(victim, signal.SIGSTOP)  # so that the send cannot be answered
+        killer = os.fork()
+        if killer == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            signal.sigwait({signal.SIGALRM})
+            os.kill(victim, signal.SIGKILL)
+            os._exit(0)
+        with pytest.raises(WorkerDied, match="worker 2"):
+            running.publish(wait=True)
+        os.waitpid(killer, 0)
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(kind):
+    with trial(SCHEMES[kind](timeout=0.5)) as running:
+        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not acknowledge version 1"):
+            running.publish(wait=True)
+        version = running.publish(wait=True, worker_ids=[1, 2])
+        os.kill(running.processes[0].pid, signal.SIGCONT)
+        wait_until(lambda: running.scheme.acknowledged[0] == 1)
+        version = running.publish(wait=True)
+        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
+        assert running.findings.violations() == {}
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_several_failures_are_told_together(kind):
+    with trial(SCHEMES[kind](timeout=0.5)) as running:
+        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        os.kill(running.processes[2].pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="2 workers failed") as raised:
+            running.publish(wait=True)
+        kinds = {worker: type(error) for worker, error in raised.value.failures.items()}
+        assert kinds == {0: WorkerTimeout, 2: WorkerDied}
+        assert running.scheme.acknowledged[1] == 1
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_weights_that_are_not_finite_are_refused_and_workers_stay(kind):
+    with trial(SCHEMES[kind](), width=256) as running:
+        version = running.publish(wait=True)
+        for bad in (float("nan"), float("inf"), float("-inf")):
+            with torch.no_grad():
+                running.policy.body[1].weight[3, 5] = bad
+            with pytest.raises(ValueError, match=r"'body.1.weight' holds 1 NaN or infinite"):
+                running.scheme.send()
+        running.calls_from_now(10)
+        assert running.scheme.version == version
+        assert [running.findings.get(w, VALUE) for w in range(3)] == [version] * 3
+        version = running.publish(wait=True)
+        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
+        assert running.findings.violations() == {}
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_worker_takes_a_dead_ones_place_again_and_again(kind):
+    chance = random.Random(0)
+    with trial(SCHEMES[kind]()) as running:
+        ctx = multiprocessing.get_context("fork")
+        for round_ in range(8):
+            for _ in range(chance.randrange(30)):
+                running.publish()
+            os.kill(running.processes[1].pid, signal.SIGKILL)
+            running.processes[1].join()
+            if round_ % 2:
+                with pytest.raises(WorkerDied):
+                    running.publish(wait=True)
+            running.policy.hold(1_000_000)  # never sent: nobody may see it
+            running.processes[1] = ctx.Process(
+                target=read, args=(running.scheme, 1, running.findings, 64, False), daemon=True
+            )
+            running.findings.set(1, VERSION, 0)
+            running.processes[1].start()
+            running.scheme.connect(worker_idx=1)
+            assert running.scheme.acknowledged[1] == running.scheme.version
+            running.calls_from_now(5)
+            assert running.findings.get(1, VALUE) == running.scheme.version
+        assert running.scheme.stats["workers"][1]["restarts"] == 8
+        assert running.findings.violations() == {}
+
+
+def never_connects(scheme: Any, worker: int, findings: Findings, *_: Any) -> None:
+    wait_until(lambda: bool(findings.get(worker, STOP)))
+
+
+def cannot_take_it(scheme: WeightSyncScheme, worker: int, *_: Any) -> None:
+    scheme.init_on_receiver(model=VersionPolicy(width=3), worker_idx=worker)
+    scheme.connect()
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_rendezvous_that_cannot_complete_says_who_did_what(kind):
+    scheme = SCHEMES[kind](connect_timeout=0.5)
+    with (
+        pytest.raises(WorkerError, match=r"worker 1 .*did not connect within 0\.5 s"),
+        trial(scheme, target=never_connects),
+    ):
+        pass
+    scheme = SCHEMES[kind]()
+    with (
+        pytest.raises(
+            WorkerError, match=r"'body.0.weight' has shape \[3, 3\]"
+        ),
+        trial(scheme, target=cannot_take_it),
+    ):
+        pass
+
+
+def read_past_the_end(
+    scheme: WeightSyncScheme, worker: int, findings: Findings, width: int, background: bool
+) -> None:
+    """As `read`, but when the trainer is dead this worker goes on with what it has."""
+    torch.set_num_threads(1)
+    policy = VersionPolicy(width)
+    scheme.init_on_receiver(model=policy, worker_idx=worker)
+    scheme.connect(background=False)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            call(scheme, policy, worker, findings, background)
+            scheme.receive(timeout=1e-4)
+    for _ in range(50):
+        call(scheme, policy, worker, findings, background)
+    findings.set(worker, ALIVE_AFTER, 1)
+
+
+def train_for_ever(kind: str, width: int, findings: Findings) -> None:
+    torch.set_num_threads(1)  # torch's threads do not survive a fork
+    ready = trial(
+        SCHEMES[kind](), workers=2, width=width, target=read_past_the_end, findings=findings
+    )
+    with ready as running:
+        while True:
+            running.publish()
+
+
+@pytest.mark.parametrize("width", [64, 512])
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_trainer_killed_in_the_middle_of_a_publish_leaves_workers_whole(kind, width):
+    chance = random.Random(width)
+    for _ in range(5):
+        findings = Findings(2)
+        trainer = os.fork()
+        if trainer == 0:
+            try:
+                train_for_ever(kind, width, findings)
+            finally:
+                os._exit(1)
+        enough = chance.randrange(10, 200)
+        wait_until(lambda f=findings, n=enough: min(f.get(0, CALLS), f.get(1, CALLS)) > n)
+        os.kill(trainer, signal.SIGKILL)
+        os.waitpid(trainer, 0)
+        wait_until(lambda f=findings: f.total(ALIVE_AFTER) == 2)
+        assert findings.violations() == {}
+        assert findings.get(0, VERSION) > 0
