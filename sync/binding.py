@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sync.layout import Layout
-from sync.snapshot import Snapshot, one_thread, pieces
+from sync.snapshot import OneThread, Snapshot, pieces
 from sync.strategy import Flat, Weights, WeightStrategy, check_extra, set_extra_state
 
 
@@ -73,7 +73,7 @@ class Binding:
         if not leaves:
             return
         if self.device.type == "cpu":
-            with one_thread(self.layout.nbytes):
+            with OneThread(self.layout.nbytes):
                 torch._foreach_copy_(leaves, snapshot.views)
         else:  # cross to the device once, then scatter there
             buffer, views = self._device_block()

@@ -12,8 +12,8 @@ that the sender writes elsewhere. `order` stands between a store and a load that
     idle? ring its bell                   pin = slot of word ; order
                                           latest still word? else again
                                           use the slot: copy it, or point at it
-                                          done = version ; event ; order
-    (waiting)                  <- ring -- sender waiting? ring
+                                          done = version ; order
+    (awaiting)                 <- ring -- all that are awaited done? ring
 """
 
 from __future__ import annotations
@@ -29,23 +29,14 @@ EVENTS = 64
 ERROR_BYTES = 16 * 1024
 FREE = -1
 
-(
-    _LATEST,
-    _PIN_A,
-    _PIN_B,
-    _PID,
-    _STATE,
-    _IDLE,
-    _EVENT_COUNT,
-    _EVENTS_BEFORE,
-    _ERROR_COUNT,
-    _ERROR_LEN,
-) = range(10)
+_LATEST, _PIN_A, _PIN_B, _PID, _STATE, _IDLE = range(6)
+_EVENT_COUNT, _EVENTS_BEFORE, _ERROR_COUNT, _ERROR_LEN, _AWAITED, _DONE = range(6, 12)
 _ROW_WORDS = 16
 _EVENT_WORDS = 5
+_EVENT = struct.Struct(f"{_EVENT_WORDS}q")
 _RING_WORDS = EVENTS * _EVENT_WORDS
 _ROW_STRIDE = (_ROW_WORDS + _RING_WORDS) * 8 + ERROR_BYTES
-_SENDER_WAITS, _CLOSED, _SENDER_PID = range(3)
+_CLOSED, _SENDER_PID = range(2)
 _HEAD_BYTES = 64
 
 ABSENT, GREETED, LEFT = range(3)
@@ -66,9 +57,6 @@ class Word(NamedTuple):
 
     version: int
     slot: int
-
-    def packed(self) -> int:
-        return (self.version + 1) << 16 | self.slot
 
     @classmethod
     def unpack(cls, word: int) -> Word:
@@ -93,15 +81,11 @@ class Board:
         buffer = self.memory.map(0, self.memory.nbytes, writable=True)
         view = as_bytes(buffer)
         self.head = view[:_HEAD_BYTES].cast("q")
+        rows = [view[_HEAD_BYTES + i * _ROW_STRIDE :] for i in range(self.num_workers)]
+        words = [row[: _ROW_WORDS * 8].cast("q") for row in rows]
         self.rows = [
-            Row(
-                view[_HEAD_BYTES + i * _ROW_STRIDE :][:_ROW_STRIDE],
-                self.head,
-                self.order,
-                bell=self.bells[i],
-                sender_bell=self.sender_bell,
-            )
-            for i in range(self.num_workers)
+            Row(row, words, i, self.order, bell=self.bells[i], sender_bell=self.sender_bell)
+            for i, row in enumerate(rows)
         ]
 
     @property
@@ -119,15 +103,6 @@ class Board:
         for bell in self.bells:
             bell.ring()
 
-    def expect_news(self, expecting: bool) -> None:
-        """Have workers ring `sender_bell` (or not) when they have something to say."""
-        self.head[_SENDER_WAITS] = int(expecting)
-        if expecting:
-            self.order()
-
-    def silence(self) -> None:
-        self.sender_bell.silence()
-
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["head"], state["rows"]
@@ -143,30 +118,34 @@ class Row:
 
     def __init__(
         self,
-        view: memoryview,
-        head: memoryview,
+        memory: memoryview,
+        words: list[memoryview],
+        worker_idx: int,
         order: Order,
         *,
         bell: Doorbell,
         sender_bell: Doorbell,
     ):
-        self.words = view[: _ROW_WORDS * 8].cast("q")
-        self._ring = view[_ROW_WORDS * 8 :][: _RING_WORDS * 8]
-        self._error = view[(_ROW_WORDS + _RING_WORDS) * 8 :]
-        self._head = head
+        self.words = words[worker_idx]
         self.order = order
         self.bell = bell
+        self._all_words = words
+        self._ring = memory[_ROW_WORDS * 8 :][: _RING_WORDS * 8]
+        self._error = memory[(_ROW_WORDS + _RING_WORDS) * 8 :][:ERROR_BYTES]
         self._sender_bell = sender_bell
 
     # -- the sender's side
 
     def announce(self, word: int) -> None:
-        self.order()
         self.words[_LATEST] = word
 
     def wake(self) -> None:
         if self.words[_IDLE]:
             self.bell.ring()
+
+    def expect(self, version: int) -> None:
+        """The sender is about to wait for `version` here; NEVER if it is not."""
+        self.words[_AWAITED] = version + 1
 
     def held(self) -> set[int]:
         """The slots this worker looks at or may be about to look at."""
@@ -198,9 +177,7 @@ class Row:
         return self.words[_EVENTS_BEFORE]
 
     def event(self, number: int) -> Event:
-        return Event(
-            *struct.unpack_from(f"{_EVENT_WORDS}q", self._ring, number % EVENTS * _EVENT_WORDS * 8)
-        )
+        return Event(*_EVENT.unpack_from(self._ring, number % EVENTS * _EVENT_WORDS * 8))
 
     @property
     def error_count(self) -> int:
@@ -216,6 +193,7 @@ class Row:
         self.let_go()
         self.words[_IDLE] = 0
         self.words[_STATE] = ABSENT
+        self.words[_DONE] = 0
         self.order()
         self.words[_EVENTS_BEFORE] = self.words[_EVENT_COUNT]
         self.words[_PID] = os.getpid()
@@ -232,8 +210,8 @@ class Row:
     def latest(self) -> int:
         return self.words[_LATEST]
 
-    def pin(self, which: int) -> tuple[Word, int] | None:
-        """Pin the slot of the newest version; also how often it moved meanwhile."""
+    def pin(self, which: int) -> tuple[int, int] | None:
+        """Pin the slot of the newest word; gives the word, and how often it moved meanwhile."""
         words, order = self.words, self.order
         for retries in range(1_000_000):
             word = words[_LATEST]
@@ -242,19 +220,23 @@ class Row:
             words[_PIN_A + which] = word & 0xFFFF
             order()
             if words[_LATEST] == word:
-                return Word.unpack(word), retries
+                return word, retries
         raise AssertionError("`latest` moved a million times while one word was read")
 
     def unpin(self, which: int) -> None:
         self.words[_PIN_A + which] = FREE
 
     def done(self, event: Event) -> None:
-        count = self.words[_EVENT_COUNT]
-        offset = count % EVENTS * _EVENT_WORDS * 8
-        struct.pack_into(f"{_EVENT_WORDS}q", self._ring, offset, *event)
+        """Report a version in use. Of all workers that are waited for, the last rings."""
+        words = self.words
+        offset = words[_EVENT_COUNT] % EVENTS * _EVENT_WORDS * 8
+        _EVENT.pack_into(self._ring, offset, *event)
         self.order()
-        self.words[_EVENT_COUNT] = count + 1
-        self._tell()
+        words[_EVENT_COUNT] += 1
+        words[_DONE] = event.version + 1
+        self.order()
+        if words[_AWAITED] and all(row[_DONE] >= row[_AWAITED] for row in self._all_words):
+            self._sender_bell.ring()
 
     def fail(self, text: str) -> None:
         """Report an exception; the end of a long traceback is what is kept."""
@@ -273,7 +255,7 @@ class Row:
 
     def _tell(self) -> None:
         self.order()
-        if self._head[_SENDER_WAITS]:
+        if self.words[_AWAITED]:
             self._sender_bell.ring()
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+PIDFDS = hasattr(os, "pidfd_open")
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
 
 
@@ -143,7 +144,7 @@ class Watch:
         self._fd: SharedFd | None = None
         self._gone = False
         try:
-            if hasattr(os, "pidfd_open"):
+            if PIDFDS:
                 self._fd = SharedFd(os.pidfd_open(pid))
         except ProcessLookupError:
             self._gone = True
@@ -175,7 +176,7 @@ def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    if not hasattr(os, "pidfd_open"):
+    if not PIDFDS:
         timeout_s = min(timeout_s, 0.05)
     return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
 
@@ -190,13 +191,17 @@ class Order:
     def __init__(self, memory: AnonymousMemory, *, locked: bool = not X86):
         self.kind = "lock" if locked else "fence"
         self._memory = memory
-        self._lock = threading.Lock()
+        lock = threading.Lock()
+        self._acquire, self._release = lock.acquire, lock.release
 
     def __call__(self) -> None:
-        with self._lock:
+        self._acquire()
+        try:
             if self.kind == "lock":
                 _lock_until(self._memory.fd, time.monotonic() + 10.0)
                 fcntl.lockf(self._memory.fd, fcntl.LOCK_UN)
+        finally:
+            self._release()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"memory": self._memory, "kind": self.kind}

@@ -100,7 +100,7 @@ class MPTransport(Transport):
                 self._on_the_way = None
                 self.failed(text)
             elif kind == LEAVE:
-                self.connected = False
+                self.left()
             self.feed()
 
     def released(self) -> None:
@@ -249,7 +249,8 @@ class MPSenderEnd(SenderEnd):
         super().__init__(*args, **options)
         self._feeder: Feeder | None = None
 
-    def _ring(self, transports: Collection[Transport]) -> None:
+    def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
+        super()._offer(transports, slot, version)
         if any(transport.hungry for transport in transports):
             if self._feeder is None:
                 self._feeder = Feeder(self)

@@ -14,6 +14,7 @@ from sync.board import now_ns
 from sync.errors import WorkerDied, WorkerError, combine
 from sync.forms import SenderForm
 from sync.layout import Layout
+from sync.memory import PIDFDS, Watch
 from sync.slots import Slots
 from sync.snapshot import NEVER
 from sync.stats import SendStats, Sent
@@ -45,7 +46,8 @@ class SenderEnd:
         self._check_finite = check_finite
         self._last: Binding | None = None
         self.registered: Binding | None
-        self._deaths: tuple[list[int], select.poll] = ([], select.poll())
+        self._watched: list[Watch | None] = []
+        self._deaths = select.poll()
         self.layout: Layout
         first = Binding(form.weights_for(0), strategy)
         self.layout = first.layout
@@ -56,8 +58,9 @@ class SenderEnd:
     def open(self, slots: Slots, transports: dict[int, Transport]) -> None:
         self.slots, self.transports = slots, transports
 
-    def _ring(self, transports: Collection[Transport]) -> None:
-        """Wake workers that sleep, after versions were offered to them."""
+    def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
+        for transport in transports:
+            transport.offer(slot, version)
 
     # -- meeting the workers
 
@@ -76,7 +79,6 @@ class SenderEnd:
                 for worker in workers:
                     if not self.transports[worker].offer_again():
                         self._publish({worker: self.form.weights_for(worker)}, self.version + 1)
-                self._ring([self.transports[worker] for worker in workers])
             self.settle(workers, self._connect_timeout)
 
     def _hand_over(self, workers: list[int], weights: Weights | None, settle: list[int]) -> None:
@@ -134,10 +136,8 @@ class SenderEnd:
             self._pack(binding, slot, version)
             packed = now_ns()
             told = [self.transports[worker] for worker in workers]
-            for transport in told:
-                transport.offer(slot, version)
-            self._ring(told)
             self.version = version
+            self._offer(told, slot, version)
             self.stats.add(Sent(version, self.layout.nbytes, packed - begun, now_ns() - packed))
 
     def _pack(self, binding: Binding, slot: int, version: int) -> None:
@@ -186,21 +186,22 @@ class SenderEnd:
             transport = self.transports[worker]
             if transport.failure is not None:
                 failures[worker] = transport.failure
+                transport.told = True
                 if not isinstance(transport.failure, WorkerDied):
                     transport.failure = None
         return failures
 
     def _look_for_deaths(self) -> None:
-        fds = [fd for t in self.transports.values() for fd in t.watch_fds()]
-        if fds != self._deaths[0]:
-            poll = select.poll()
-            for fd in fds:
-                poll.register(fd, select.POLLIN)
-            self._deaths = fds, poll
-        ready = [fd for fd, _ in self._deaths[1].poll(0)] if fds else []
+        watches = [transport.watch for transport in self.transports.values()]
+        if watches != self._watched:
+            self._watched, self._deaths = watches, select.poll()
+            for watch in watches:
+                for fd in watch.fds() if watch is not None else ():
+                    self._deaths.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in self._deaths.poll(0)]
         for transport in self.transports.values():
             transport.collect()
-            if ready or not fds:
+            if ready or not PIDFDS:
                 transport.look_for_death(ready)
 
     def workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
 from sync.layout import Layout
-from sync.memory import Watch, wait_for
+from sync.memory import Doorbell, Watch, wait_for
 from sync.scheme import WeightSyncScheme
 from sync.sender import SenderEnd
 from sync.slots import Slots
@@ -48,10 +48,6 @@ class SharedMemTransport(Transport):
     def row(self) -> Row:
         return self.board.rows[self.worker_idx]
 
-    @property
-    def hub(self) -> Board:
-        return self.board
-
     # -- the sender's end
 
     def offer(self, slot: int, version: int) -> None:
@@ -59,10 +55,18 @@ class SharedMemTransport(Transport):
             self.collect()
         self.addressed = version
         self.stats.addressed += 1
-        self.row.announce(Word(version, slot).packed())
+        self.row.announce((version + 1) << 16 | slot)
 
     def held(self) -> set[int]:
         return self.row.held()
+
+    @property
+    def answer_bell(self) -> Doorbell:
+        return self.board.sender_bell
+
+    def expect(self, version: int) -> None:
+        self.row.expect(version)
+        self.board.order()
 
     def collect(self) -> None:
         row = self.row
@@ -74,8 +78,8 @@ class SharedMemTransport(Transport):
         if row.error_count != self._errors:
             self._errors = row.error_count
             self.failed(row.error())
-        if row.state == LEFT:
-            self.connected = False
+        if row.state == LEFT and not self.has_left:
+            self.left()
 
     def _hear(self, event_count: int) -> None:
         for number in range(self._events, event_count):
@@ -107,8 +111,8 @@ class SharedMemTransport(Transport):
             return None
         pinned = row.pin(self._pin)
         assert pinned is not None
-        word, retries = pinned
-        self._seen = word.packed()
+        self._seen, retries = pinned
+        word = Word.unpack(self._seen)
         snapshot = self.slots[word.slot]
         assert self._is_whole(snapshot, word.version), "a pinned slot was written"
         return snapshot, retries
@@ -149,9 +153,11 @@ class SharedMemTransport(Transport):
 class SharedMemSenderEnd(SenderEnd):
     """Wakes workers that wait for their bell; the others look at the board by themselves."""
 
-    def _ring(self, transports: Collection[Transport]) -> None:
+    def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         rows = [t.row for t in transports if isinstance(t, SharedMemTransport)]
-        rows[0].order()
+        rows[0].order()  # the block is visible before it is announced
+        super()._offer(transports, slot, version)
+        rows[0].order()  # the announcement is visible before we look who sleeps
         for row in rows:
             row.wake()
 

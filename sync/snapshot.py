@@ -8,10 +8,8 @@ from what it stamps.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -26,7 +24,7 @@ _VERSION, _PUBLISHED_NS, _EXTRA_BYTES = range(3)
 # From this size on a block is written piece by piece, so that each piece is checked while it is
 # still in the processor's cache.
 PIECEWISE_BYTES = 1 << 20
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 19
 
 
 class Snapshot:
@@ -62,7 +60,7 @@ class Snapshot:
         on saying so.
         """
         self._header[_VERSION] = NEVER
-        with one_thread(self.layout.nbytes):
+        with OneThread(self.layout.nbytes):
             if isinstance(source, Tensor):
                 self.buffer[HEADER_BYTES:].copy_(source[HEADER_BYTES:])
                 finite = not check_finite or _all_finite(self._floats)
@@ -140,22 +138,26 @@ def _wide(stretch: Tensor) -> Tensor:
     return stretch.float() if stretch.element_size() < 4 else stretch
 
 
-@contextlib.contextmanager
-def one_thread(nbytes: int) -> Iterator[None]:
-    """Keep torch from spreading a copy of so many bytes over its threads.
+# Torch does not spread smaller work over its threads.
+_SPREAD_BYTES = 1 << 15
+
+
+class OneThread:
+    """`with OneThread(nbytes):` torch does not spread a copy of so many bytes over its threads.
 
     Its threads meet at a barrier, spinning; with a worker on every core one of them is not running,
     and a copy of a third of a millisecond was seen to take 23.
     """
-    threads = torch.get_num_threads() if nbytes > _SPREAD_BYTES else 1
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
+    __slots__ = ("_threads",)
 
-_SPREAD_BYTES = 1 << 15
+    def __init__(self, nbytes: int):
+        self._threads = torch.get_num_threads() if nbytes > _SPREAD_BYTES else 1
+
+    def __enter__(self) -> None:
+        if self._threads > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._threads > 1:
+            torch.set_num_threads(self._threads)

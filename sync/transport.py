@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from sync.binding import Binding
 from sync.board import Event, now_ns
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
-from sync.memory import Watch, wait_for
+from sync.memory import Doorbell, Watch, wait_for
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from sync.stats import Applied, WorkerStats
@@ -49,14 +49,6 @@ class TransportBackend(Protocol):
     ) -> Any: ...
 
 
-class Hub(Protocol):
-    """Where the answers of several workers arrive."""
-
-    def expect_news(self, expecting: bool) -> None: ...
-
-    def silence(self) -> None: ...
-
-
 class Transport(ABC):
     """One worker's line. The same class serves both ends; methods are grouped by end."""
 
@@ -75,8 +67,10 @@ class Transport(ABC):
         self.addressed = NEVER
         self.acknowledged = NEVER
         self.connected = False
+        self.has_left = False
         self.failure: WorkerError | None = None
-        self._watch: Watch | None = None
+        self.told = False  # whether the caller has heard of a failure
+        self.watch: Watch | None = None
         self._binding: Binding | None = None
 
     # -- the sender's end: what a kind of transport defines
@@ -98,9 +92,12 @@ class Transport(ABC):
         """What to poll for the worker's answers."""
 
     @property
-    def hub(self) -> Hub | None:
-        """What must be told before `news_fds` are polled; workers may share one."""
+    def answer_bell(self) -> Doorbell | None:
+        """The bell among `news_fds`, if there is one; workers may share it."""
         return None
+
+    def expect(self, version: int) -> None:
+        """Say that the sender is about to poll `news_fds` for `version`, or (NEVER) no longer."""
 
     @abstractmethod
     def offer_again(self) -> bool:
@@ -149,20 +146,25 @@ class Transport(ABC):
     # -- the sender's end: what all transports share
 
     def expect_newcomer(self) -> None:
-        """Before a rendezvous: a dead worker is forgotten, so that another can take its place."""
+        """Before a rendezvous: a dead worker is forgotten, so that another can take its place.
+
+        But one that failed before anybody looked is news.
+        """
         self.collect()
+        if not self.stats.applied and not self.told:
+            return
         self.look_for_death()
         if isinstance(self.failure, WorkerDied):
-            self._watch = None
-        self.failure = None
+            self.watch = None
+        self.failure, self.told = None, False
 
     def greeted(self, pid: int) -> None:
         """A process took the worker's place: what its predecessor acknowledged counts no more."""
         self.stats.restarts += self.acknowledged != NEVER
         self.acknowledged = NEVER
-        self.connected = False
+        self.connected = self.has_left = False
         self.failure = None
-        self._watch = Watch(pid)
+        self.watch = Watch(pid)
 
     def heard(self, event: Event) -> None:
         """Book an acknowledgement."""
@@ -187,12 +189,19 @@ class Transport(ABC):
 
     def look_for_death(self, ready: Collection[int] | None = None) -> None:
         """`ready`, where given, are the descriptors that a poll found ready: it saves a look."""
-        if self._watch is not None and self._watch.gone(ready):
+        if self.has_left:
+            self.failure = WorkerDied(self.worker_idx, f"{self} left: it shut its scheme down")
+        if self.watch is not None and self.watch.gone(ready):
             self.connected = False
             self.released()
             self.failure = WorkerDied(
-                self.worker_idx, f"{self} died (pid {self._watch.pid}): it can take no weights"
+                self.worker_idx, f"{self} died (pid {self.watch.pid}): it can take no weights"
             )
+
+    def left(self) -> None:
+        """The worker reads no more, of its own will."""
+        self.connected, self.has_left = False, True
+        self.released()
 
     def released(self) -> None:
         """The worker is dead: what it held is free."""
@@ -207,7 +216,7 @@ class Transport(ABC):
         return WorkerTimeout(
             self.worker_idx,
             f"{self} did not acknowledge version {self.addressed} within {seconds:g} s; "
-            f"it is alive (pid {self._watch.pid if self._watch else '?'}), "
+            f"it is alive (pid {self.watch.pid if self.watch else '?'}), "
             f"on version {self.acknowledged}",
         )
 
@@ -215,7 +224,7 @@ class Transport(ABC):
         return self.news_fds() + self.watch_fds()
 
     def watch_fds(self) -> list[int]:
-        return self._watch.fds() if self._watch is not None else []
+        return self.watch.fds() if self.watch is not None else []
 
     @property
     def hungry(self) -> bool:
@@ -263,7 +272,7 @@ class Transport(ABC):
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Wait for the worker to connect."""
-        failures = await_workers([self], lambda t: t._watch is not None, self.timeout)
+        failures = await_workers([self], lambda t: t.watch is not None, self.timeout)
         if failures:
             raise combine(failures)
 
@@ -338,33 +347,34 @@ def await_workers(
     One poll watches all answers and all deaths; nothing waits longer than `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    pending = list(transports)
+    transports = pending = list(transports)
     failures: dict[int, WorkerError] = {}
-    hubs = {transport.hub for transport in pending if transport.hub is not None}
     ready: list[int] = []
+    for transport in transports:
+        transport.expect(transport.addressed)
     try:
-        for hub in hubs:
-            hub.expect_news(True)
         while True:
             still = []
             for transport in pending:
                 transport.collect()
-                if transport.failure is None and done(transport):
-                    continue
-                transport.look_for_death(ready)
+                if transport.failure is None and not done(transport):
+                    transport.look_for_death(ready)
+                    if transport.failure is None:
+                        still.append(transport)
                 if transport.failure is not None:
                     failures[transport.worker_idx] = transport.failure
-                else:
-                    still.append(transport)
-            pending = still
-            remaining = deadline - time.monotonic()
-            if pending and remaining <= 0:
-                failures |= {t.worker_idx: t.overdue(timeout_s) for t in pending}
-            if not pending or remaining <= 0:
+                    transport.expect(NEVER)  # the others need not wait for it before they ring
+            if not still:
                 return failures
-            ready = wait_for({fd for t in pending for fd in t.wait_fds()}, remaining)
-            for hub in hubs:
-                hub.silence()
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return failures | {t.worker_idx: t.overdue(timeout_s) for t in still}
+            if still != pending:  # look once more: another may have finished meanwhile
+                pending, ready = still, []
+                continue
+            ready = wait_for({fd for t in still for fd in t.wait_fds()}, remaining)
+            for bell in {t.answer_bell for t in still if t.answer_bell is not None}:
+                bell.silence()  # before anything is collected: a later ring must be heard
     finally:
-        for hub in hubs:
-            hub.expect_news(False)
+        for transport in transports:
+            transport.expect(NEVER)
