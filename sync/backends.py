@@ -27,5 +27,5 @@ def make_scheme(name: str, **kwargs: Any) -> WeightSyncScheme:
     if name not in SCHEMES:
         near = difflib.get_close_matches(name, SCHEMES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no scheme is called {name!r}{hint} Known: {', '.join(SCHEMES)}")
+        raise ValueError(f"no scheme is called {name!r}{hint or '.'} Known: {', '.join(SCHEMES)}")
     return SCHEMES[name](**kwargs)

@@ -157,7 +157,7 @@ class WeightSyncScheme(ABC):
         weights: of the registered model if None; a module, a TensorDict or a dict; or a dict of
         these by worker. With `sync=True`, returns when every addressed worker has them in use.
         """
-        workers = self._publish("send", weights, worker_ids)
+        workers = self._publish("send", weights, worker_ids, settling=self.sync)
         if self.sync:
             self._need_sender("send").settle(workers)
 
@@ -167,7 +167,7 @@ class WeightSyncScheme(ABC):
         worker_ids: int | Sequence[int] | None = None,
     ) -> None:
         """Publish and return at once, whatever `sync` says; `wait_async` waits."""
-        self._publish("send_async", weights, worker_ids)
+        self._publish("send_async", weights, worker_ids, settling=False)
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Wait until every worker uses the newest version that was addressed to it."""
@@ -175,14 +175,19 @@ class WeightSyncScheme(ABC):
         sender.settle(sender.workers(None), timeout)
 
     def _publish(
-        self, call: str, weights: Any, worker_ids: int | Sequence[int] | None
+        self,
+        call: str,
+        weights: Any,
+        worker_ids: int | Sequence[int] | None,
+        *,
+        settling: bool,
     ) -> list[int]:
         sender = self._need_sender(call)
         by_worker = isinstance(weights, Mapping) and all(isinstance(k, int) for k in weights)
         by_worker = by_worker and bool(weights)
         if by_worker:
             self._check_by_worker()
-        return sender.send(weights, worker_ids, by_worker=by_worker)
+        return sender.send(weights, worker_ids, by_worker=by_worker, settling=settling)
 
     # -- the receiver's side
 

@@ -97,12 +97,17 @@ class SenderEnd:
     # -- sending
 
     def send(
-        self, weights: Any, worker_ids: int | Sequence[int] | None, *, by_worker: bool
+        self,
+        weights: Any,
+        worker_ids: int | Sequence[int] | None,
+        *,
+        by_worker: bool,
+        settling: bool,
     ) -> list[int]:
         """Publish the next version and return whom it went to. Waits for nobody.
 
         What went wrong at these workers since the last send is raised, after the healthy ones have
-        been offered the new version.
+        been offered the new version. With `settling`, `settle` follows and will see who is dead.
         """
         with self.lock:
             if self.version == NEVER:
@@ -117,7 +122,8 @@ class SenderEnd:
             else:
                 workers = self.workers(worker_ids)
                 plan = {worker: self.form.weights_for(worker, weights) for worker in workers}
-            self._look_for_deaths()
+            if not settling:
+                self._look_for_deaths()
             failures = self._past_failures(workers)
             self._publish(plan, self.version + 1)
             if failures:

@@ -21,7 +21,7 @@ from sync.memory import Doorbell, Watch, wait_for
 from sync.scheme import WeightSyncScheme
 from sync.sender import SenderEnd
 from sync.slots import Slots
-from sync.snapshot import Snapshot
+from sync.snapshot import NEVER, Snapshot
 from sync.strategy import WeightStrategy
 from sync.transport import Transport
 
@@ -66,7 +66,8 @@ class SharedMemTransport(Transport):
 
     def expect(self, version: int) -> None:
         self.row.expect(version)
-        self.board.order()
+        if version != NEVER:
+            self.row.order()
 
     def collect(self) -> None:
         row = self.row
