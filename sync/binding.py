@@ -32,7 +32,8 @@ class Binding:
         self.layout.check(flat.tensors, whose=self._whose)
         slots = {slot.name: slot for slot in flat.slots}
         self._slots = [slots[leaf.name] for leaf in self.layout.leaves]
-        self._leaves = [slot.tensor.detach() for slot in self._slots]
+        with torch.inference_mode(False):
+            self._leaves = [slot.tensor.detach() for slot in self._slots]
         self._pieces: list[Tensor] | None = None
         self._places = [(s.owner, s.key, s.tensor, s.tensor.data_ptr()) for s in self._slots]
         self._flat = flat

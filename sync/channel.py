@@ -7,6 +7,7 @@ took a dead one's place can be handed the same line.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ class Channel:
         far.setblocking(False)
         self._near, self._far = SharedFd(near.detach()), SharedFd(far.detach())
         self._kind = int(kind)
+        self._turned_in = 0
         self._open()
 
     def _open(self) -> None:
@@ -71,7 +73,10 @@ class Channel:
         return Message(kind, tuple(numbers), data[_FORMAT.size :].decode(errors="replace"))
 
     def turn_around(self) -> None:
-        """Be the worker's end."""
+        """Be the worker's end; in one process, once."""
+        if self._turned_in == os.getpid():
+            return
+        self._turned_in = os.getpid()
         self._socket.detach()
         self._near, self._far = self._far, self._near
         self._open()

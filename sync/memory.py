@@ -74,7 +74,9 @@ class AnonymousMemory(SharedFd):
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         region = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED, protection, offset=offset)
-        return torch.from_numpy(np.asarray(_Unguarded(np.frombuffer(region, dtype=np.uint8))))
+        array = np.asarray(_Unguarded(np.frombuffer(region, dtype=np.uint8)))
+        with torch.inference_mode(False):  # or it could not be written outside of it
+            return torch.from_numpy(array)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "nbytes": self.nbytes}

@@ -37,7 +37,6 @@ class ReceiverEnd:
         model: Weights | None,
         strategy: WeightStrategy,
         *,
-        device: torch.device | None,
         zero_copy: bool | None = False,
         pass_on: Callable[[Any], None] | None = None,
     ):
@@ -48,7 +47,6 @@ class ReceiverEnd:
         self._layout = layout
         self._model = model
         self._strategy = strategy
-        self._device = device
         self._zero_copy = zero_copy
         self._pass_on = pass_on
         self._lock = threading.RLock()
@@ -98,7 +96,7 @@ class ReceiverEnd:
         if self._model is not None:
             return self._model
         empty = {
-            leaf.name: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
+            leaf.name: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.transport.device)
             for leaf in self._layout.leaves
         }
         target: Weights = self._strategy.assemble(empty, {})
@@ -186,6 +184,11 @@ class ReceiverEnd:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
         with self._lock:
+            self.own_memory()
+            self.transport.leave()
+
+    def own_memory(self) -> None:
+        """Have the model's parameters in memory of their own until the next version comes."""
+        with self._lock:
             if self.binding is not None and self.transport.zero_copy:
                 self.binding.detach_from_snapshots()
-            self.transport.leave()

@@ -24,8 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-import torch
-
 from sync.forms import SenderForm, resolve_model
 from sync.layout import Layout
 from sync.receiver import ReceiverEnd
@@ -129,7 +127,7 @@ class WeightSyncScheme(ABC):
         for worker, transport in self._transports.items():
             transport.worker_idx, transport.timeout = worker, self.timeout
             transport.strategy = self.strategy
-            transport.label = str(form.devices[worker] or "cpu")
+            transport.device = form.devices[worker]
         sender.open(slots, self._transports)
         self._sender = sender
         _OPEN.add(self)
@@ -144,7 +142,7 @@ class WeightSyncScheme(ABC):
         )
 
     def describe_worker(self, worker_idx: int, label: str) -> None:
-        """What error messages say about a worker besides its number: its device, environment."""
+        """What error messages say about a worker besides its number and device."""
         self._need_sender("describe_worker").transports[worker_idx].label = label
 
     def send(
@@ -228,7 +226,6 @@ class WeightSyncScheme(ABC):
             self._layout,
             model,
             self.strategy,
-            device=torch.device(transport.label.split()[0]) if model is None else None,
             zero_copy=self._zero_copy,
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
         )
@@ -358,6 +355,8 @@ class WeightSyncScheme(ABC):
         model = self.model if self.model is not None else self.weights
         if model is None:
             raise RuntimeError("apply_weights() needs init_on_sender() or init_on_receiver() first")
+        if self._receiver is not None:
+            self._receiver.own_memory()
         self.strategy.apply_weights(model, weights, inplace)
 
     def create_transport(self, *, worker_idx: int = 0) -> Transport:

@@ -32,10 +32,11 @@ class Snapshot:
 
     def __init__(self, layout: Layout, buffer: Tensor):
         self.layout = layout
-        self.buffer = buffer[: layout.nbytes]
-        self.views = layout.views(self.buffer)
-        self._floats = layout.floats(self.buffer)
-        self._pieces = pieces(self.views, layout)
+        with torch.inference_mode(False):  # or the views could not be written outside of it
+            self.buffer = buffer[: layout.nbytes]
+            self.views = layout.views(self.buffer)
+            self._floats = layout.floats(self.buffer)
+            self._pieces = pieces(self.views, layout)
         self._header = as_bytes(self.buffer[:HEADER_BYTES]).cast("q")
 
     @property

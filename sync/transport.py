@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
 from sync.binding import Binding
 from sync.board import Event, now_ns
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
@@ -55,6 +57,7 @@ class Transport(ABC):
     def __init__(self, *, timeout: float = 10.0):
         self.timeout = timeout
         self.worker_idx = 0
+        self.device: torch.device | None = None
         self.label = ""
         self.slots: Slots | None = None
         self.strategy = WeightStrategy()
@@ -236,7 +239,8 @@ class Transport(ABC):
         return self.acknowledged < self.addressed
 
     def __str__(self) -> str:
-        return f"worker {self.worker_idx}" + (f" ({self.label})" if self.label else "")
+        known = [str(self.device or "cpu"), *([self.label] if self.label else [])]
+        return f"worker {self.worker_idx} ({', '.join(known)})"
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker needs: what the sender knows of its workers stays with it."""

@@ -118,7 +118,7 @@ def test_an_error_after_a_send_that_did_not_wait_is_raised_by_the_next(kind):
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_a_killed_worker_is_named_and_the_others_go_on(kind):
     with trial(SCHEMES[kind]()) as running:
-        running.scheme.describe_worker(1, "cpu, CartPole-v1")
+        running.scheme.describe_worker(1, "CartPole-v1")
         os.kill(running.processes[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match=r"worker 1 \(cpu, CartPole-v1\) died \(pid \d+\)"):
             running.publish(wait=True)
@@ -237,9 +237,7 @@ def test_a_rendezvous_that_cannot_complete_says_who_did_what(kind):
         pass
     scheme = SCHEMES[kind]()
     with (
-        pytest.raises(
-            WorkerError, match=r"'body.0.weight' has shape \[3, 3\]"
-        ),
+        pytest.raises(WorkerError, match=r"'body.0.weight' has shape \[3, 3\]"),
         trial(scheme, target=cannot_take_it),
     ):
         pass
