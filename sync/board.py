@@ -23,7 +23,7 @@ import struct
 import time
 from typing import Any, NamedTuple
 
-from sync.memory import AnonymousMemory, Doorbell, Order, as_bytes
+from sync.memory import AnonymousMemory, Doorbell, Order, Watch, as_bytes
 
 EVENTS = 64
 ERROR_BYTES = 16 * 1024
@@ -155,10 +155,6 @@ class Row:
             held.add(words[_LATEST] & 0xFFFF)
         return held
 
-    def let_go(self) -> None:
-        """Take down the pins of a worker that is dead."""
-        self.words[_PIN_A] = self.words[_PIN_B] = FREE
-
     @property
     def pid(self) -> int:
         return self.words[_PID]
@@ -189,8 +185,8 @@ class Row:
     # -- the worker's side
 
     def greet(self) -> None:
-        """Take the row over, also from a worker that died."""
-        self.let_go()
+        """Take the row over, also from a worker that died: only now are its pins taken down."""
+        self.words[_PIN_A] = self.words[_PIN_B] = FREE
         self.words[_IDLE] = 0
         self.words[_STATE] = ABSENT
         self.words[_DONE] = 0
@@ -201,10 +197,18 @@ class Row:
         self.words[_STATE] = GREETED
         self._tell()
 
+    def living_reader(self) -> int | None:
+        """The process that has the row now, if it is another one and alive."""
+        pid = self.words[_PID]
+        if self.words[_STATE] != GREETED or pid == os.getpid() or Watch(pid).look():
+            return None
+        return pid
+
     def leave(self) -> None:
-        self.let_go()
-        self.words[_STATE] = LEFT
-        self._tell()
+        if self.words[_PID] == os.getpid() and self.words[_STATE] == GREETED:
+            self.words[_PIN_A] = self.words[_PIN_B] = FREE
+            self.words[_STATE] = LEFT
+            self._tell()
 
     @property
     def latest(self) -> int:

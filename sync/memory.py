@@ -139,30 +139,33 @@ class Doorbell(SharedFd):
 
 
 class Watch:
-    """Tells whether a process is still alive; pollable where the kernel can say so (pidfd)."""
+    """Tells whether a process is gone; pollable where the kernel can say so (pidfd)."""
 
     def __init__(self, pid: int):
         self.pid = pid
+        self.gone = False
         self._fd: SharedFd | None = None
-        self._gone = False
         try:
             if PIDFDS:
                 self._fd = SharedFd(os.pidfd_open(pid))
         except ProcessLookupError:
-            self._gone = True
+            self.gone = True
 
-    def gone(self, ready: Collection[int] | None = None) -> bool:
-        """`ready`: the descriptors that a poll just found ready, where there was one."""
-        if not self._gone:
-            if self._fd is not None:
-                ready = wait_for([self._fd.fd], 0) if ready is None else ready
-                self._gone = self._fd.fd in ready
-            else:
-                self._gone = not _exists(self.pid)
-        return self._gone
+    def notice(self, ready: Collection[int]) -> None:
+        """Take in what a poll found ready, while its numbers still mean what they meant to it."""
+        if self._fd is not None:
+            self.gone = self.gone or self._fd.fd in ready
+        else:
+            self.gone = self.gone or not _exists(self.pid)
+
+    def look(self) -> bool:
+        """Whether the process is gone now."""
+        if not self.gone:
+            self.notice(wait_for(self.fds(), 0) if self._fd is not None else ())
+        return self.gone
 
     def fds(self) -> list[int]:
-        return [self._fd.fd] if self._fd is not None and not self._gone else []
+        return [self._fd.fd] if self._fd is not None and not self.gone else []
 
 
 def _exists(pid: int) -> bool:

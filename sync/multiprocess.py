@@ -29,6 +29,7 @@ import torch
 from sync.binding import Binding
 from sync.board import Event
 from sync.channel import CLOSE, DONE, FAIL, GREET, LEAVE, SNAPSHOT, Channel
+from sync.errors import WorkerDied
 from sync.layout import Layout
 from sync.memory import Doorbell, Watch, wait_for
 from sync.scheme import WeightSyncScheme
@@ -90,6 +91,8 @@ class MPTransport(Transport):
         while (message := self.weight_queue.get()) is not None:
             kind, numbers, text = message
             if kind == GREET:
+                if self.taken_by_other_than(numbers[0]):
+                    continue
                 self._peer, self._on_the_way = numbers[0], None
                 self._next = self._last if self._last_is_there() else self._next
                 self.greeted(self._peer)
@@ -103,8 +106,10 @@ class MPTransport(Transport):
                 self.left()
             self.feed()
 
-    def released(self) -> None:
-        self._peer, self._on_the_way, self._next = 0, None, None
+    def judge(self) -> None:
+        super().judge()
+        if isinstance(self.failure, WorkerDied):
+            self._peer, self._on_the_way, self._next = 0, None, None
 
     def offer_again(self) -> bool:
         if not self._last_is_there():
@@ -158,7 +163,7 @@ class MPTransport(Transport):
         wait_for([self.weight_queue.fd, *self._sender.fds(), *fds], timeout)
 
     def sender_gone(self) -> bool:
-        return self._closed or (self._sender is not None and self._sender.gone())
+        return self._closed or (self._sender is not None and self._sender.look())
 
     def leave(self) -> None:
         self.weight_queue.put(LEAVE)
@@ -289,7 +294,9 @@ class Feeder:
             with self._sender.lock:
                 for transport in hungry:
                     transport.collect()
-                    transport.look_for_death()
+                    if transport.watch is not None:
+                        transport.watch.look()
+                    transport.judge()
 
 
 class MultiProcessWeightSyncScheme(WeightSyncScheme):

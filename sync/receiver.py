@@ -55,6 +55,7 @@ class ReceiverEnd:
         self._thread: threading.Thread | None = None
         self._stop = Doorbell()
         self._stopping = False
+        self._greeted = False
 
     @property
     def model(self) -> Weights | None:
@@ -67,6 +68,7 @@ class ReceiverEnd:
     def connect(self, timeout: float, *, background: bool) -> None:
         """Greet the sender and take the first version into use."""
         self.transport.greet()
+        self._greeted = True
         try:
             self.binding = Binding(self._target(), self._strategy, self._layout)
         except Exception:
@@ -185,7 +187,8 @@ class ReceiverEnd:
             self._thread.join(5.0)
         with self._lock:
             self.own_memory()
-            self.transport.leave()
+            if self._greeted:
+                self.transport.leave()
 
     def own_memory(self) -> None:
         """Have the model's parameters in memory of their own until the next version comes."""

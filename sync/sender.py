@@ -205,10 +205,13 @@ class SenderEnd:
                 for fd in watch.fds() if watch is not None else ():
                     self._deaths.register(fd, select.POLLIN)
         ready = [fd for fd, _ in self._deaths.poll(0)]
+        if ready or not PIDFDS:
+            for watch in watches:
+                if watch is not None:
+                    watch.notice(ready)
         for transport in self.transports.values():
             transport.collect()
-            if ready or not PIDFDS:
-                transport.look_for_death(ready)
+            transport.judge()
 
     def workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:
         """The addressed workers, checked."""

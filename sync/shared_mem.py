@@ -87,9 +87,6 @@ class SharedMemTransport(Transport):
             self.heard(self.row.event(number))
         self._events = event_count
 
-    def released(self) -> None:
-        self.row.let_go()
-
     def news_fds(self) -> list[int]:
         return [self.board.sender_bell.fd]
 
@@ -102,6 +99,8 @@ class SharedMemTransport(Transport):
     # -- the receiver's end
 
     def greet(self) -> None:
+        if (pid := self.row.living_reader()) is not None:
+            raise ConnectionError(f"{self} is process {pid} already, which is alive")
         self._sender = Watch(self.board.sender_pid)
         self._seen = 0
         self.row.greet()
@@ -145,7 +144,7 @@ class SharedMemTransport(Transport):
         return [self.row.bell.fd, *self._sender.fds()]
 
     def sender_gone(self) -> bool:
-        return self.board.closed or (self._sender is not None and self._sender.gone())
+        return self.board.closed or (self._sender is not None and self._sender.look())
 
     def leave(self) -> None:
         self.row.leave()

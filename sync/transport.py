@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -156,7 +156,9 @@ class Transport(ABC):
         self.collect()
         if not self.stats.applied and not self.told:
             return
-        self.look_for_death()
+        if self.watch is not None:
+            self.watch.look()
+        self.judge()
         if isinstance(self.failure, WorkerDied):
             self.watch = None
         self.failure, self.told = None, False
@@ -190,24 +192,24 @@ class Transport(ABC):
             self.worker_idx, f"{self} raised while applying weights:\n{text.rstrip()}"
         )
 
-    def look_for_death(self, ready: Collection[int] | None = None) -> None:
-        """`ready`, where given, are the descriptors that a poll found ready: it saves a look."""
+    def judge(self) -> None:
+        """Make a failure of it if the worker is known to be gone."""
         if self.has_left:
             self.failure = WorkerDied(self.worker_idx, f"{self} left: it shut its scheme down")
-        if self.watch is not None and self.watch.gone(ready):
+        if self.watch is not None and self.watch.gone:
             self.connected = False
-            self.released()
             self.failure = WorkerDied(
                 self.worker_idx, f"{self} died (pid {self.watch.pid}): it can take no weights"
             )
 
+    def taken_by_other_than(self, pid: int) -> bool:
+        """Whether another living process is this worker."""
+        watch = self.watch
+        return watch is not None and watch.pid != pid and not self.has_left and not watch.look()
+
     def left(self) -> None:
         """The worker reads no more, of its own will."""
         self.connected, self.has_left = False, True
-        self.released()
-
-    def released(self) -> None:
-        """The worker is dead: what it held is free."""
 
     def overdue(self, seconds: float) -> WorkerTimeout:
         if not self.connected:
@@ -353,7 +355,6 @@ def await_workers(
     deadline = time.monotonic() + timeout_s
     transports = pending = list(transports)
     failures: dict[int, WorkerError] = {}
-    ready: list[int] = []
     for transport in transports:
         transport.expect(transport.addressed)
     try:
@@ -362,7 +363,7 @@ def await_workers(
             for transport in pending:
                 transport.collect()
                 if transport.failure is None and not done(transport):
-                    transport.look_for_death(ready)
+                    transport.judge()
                     if transport.failure is None:
                         still.append(transport)
                 if transport.failure is not None:
@@ -374,11 +375,14 @@ def await_workers(
             if remaining <= 0:
                 return failures | {t.worker_idx: t.overdue(timeout_s) for t in still}
             if still != pending:  # look once more: another may have finished meanwhile
-                pending, ready = still, []
+                pending = still
                 continue
             ready = wait_for({fd for t in still for fd in t.wait_fds()}, remaining)
             for bell in {t.answer_bell for t in still if t.answer_bell is not None}:
                 bell.silence()  # before anything is collected: a later ring must be heard
+            for transport in still:
+                if transport.watch is not None:
+                    transport.watch.notice(ready)  # before another can take its number
     finally:
         for transport in transports:
             transport.expect(NEVER)
