@@ -23,7 +23,7 @@ import struct
 import time
 from typing import Any, NamedTuple
 
-from sync.memory import AnonymousMemory, Doorbell, Order, Watch, as_bytes
+from sync.memory import AnonymousMemory, Doorbell, Order, as_bytes
 
 EVENTS = 64
 ERROR_BYTES = 16 * 1024
@@ -197,18 +197,10 @@ class Row:
         self.words[_STATE] = GREETED
         self._tell()
 
-    def living_reader(self) -> int | None:
-        """The process that has the row now, if it is another one and alive."""
-        pid = self.words[_PID]
-        if self.words[_STATE] != GREETED or pid == os.getpid() or Watch(pid).look():
-            return None
-        return pid
-
     def leave(self) -> None:
-        if self.words[_PID] == os.getpid() and self.words[_STATE] == GREETED:
-            self.words[_PIN_A] = self.words[_PIN_B] = FREE
-            self.words[_STATE] = LEFT
-            self._tell()
+        self.words[_PIN_A] = self.words[_PIN_B] = FREE
+        self.words[_STATE] = LEFT
+        self._tell()
 
     @property
     def latest(self) -> int:

@@ -91,8 +91,6 @@ class MPTransport(Transport):
         while (message := self.weight_queue.get()) is not None:
             kind, numbers, text = message
             if kind == GREET:
-                if self.taken_by_other_than(numbers[0]):
-                    continue
                 self._peer, self._on_the_way = numbers[0], None
                 self._next = self._last if self._last_is_there() else self._next
                 self.greeted(self._peer)

@@ -67,6 +67,10 @@ class ReceiverEnd:
 
     def connect(self, timeout: float, *, background: bool) -> None:
         """Greet the sender and take the first version into use."""
+        slots, worker_idx = self.transport.slots, self.transport.worker_idx
+        assert slots is not None
+        if not slots.claim(worker_idx):
+            raise ConnectionError(f"{self.transport}: another process, which is alive, is it")
         self.transport.greet()
         self._greeted = True
         try:
@@ -187,8 +191,9 @@ class ReceiverEnd:
             self._thread.join(5.0)
         with self._lock:
             self.own_memory()
-            if self._greeted:
+            if self._greeted and self.transport.slots is not None:
                 self.transport.leave()
+                self.transport.slots.give_back(self.transport.worker_idx)
 
     def own_memory(self) -> None:
         """Have the model's parameters in memory of their own until the next version comes."""

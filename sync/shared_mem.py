@@ -99,8 +99,6 @@ class SharedMemTransport(Transport):
     # -- the receiver's end
 
     def greet(self) -> None:
-        if (pid := self.row.living_reader()) is not None:
-            raise ConnectionError(f"{self} is process {pid} already, which is alive")
         self._sender = Watch(self.board.sender_pid)
         self._seen = 0
         self.row.greet()

@@ -7,6 +7,7 @@ lowest free one. With readers that keep up, two or three slots cost memory.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 from typing import Any
 
@@ -38,6 +39,20 @@ class Slots:
             if slot not in held:
                 return slot
         raise AssertionError(f"all {self.capacity} slots are held: one is held and not let go")
+
+    def claim(self, worker_idx: int) -> bool:
+        """Make this process the one reader of that number; False if a living one is it already.
+
+        The kernel gives the claim back when the process ends, however it ends.
+        """
+        try:
+            fcntl.lockf(self._memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, worker_idx)
+        except BlockingIOError:
+            return False
+        return True
+
+    def give_back(self, worker_idx: int) -> None:
+        fcntl.lockf(self._memory.fd, fcntl.LOCK_UN, 1, worker_idx)
 
     @property
     def memory_bytes(self) -> int:

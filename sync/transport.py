@@ -202,11 +202,6 @@ class Transport(ABC):
                 self.worker_idx, f"{self} died (pid {self.watch.pid}): it can take no weights"
             )
 
-    def taken_by_other_than(self, pid: int) -> bool:
-        """Whether another living process is this worker."""
-        watch = self.watch
-        return watch is not None and watch.pid != pid and not self.has_left and not watch.look()
-
     def left(self) -> None:
         """The worker reads no more, of its own will."""
         self.connected, self.has_left = False, True

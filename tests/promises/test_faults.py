@@ -289,3 +289,80 @@ def test_a_trainer_killed_in_the_middle_of_a_publish_leaves_workers_whole(kind, 
         wait_until(lambda f=findings: f.total(ALIVE_AFTER) == 2)
         assert findings.violations() == {}
         assert findings.get(0, VERSION) > 0
+
+
+def replacement(running: Any, worker: int) -> Any:
+    ctx = multiprocessing.get_context("fork")
+    process = ctx.Process(
+        target=read, args=(running.scheme, worker, running.findings, 64, False), daemon=True
+    )
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_workers_replaced_before_the_trainer_looked_are_not_taken_for_dead(kind):
+    with trial(SCHEMES[kind]()) as running:
+        running.publish(wait=True)
+        for worker in (0, 1):
+            running.processes[worker].kill()
+            running.processes[worker].join()
+        for worker in (0, 1):
+            running.findings.set(worker, CALLS, 0)
+            running.processes[worker] = replacement(running, worker)
+        if kind != "multiprocess":  # there a newcomer's first weights come by message
+            wait_until(lambda: min(running.findings.get(w, CALLS) for w in (0, 1)) > 0)
+        for worker in (0, 1):
+            running.scheme.connect(worker_idx=worker)
+        version = running.publish(wait=True)
+        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
+        assert running.findings.violations() == {}
+
+
+def come_second(scheme: WeightSyncScheme, connect: bool) -> None:
+    scheme.connect_timeout = 0.3
+    scheme.init_on_receiver(model=VersionPolicy(), worker_idx=0)
+    if connect:
+        try:
+            scheme.connect(background=False)
+        except (ConnectionError, TimeoutError):
+            os._exit(7)
+    scheme.shutdown()
+
+
+@pytest.mark.parametrize("connect", [True, False])
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_second_process_cannot_take_a_living_workers_place(kind, connect):
+    with trial(SCHEMES[kind](), workers=1) as running:
+        ctx = multiprocessing.get_context("fork")
+        for _ in range(5):
+            second = ctx.Process(target=come_second, args=(running.scheme, connect))
+            second.start()
+            while second.is_alive():
+                running.publish()
+            second.join()
+            assert second.exitcode == (7 if connect else 0)
+        running.scheme.wait_async()
+        running.calls_from_now(10)
+        assert running.findings.violations() == {}
+
+
+def fail_at_once(scheme: WeightSyncScheme, worker: int) -> None:
+    scheme.init_on_receiver(model=VersionPolicy(width=3), worker_idx=worker)
+    try:
+        scheme.connect()
+    except ValueError:
+        os._exit(7)
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_a_worker_that_failed_before_the_trainer_came_is_reported_with_its_reason(kind):
+    ctx = multiprocessing.get_context("fork")
+    with SCHEMES[kind]() as scheme:
+        scheme.init_on_sender(model=VersionPolicy(), devices=["cpu"])
+        worker = ctx.Process(target=fail_at_once, args=(scheme, 0))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 7
+        with pytest.raises(WorkerRaised, match=r"shape \[3, 3\], expected \[64, 64\]"):
+            scheme.connect()
