@@ -1,0 +1,238 @@
+"""Models to send, workers that do what they are asked, and comparison to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+from tensordict import TensorDict, TensorDictParams, is_tensor_collection
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from sync import (
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
+
+WAIT_S = 30.0
+
+# Every way in which this package brings snapshots to a worker.
+KINDS: dict[str, Callable[..., WeightSyncScheme]] = {
+    "shared_copy": lambda **options: SharedMemWeightSyncScheme(zero_copy=False, **options),
+    "shared_zero_copy": lambda **options: SharedMemWeightSyncScheme(zero_copy=True, **options),
+    "multiprocess": lambda **options: MultiProcessWeightSyncScheme(**options),
+}
+
+
+def policy(value: float | None = None) -> nn.Module:
+    """A small model with parameters and buffers, all of them `value` if given."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return model if value is None else fill(model, value)
+
+
+def fill(model: nn.Module, value: float) -> nn.Module:
+    """Set every parameter and buffer of the model, in place."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(value)
+    return model
+
+
+class Counting(nn.Module):
+    """A model with extra state: an object, and how often and with what it was set."""
+
+    def __init__(self, extra: Any = None, refuses: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.extra, self.refuses = extra, refuses
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        if self.refuses:
+            raise RuntimeError("this owner refuses its extra state")
+        self.extra = state
+
+
+def nested(module: nn.Module) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, tensor in module.state_dict().items():
+        *path, key = name.split(".")
+        place = tree
+        for part in path:
+            place = place.setdefault(part, {})
+        place[key] = tensor.clone()
+    return tree
+
+
+# Every form that weights may have, made from a module.
+FORMS: dict[str, Callable[[nn.Module], Any]] = {
+    "module": lambda module: module,
+    "tensordict_module": lambda module: TensorDictModule(module, in_keys=["a"], out_keys=["b"]),
+    "tensordict": lambda module: TensorDict.from_module(module).data.clone(),
+    "tensordict_params": lambda module: TensorDictParams(
+        TensorDict.from_module(module).data.clone()
+    ),
+    "nested_dict": nested,
+    "flat_dict": lambda module: {k: v.clone() for k, v in module.state_dict().items()},
+}
+
+
+def inside(weights: Any) -> Any:
+    """What a TensorDictModule holds is called "module." there, as in its state dict."""
+    return weights.module if isinstance(weights, TensorDictModule) else weights
+
+
+def bits(source: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    """What a module, a TensorDict or a dict holds, to the last bit, by dotted name."""
+    return {name: (t.dtype, tuple(t.shape), _bytes(t)) for name, t in tensors(source)}
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    data: bytes = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return data
+
+
+def tensors(source: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a source with its dotted name; written apart from the code under test."""
+    if isinstance(source, Tensor):
+        yield prefix.rstrip("."), source
+    elif isinstance(source, Mapping) or is_tensor_collection(source):
+        for key, value in source.items():
+            yield from tensors(value, f"{prefix}{key}.")
+    elif isinstance(source, nn.Module):
+        yield from source.named_parameters(remove_duplicate=False)
+        yield from source.named_buffers(remove_duplicate=False)
+
+
+class Worker:
+    """A process with a scheme and a model, which calls `function(scheme, model)` when asked."""
+
+    def __init__(
+        self,
+        scheme: WeightSyncScheme,
+        make_model: Callable[[], Any] | None = policy,
+        *,
+        method: str = "fork",
+        **receiver: Any,
+    ):
+        context = multiprocessing.get_context(method)
+        self._pipe, theirs = context.Pipe()
+        mine = self._pipe if method == "fork" else None  # a fork has to close its copy
+        job = cloudpickle.dumps((make_model, receiver))
+        self.process = context.Process(target=_serve, args=(theirs, mine, scheme, job))
+        self.process.daemon = True
+        self.process.start()
+        theirs.close()
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have the worker call `function(scheme, model, *args)`; `hear` has the answer."""
+        self._pipe.send_bytes(cloudpickle.dumps((function, args)))
+
+    def hear(self) -> Any:
+        """What the call returned; what it raised is raised here."""
+        if not self._pipe.poll(WAIT_S):
+            raise TimeoutError("the worker did not answer")
+        fine, answer = cloudpickle.loads(self._pipe.recv_bytes())
+        if not fine:
+            raise answer
+        return answer
+
+    def do(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.tell(function, *args)
+        return self.hear()
+
+    def stop(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send_bytes(b"")
+        self.process.join(5)
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+class Handed:
+    """Things of the trainer's that a forked worker inherits, in place of a scheme."""
+
+    def __init__(self, **things: Any):
+        self.__dict__.update(things)
+
+    def shutdown(self) -> None:
+        """There is nothing to end."""
+
+
+def _serve(pipe: Any, not_mine: Any, scheme: WeightSyncScheme, job: bytes) -> None:
+    torch.set_num_threads(1)
+    if not_mine is not None:
+        not_mine.close()
+    make_model, receiver = cloudpickle.loads(job)
+    model = make_model() if make_model is not None else None
+    if receiver:
+        scheme.init_on_receiver(model=model, **receiver)
+    while pipe.poll(4 * WAIT_S) and (request := pipe.recv_bytes()):
+        function, args = cloudpickle.loads(request)
+        try:
+            answer = True, function(scheme, model, *args)
+        except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+            answer = False, error
+        pipe.send_bytes(cloudpickle.dumps(answer))
+    scheme.shutdown()
+
+
+@contextlib.contextmanager
+def running(
+    scheme: WeightSyncScheme,
+    make_model: Callable[[], Any] | None = policy,
+    *,
+    method: str = "fork",
+    background: bool = False,
+) -> Iterator[list[Worker]]:
+    """All workers of an initialised scheme, connected; afterwards nothing of it is left."""
+    with contextlib.ExitStack() as workers:
+        try:
+            started = [
+                workers.enter_context(Worker(scheme, make_model, method=method, worker_idx=i))
+                for i in range(scheme.num_workers)
+            ]
+            for worker in started:
+                worker.tell(connect, background)
+            scheme.connect()
+            for worker in started:
+                worker.hear()
+            yield started
+        finally:
+            scheme.shutdown()  # first, so that no worker waits any more
+
+
+# What workers are asked most often.
+
+
+def connect(scheme: WeightSyncScheme, model: Any, background: bool = False) -> None:
+    scheme.connect(background=background)
+
+
+def receive(scheme: WeightSyncScheme, model: Any, timeout: float | None = None) -> bool:
+    """Whether there was something new."""
+    return scheme.receive(timeout) is not None
+
+
+def held(scheme: WeightSyncScheme, model: Any) -> Any:
+    """What the worker's model holds, to the last bit."""
+    return bits(model)
+
+
+def version(scheme: WeightSyncScheme, model: Any) -> int:
+    return scheme.version

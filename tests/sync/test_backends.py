@@ -1,0 +1,54 @@
+"""Schemes by short name."""
+
+from __future__ import annotations
+
+import pytest
+
+from sync import (
+    SCHEMES,
+    HogwildWeightSyncScheme,
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
+
+NAMES = {
+    "none": NoWeightSyncScheme,
+    "direct": NoWeightSyncScheme,
+    "shared": SharedMemWeightSyncScheme,
+    "thread": SharedMemWeightSyncScheme,
+    "process": MultiProcessWeightSyncScheme,
+    "multiprocessing": MultiProcessWeightSyncScheme,
+    "hogwild": HogwildWeightSyncScheme,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_stands_for_its_scheme(name):
+    assert type(WeightSyncScheme.from_backend(name)) is NAMES[name]
+
+
+def test_no_scheme_is_known_that_has_no_test():
+    assert set(NAMES) <= set(SCHEMES)
+
+
+def test_options_go_to_the_scheme():
+    scheme = WeightSyncScheme.from_backend(
+        "shared", strategy="state_dict", sync=False, per_worker_weights=True, timeout=3.0
+    )
+    assert scheme.strategy.extract_as == "state_dict"
+    assert (scheme.sync, scheme.per_worker_weights, scheme.timeout) == (False, True, 3.0)
+    with pytest.raises(TypeError, match="speed"):
+        WeightSyncScheme.from_backend("shared", speed="high")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("sharred", r"'sharred'; did you mean 'shared'\?"), ("xyzzy", r"'xyzzy'[;.:,] [Kk]nown")],
+    ids=["near", "far"],
+)
+def test_an_unknown_name_is_an_error_that_lists_the_known(name, says):
+    with pytest.raises(ValueError, match=says) as error:
+        WeightSyncScheme.from_backend(name)
+    assert all(known in str(error.value) for known in NAMES)

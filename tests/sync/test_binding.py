@@ -1,0 +1,313 @@
+"""A model bound to a layout: packed as it is now, loaded where it is now."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from sync import Layout, WeightStrategy
+from sync.binding import Binding, dump_extra, load_extra
+from tests.sync.support import FORMS, Counting, bits, fill, inside, policy
+from tests.sync.test_snapshot import block
+from tests.sync.test_strategy import Everything, Parts
+
+STRATEGY = WeightStrategy()
+
+
+def bind(target, layout=None):
+    return Binding(target, STRATEGY, layout)
+
+
+def snapshot_of(source, version=0):
+    binding = bind(source)
+    written = block(binding.layout)
+    binding.pack(written, version, check_finite=True)
+    return written
+
+
+@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize("frm", FORMS)
+def test_a_snapshot_of_any_form_loads_into_any_other(frm, to):
+    source, destination = FORMS[frm](policy(3)), FORMS[to](policy(1))
+    if frm != to:
+        source, destination = inside(source), inside(destination)
+    written = snapshot_of(source)
+    binding = bind(destination, written.layout)
+    for _ in range(2):  # the second time does no harm
+        binding.load(written)
+        assert bits(destination) == bits(source)
+
+
+def type_name(model):
+    return type(model).__name__
+
+
+@pytest.mark.parametrize("model", [Everything(3.0), Parts(), nn.Identity()], ids=type_name)
+def test_every_kind_of_tensor_arrives_in_memory_of_its_own(model):
+    written = snapshot_of(model)
+    destination = type(model)()
+    bind(destination, written.layout).load(written)
+    assert bits(destination) == bits(model)
+    written.buffer.zero_()
+    assert bits(destination) == bits(model)
+
+
+def test_layouts_follow_the_model_whatever_the_order_of_its_keys():
+    forward = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    backward = {"b": torch.ones(3), "a": torch.ones(2)}
+    binding = bind(forward)
+    written = block(binding.layout)
+    bind(backward, binding.layout).pack(written, 0, check_finite=True)
+    binding.load(written)
+    assert bits(forward) == bits({"a": torch.ones(2), "b": torch.ones(3)})
+
+
+@pytest.mark.parametrize("model", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)], ids=repr)
+def test_a_lazy_module_is_refused_by_name_and_the_way_out_is_named(model):
+    name = next(iter(model.state_dict()))
+    with pytest.raises(ValueError, match=f"'{name}' is not initialised.*run the model once"):
+        bind(model)
+
+
+def test_a_worker_whose_model_is_lazy_is_refused_in_the_same_words():
+    layout = Layout.of(nn.Linear(2, 3).state_dict())
+    with pytest.raises(ValueError, match=r"'weight' is not initialised.*run the model once"):
+        bind(nn.LazyLinear(3), layout)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_name_of_the_key():
+    layout = bind(nn.Linear(2, 3)).layout
+    with pytest.raises(ValueError, match=r"the Linear: 'weight' has shape \[3, 4\]"):
+        bind(nn.Linear(4, 3), layout)
+    with pytest.raises(KeyError, match="the Linear lacks 'bias'"):
+        bind(nn.Linear(2, 3, bias=False), layout)
+    with pytest.raises(KeyError, match="the dict has 'more'"):
+        bind({**nn.Linear(2, 3).state_dict(), "more": torch.ones(1)}, layout)
+
+
+# What a user may do to a model after it was bound.
+
+
+def assign(model):
+    model[0].weight = nn.Parameter(torch.full((4, 3), 8.0))
+
+
+def repoint(model):
+    model[0].weight.data = torch.full((4, 3), 8.0)
+
+
+def assign_buffer(model):
+    model[1].running_mean = torch.full((4,), 8.0)
+
+
+def replace_layer(model):
+    model[0] = fill(nn.Linear(3, 4), 8.0)
+
+
+def transpose(model):
+    model[3].weight.data = model[3].weight.data.t()
+
+
+CHANGES = [assign, repoint, assign_buffer, replace_layer, transpose]
+
+
+def numbered(first=0):
+    """A policy with a number of its own in every place."""
+    model = policy().append(nn.Linear(4, 4))
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.copy_(torch.arange(first, first + tensor.numel()).reshape(tensor.shape))
+            first += tensor.numel()
+    return model
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_sender_packs_what_the_model_holds_now(change):
+    model = numbered()
+    binding = bind(model)
+    written = block(binding.layout)
+    binding.pack(written, 0, check_finite=True)
+    change(model)
+    binding.pack(written, 1, check_finite=True)
+    arrived = numbered()
+    bind(arrived, binding.layout).load(written)
+    assert bits(arrived) == bits(model)
+
+
+@pytest.mark.parametrize("pointing", [False, True], ids=["copying", "pointing"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_receiver_loads_into_what_the_model_uses_now(change, pointing):
+    source, model = numbered(1000), numbered()
+    written = snapshot_of(source)
+    binding = bind(model, written.layout)
+    apply = binding.point_at if pointing else binding.load
+    apply(written)
+    change(model)
+    apply(written)
+    assert bits(model) == bits(source)
+
+
+def test_a_dicts_entry_that_was_replaced_is_found_again():
+    weights = {"a": {"b": torch.zeros(2)}, "c": torch.zeros(2)}
+    binding = bind(weights)
+    written = block(binding.layout)
+    weights["c"] = torch.ones(2)
+    weights["a"]["b"] = torch.ones(2)
+    binding.pack(written, 0, check_finite=True)
+    assert all((view == 1).all() for view in written.views)
+    weights["a"] = {"b": torch.full((2,), 2.0)}
+    binding.pack(written, 1, check_finite=True)
+    assert {view.sum().item() for view in written.views} == {2.0, 4.0}
+
+
+def test_a_model_that_no_longer_fits_is_refused_when_it_is_packed():
+    model = nn.Linear(2, 3)
+    binding = bind(model)
+    written = block(binding.layout)
+    model.weight = nn.Parameter(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match=r"'weight' has shape \[3, 4\], expected \[3, 2\]"):
+        binding.pack(written, 0, check_finite=True)
+
+
+def test_tied_parameters_stay_tied_however_weights_are_applied():
+    source, model = Parts(), Parts()
+    with torch.no_grad():
+        source.shared.weight.fill_(7)
+    written = snapshot_of(source)
+    binding = bind(model, written.layout)
+    for step in (binding.load, binding.point_at, binding.point_at, binding.load):
+        step(written)
+        assert model.tied.weight is model.shared.weight
+        assert bits(model) == bits(source)
+    binding.detach_from_snapshots()
+    assert model.tied.weight is model.shared.weight
+    with torch.no_grad():
+        model.tied.weight.fill_(1)
+    assert (model.shared.weight == 1).all()
+
+
+def test_pointing_shares_parameters_and_copies_buffers():
+    source = fill(policy(), 3)
+    written = snapshot_of(source)
+    model = policy(1)
+    parameters = list(model.parameters())
+    binding = bind(model, written.layout)
+    binding.point_at(written)
+    assert bits(model) == bits(source)
+    inside = range(written.buffer.data_ptr(), written.buffer.data_ptr() + written.buffer.numel())
+    assert all(p.data_ptr() in inside for p in model.parameters())
+    assert not any(b.data_ptr() in inside for b in model.buffers())
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    binding.detach_from_snapshots()
+    assert bits(model) == bits(source)
+    assert not any(p.data_ptr() in inside for p in model.parameters())
+
+
+def test_loading_after_pointing_does_not_write_into_the_snapshot():
+    first, second = snapshot_of(policy(1)), snapshot_of(policy(2))
+    kept = first.buffer.clone()
+    model = policy(0)
+    binding = bind(model, first.layout)
+    binding.point_at(first)
+    binding.detach_from_snapshots()
+    binding.load(second)
+    assert torch.equal(first.buffer, kept)
+    assert bits(model) == bits(policy(2))
+
+
+def test_the_weights_of_a_binding_stay_current():
+    model = policy(1)
+    written = snapshot_of(policy(3))
+    binding = bind(model, written.layout)
+    weights = binding.weights()
+    binding.load(written)
+    assert bits(weights) == bits(policy(3))
+    binding.point_at(snapshot_of(policy(4)))
+    assert bits(binding.weights()) == bits(policy(4))
+    model[0].weight = nn.Parameter(torch.zeros(4, 3))
+    binding.leaves()
+    assert bits(binding.weights()) == bits(model)
+
+
+# Extra state.
+
+
+def test_extra_state_travels_as_it_is_at_the_time():
+    source, destination = nn.Sequential(Counting("first")), nn.Sequential(Counting())
+    binding = bind(source)
+    written = block(binding.layout)
+    to = bind(destination, binding.layout)
+    for extra in ("first", {"second": [2]}, None):
+        source[0].extra = extra
+        binding.pack(written, 0, check_finite=True)
+        to.load(written)
+        assert destination[0].extra == extra
+        assert to.weights()["0", "_extra_state"] == extra
+
+
+def test_extra_state_that_outgrew_its_room_is_refused_and_nothing_is_written_for_good():
+    model = Counting("small")
+    binding = bind(model)
+    written = block(binding.layout)
+    model.extra = "x" * 100_000
+    with pytest.raises(ValueError, match=r"extra state takes 100.*laid out for at most 4096"):
+        binding.pack(written, 5, check_finite=True)
+    assert written.version == -1
+
+
+def test_an_owner_that_refuses_leaves_everything_as_it_is_now_not_as_it_was_bound():
+    source = nn.Sequential(Counting("new"), Counting("new"))
+    destination = nn.Sequential(Counting("bound"), Counting("bound", refuses=True))
+    written = snapshot_of(fill(source, 1))
+    binding = bind(destination, written.layout)
+    destination[0].extra = destination[1].extra = "since changed"
+    for apply in (binding.load, binding.point_at):
+        with pytest.raises(RuntimeError, match="this owner refuses"):
+            apply(written)
+        assert [module.extra for module in destination] == ["since changed"] * 2
+        assert all((module.weight == 0).all() for module in destination)
+
+
+def test_a_snapshot_without_the_extra_state_that_a_model_needs_is_refused_by_name():
+    layout = bind(Counting("some")).layout
+    written = block(layout)
+    bind({"weight": torch.ones(2)}, layout).pack(written, 0, check_finite=True)
+    model = Counting("before")
+    with pytest.raises(KeyError, match="'_extra_state'"):
+        bind(model, layout).load(written)
+    assert model.extra == "before"
+    assert (model.weight == 0).all()
+
+
+def test_a_snapshot_with_extra_state_that_the_model_has_not_is_refused_by_name():
+    written = snapshot_of(fill(Counting("some"), 1))
+    plain = {"weight": torch.zeros(2)}
+    with pytest.raises(KeyError, match="'_extra_state'"):
+        bind(plain, written.layout).load(written)
+    assert (plain["weight"] == 0).all()
+
+
+def test_extra_state_goes_into_a_tensordict():
+    written = snapshot_of(nn.Sequential(Counting({"seen": 3})))
+    weights = WeightStrategy().extract_weights(nn.Sequential(Counting()))
+    bind(weights, written.layout).load(written)
+    assert isinstance(weights, TensorDict)
+    assert weights["0", "_extra_state"] == {"seen": 3}
+
+
+def test_no_extra_state_takes_no_bytes():
+    assert dump_extra({}) == b""
+    assert load_extra(b"") == {}
+    assert load_extra(dump_extra({"a": [1]})) == {"a": [1]}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("to", ["cpu", "cuda"])
+@pytest.mark.parametrize("frm", ["cpu", "cuda"])
+def test_snapshots_go_between_devices(frm, to):
+    source, destination = Everything(3.0).to(frm), Everything(1.0).to(to)
+    written = snapshot_of(source)
+    bind(destination, written.layout).load(written)
+    assert bits(destination.cpu()) == bits(source.cpu())

@@ -1,0 +1,101 @@
+"""No synchronisation: nothing moves, and everything else is as with any scheme."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sync import NoWeightSyncScheme
+from tests.sync.support import Worker, bits, connect, held, policy, receive
+from tests.sync.test_scheme import NOTHING, known
+
+
+def scheme_of(model, **more):
+    scheme = NoWeightSyncScheme()
+    scheme.init_on_sender(model=model, devices=["cpu"] * 2, **more)
+    return scheme
+
+
+def test_each_step_is_seen_in_its_properties():
+    scheme, model = NoWeightSyncScheme(), policy(1)
+    assert known(scheme) == NOTHING
+    scheme.init_on_sender(model_id="policy", model=model, devices=["cpu"] * 2)
+    at_first = {**NOTHING, "sender": True, "model id": "policy", "weights": bits(model)}
+    assert known(scheme) == at_first
+    assert scheme.acknowledged == {0: -1, 1: -1}
+    scheme.connect()
+    assert known(scheme) == {**at_first, "sender synchronized": True, "version": 0}
+    assert (scheme.num_workers, scheme.acknowledged) == (2, {0: 0, 1: 0})
+    assert scheme.model is model
+
+
+def test_workers_keep_what_they_started_with():
+    scheme = scheme_of(policy(1))
+    with Worker(scheme, lambda: policy(5), worker_idx=1) as worker:
+        scheme.connect()
+        worker.do(connect)
+        for send in (scheme.send, scheme.send_async):
+            send(policy(3))
+            scheme.wait_async()
+            assert not worker.do(receive)
+        assert worker.do(held) == bits(policy(5))
+        assert worker.do(lambda s, m: (s.version, s.worker_idx, s.model is m)) == (0, 1, True)
+        assert worker.do(reading) == 0
+    assert scheme.version == 0
+
+
+def reading(scheme, model):
+    with scheme.reading() as version:
+        return version
+
+
+def test_what_is_handed_over_knows_nothing_of_the_senders_side():
+    handed = pickle.loads(pickle.dumps(scheme_of(policy(1), model_id="policy")))
+    assert known(handed) == {**NOTHING, "model id": "policy"}
+    with pytest.raises(RuntimeError, match="connect"):
+        handed.connect()
+
+
+def test_a_receiver_may_find_its_model_in_a_context():
+    class Context:
+        worker_idx = 1
+
+        def __init__(self, model):
+            self.model = model
+
+        def get_model(self, model_id):
+            return {"policy": self.model}[model_id]
+
+    scheme = NoWeightSyncScheme()
+    context = Context(policy(2))
+    scheme.init_on_receiver(model_id="policy", context=context)
+    assert scheme.model is context.model
+    assert scheme.context is context
+    assert scheme.worker_idx == 1
+
+
+def test_a_mix_that_any_scheme_refuses_is_refused():
+    with pytest.raises(ValueError, match="init_on_sender got"):
+        NoWeightSyncScheme().init_on_sender(model=policy(), weights={}, devices=["cpu"])
+
+
+def test_connect_needs_a_side():
+    with pytest.raises(RuntimeError, match=r"connect\(\) needs init_on_sender"):
+        NoWeightSyncScheme().connect()
+
+
+def test_stats_say_that_nothing_was_sent():
+    scheme = scheme_of(policy(1))
+    scheme.connect()
+    scheme.send()
+    assert scheme.stats == {"version": 0, "sends": 0, "bytes": 0, "workers": {}}
+
+
+def test_weights_can_be_applied_by_hand():
+    model = policy(1)
+    scheme = scheme_of(model)
+    scheme.apply_weights(policy(4))
+    assert bits(model) == bits(policy(4))
+    with scheme:
+        scheme.shutdown()

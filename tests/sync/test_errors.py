@@ -1,0 +1,45 @@
+"""Errors name the worker, and travel."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync.errors import combine
+
+KINDS = [WorkerError, WorkerDied, WorkerRaised, WorkerTimeout]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_is_a_worker_error_that_has_its_workers_number(kind):
+    error = kind(3, "worker 3 (cuda:1) has gone home")
+    assert isinstance(error, WorkerError)
+    assert isinstance(error, RuntimeError)
+    assert (error.worker_idx, str(error)) == (3, "worker 3 (cuda:1) has gone home")
+    assert error.failures == {3: error}
+
+
+def test_one_failure_is_itself_and_several_are_told_together():
+    died, late = WorkerDied(1, "worker 1 died"), WorkerTimeout(4, "worker 4 is late")
+    assert combine({1: died}) is died
+    both = combine({1: died, 4: late})
+    assert both.worker_idx == 1
+    assert both.failures == {1: died, 4: late}
+    for text in ("2 workers", "worker 1 died", "worker 4 is late"):
+        assert text in str(both)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_travel_between_processes(kind):
+    twin = pickle.loads(pickle.dumps(kind(3, "what happened")))
+    assert type(twin) is kind
+    assert (twin.worker_idx, str(twin), list(twin.failures)) == (3, "what happened", [3])
+    both = combine({1: kind(1, "one"), 2: WorkerDied(2, "two")})
+    twin = pickle.loads(pickle.dumps(both))
+    assert str(twin) == str(both)
+    assert {k: (type(v), str(v)) for k, v in twin.failures.items()} == {
+        1: (kind, "one"),
+        2: (WorkerDied, "two"),
+    }

@@ -1,0 +1,181 @@
+"""Weights without synchronisation, on purpose: what is shared, what is counted, what is left."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sync import HogwildWeightSyncScheme
+from tests.sync.support import Counting, Worker, bits, connect, fill, held, policy, receive, running
+
+
+def scheme_of(model, workers=1, **options):
+    scheme = HogwildWeightSyncScheme(**options)
+    scheme.init_on_sender(model=model, devices=["cpu"] * workers)
+    return scheme
+
+
+def parameters(scheme, model):
+    return bits(dict(model.named_parameters()))
+
+
+def test_workers_see_changes_in_place_at_once_and_without_a_send():
+    model = policy(1)
+    with running(scheme_of(model, workers=2)) as workers:
+        for value in (2, 3):
+            fill(model, value)
+            for worker in workers:
+                assert worker.do(parameters) == bits(dict(policy(value).named_parameters()))
+                assert not worker.do(receive)
+
+
+def test_an_optimisers_steps_reach_workers_and_train_the_same_parameters():
+    model = policy(1)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
+    with running(scheme_of(model)) as (worker,):
+        model(torch.ones(4, 3)).sum().backward()
+        before = bits(model)
+        optimiser.step()
+        assert bits(model) != before
+        assert worker.do(parameters) == bits(dict(model.named_parameters()))
+
+
+def test_a_send_counts_a_version_and_brings_buffers_and_extra_state():
+    model = nn.Sequential(Counting("first"), nn.BatchNorm1d(2))
+    scheme = scheme_of(model)
+    with running(scheme, lambda: nn.Sequential(Counting(), nn.BatchNorm1d(2))) as (worker,):
+        model[0].extra = "second"
+        fill(model, 5)
+        assert worker.do(lambda s, m: (m[0].extra, m[1].running_mean[0].item())) == ("first", 0.0)
+        scheme.send_async()
+        assert worker.do(receive)
+        assert worker.do(lambda s, m: (m[0].extra, m[1].running_mean[0].item())) == ("second", 5.0)
+        assert worker.do(held) == bits(model)
+        assert worker.do(lambda s, m: s.version) == scheme.version == 1
+        assert scheme.acknowledged == {0: 1}
+
+
+def test_a_parameter_that_the_trainer_replaced_is_brought_by_the_next_send():
+    model = policy(1)
+    scheme = scheme_of(model)
+    with running(scheme) as (worker,):
+        model[0].weight = nn.Parameter(torch.full((4, 3), 8.0))
+        scheme.send_async()
+        assert worker.do(receive)
+        assert worker.do(held) == bits(model)
+
+
+def test_after_shutdown_the_trainers_model_keeps_its_values_in_memory_of_its_own():
+    model = policy(1)
+    parameters_before = list(model.parameters())
+    with running(scheme := scheme_of(model)) as (worker,):
+        shared = [p.data_ptr() for p in model.parameters()]
+        fill(model, 3)
+        scheme.shutdown()
+        assert bits(model) == bits(policy(3))
+        assert not set(shared) & {p.data_ptr() for p in model.parameters()}
+        assert all(a is b for a, b in zip(parameters_before, model.parameters(), strict=True))
+        fill(model, 9)  # a worker that still looks sees nothing of it
+        assert worker.do(parameters) == bits(dict(policy(3).named_parameters()))
+
+
+def test_a_scheme_that_never_connected_leaves_the_model_where_it_is():
+    model = policy(1)
+    before = [p.data_ptr() for p in model.parameters()]
+    scheme_of(model).shutdown()
+    assert [p.data_ptr() for p in model.parameters()] == before
+
+
+def test_a_worker_keeps_the_last_weights_after_its_own_shutdown():
+    model = policy(4)
+    with running(scheme_of(model)) as (worker,):
+        worker.do(lambda s, m: s.shutdown())
+        fill(model, 5)
+        assert worker.do(held) == bits(policy(4))
+        worker.do(lambda s, m: fill(m, 6) and None)
+        assert bits(model) == bits(policy(5))
+
+
+def begin(scheme, model):
+    model.reading = scheme.reading()
+    return model.reading.__enter__()
+
+
+def end(scheme, model):
+    model.reading.__exit__(None, None, None)
+    return scheme.torn
+
+
+def test_uses_during_which_weights_moved_are_counted_as_torn():
+    model = policy(1)
+    with running(scheme_of(model, check_torn=True)) as (worker,):
+        assert worker.do(lambda s, m: s.torn) == {"checked": 0, "torn": 0, "fraction": 0.0}
+        for change in (False, True, False, True):
+            assert worker.do(begin) == 0
+            if change:
+                with torch.no_grad():
+                    model[2].bias.add_(1)
+            counted = worker.do(end)
+        assert counted == {"checked": 4, "torn": 2, "fraction": 0.5}
+
+
+def test_unless_asked_nothing_is_checked():
+    model = policy(1)
+    with running(scheme_of(model)) as (worker,):
+        worker.do(begin)
+        fill(model, 2)
+        assert worker.do(end) == {"checked": 0, "torn": 0, "fraction": 0.0}
+
+
+def test_what_is_not_finite_goes_through_since_workers_have_seen_it_already():
+    model = policy(1)
+    scheme = scheme_of(model)
+    with running(scheme) as (worker,):
+        model[0].weight.data[0] = float("nan")
+        scheme.send_async()
+        assert worker.do(receive)
+        assert worker.do(parameters) == bits(dict(model.named_parameters()))
+
+
+def test_weights_that_differ_by_worker_are_refused():
+    scheme = HogwildWeightSyncScheme()
+    with pytest.raises(ValueError, match="hogwild workers read the trainer's own weights"):
+        scheme.init_on_sender(params_map={0: policy(1), 1: policy(2)})
+    with pytest.raises(ValueError, match="hogwild workers read the trainer's own weights"):
+        scheme.init_on_sender(model=policy(1), device_map_fn=lambda w, m: m, num_workers=2)
+
+
+def test_a_model_that_is_not_in_cpu_memory_is_refused():
+    scheme = scheme_of(nn.Linear(2, 2, device="meta"))
+    with scheme, pytest.raises(ValueError, match="hogwild needs a CPU model; this one is on meta"):
+        scheme.connect()
+
+
+def test_tied_parameters_stay_tied_on_both_sides():
+    def tied():
+        model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        model["b"].weight = model["a"].weight
+        return model
+
+    model = fill(tied(), 1)
+    with running(scheme_of(model), tied) as (worker,):
+        with torch.no_grad():
+            model["b"].weight.fill_(5)
+        assert (model["a"].weight == 5).all()
+        assert worker.do(parameters) == bits(dict(model.named_parameters()))
+    assert model["b"].weight is model["a"].weight
+
+
+def test_who_takes_a_dead_workers_place_shares_the_same_weights():
+    model = policy(1)
+    scheme = scheme_of(model)
+    with running(scheme) as (worker,):
+        worker.tell(lambda s, m: __import__("os")._exit(1))
+        worker.process.join(20)
+        with Worker(scheme, worker_idx=0) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=0)
+            newcomer.hear()
+            fill(model, 6)
+            assert newcomer.do(parameters) == bits(dict(policy(6).named_parameters()))

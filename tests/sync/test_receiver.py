@@ -1,0 +1,279 @@
+"""A worker takes the newest version into use, in one piece, by itself or when it asks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from sync import WeightStrategy, WorkerRaised, WorkerTimeout
+from tests.sync.support import (
+    KINDS,
+    Counting,
+    Worker,
+    bits,
+    fill,
+    held,
+    policy,
+    receive,
+    running,
+    version,
+)
+from tests.sync.test_sender import EACH, sender
+
+
+@EACH
+def test_receive_returns_the_weights_once_and_then_none(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        assert worker.do(lambda s, m: s.receive()) is None
+        scheme.send_async(policy(2))
+        assert worker.do(lambda s, m: bits(s.receive())) == bits(policy(2))
+        assert worker.do(lambda s, m: s.receive()) is None
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["asking", "background"])
+@EACH
+def test_receive_waits_no_longer_than_told(kind, background):
+    with running(sender(kind), background=background) as (worker,):
+        for timeout in (None, 0, 0.01):
+            assert not worker.do(receive, timeout)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["asking", "background"])
+@EACH
+def test_receive_returns_when_a_version_comes(kind, background):
+    with running(scheme := sender(kind), background=background) as (worker,):
+        for value in range(2, 6):
+            worker.tell(receive, 20)
+            scheme.send(policy(value))
+            assert worker.hear()
+            assert worker.do(held) == bits(policy(value))
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["asking", "background"])
+@EACH
+def test_receive_raises_when_the_sender_is_gone_and_the_weights_stay(kind, background):
+    with running(scheme := sender(kind, policy(3)), background=background) as (worker,):
+        worker.tell(receive, 20)
+        scheme.shutdown()
+        with pytest.raises(ConnectionError, match="the sender is gone; no version after 0 comes"):
+            worker.hear()
+        assert not worker.do(receive)  # only looking is no error
+        assert worker.do(held) == bits(policy(3))
+
+
+@EACH
+def test_what_was_sent_before_the_sender_went_is_still_received(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        scheme.send_async(policy(2))
+        scheme.shutdown()
+        assert worker.do(receive, 20)
+        assert worker.do(held) == bits(policy(2))
+
+
+@EACH
+def test_in_the_background_a_worker_applies_by_itself(kind):
+    with running(scheme := sender(kind, workers=2), background=True) as workers:
+        for value in range(2, 6):
+            scheme.send(policy(value))
+            assert [worker.do(held) for worker in workers] == [bits(policy(value))] * 2
+        assert workers[0].do(lambda s, m: bits(s.receive())) == bits(policy(5))
+        assert not workers[0].do(receive)
+
+
+def begin_reading(scheme, model):
+    model.reading = scheme.reading()
+    return model.reading.__enter__()
+
+
+def end_reading(scheme, model):
+    model.reading.__exit__(None, None, None)
+
+
+@EACH
+def test_while_a_model_is_read_it_holds_still_and_afterwards_it_is_the_newest(kind):
+    with running(scheme := sender(kind), background=True) as (worker,):
+        assert worker.do(begin_reading) == 0
+        scheme.send_async(policy(2))
+        with pytest.raises(WorkerTimeout):
+            scheme.wait_async(0.1)
+        assert (worker.do(version), worker.do(held)) == (0, bits(policy(1)))
+        worker.do(end_reading)
+        scheme.wait_async(20)
+        assert (worker.do(version), worker.do(held)) == (1, bits(policy(2)))
+
+
+@EACH
+def test_reading_takes_the_newest_version_also_without_a_background_thread(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        scheme.send_async(policy(2))
+        version, now = worker.do(read)
+        assert (version, now) == (1, bits(policy(2)))
+
+
+def read(scheme, model):
+    with scheme.reading() as version:
+        return version, bits(model)
+
+
+@EACH
+def test_a_receivers_thread_ends_with_its_scheme(kind):
+    def end(scheme, model):
+        before = {thread.name for thread in threading.enumerate()}
+        scheme.shutdown()
+        return before, {thread.name for thread in threading.enumerate()}
+
+    with running(sender(kind), background=True) as (worker,):
+        before, after = worker.do(end)
+        assert "lockstep-receive" in before
+        assert "lockstep-receive" not in after
+
+
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+@EACH
+def test_received_weights_have_the_form_of_the_strategy(kind, strategy):
+    with running(scheme := sender(kind, strategy=strategy)) as (worker,):
+        expected = TensorDict if strategy == "tensordict" else dict
+        scheme.send_async(policy(3))
+        assert worker.do(lambda s, m: isinstance(s.receive(), expected))
+        assert worker.do(lambda s, m: bits(s.weights)) == bits(policy(3))
+
+
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+@EACH
+def test_a_worker_without_a_model_receives_all_there_is_also_extra_state(kind, strategy):
+    source = nn.Sequential(Counting({"seen": 1}), nn.BatchNorm1d(2))
+    scheme = sender(kind, source, strategy=strategy)
+    with running(scheme, None) as (worker,):
+        source[0].extra = {"seen": 2}
+        scheme.send_async(fill(source, 5))
+        weights = worker.do(lambda s, m: to_dict(s.receive()))
+        assert bits({k: v for k, v in weights.items() if "extra" not in k}) == bits(source)
+        assert weights["0._extra_state"] == {"seen": 2}
+
+
+def to_dict(weights):
+    flat = WeightStrategy("state_dict").extract_weights(weights)
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in flat.items()}
+
+
+@EACH
+def test_weights_that_a_model_cannot_take_leave_it_as_it_was_and_both_sides_know(kind):
+    source = nn.Sequential(Counting("first"))
+    with running(sender_ := sender(kind, source), counting) as (worker,):
+        worker.do(lambda s, m: setattr(m[0], "refuses", True))
+        source[0].extra = "second"
+        sender_.send_async(fill(source, 5))
+        with pytest.raises(RuntimeError, match="this owner refuses"):
+            worker.do(receive)
+        assert worker.do(lambda s, m: (s.version, m[0].extra)) == (0, "first")
+        assert worker.do(lambda s, m: m[0].weight.sum().item()) == 0
+        with pytest.raises(WorkerRaised, match="this owner refuses"):
+            sender_.wait_async(20)
+        assert sender_.acknowledged == {0: 0}
+        worker.do(lambda s, m: setattr(m[0], "refuses", False))
+        sender_.send_async()
+        assert worker.do(receive)
+        assert worker.do(lambda s, m: (s.version, m[0].extra)) == (2, "second")
+
+
+def counting():
+    return nn.Sequential(Counting())
+
+
+@EACH
+def test_an_error_in_the_background_reaches_the_sender_and_the_thread_goes_on(kind):
+    source = nn.Sequential(Counting("first"))
+    with running(scheme := sender(kind, source), counting, background=True) as (worker,):
+        worker.do(lambda s, m: setattr(m[0], "refuses", True))
+        with pytest.raises(WorkerRaised, match=r"worker 0 \(cpu\) raised.*\n(.*\n)+.*this owner"):
+            scheme.send()
+        worker.do(lambda s, m: setattr(m[0], "refuses", False))
+        scheme.send()
+        assert worker.do(version) == scheme.version == 2
+
+
+class Middle:
+    """A collector in a worker, which has workers of its own."""
+
+    def __init__(self, model, fails=False):
+        self.model, self.fails, self.passed = model, fails, []
+        self.worker_idx = 0
+
+    def get_model(self, model_id):
+        return {"policy": self.model}[model_id]
+
+    def update_policy_weights_(self, weights, *, model_id=None):
+        if self.fails:
+            raise RuntimeError("the worker's own workers are gone")
+        self.passed.append((model_id, bits(weights)))
+
+
+def join(scheme, middle):
+    scheme.init_on_receiver(context=middle)
+    scheme.connect(background=False)
+
+
+@EACH
+def test_a_cascade_passes_every_version_on_with_its_model_id(kind):
+    scheme = KINDS[kind]()
+    scheme.init_on_sender(model_id="policy", model=policy(1), devices=["cpu"])
+    with scheme, Worker(scheme, lambda: Middle(policy())) as worker:
+        worker.tell(join)
+        scheme.connect()
+        worker.hear()
+        scheme.send_async(policy(2))
+        assert worker.do(receive)
+        expected = [("policy", bits(policy(1))), ("policy", bits(policy(2)))]
+        assert worker.do(lambda s, m: m.passed) == expected
+        assert worker.do(lambda s, m: bits(m.model)) == bits(policy(2))
+        assert worker.do(lambda s, m: s.context is m)
+
+
+@EACH
+def test_a_stamp_stays_true_when_passing_weights_on_fails(kind):
+    scheme = KINDS[kind]()
+    scheme.init_on_sender(model_id="policy", model=policy(0), devices=["cpu"])
+    with scheme, Worker(scheme, lambda: Middle(policy())) as worker:
+        worker.tell(join)
+        scheme.connect()
+        worker.hear()
+        worker.do(lambda s, m: setattr(m, "fails", True))
+        scheme.send_async(policy(1))
+        with pytest.raises(RuntimeError, match="own workers are gone"):
+            worker.do(receive)
+        with pytest.raises(WorkerRaised, match="own workers are gone"):
+            scheme.wait_async(20)
+        stamp, now = worker.do(lambda s, m: (s.version, bits(m.model)))
+        assert now == bits(policy(stamp))
+        # Nor may what the model points at be written over.
+        for value in range(2, 6):
+            scheme.send_async(policy(value))
+        assert worker.do(lambda s, m: (s.version, bits(m.model))) == (stamp, now)
+
+
+@EACH
+def test_a_receiver_may_find_its_model_and_its_index_in_a_context(kind):
+    scheme = KINDS[kind]()
+    scheme.init_on_sender(model_id="policy", params_map={0: policy(1), 1: policy(2)})
+    with scheme, Worker(scheme, lambda: Middle(policy())) as worker:
+        worker.do(lambda s, m: s.init_on_receiver(context=m, worker_idx=1))
+        assert worker.do(lambda s, m: (s.worker_idx, s.model is m.model)) == (1, True)
+        worker.do(lambda s, m: s.init_on_receiver(context=m))
+        assert worker.do(lambda s, m: (s.worker_idx, s.model_id)) == (0, "policy")
+        with pytest.raises(KeyError):
+            worker.do(lambda s, m: s.init_on_receiver(context=m, model_id="critic"))
+
+
+@EACH
+def test_a_worker_may_have_its_weights_in_a_dict(kind):
+    def weights():
+        return {name: tensor.clone() for name, tensor in policy(0).state_dict().items()}
+
+    with running(scheme := sender(kind, policy(1)), weights) as (worker,):
+        scheme.send_async(policy(2))
+        assert worker.do(receive)
+        assert worker.do(held) == bits(policy(2))

@@ -1,0 +1,295 @@
+"""What is published, to whom, in which version, and what comes back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictParams
+from torch import nn
+
+from sync import WeightStrategy, WorkerError
+from tests.sync.support import (
+    FORMS,
+    KINDS,
+    Counting,
+    bits,
+    fill,
+    held,
+    inside,
+    policy,
+    receive,
+    running,
+    version,
+)
+from tests.sync.test_strategy import Everything, Parts
+
+EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+def sender(kind, model=None, workers=1, **options):
+    if options.pop("per_worker_weights", False) and kind.startswith("shared"):
+        options["per_worker_weights"] = True
+    scheme = KINDS[kind](**options)
+    scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
+    return scheme
+
+
+class Large(nn.Module):
+    """More than a megabyte, some of it not contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = nn.Parameter(torch.zeros(700, 701))
+        self.transposed = nn.Parameter(torch.zeros(300, 1001).t())
+        self.register_buffer("every_other", torch.zeros(1001)[::2])
+
+
+def numbered(model, first=0):
+    """The model, with another number in every place."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            numbers = torch.arange(first, first + tensor.numel()) % 113
+            tensor.copy_(numbers.reshape(tensor.shape))
+            first += 1
+    return model
+
+
+@pytest.mark.parametrize("form", FORMS)
+@EACH
+def test_weights_of_every_form_may_be_sent(kind, form):
+    with running(scheme := sender(kind)) as (worker,):
+        for value in (2, 3):
+            scheme.send_async(inside(FORMS[form](policy(value))))
+            assert worker.do(receive)
+            assert worker.do(held) == bits(policy(value))
+
+
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+@pytest.mark.parametrize("form", FORMS)
+@EACH
+def test_weights_of_every_form_may_be_registered_and_received(kind, form, strategy):
+    source = inside(FORMS[form](policy(2)))
+    scheme = KINDS[kind](strategy=strategy)
+    scheme.init_on_sender(weights=source, devices=["cpu"])
+    with running(scheme, lambda: inside(FORMS[form](policy(0)))) as (worker,):
+        assert worker.do(held) == bits(policy(2))
+        WeightStrategy().apply_weights(source, policy(3))
+        scheme.send_async()
+        assert worker.do(lambda s, m: bits(s.receive())) == bits(policy(3))
+        assert worker.do(held) == bits(policy(3))
+
+
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+@pytest.mark.parametrize("model", [Everything, Parts, Large, nn.Identity], ids=lambda m: m.__name__)
+@EACH
+def test_models_of_every_kind_of_tensor_arrive_bit_for_bit(kind, model, strategy):
+    scheme = sender(kind, source := numbered(model()), strategy=strategy)
+    with running(scheme, model) as (worker,):
+        for first in (100, 200):
+            scheme.send_async(numbered(source, first))
+            assert worker.do(receive)
+            arrived, expected = worker.do(held), bits(source)
+            if strategy == "state_dict":
+                for name in set(arrived) - set(source.state_dict()):  # not persistent
+                    assert arrived.pop(name) == bits(model())[name]
+                    del expected[name]
+            assert arrived == expected
+
+
+@EACH
+def test_versions_count_from_zero_and_travel_with_their_weights(kind):
+    with running(scheme := sender(kind, model := policy(0))) as (worker,):
+        for number in range(4):
+            assert (scheme.version, worker.do(version)) == (number, number)
+            assert worker.do(held) == bits(policy(number))
+            fill(model, number + 1)
+            scheme.send_async()
+            worker.do(receive)
+
+
+@EACH
+def test_only_the_addressed_workers_get_a_version_and_are_waited_for(kind):
+    with running(scheme := sender(kind, workers=3), background=True) as workers:
+        scheme.send(policy(2), worker_ids=1)
+        assert scheme.acknowledged == {0: 0, 1: 1, 2: 0}
+        scheme.send(policy(3), worker_ids=[2, 0, 2])
+        assert scheme.acknowledged == {0: 2, 1: 1, 2: 2}
+        assert [w.do(held) for w in workers] == [bits(policy(v)) for v in (3, 2, 3)]
+        scheme.send(policy(4), worker_ids=[])
+        assert (scheme.version, scheme.acknowledged) == (2, {0: 2, 1: 1, 2: 2})
+
+
+@EACH
+def test_an_unknown_worker_is_refused_and_nothing_is_published(kind):
+    with running(scheme := sender(kind, workers=2)) as workers:
+        for send in (scheme.send, scheme.send_async):
+            with pytest.raises(ValueError, match="no worker 2, only 0 to 1"):
+                send(worker_ids=[0, 2])
+        with pytest.raises(ValueError, match="no worker 2, only 0 to 1"):
+            scheme.connect(worker_idx=2)
+        assert scheme.version == 0
+        assert not any(worker.do(receive) for worker in workers)
+
+
+@EACH
+def test_each_worker_may_be_sent_weights_of_its_own(kind):
+    scheme = sender(kind, workers=3, per_worker_weights=True)
+    with running(scheme, background=True) as workers:
+        scheme.send({0: policy(5), 2: TensorDict.from_module(policy(7))})
+        assert scheme.acknowledged == {0: 1, 1: 0, 2: 1}
+        assert [w.do(held) for w in workers] == [bits(policy(v)) for v in (5, 1, 7)]
+        scheme.send({1: policy(8)}, worker_ids=1)
+        assert workers[1].do(held) == bits(policy(8))
+        with pytest.raises(
+            ValueError, match=r"worker_ids=0 and weights for workers \[1\] disagree"
+        ):
+            scheme.send({1: policy(9)}, worker_ids=0)
+        with pytest.raises(ValueError, match="no worker 3"):
+            scheme.send({3: policy(9)})
+        assert scheme.version == 2
+
+
+def test_weights_by_worker_are_refused_where_the_scheme_was_not_set_up_for_them():
+    with running(scheme := sender("shared_copy", workers=2)) as workers:
+        with pytest.raises(ValueError, match=r"needs SharedMem.*\(per_worker_weights=True\)"):
+            scheme.send({0: policy(2), 1: policy(3)})
+        assert scheme.version == 0
+        assert not any(worker.do(receive) for worker in workers)
+
+
+BAD = {
+    "not_finite": (ValueError, "NaN", lambda w: w["0.bias"].fill_(float("nan"))),
+    "missing": (KeyError, "lacks '0.bias'", lambda w: w.pop("0.bias")),
+    "surplus": (KeyError, "has 'more'", lambda w: w.update(more=torch.ones(1))),
+    "misshapen": (ValueError, "'0.bias' has shape", lambda w: w.update({"0.bias": torch.ones(1)})),
+    "no_weights": (TypeError, "not a tensor", lambda w: w.update({"0.bias": "text"})),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@EACH
+def test_weights_that_do_not_fit_are_refused_and_no_worker_changes(kind, bad):
+    error, says, spoil = BAD[bad]
+    weights = {name: t.clone() for name, t in policy(3).state_dict().items()}
+    spoil(weights)
+    scheme = sender(kind, workers=2)
+    with running(scheme) as workers:
+        for send in (scheme.send, scheme.send_async):
+            with pytest.raises(error, match=says):
+                send(weights)
+        assert scheme.version == 0
+        assert not any(worker.do(receive) for worker in workers)
+        assert [worker.do(held) for worker in workers] == [bits(policy(1))] * 2
+        scheme.send_async(policy(4))  # and goes on
+        assert [worker.do(receive) for worker in workers] == [True, True]
+        assert [worker.do(held) for worker in workers] == [bits(policy(4))] * 2
+
+
+@pytest.mark.parametrize("bad", ["not_finite", "missing"])
+@EACH
+def test_if_the_weights_of_one_worker_are_refused_no_worker_gets_any(kind, bad):
+    error, says, spoil = BAD[bad]
+    weights = {name: t.clone() for name, t in policy(3).state_dict().items()}
+    spoil(weights)
+    scheme = sender(kind, workers=2, per_worker_weights=True)
+    with running(scheme) as workers:
+        with pytest.raises(error, match=says):
+            scheme.send({0: policy(3), 1: weights})
+        assert not any(worker.do(receive) for worker in workers)
+        assert [worker.do(held) for worker in workers] == [bits(policy(1))] * 2
+
+
+@EACH
+def test_values_that_are_not_finite_go_through_where_nobody_checks(kind):
+    with running(scheme := sender(kind, check_finite=False)) as (worker,):
+        spoiled = policy(2)
+        spoiled[0].weight.data[1] = float("inf")
+        scheme.send_async(spoiled)
+        assert worker.do(receive)
+        assert worker.do(held) == bits(spoiled)
+
+
+@EACH
+def test_extra_state_that_outgrew_its_room_is_refused_and_no_worker_changes(kind):
+    model = nn.Sequential(Counting("small"))
+    scheme = sender(kind, model)
+    with running(scheme, lambda: nn.Sequential(Counting())) as (worker,):
+        model[0].extra = "x" * 100_000
+        fill(model, 5)
+        with pytest.raises(ValueError, match=r"extra state takes \d+ bytes.*nothing was sent"):
+            scheme.send()
+        assert not worker.do(receive)
+        assert worker.do(lambda s, m: (m[0].extra, m[0].weight.sum().item())) == ("small", 0.0)
+        model[0].extra = "y" * 1000
+        scheme.send_async()
+        assert worker.do(receive)
+        assert worker.do(lambda s, m: (m[0].extra, m[0].weight.sum().item())) == ("y" * 1000, 10.0)
+
+
+@EACH
+def test_a_model_that_was_changed_after_it_was_registered_is_sent_as_it_is(kind):
+    def change(scheme, model):
+        model[0].weight = nn.Parameter(torch.zeros(4, 3))
+        model[2].bias.data = torch.zeros(2)
+
+    with running(scheme := sender(kind, model := policy(1))) as (worker,):
+        model[0].weight = nn.Parameter(torch.full((4, 3), 2.0))
+        model[2].weight.data = torch.full((2, 4), 3.0)
+        scheme.send_async()
+        assert worker.do(receive)
+        assert worker.do(held) == bits(model)
+        worker.do(change)
+        scheme.send_async(policy(5))
+        assert worker.do(receive)
+        assert worker.do(held) == bits(policy(5))
+
+
+@EACH
+def test_of_versions_that_nobody_read_only_the_newest_arrives(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        for value in range(2, 50):
+            scheme.send_async(policy(value))
+        while worker.do(version) != scheme.version:  # the first may be on its way already
+            assert worker.do(receive, 20)
+        assert worker.do(held) == bits(policy(49))
+        assert not worker.do(receive)
+        stats = scheme.stats["workers"][0]
+        assert stats["coalesced"] == stats["addressed"] - stats["applied"] >= 46
+
+
+@EACH
+def test_wait_async_returns_when_every_worker_has_the_newest(kind):
+    with running(scheme := sender(kind, workers=2)) as workers:
+        scheme.send_async(policy(2))
+        with pytest.raises(WorkerError, match=r"worker 1 .* did not acknowledge version 1"):
+            scheme.wait_async(timeout=0)
+        for worker in workers:
+            worker.tell(receive, 20)
+        scheme.wait_async(timeout=20)
+        assert scheme.acknowledged == {0: 1, 1: 1}
+        assert [worker.hear() for worker in workers] == [True, True]
+        scheme.wait_async(timeout=0)
+
+
+@EACH
+def test_without_sync_a_send_waits_for_nobody(kind):
+    with running(scheme := sender(kind, sync=False)) as (worker,):
+        scheme.send(policy(2))
+        assert scheme.acknowledged == {0: 0}
+        assert worker.do(receive, 20)
+        assert scheme.acknowledged == {0: 1}
+
+
+@EACH
+def test_parameters_in_a_tensordict_may_be_what_is_trained(kind):
+    weights = TensorDictParams(TensorDict.from_module(policy(1)).data.clone())
+    scheme = KINDS[kind]()
+    scheme.init_on_sender(weights=weights, devices=["cpu"])
+    with running(scheme) as (worker,):
+        optimiser = torch.optim.SGD(weights.parameters(), lr=1.0)
+        weights["0", "weight"].sum().backward()
+        optimiser.step()
+        scheme.send_async()
+        assert worker.do(receive)
+        assert worker.do(held) == bits(weights)
+        assert (weights["0", "weight"] == 0).all()

@@ -1,0 +1,141 @@
+"""Workers that fail, die, are replaced and come back, as the sender sees them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+
+import pytest
+from torch import nn
+
+from sync import WorkerDied, WorkerError, WorkerRaised
+from tests.sync.support import (
+    Counting,
+    Worker,
+    bits,
+    connect,
+    fill,
+    held,
+    policy,
+    receive,
+    running,
+    version,
+)
+from tests.sync.test_sender import EACH, sender
+
+
+@EACH
+def test_a_model_that_does_not_fit_its_weights_is_an_error_on_both_sides(kind):
+    with sender(kind) as scheme, Worker(scheme, lambda: nn.Linear(3, 4), worker_idx=0) as worker:
+        worker.tell(connect)
+        with pytest.raises(WorkerRaised, match=re.escape("worker 0 (cpu) raised")) as failure:
+            scheme.connect()
+        assert "the Linear lacks '0.weight'" in str(failure.value)
+        with pytest.raises(KeyError, match=r"the Linear lacks '0\.weight'"):
+            worker.hear()
+
+
+@EACH
+def test_who_takes_a_dead_workers_place_gets_the_newest_version_and_is_counted(kind):
+    scheme = sender(kind, workers=2)
+    with running(scheme) as (_, worker):
+        scheme.send_async(policy(2))
+        worker.tell(lambda s, m: os._exit(1))
+        worker.process.join(20)
+        assert worker.process.exitcode == 1
+        with pytest.raises(Exception, match="worker 1"):
+            scheme.send(policy(3), worker_ids=1)
+        scheme.send_async(policy(4), worker_ids=0)
+        with Worker(scheme, worker_idx=1) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=1)
+            newcomer.hear()
+            assert newcomer.do(version) == scheme.acknowledged[1]
+            assert newcomer.do(held) == bits(policy(3))
+            assert scheme.stats["workers"][1]["restarts"] == 1
+            assert scheme.stats["workers"][0]["restarts"] == 0
+            scheme.send_async(policy(6))
+            assert newcomer.do(receive, 20)
+            assert newcomer.do(held) == bits(policy(6))
+
+
+@EACH
+def test_who_takes_a_dead_workers_place_never_gets_weights_that_were_not_sent(kind):
+    scheme = sender(kind, model := policy(1), workers=2)
+    with running(scheme) as (alive, dying):
+        dying.tell(lambda s, m: os._exit(1))
+        dying.process.join(20)
+        alive.tell(receive, 20)
+        with pytest.raises(WorkerDied):
+            scheme.send(policy(2))  # to both
+        assert alive.hear()
+        for value in range(3, 8):
+            scheme.send_async(policy(value), worker_ids=0)
+            assert alive.do(receive, 20)
+        fill(model, 99)  # in training, and not published
+        with Worker(scheme, worker_idx=1) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=1)
+            newcomer.hear()
+            assert newcomer.do(held) == bits(policy(2))
+
+
+@EACH
+def test_a_refused_send_does_not_swallow_what_went_wrong_before(kind):
+    scheme = sender(kind, model := nn.Sequential(Counting()))
+    with running(scheme, lambda: nn.Sequential(Counting())) as (worker,):
+        worker.do(lambda s, m: setattr(m[0], "refuses", True))
+        scheme.send_async()
+        with pytest.raises(RuntimeError, match="refuses"):
+            worker.do(receive, 20)
+        with pytest.raises(ValueError, match="NaN"):
+            scheme.send_async(fill(model, float("nan")))
+        with pytest.raises(WorkerRaised, match="refuses"):
+            scheme.send_async(fill(model, 1))
+
+
+@EACH
+def test_a_worker_that_fails_keeps_nobody_from_being_heard(kind):
+    scheme = sender(kind, nn.Sequential(Counting()), workers=3, timeout=5)
+    with running(scheme, lambda: nn.Sequential(Counting())) as (refusing, dying, slow):
+        refusing.do(lambda s, m: setattr(m[0], "refuses", True))
+        outcome = []
+
+        def send():
+            try:
+                scheme.send()
+            except WorkerError as error:
+                outcome.append(error.failures)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        with pytest.raises(RuntimeError, match="refuses"):
+            refusing.do(receive, 20)
+        dying.tell(lambda s, m: os._exit(1))
+        dying.process.join(20)
+        assert slow.do(receive, 20)
+        thread.join(20)
+        (failures,) = outcome
+        assert {w: type(f) for w, f in failures.items()} == {0: WorkerRaised, 1: WorkerDied}
+        assert scheme.acknowledged[2] == 1
+
+
+@EACH
+def test_a_worker_may_join_again_in_the_same_process(kind):
+    def again(scheme, model):
+        scheme.init_on_receiver(model=model, worker_idx=0)
+        scheme.connect(background=False)
+
+    scheme = sender(kind, model := policy(1), connect_timeout=5)
+    with running(scheme) as (worker,):
+        for value in (3, 4, 5):
+            scheme.send_async(policy(2))  # never read
+            scheme.send_async(fill(model, value))
+            worker.tell(again)
+            scheme.connect()
+            worker.hear()
+            while worker.do(receive, 0.1):  # what was sent to its former self may come first
+                pass
+            assert worker.do(held) == bits(policy(value))
+            assert scheme.acknowledged == {0: scheme.version}

@@ -1,0 +1,142 @@
+"""Weights through shared memory: pointed at or copied, each slot kept as long as it is read."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from sync import SharedMemWeightSyncScheme, WorkerRaised
+from sync.receiver import ZERO_COPY_BYTES
+from tests.sync.support import Worker, bits, connect, fill, held, policy, receive, running
+
+
+def scheme_of(model=None, workers=1, **options):
+    scheme = SharedMemWeightSyncScheme(**options)
+    scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
+    return scheme
+
+
+def large():
+    return nn.Linear(ZERO_COPY_BYTES // 4, 1)
+
+
+def addresses(scheme, model):
+    return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+
+
+def moved(scheme, make_model):
+    """Which of a worker's tensors had another address after one more version."""
+    with running(scheme, make_model) as (worker,):
+        before = worker.do(addresses)
+        scheme.send_async(fill(make_model(), 3))
+        assert worker.do(receive)
+        after = worker.do(addresses)
+        return [a != b for a, b in zip(before, after, strict=True)]
+
+
+def test_pointing_moves_parameters_and_copying_moves_nothing():
+    count = len(list(policy().parameters()))
+    total = count + len(list(policy().buffers()))
+    pointing = moved(scheme_of(zero_copy=True), policy)
+    assert pointing == [True] * count + [False] * (total - count)
+    assert moved(scheme_of(zero_copy=False), policy) == [False] * total
+
+
+def test_unless_told_a_small_model_is_copied_and_a_large_one_pointed_at():
+    assert not any(moved(scheme_of(), policy))
+    assert all(moved(scheme_of(large()), large))
+
+
+def test_unless_told_what_is_no_module_is_copied():
+    def weights():
+        return {name: tensor.clone() for name, tensor in large().state_dict().items()}
+
+    def where(scheme, model):
+        return {name: tensor.data_ptr() for name, tensor in model.items()}
+
+    scheme = scheme_of(large())
+    with running(scheme, weights) as (worker,):
+        before = worker.do(where)
+        scheme.send_async(fill(large(), 3))
+        assert worker.do(receive)
+        assert worker.do(where) == before
+
+
+@pytest.mark.parametrize("write", ["parameter", "buffer"])
+def test_a_parameter_that_points_at_a_snapshot_cannot_be_written_and_a_buffer_can(write):
+    def spoil(scheme, model):
+        (model[0].weight if write == "parameter" else model[1].running_mean).data.fill_(9)
+
+    scheme = scheme_of(zero_copy=True, workers=2)
+    with running(scheme) as (worker, other):
+        worker.tell(spoil)
+        if write == "parameter":
+            worker.process.join(20)
+            assert worker.process.exitcode == -signal.SIGSEGV
+        else:
+            worker.hear()
+        assert other.do(held) == bits(policy(1))
+
+
+def test_after_shutdown_a_worker_may_write_to_its_parameters_again():
+    def end(scheme, model):
+        scheme.shutdown()
+        fill(model, 7)
+
+    with running(scheme_of(zero_copy=True)) as (worker,):
+        worker.do(end)
+        assert worker.do(held) == bits(policy(7))
+
+
+def test_a_worker_may_compute_with_parameters_that_point_at_a_snapshot():
+    def forward_and_back(scheme, model):
+        model(torch.ones(5, 3)).sum().backward()
+        return model[0].weight.grad is not None
+
+    scheme = scheme_of(zero_copy=True)
+    with running(scheme) as (worker,):
+        assert worker.do(forward_and_back)
+        scheme.send_async(policy(2))
+        assert worker.do(receive)
+        assert worker.do(forward_and_back)
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_slots_are_used_again_and_the_pool_stays_small(zero_copy):
+    scheme = scheme_of(zero_copy=zero_copy, workers=3)
+    with running(scheme) as workers:
+        for value in range(2, 40):
+            scheme.send_async(policy(value))
+            for worker in workers[: value % 4]:
+                assert worker.do(receive)
+                assert worker.do(held) == bits(policy(value))
+        slots = scheme.create_transport().slots
+        assert slots.memory_bytes <= 6 * (slots.layout.nbytes + 4096)
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_a_pool_of_slots_suffices_when_every_worker_uses_another_version(zero_copy):
+    scheme = scheme_of(zero_copy=zero_copy, workers=4, per_worker_weights=True)
+    with running(scheme) as workers:
+        for value in range(10, 200, 10):
+            scheme.send_async({w: policy(value + w) for w in range(4)})
+            lucky = value // 10 % 4
+            assert workers[lucky].do(receive)
+            assert workers[lucky].do(held) == bits(policy(value + lucky))
+        for index, worker in enumerate(workers):
+            worker.do(receive)
+            assert worker.do(held) == bits(policy(190 + index))
+
+
+def test_pointing_at_a_snapshot_needs_a_model_in_cpu_memory_and_both_sides_are_told():
+    scheme = scheme_of(nn.Linear(2, 2), zero_copy=True, connect_timeout=5)
+    says = "zero_copy=True: the model is on meta"
+    with scheme, Worker(scheme, lambda: nn.Linear(2, 2, device="meta"), worker_idx=0) as worker:
+        worker.tell(connect)
+        with pytest.raises(WorkerRaised, match=says):
+            scheme.connect()
+        with pytest.raises(ValueError, match=says):
+            worker.hear()

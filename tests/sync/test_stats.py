@@ -1,0 +1,182 @@
+"""What was counted and measured of every send."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sync import Layout, WorkerDied, WorkerRaised
+from sync.stats import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
+from tests.sync.support import Counting, Worker, connect, fill, policy, receive, running, version
+from tests.sync.test_sender import EACH, sender
+
+TIMES = ("wake_ms", "apply_ms", "ack_ms")
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1))
+def test_percentiles_are_values_that_occurred_in_order(values):
+    found = percentiles(values)
+    assert list(found) == ["p50", "p95", "p99", "max"]
+    assert all(round(ms * 1e6) in values for ms in found.values())
+    assert list(found.values()) == sorted(found.values())
+    assert found["max"] == max(values) / 1e6
+
+
+def test_percentiles_of_a_hundred_values_are_the_ones_one_expects():
+    found = percentiles([n * 1_000_000 for n in range(101)])
+    assert found == {"p50": 50.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
+
+
+def test_without_values_there_are_no_percentiles():
+    assert percentiles([]) == {}
+    assert SendStats().summary() == {"sends": 0, "bytes": 0, "pack_ms": {}, "publish_ms": {}}
+
+
+def test_counts_go_on_when_old_times_are_forgotten():
+    stats, worker = SendStats(), WorkerStats()
+    for number in range(KEPT + 10):
+        stats.add(Sent(number, 8, 1, number))
+        worker.add(Applied(number, 1, 1, 2, 1))
+    assert (stats.sends, stats.nbytes, len(stats.recent)) == (KEPT + 10, 8 * (KEPT + 10), KEPT)
+    assert (worker.applied, worker.retries, len(worker.recent)) == (KEPT + 10, KEPT + 10, KEPT)
+    assert stats.recent[0].version == worker.recent[0].version == 10
+
+
+def counts(scheme, worker=0):
+    stats = scheme.stats["workers"][worker]
+    return {name: stats[name] for name in COUNTS}
+
+
+COUNTS = ("addressed", "applied", "coalesced", "failures", "restarts")
+
+
+def counted(*numbers):
+    return dict(zip(COUNTS, numbers, strict=True))
+
+
+@EACH
+def test_sends_and_bytes_are_counted(kind):
+    model = policy(1)
+    layout = Layout.of(dict(model.state_dict()))
+    with running(scheme := sender(kind, model, workers=2), background=True):
+        for _ in range(4):
+            scheme.send()
+        stats = scheme.stats
+        assert (stats["version"], stats["sends"], stats["bytes"]) == (4, 5, 5 * layout.nbytes)
+        assert list(stats["workers"]) == [0, 1]
+
+
+@EACH
+def test_addressed_and_applied_versions_are_counted_by_worker(kind):
+    with running(scheme := sender(kind, workers=2), background=True):
+        scheme.send()
+        scheme.send(worker_ids=1)
+        assert counts(scheme, 0) == counted(2, 2, 0, 0, 0)
+        assert counts(scheme, 1) == counted(3, 3, 0, 0, 0)
+
+
+@EACH
+def test_versions_that_nobody_read_are_counted_as_coalesced_once_they_are_past(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        for value in range(2, 7):
+            scheme.send_async(policy(value))
+        while worker.do(version) != 5:
+            assert worker.do(receive, 20)
+        applied = counts(scheme)["applied"]
+        assert counts(scheme) == counted(6, applied, 6 - applied, 0, 0)
+        assert applied <= 3
+
+
+@EACH
+def test_a_version_that_failed_is_counted_as_that_and_not_as_coalesced(kind):
+    scheme = sender(kind, nn.Sequential(Counting()))
+    with running(scheme, lambda: nn.Sequential(Counting())) as (worker,):
+        for _ in range(3):
+            scheme.send_async()
+        while worker.do(version) != 3:
+            assert worker.do(receive, 20)
+        applied = counts(scheme)["applied"]
+        worker.do(lambda s, m: setattr(m[0], "refuses", True))
+        scheme.send_async()
+        with pytest.raises(RuntimeError, match="refuses"):
+            worker.do(receive, 20)
+        assert counts(scheme) == counted(5, applied, 4 - applied, 1, 0)
+        with pytest.raises(WorkerRaised):
+            scheme.wait_async(20)
+        worker.do(lambda s, m: setattr(m[0], "refuses", False))
+        scheme.send_async()
+        assert worker.do(receive, 20)
+        assert counts(scheme) == counted(6, applied + 1, 4 - applied, 1, 0)
+
+
+@EACH
+def test_a_restart_is_counted_and_hides_no_coalesced_version(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        worker.tell(lambda s, m: os._exit(1))
+        worker.process.join(20)
+        with pytest.raises(WorkerDied):
+            scheme.send(fill(policy(), 2))
+        with Worker(scheme, worker_idx=0) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=0)
+            newcomer.hear()
+            for value in range(3, 8):
+                scheme.send_async(policy(value))
+            while newcomer.do(version) != scheme.version:
+                assert newcomer.do(receive, 20)
+            found = counts(scheme)
+            assert found["restarts"] == 1
+            # 0, 1 and 6 were used, and some between: what was not is coalesced.
+            assert (found["addressed"], found["failures"]) == (7, 0)
+            assert found["coalesced"] == 7 - found["applied"] >= 2
+
+
+@EACH
+def test_a_newcomer_that_takes_the_same_version_again_hides_no_coalesced_version(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        worker.tell(lambda s, m: os._exit(1))
+        worker.process.join(20)
+        with Worker(scheme, worker_idx=0) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=0)  # version 0, for the second time
+            newcomer.hear()
+            used = 1
+            for value in range(2, 8):
+                scheme.send_async(policy(value))
+            while newcomer.do(version) != scheme.version:
+                assert newcomer.do(receive, 20)
+                used += 1
+            assert counts(scheme)["coalesced"] == 7 - used >= 3
+
+
+@EACH
+def test_recorded_times_are_ordered_and_not_negative(kind):
+    with running(scheme := sender(kind, workers=2), background=True):
+        for _ in range(20):
+            scheme.send()
+        transport = scheme.create_transport()
+        assert [applied.version for applied in transport.stats.recent] == list(range(21))
+        for applied in transport.stats.recent:
+            assert 0 <= applied.wake_ns <= applied.acknowledge_ns
+            assert applied.apply_ns >= 0
+            assert applied.wake_ns + applied.apply_ns == applied.acknowledge_ns
+            assert applied.retries >= 0
+        stats = scheme.stats
+        for name in ("pack_ms", "publish_ms"):
+            assert 0 <= stats[name]["p50"] <= stats[name]["max"]
+        for worker in stats["workers"].values():
+            for name in TIMES:
+                assert 0 <= worker[name]["p50"] <= worker[name]["p99"] <= worker[name]["max"]
+
+
+@EACH
+def test_what_a_worker_did_is_measured_also_when_nobody_waited_for_it(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        for value in range(200):
+            scheme.send_async(policy(value))
+            worker.do(receive)
+        assert counts(scheme) == counted(201, 201, 0, 0, 0)

@@ -1,0 +1,110 @@
+"""Schemes on machines that lack memfd, eventfd, pidfd or an ordered memory, and what is left."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+
+import pytest
+
+from sync import HogwildWeightSyncScheme, WorkerDied
+from sync.board import Board
+from sync.memory import wait_for
+from tests.conftest import shm_entries
+from tests.sync.support import KINDS, Worker, bits, held, policy, receive, running
+
+EVERY = {**KINDS, "hogwild": HogwildWeightSyncScheme}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_travel_and_deaths_are_seen_on_every_system(kind, system):
+    scheme = KINDS[kind](timeout=5, connect_timeout=10)
+    scheme.init_on_sender(model=policy(1), devices=["cpu"] * 2)
+    with running(scheme) as (first, second):
+        assert first.do(held) == second.do(held) == bits(policy(1))
+        for value in (2, 3):
+            for worker in (first, second):
+                worker.tell(receive, 20)
+            scheme.send(policy(value))
+            assert first.hear()
+            assert second.hear()
+            assert first.do(held) == second.do(held) == bits(policy(value))
+        second.tell(lambda s, m: os._exit(1))
+        os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(WorkerDied, match="worker 1"):
+            scheme.send(policy(4), worker_ids=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_death_of_the_sender_is_seen_on_every_system(kind, system):
+    with Worker(KINDS[kind]()) as grandparent:
+        assert "the sender is gone" in grandparent.do(orphaned)
+
+
+def orphaned(scheme, model):
+    """Start a sender whose process ends under its own worker; returns what that worker says."""
+    heard, says = os.pipe()
+    sender = os.fork()
+    if sender == 0:
+        scheme.init_on_sender(model=model, devices=["cpu"])
+        if os.fork() == 0:
+            os.write(says, outlive(scheme, model).encode())
+        else:
+            scheme.connect()
+        os._exit(0)
+    os.waitpid(sender, 0)
+    assert any(wait_for([heard], 1.0) for _ in range(30))
+    return os.read(heard, 1000).decode()
+
+
+def outlive(scheme, model):
+    try:
+        scheme.init_on_receiver(model=model, worker_idx=0)
+        scheme.connect(background=False)
+        return repr(scheme.receive(timeout=20))
+    except (ConnectionError, TimeoutError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_nothing_has_a_name_at_any_time(kind):
+    before = shm_entries()
+    scheme = EVERY[kind]()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"])
+    with running(scheme) as (worker,):
+        scheme.send_async(policy(2))
+        worker.do(receive)
+        assert shm_entries() == before
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_scheme_that_is_let_go_leaves_no_descriptor_open(kind):
+    def descriptors():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def once():
+        scheme = EVERY[kind]()
+        scheme.init_on_sender(model=policy(1), devices=["cpu"] * 3)
+        with running(scheme, background=True):
+            for value in (2, 3, 4):
+                scheme.send_async(policy(value))
+            scheme.wait_async(20)
+
+    once()
+    before = descriptors()
+    once()
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("kind", ["shared_copy", "shared_zero_copy"])
+def test_weights_travel_where_a_lock_keeps_the_order(kind, monkeypatch):
+    monkeypatch.setattr("sync.shared_mem.Board", functools.partial(Board, locked=True))
+    scheme = KINDS[kind]()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"] * 2)
+    with running(scheme, background=True) as workers:
+        assert scheme.create_transport().board.order.kind == "lock"
+        for value in range(2, 20):
+            scheme.send(policy(value))
+            assert [worker.do(held) for worker in workers] == [bits(policy(value))] * 2
