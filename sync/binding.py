@@ -20,8 +20,17 @@ from sync.strategy import Flat, Weights, WeightStrategy, check_extra, set_extra_
 class Binding:
     """Fast, checked access to the tensors of one module, TensorDict or dict."""
 
-    def __init__(self, target: Weights, strategy: WeightStrategy, layout: Layout | None = None):
+    def __init__(
+        self,
+        target: Weights,
+        strategy: WeightStrategy,
+        layout: Layout | None = None,
+        *,
+        any_extra: bool = False,
+    ):
+        """`any_extra`: take whatever extra state comes, for a target that has no owners of it."""
         self.target = target
+        self._any_extra = any_extra
         self._strategy = strategy
         self._whose = f"the {type(target).__name__}"
         flat = strategy.flatten(target)
@@ -35,7 +44,7 @@ class Binding:
         with torch.inference_mode(False):
             self._leaves = [slot.tensor.detach() for slot in self._slots]
         self._pieces: list[Tensor] | None = None
-        self._places = [(s.owner, s.key, s.tensor, s.tensor.data_ptr()) for s in self._slots]
+        self._places = [(s.owner, s.key, s.tensor, _where(s.tensor)) for s in self._slots]
         self._flat = flat
         self._weights: Any = None
         devices = {leaf.device for leaf in self._leaves}
@@ -44,8 +53,12 @@ class Binding:
 
     def leaves(self) -> list[Tensor]:
         """The model's tensors in layout order, found again if the model replaced any."""
-        for owner, key, tensor, pointer in self._places:
-            if owner.get(key) is not tensor or tensor.data_ptr() != pointer:
+        for owner, key, child in self._flat.children:
+            if owner.get(key) is not child:
+                self._index(self._strategy.flatten(self.target))
+                return self._leaves
+        for owner, key, tensor, where in self._places:
+            if owner.get(key) is not tensor or _where(tensor) != where:
                 self._index(self._strategy.flatten(self.target))
                 break
         return self._leaves
@@ -101,7 +114,7 @@ class Binding:
             if self._is_parameter(slot.tensor):
                 slot.tensor.data = self._leaves[i] = view
                 owner, key, tensor, _ = self._places[i]
-                self._places[i] = (owner, key, tensor, view.data_ptr())
+                self._places[i] = (owner, key, tensor, _where(view))
             else:
                 self._leaves[i].copy_(view)
 
@@ -122,19 +135,24 @@ class Binding:
         return isinstance(tensor, nn.Parameter) or not isinstance(self.target, nn.Module)
 
     def _load_extra(self, snapshot: Snapshot) -> None:
-        if not self._flat.extra_owners:
-            return
         extra = load_extra(snapshot.extra)
-        check_extra(self._flat.extra_owners, extra)
-        set_extra_state(self._flat, extra)
-        self._flat.extra = extra
-        self._weights = None
+        if self._any_extra:
+            self._flat.extra, self._weights = extra, None
+        elif extra or self._flat.extra_owners:
+            current = self._strategy.flatten(self.target)
+            check_extra(current.extra_owners, extra)
+            set_extra_state(current, extra)
+            self._flat.extra, self._weights = extra, None
 
     def _device_block(self) -> tuple[Tensor, list[Tensor]]:
         if self._staging is None:
             buffer = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=self.device)
             self._staging = buffer, self.layout.views(buffer)
         return self._staging
+
+
+def _where(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.stride()
 
 
 def dump_extra(extra: dict[str, Any]) -> bytes:

@@ -30,7 +30,9 @@ ERROR_BYTES = 16 * 1024
 FREE = -1
 
 _LATEST, _PIN_A, _PIN_B, _PID, _STATE, _IDLE = range(6)
-_EVENT_COUNT, _EVENTS_BEFORE, _ERROR_COUNT, _ERROR_LEN, _AWAITED, _DONE = range(6, 12)
+_EVENT_COUNT, _EVENTS_BEFORE, _ERROR_COUNT, _ERROR_LEN, _AWAITED, _DONE, _ERROR_VERSION = range(
+    6, 13
+)
 _ROW_WORDS = 16
 _EVENT_WORDS = 5
 _EVENT = struct.Struct(f"{_EVENT_WORDS}q")
@@ -179,6 +181,10 @@ class Row:
     def error_count(self) -> int:
         return self.words[_ERROR_COUNT]
 
+    @property
+    def error_version(self) -> int:
+        return self.words[_ERROR_VERSION]
+
     def error(self) -> str:
         return bytes(self._error[: self.words[_ERROR_LEN]]).decode(errors="replace")
 
@@ -234,11 +240,12 @@ class Row:
         if words[_AWAITED] and all(row[_DONE] >= row[_AWAITED] for row in self._all_words):
             self._sender_bell.ring()
 
-    def fail(self, text: str) -> None:
+    def fail(self, version: int, text: str) -> None:
         """Report an exception; the end of a long traceback is what is kept."""
         data = text.encode()[-ERROR_BYTES:]
         self._error[: len(data)] = data
         self.words[_ERROR_LEN] = len(data)
+        self.words[_ERROR_VERSION] = version
         self.order()
         self.words[_ERROR_COUNT] += 1
         self._tell()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sync.forms import SenderForm, resolve_model
 from sync.layout import Layout
-from sync.scheme import WeightSyncScheme
+from sync.scheme import WeightSyncScheme, _nothing
 from sync.slots import Slots
 from sync.snapshot import NEVER
 from sync.strategy import Weights
@@ -21,6 +22,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def __init__(self, **options: Any):
         super().__init__(**options)
         self._side: str | None = None
+        self._worker_idx: int | None = None
         self._model: Any = None
         self._num_workers = 0
         self._version = NEVER
@@ -34,6 +36,8 @@ class NoWeightSyncScheme(WeightSyncScheme):
         blank: dict[str, Any] = dict.fromkeys((*names, "num_workers"))
         form = SenderForm.of(model_id=model_id, ctx=ctx, **{**blank, **given})
         self._side, self._model, self.model_id = "sender", form.source, model_id
+        context = given.get("context")
+        self._context = _nothing if context is None else weakref.ref(context)
         self._num_workers = form.num_workers
 
     def init_on_receiver(
@@ -46,7 +50,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
     ) -> None:
         if model is None and context is not None and (model_id or self.model_id):
             model = resolve_model(context, model_id or self.model_id or "")
-        self._side, self._model = "receiver", model
+        if worker_idx is None:
+            worker_idx = getattr(context, "worker_idx", None)
+        self._side, self._model, self._worker_idx = "receiver", model, worker_idx
+        self._context = _nothing if context is None else weakref.ref(context)
 
     def connect(self, **how: Any) -> None:
         """There is nobody to wait for."""
@@ -92,6 +99,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return self._version
 
     @property
+    def worker_idx(self) -> int | None:
+        return self._worker_idx
+
+    @property
     def num_workers(self) -> int:
         return self._num_workers
 
@@ -120,4 +131,4 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return self._side == "receiver" and self._version != NEVER
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_model": None, "_version": NEVER}
+        return {**super().__getstate__(), "_side": None, "_model": None, "_version": NEVER}

@@ -10,7 +10,7 @@ upper bound of what it can spoil, for ablations.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -54,8 +54,8 @@ class HogwildSenderEnd(SharedMemSenderEnd):
             self.registered.pack(block, 0, check_finite=False)
             self.registered.point_at(block)
 
-    def _free_slot(self) -> int:
-        return 0
+    def _held(self, addressed: Collection[int]) -> set[int]:
+        return set()
 
     def _pack(self, binding: Binding, slot: int, version: int) -> None:
         block = self.slots[slot]

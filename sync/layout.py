@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 ALIGNMENT = 64
 HEADER_BYTES = 64
@@ -41,11 +40,6 @@ class Layout:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], extra: bytes = b"") -> Layout:
         for name, tensor in tensors.items():
-            if is_lazy(tensor):
-                raise ValueError(
-                    f"{name!r} is not initialised yet (a lazy module has no shape before its first "
-                    "forward pass): run the model once, then set up the scheme"
-                )
             if tensor.layout != torch.strided:
                 raise ValueError(f"{name!r} is {tensor.layout}; only dense tensors can be sent")
         leaves: list[Leaf] = []

@@ -126,9 +126,13 @@ class Doorbell(SharedFd):
 
     def silence(self) -> None:
         try:
-            os.read(self.fd, 8 if self._ring_fd is None else 4096)
+            if self._ring_fd is None:
+                os.read(self.fd, 8)
+            else:
+                while os.read(self.fd, 4096):
+                    continue
         except BlockingIOError:
-            return  # it was not ringing
+            return  # it rings no more
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "ring": self._ring_fd}
@@ -169,6 +173,11 @@ class Watch:
 
 
 def _exists(pid: int) -> bool:
+    try:  # a child that nobody has collected exists, but is gone
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return False
+    except ChildProcessError:
+        pass  # no child of ours
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from sync.binding import Binding
-from sync.board import Event
+from sync.board import Event, now_ns
 from sync.channel import CLOSE, DONE, FAIL, GREET, LEAVE, SNAPSHOT, Channel
 from sync.errors import WorkerDied
 from sync.layout import Layout
@@ -87,19 +87,23 @@ class MPTransport(Transport):
     def held(self) -> set[int]:
         return {place[1] for place in (self._on_the_way, self._next) if place is not None}
 
+    def kept(self) -> set[int]:
+        return self.held() | ({self._last[1]} if self._last is not None else set())
+
     def collect(self) -> None:
         while (message := self.weight_queue.get()) is not None:
             kind, numbers, text = message
             if kind == GREET:
-                self._peer, self._on_the_way = numbers[0], None
+                pid, self._peer = numbers[:2]
+                self._on_the_way = None
                 self._next = self._last if self._last_is_there() else self._next
-                self.greeted(self._peer)
+                self.greeted(pid)
             elif kind == DONE:
                 self._on_the_way = None
                 self.heard(Event(*numbers))
             elif kind == FAIL:
                 self._on_the_way = None
-                self.failed(text)
+                self.failed(numbers[0], text)
             elif kind == LEAVE:
                 self.left()
             self.feed()
@@ -135,15 +139,15 @@ class MPTransport(Transport):
     def greet(self) -> None:
         self._sender = Watch(self._sender_pid)
         self._closed = False
-        self._peer = os.getpid()
-        self.weight_queue.put(GREET, self._peer)
+        self._peer = now_ns()  # a name for this rendezvous: older messages do not have it
+        self.weight_queue.put(GREET, os.getpid(), self._peer)
 
     def newest(self) -> tuple[Snapshot, int] | None:
         assert self.slots is not None
         while (message := self.weight_queue.get()) is not None:
             if message.kind == CLOSE:
                 self._closed = True
-            elif message.numbers[2] == self._peer:  # else it was meant for a worker that is dead
+            elif message.numbers[2] == self._peer:  # else it was meant for a predecessor
                 version, slot = message.numbers[:2]
                 snapshot = self.slots[slot]
                 assert snapshot.version == version, "a block on the way was written"
@@ -200,7 +204,7 @@ class MPTransport(Transport):
             except (queue.Empty, ValueError):
                 raise self.overdue(self.timeout) from None
             if kind == FAIL and version == self.addressed:
-                self.failed(text)
+                self.failed(version, text)
                 assert self.failure is not None
                 raise self.failure
             self.connected, self.acknowledged = True, version
@@ -219,10 +223,10 @@ class MPTransport(Transport):
             return None
         layout, data = newest
         snapshot = Snapshot(layout, torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        binding = self._bound(
-            snapshot, into.get("weights"), into.get("model"), into.get("strategy")
-        )
         try:
+            binding = self._bound(
+                snapshot, into.get("weights"), into.get("model"), into.get("strategy")
+            )
             binding.load(snapshot)
         except Exception:
             self._answer(FAIL, snapshot.version, traceback.format_exc())
@@ -312,8 +316,8 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, sync=sync, **options)
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
-        # A worker can have one message on the way and one waiting; one block more is free to write.
-        slots = Slots(layout, 2 * num_workers + 1)
+        # A worker can have one message on the way and one waiting; one more each can be written.
+        slots = Slots(layout, 3 * num_workers)
         transports: dict[int, Transport] = {}
         for worker in range(num_workers):
             transport = MPTransport(Channel(), timeout=self.timeout)

@@ -74,11 +74,13 @@ class ReceiverEnd:
         self.transport.greet()
         self._greeted = True
         try:
-            self.binding = Binding(self._target(), self._strategy, self._layout)
+            self.binding = Binding(
+                self._target(), self._strategy, self._layout, any_extra=self._model is None
+            )
+            self.transport.zero_copy = self._points_at_snapshots(self.binding)
         except Exception:
             self.transport.refused(NEVER, traceback.format_exc())
             raise
-        self.transport.zero_copy = self._points_at_snapshots(self.binding)
         deadline = time.monotonic() + timeout
         while True:
             with self._news:
@@ -155,10 +157,8 @@ class ReceiverEnd:
         if taken is None:
             return False
         assert self.binding is not None
-        version = taken[0].version
-        if (error := take(self.transport, taken, self._apply)) is not None:
+        if (error := take(self.transport, taken, self._apply, self._hand_down)) is not None:
             raise error
-        self.version = version
         self._news.notify_all()
         return True
 
@@ -168,8 +168,11 @@ class ReceiverEnd:
             self.binding.point_at(snapshot)
         else:
             self.binding.load(snapshot)
+        self.version = snapshot.version
+
+    def _hand_down(self) -> None:
         if self._pass_on is not None:
-            self._pass_on(self.binding.weights())
+            self._pass_on(self.weights)
 
     def _run(self) -> None:
         """The background thread: apply what comes until the sender or the owner says stop."""

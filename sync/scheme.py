@@ -30,7 +30,7 @@ from sync.receiver import ReceiverEnd
 from sync.sender import SenderEnd
 from sync.slots import Slots
 from sync.snapshot import NEVER
-from sync.strategy import Weights, WeightStrategy
+from sync.strategy import Weights, WeightStrategy, is_by_worker
 from sync.transport import Transport
 from sync.views import WeightReceiver, WeightSender
 
@@ -181,8 +181,7 @@ class WeightSyncScheme(ABC):
         settling: bool,
     ) -> list[int]:
         sender = self._need_sender(call)
-        by_worker = isinstance(weights, Mapping) and all(isinstance(k, int) for k in weights)
-        by_worker = by_worker and bool(weights)
+        by_worker = is_by_worker(weights)
         if by_worker:
             self._check_by_worker()
         return sender.send(weights, worker_ids, by_worker=by_worker, settling=settling)
@@ -263,8 +262,8 @@ class WeightSyncScheme(ABC):
         comes, so take `reading()` around every use of the model; without it, call `receive()`
         between uses.
         """
-        if self._sender is not None:
-            self._sender.connect(worker_idx, weights)
+        if self._is_sender:
+            self._need_sender("connect").connect(worker_idx, weights)
             return
         receiver = self._need_receiver("connect")
         if worker_idx is not None and worker_idx != self.worker_idx:
@@ -274,20 +273,25 @@ class WeightSyncScheme(ABC):
         receiver.connect(self.connect_timeout, background=background)
 
     @property
+    def _is_sender(self) -> bool:
+        """Also false in a process forked from the sender's."""
+        return self._sender is not None and self._pid == os.getpid()
+
+    @property
     def context(self) -> Any:
         return self._context()
 
     @property
     def model(self) -> Any:
         """The model whose weights are sent, or into which they are received."""
-        if self._sender is not None:
+        if self._is_sender and self._sender is not None:
             return self._sender.form.source
         return None if self._receiver is None else self._receiver.model
 
     @property
     def weights(self) -> Any:
         """The model's weights in the strategy's form, sharing its memory."""
-        if self._sender is not None:
+        if self._is_sender and self._sender is not None:
             return self.strategy.extract_weights(self._sender.form.weights_for(0))
         return None if self._receiver is None else self._receiver.weights
 
@@ -302,7 +306,7 @@ class WeightSyncScheme(ABC):
     @property
     def version(self) -> int:
         """The version last published (on the sender) or in use (on a receiver); -1 before any."""
-        end = self._sender or self._receiver
+        end = self._sender if self._is_sender else self._receiver
         return NEVER if end is None else end.version
 
     @property
@@ -319,7 +323,7 @@ class WeightSyncScheme(ABC):
 
     @property
     def initialized_on_sender(self) -> bool:
-        return self._sender is not None
+        return self._is_sender
 
     @property
     def initialized_on_receiver(self) -> bool:
@@ -327,7 +331,7 @@ class WeightSyncScheme(ABC):
 
     @property
     def synchronized_on_sender(self) -> bool:
-        return self._sender is not None and all(self._connected().values())
+        return self._is_sender and all(self._connected().values())
 
     @property
     def synchronized_on_receiver(self) -> bool:

@@ -124,9 +124,9 @@ class SenderEnd:
                 plan = {worker: self.form.weights_for(worker, weights) for worker in workers}
             if not settling:
                 self._look_for_deaths()
-            failures = self._past_failures(workers)
-            self._publish(plan, self.version + 1)
-            if failures:
+            if plan:
+                self._publish(plan, self.version + 1)
+            if failures := self._past_failures(workers):
                 raise combine(failures)
             return workers
 
@@ -135,25 +135,34 @@ class SenderEnd:
         groups: dict[int, list[int]] = {}
         for worker, weights in plan.items():
             groups.setdefault(id(weights), []).append(worker)
+        # All are written before any is offered: if one is refused, nobody gets any.
+        held = self._held(plan)
+        written: list[tuple[int, list[int], int]] = []
         for workers in groups.values():
             begun = now_ns()
-            binding = self._bind(plan[workers[0]])
-            slot = self._free_slot()
-            self._pack(binding, slot, version)
-            packed = now_ns()
-            told = [self.transports[worker] for worker in workers]
-            self.version = version
-            self._offer(told, slot, version)
-            self.stats.add(Sent(version, self.layout.nbytes, packed - begun, now_ns() - packed))
+            slot = self.slots.free(held)
+            self._pack(self._bind(plan[workers[0]]), slot, version)
+            held.add(slot)
+            written.append((slot, workers, now_ns() - begun))
+        self.version = version
+        for slot, workers, pack_ns in written:
+            begun = now_ns()
+            self._offer([self.transports[worker] for worker in workers], slot, version)
+            self.stats.add(Sent(version, self.layout.nbytes, pack_ns, now_ns() - begun))
+
+    def _held(self, addressed: Collection[int]) -> set[int]:
+        """The slots that must not be written: in use, or wanted by whoever replaces a worker.
+
+        Weights of its own can be made again for a worker, so that no memory is spent on them.
+        """
+        held: set[int] = set()
+        for worker, transport in self.transports.items():
+            keeps = self.form.same_for_all and worker not in addressed
+            held |= transport.kept() if keeps else transport.held()
+        return held
 
     def _pack(self, binding: Binding, slot: int, version: int) -> None:
         binding.pack(self.slots[slot], version, check_finite=self._check_finite)
-
-    def _free_slot(self) -> int:
-        held: set[int] = set()
-        for transport in self.transports.values():
-            held |= transport.held()
-        return self.slots.free(held)
 
     def _bind(self, weights: Weights) -> Binding:
         for known in (self.registered, self._last):
@@ -227,7 +236,9 @@ class SenderEnd:
 
     def summary(self) -> dict[str, Any]:
         self.collect()
-        workers = {w: t.stats.summary(waiting=t.waiting) for w, t in self.transports.items()}
+        workers = {
+            w: t.stats.summary(waiting=t.answered < t.addressed) for w, t in self.transports.items()
+        }
         return {"version": self.version, **self.stats.summary(), "workers": workers}
 
     def close(self) -> None:

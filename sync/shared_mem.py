@@ -60,6 +60,10 @@ class SharedMemTransport(Transport):
     def held(self) -> set[int]:
         return self.row.held()
 
+    def wake(self) -> None:
+        self.row.order()
+        self.row.wake()
+
     @property
     def answer_bell(self) -> Doorbell:
         return self.board.sender_bell
@@ -78,7 +82,7 @@ class SharedMemTransport(Transport):
         self._hear(row.event_count)
         if row.error_count != self._errors:
             self._errors = row.error_count
-            self.failed(row.error())
+            self.failed(row.error_version, row.error())
         if row.state == LEFT and not self.has_left:
             self.left()
 
@@ -118,15 +122,17 @@ class SharedMemTransport(Transport):
     def _is_whole(self, snapshot: Snapshot, version: int) -> bool:
         return snapshot.version == version
 
-    def applied(self, event: Event) -> None:
+    def in_use(self) -> None:
         if self.zero_copy:  # hold this slot while it is in use, and let go of the one before
             self._pin = 1 - self._pin
         self.row.unpin(self._pin)
+
+    def applied(self, event: Event) -> None:
         self.row.done(event)
 
     def refused(self, version: int, text: str) -> None:
         self.row.unpin(self._pin)
-        self.row.fail(text)
+        self.row.fail(version, text)
 
     def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> None:
         self.row.idle(True)
@@ -186,8 +192,8 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
         # At most three slots can be held for each worker: its latest, the one in use, and the one
-        # it is changing to. One more is always free to write.
-        slots = Slots(layout, 3 * num_workers + 1)
+        # it is changing to. One more each can be written, if each gets weights of its own.
+        slots = Slots(layout, 4 * num_workers)
         board = Board(num_workers)
         return slots, {w: SharedMemTransport(slots, board, w) for w in range(num_workers)}
 

@@ -8,7 +8,7 @@ from what it stamps.
 
 from __future__ import annotations
 
-import math
+import cmath
 import time
 
 import torch
@@ -131,11 +131,13 @@ def _all_finite(stretches: list[Tensor]) -> bool:
 
 
 def _sum_is_finite(stretch: Tensor) -> bool:
-    return math.isfinite(abs(_wide(stretch).sum().item()))
+    return cmath.isfinite(_wide(stretch).sum().item())
 
 
 def _wide(stretch: Tensor) -> Tensor:
     """Types that cannot be summed or overflow easily, widened."""
+    if stretch.dtype == torch.complex32:
+        return stretch.to(torch.complex64)
     return stretch.float() if stretch.element_size() < 4 else stretch
 
 

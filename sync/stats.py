@@ -38,8 +38,9 @@ class WorkerStats:
         self.restarts = 0
         self.recent: deque[Applied] = deque(maxlen=KEPT)
 
-    def add(self, applied: Applied) -> None:
-        self.applied += 1
+    def add(self, applied: Applied, *, again: bool) -> None:
+        """`again`: a newcomer took a version that its predecessor had answered."""
+        self.applied += not again
         self.retries += applied.retries
         self.recent.append(applied)
 

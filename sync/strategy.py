@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sync.layout import Signature, check_same
 
@@ -37,6 +38,7 @@ class Flat:
     slots: list[Slot] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     extra_owners: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    children: list[tuple[Any, str, Any]] = field(default_factory=list)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -62,10 +64,22 @@ def flatten(source: Weights, *, persistent_only: bool = False) -> Flat:
         )
     seen: set[str] = set()
     for slot in flat.slots:
+        if is_lazy(slot.tensor):
+            raise ValueError(
+                f"{slot.name!r} is not initialised yet (a lazy module has no shape before its "
+                "first forward pass): run the model once first"
+            )
         if slot.name in seen:
             raise ValueError(f"{slot.name!r} occurs twice, once nested and once with dots")
         seen.add(slot.name)
     return flat
+
+
+def is_by_worker(weights: Any) -> bool:
+    """Whether this is a dict of weights by worker, rather than weights."""
+    if is_tensor_collection(weights) or not isinstance(weights, Mapping):
+        return False
+    return bool(weights) and all(isinstance(key, int) for key in weights)
 
 
 def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bool) -> None:
@@ -82,6 +96,7 @@ def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bo
         flat.extra_owners[prefix + EXTRA_STATE] = (module, "")
     for key, child in module._modules.items():
         if child is not None:
+            flat.children.append((module._modules, key, child))
             _walk_module(child, f"{prefix}{key}.", flat, persistent_only)
 
 
@@ -94,6 +109,8 @@ def _walk_mapping(source: Any, prefix: str, flat: Flat) -> None:
         elif isinstance(value, Tensor):
             flat.slots.append(Slot(name, source, key, value))
         elif is_tensor_collection(value) or isinstance(value, Mapping):
+            if isinstance(source, dict):
+                flat.children.append((source, key, value))
             _walk_mapping(value, f"{name}.", flat)
         else:
             raise TypeError(f"weights: {name!r} is a {type(value).__name__}, not a tensor")

@@ -68,6 +68,7 @@ class Transport(ABC):
         self.zero_copy = False
         self.stats = WorkerStats()
         self.addressed = NEVER
+        self.answered = NEVER
         self.acknowledged = NEVER
         self.connected = False
         self.has_left = False
@@ -85,6 +86,13 @@ class Transport(ABC):
     @abstractmethod
     def held(self) -> set[int]:
         """The slots that the worker may be reading, now or soon."""
+
+    def kept(self) -> set[int]:
+        """`held`, and what the worker's successor would be offered again."""
+        return self.held()
+
+    def wake(self) -> None:
+        """Wake the worker if it sleeps, after an offer."""
 
     @abstractmethod
     def collect(self) -> None:
@@ -126,9 +134,12 @@ class Transport(ABC):
     def newest(self) -> tuple[Snapshot, int] | None:
         """The newest snapshot, kept from being rewritten until `applied` or `refused`; retries."""
 
+    def in_use(self) -> None:
+        """The snapshot is applied, and the one before is no longer needed."""
+
     @abstractmethod
     def applied(self, event: Event) -> None:
-        """The snapshot is in use."""
+        """Tell the sender that the snapshot is in use."""
 
     @abstractmethod
     def refused(self, version: int, text: str) -> None:
@@ -175,6 +186,7 @@ class Transport(ABC):
         """Book an acknowledgement."""
         self.connected = True
         self.acknowledged = max(self.acknowledged, event.version)
+        again, self.answered = event.version <= self.answered, max(self.answered, event.version)
         published = event.published_ns
         self.stats.add(
             Applied(
@@ -183,11 +195,13 @@ class Transport(ABC):
                 apply_ns=event.applied_ns - event.seen_ns,
                 acknowledge_ns=event.applied_ns - published,
                 retries=event.retries,
-            )
+            ),
+            again=again,
         )
 
-    def failed(self, text: str) -> None:
-        self.stats.failures += 1
+    def failed(self, version: int, text: str) -> None:
+        self.stats.failures += version > self.answered
+        self.answered = max(self.answered, version)
         self.failure = WorkerRaised(
             self.worker_idx, f"{self} raised while applying weights:\n{text.rstrip()}"
         )
@@ -264,6 +278,7 @@ class Transport(ABC):
         slot = self.slots.free(self.held())
         self._binding.pack(self.slots[slot], version, check_finite=True)
         self.offer(slot, version)
+        self.wake()
 
     def wait_ack(self) -> None:
         version = self.addressed
@@ -286,6 +301,7 @@ class Transport(ABC):
         strategy: WeightStrategy | None = None,
     ) -> Any:
         """Connect, and take the first version into `model` or `weights`."""
+        self.become_receiver()
         self.worker_idx = worker_idx
         self.greet()
         return self.receive_weights(self.timeout, weights=weights, model=model, strategy=strategy)
@@ -307,32 +323,47 @@ class Transport(ABC):
                 taken = self.newest()
         if taken is None:
             return None
-        binding = self._bound(taken[0], weights, model, strategy)
-        if (error := take(self, taken, binding.load)) is not None:
+
+        def apply(snapshot: Snapshot) -> None:
+            self._bound(snapshot, weights, model, strategy).load(snapshot)
+
+        if (error := take(self, taken, apply)) is not None:
             raise error
-        return binding.weights()
+        assert self._binding is not None
+        return self._binding.weights()
 
     def _bound(
         self, snapshot: Snapshot, weights: Weights | None, model: Any, strategy: Any
     ) -> Binding:
-        target = model if model is not None else weights
+        target, own = (model if model is not None else weights), False
         if target is None:
+            own = True
             names = (leaf.name for leaf in snapshot.layout.leaves)
             views = (view.clone() for view in snapshot.views)
             target = dict(zip(names, views, strict=True))
         if self._binding is None or self._binding.target is not target:
-            self._binding = Binding(target, strategy or self.strategy, snapshot.layout)
+            strategy = strategy or self.strategy
+            self._binding = Binding(target, strategy, snapshot.layout, any_extra=own)
         return self._binding
 
 
 def take(
-    transport: Transport, taken: tuple[Snapshot, int], apply: Callable[[Snapshot], None]
+    transport: Transport,
+    taken: tuple[Snapshot, int],
+    apply: Callable[[Snapshot], None],
+    then: Callable[[], None] | None = None,
 ) -> Exception | None:
-    """Apply a snapshot and tell the sender how it ended; returns what `apply` raised, if it did."""
+    """Apply a snapshot and tell the sender how it ended; returns what was raised, if anything was.
+
+    then: what must be done, once the snapshot is in use, before the sender is told that it is.
+    """
     snapshot, retries = taken
     version, published, seen = snapshot.version, snapshot.published_ns, now_ns()
     try:
         apply(snapshot)
+        transport.in_use()
+        if then is not None:
+            then()
     except Exception as error:  # noqa: BLE001 - whatever it is, the sender must hear of it
         transport.refused(version, traceback.format_exc())
         return error
@@ -351,7 +382,7 @@ def await_workers(
     transports = pending = list(transports)
     failures: dict[int, WorkerError] = {}
     for transport in transports:
-        transport.expect(transport.addressed)
+        transport.expect(max(0, transport.addressed))
     try:
         while True:
             still = []

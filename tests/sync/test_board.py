@@ -73,9 +73,9 @@ def test_events_are_kept_in_order_and_in_a_ring():
 
 def test_of_a_long_traceback_the_end_is_kept():
     row = Board(1).rows[0]
-    row.fail("short")
+    row.fail(0, "short")
     assert (row.error_count, row.error()) == (1, "short")
-    row.fail("ä" * ERROR_BYTES + "the end")
+    row.fail(0, "ä" * ERROR_BYTES + "the end")
     assert row.error_count == 2
     assert row.error().endswith("ää" + "the end")
 
@@ -124,7 +124,7 @@ def event(version):
 def test_a_worker_rings_the_sender_only_when_it_is_waited_for():
     board = Board(1)
     row = board.rows[0]
-    for says in (row.greet, row.leave, lambda: row.fail("x"), lambda: row.done(event(5))):
+    for says in (row.greet, row.leave, lambda: row.fail(0, "x"), lambda: row.done(event(5))):
         says()
         assert not rings(board)
         row.expect(5)
@@ -164,7 +164,7 @@ def test_rows_are_seen_by_another_process_and_do_not_touch_each_other():
     def write(handed, model):
         handed.board.rows[1].greet()
         handed.board.rows[1].done(Event(7, 1, 2, 3, 4))
-        handed.board.rows[1].fail("x" * 2 * ERROR_BYTES)
+        handed.board.rows[1].fail(0, "x" * 2 * ERROR_BYTES)
         return handed.board.sender_pid, handed.board.rows[1].latest
 
     board.rows[1].announce(word(7, 3))

@@ -40,7 +40,7 @@ def test_counts_go_on_when_old_times_are_forgotten():
     stats, worker = SendStats(), WorkerStats()
     for number in range(KEPT + 10):
         stats.add(Sent(number, 8, 1, number))
-        worker.add(Applied(number, 1, 1, 2, 1))
+        worker.add(Applied(number, 1, 1, 2, 1), again=False)
     assert (stats.sends, stats.nbytes, len(stats.recent)) == (KEPT + 10, 8 * (KEPT + 10), KEPT)
     assert (worker.applied, worker.retries, len(worker.recent)) == (KEPT + 10, KEPT + 10, KEPT)
     assert stats.recent[0].version == worker.recent[0].version == 10
