@@ -190,8 +190,7 @@ def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    if not PIDFDS:
-        timeout_s = min(timeout_s, 0.05)
+    timeout_s = min(timeout_s, 3600.0 if PIDFDS else 0.05)  # whoever needs longer calls again
     return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
 
 
@@ -205,17 +204,17 @@ class Order:
     def __init__(self, memory: AnonymousMemory, *, locked: bool = not X86):
         self.kind = "lock" if locked else "fence"
         self._memory = memory
-        lock = threading.Lock()
-        self._acquire, self._release = lock.acquire, lock.release
+        self.renew()
+
+    def renew(self) -> None:
+        """Leave a lock behind that a thread held when this process was forked."""
+        self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        self._acquire()
-        try:
+        with self._lock:  # in this form an interrupt cannot come between taking and dropping
             if self.kind == "lock":
                 _lock_until(self._memory.fd, time.monotonic() + 10.0)
                 fcntl.lockf(self._memory.fd, fcntl.LOCK_UN)
-        finally:
-            self._release()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"memory": self._memory, "kind": self.kind}

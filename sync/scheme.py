@@ -143,7 +143,8 @@ class WeightSyncScheme(ABC):
 
     def describe_worker(self, worker_idx: int, label: str) -> None:
         """What error messages say about a worker besides its number and device."""
-        self._need_sender("describe_worker").transports[worker_idx].label = label
+        sender = self._need_sender("describe_worker")
+        sender.transports[sender.workers(worker_idx)[0]].label = label
 
     def send(
         self,
@@ -201,6 +202,11 @@ class WeightSyncScheme(ABC):
         model: a module, a TensorDict or a dict; or `model_id` + `context`. Without any, `receive`
         returns weights of its own.
         """
+        if self._is_sender and not self._shut:
+            raise RuntimeError(
+                "this process is the sender: hand the scheme to the worker's process, or a pickled "
+                "copy to its thread"
+            )
         if not self._transports:
             raise RuntimeError(
                 "init_on_receiver(): this scheme did not go through init_on_sender()"
@@ -215,6 +221,8 @@ class WeightSyncScheme(ABC):
             raise ValueError(f"worker_idx={worker_idx!r}: this scheme has workers {known}")
         assert self._layout is not None
         assert worker_idx is not None
+        if self._receiver is not None and self._pid == os.getpid():
+            self._receiver.close()
         self._leave_process()
         self.model_id = model_id or self.model_id
         self._context = _nothing if context is None else weakref.ref(context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -226,9 +227,10 @@ class SenderEnd:
         """The addressed workers, checked."""
         if worker_ids is None:
             return list(self.transports)
-        chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        chosen: Sequence[Any]
+        chosen = [worker_ids] if isinstance(worker_ids, Integral) else list(worker_ids)  # type: ignore[arg-type]
         for worker in chosen:
-            if worker not in self.transports:
+            if worker not in self.transports or isinstance(worker, bool):
                 raise ValueError(
                     f"worker_ids: no worker {worker!r}, only 0 to {len(self.transports) - 1}"
                 )
@@ -244,4 +246,4 @@ class SenderEnd:
     def close(self) -> None:
         for transport in self.transports.values():
             transport.close()
-        self.transports = {}
+        self.transports, self._last = {}, None

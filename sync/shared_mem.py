@@ -95,12 +95,16 @@ class SharedMemTransport(Transport):
         return [self.board.sender_bell.fd]
 
     def offer_again(self) -> bool:
-        return True  # `latest` still points at it, and its slot is kept for that
+        return self.row.latest != 0  # if it points at one, that slot is kept
 
     def close(self) -> None:
         self.board.close()
 
     # -- the receiver's end
+
+    def become_receiver(self) -> None:
+        super().become_receiver()
+        self.board.order.renew()
 
     def greet(self) -> None:
         self._sender = Watch(self.board.sender_pid)

@@ -45,6 +45,7 @@ class WorkerStats:
         self.recent.append(applied)
 
     def summary(self, *, waiting: bool) -> dict[str, Any]:
+        recent = list(self.recent)  # another thread may be adding to it
         return {
             "addressed": self.addressed,
             "applied": self.applied,
@@ -52,9 +53,9 @@ class WorkerStats:
             "retries": self.retries,
             "failures": self.failures,
             "restarts": self.restarts,
-            "wake_ms": percentiles([a.wake_ns for a in self.recent]),
-            "apply_ms": percentiles([a.apply_ns for a in self.recent]),
-            "ack_ms": percentiles([a.acknowledge_ns for a in self.recent]),
+            "wake_ms": percentiles([a.wake_ns for a in recent]),
+            "apply_ms": percentiles([a.apply_ns for a in recent]),
+            "ack_ms": percentiles([a.acknowledge_ns for a in recent]),
         }
 
 
@@ -72,11 +73,12 @@ class SendStats:
         self.recent.append(sent)
 
     def summary(self) -> dict[str, Any]:
+        recent = list(self.recent)
         return {
             "sends": self.sends,
             "bytes": self.nbytes,
-            "pack_ms": percentiles([s.pack_ns for s in self.recent]),
-            "publish_ms": percentiles([s.publish_ns for s in self.recent]),
+            "pack_ms": percentiles([s.pack_ns for s in recent]),
+            "publish_ms": percentiles([s.publish_ns for s in recent]),
         }
 
 

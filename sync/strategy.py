@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def is_by_worker(weights: Any) -> bool:
     """Whether this is a dict of weights by worker, rather than weights."""
     if is_tensor_collection(weights) or not isinstance(weights, Mapping):
         return False
-    return bool(weights) and all(isinstance(key, int) for key in weights)
+    return bool(weights) and all(isinstance(key, Integral) for key in weights)
 
 
 def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bool) -> None:

@@ -179,7 +179,9 @@ def test_a_child_forked_in_the_middle_of_another_threads_use_is_not_stuck(locked
             if (child := os.fork()) == 0:
                 order()
                 os._exit(0)
-            ended = wait_for(Watch(child).fds(), 5)
+            watch = Watch(child)
+            wait_for(watch.fds(), 5)
+            ended = watch.look()
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             assert ended
