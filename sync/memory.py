@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterable
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -204,11 +205,8 @@ class Order:
     def __init__(self, memory: AnonymousMemory, *, locked: bool = not X86):
         self.kind = "lock" if locked else "fence"
         self._memory = memory
-        self.renew()
-
-    def renew(self) -> None:
-        """Leave a lock behind that a thread held when this process was forked."""
         self._lock = threading.Lock()
+        _ORDERS.add(self)
 
     def __call__(self) -> None:
         with self._lock:  # in this form an interrupt cannot come between taking and dropping
@@ -221,6 +219,18 @@ class Order:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["memory"], locked=state["kind"] == "lock")  # type: ignore[misc]
+
+
+_ORDERS: weakref.WeakSet[Order] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Leave locks behind that a thread of the parent may have held."""
+    for order in list(_ORDERS):
+        order._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _lock_until(fd: int, deadline: float) -> None:

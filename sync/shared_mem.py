@@ -102,10 +102,6 @@ class SharedMemTransport(Transport):
 
     # -- the receiver's end
 
-    def become_receiver(self) -> None:
-        super().become_receiver()
-        self.board.order.renew()
-
     def greet(self) -> None:
         self._sender = Watch(self.board.sender_pid)
         self._seen = 0

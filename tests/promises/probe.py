@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,7 +210,7 @@ def trial(
     finally:
         findings.stop()
         for process in processes:
-            if process.is_alive():
+            with suppress(ProcessLookupError):  # it may just have ended
                 os.kill(process.pid, signal.SIGCONT)
             process.join(10.0)
             if process.is_alive():
