@@ -128,6 +128,7 @@ class WeightSyncScheme(ABC):
             transport.worker_idx, transport.timeout = worker, self.timeout
             transport.strategy = self.strategy
             transport.device = form.devices[worker]
+            transport.shares_slots = form.num_workers > 1
         sender.open(slots, self._transports)
         self._sender = sender
         _OPEN.add(self)

@@ -42,6 +42,7 @@ class SharedMemTransport(Transport):
         self._events = 0
         self._errors = 0
         self._pid = 0
+        self._left_pid = 0
         self._sender: Watch | None = None
 
     @property
@@ -83,7 +84,10 @@ class SharedMemTransport(Transport):
         if row.error_count != self._errors:
             self._errors = row.error_count
             self.failed(row.error_version, row.error())
-        if row.state == LEFT and not self.has_left:
+        if row.state == GREETED:
+            self._left_pid = 0
+        elif row.state == LEFT and row.pid != self._left_pid:
+            self._left_pid = row.pid
             self.left()
 
     def _hear(self, event_count: int) -> None:

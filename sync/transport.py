@@ -59,6 +59,7 @@ class Transport(ABC):
         self.worker_idx = 0
         self.device: torch.device | None = None
         self.label = ""
+        self.shares_slots = False
         self.slots: Slots | None = None
         self.strategy = WeightStrategy()
         self._forget()
@@ -172,7 +173,7 @@ class Transport(ABC):
         self.judge()
         if isinstance(self.failure, WorkerDied):
             self.watch = None
-        self.failure, self.told = None, False
+        self.failure, self.told, self.has_left = None, False, False
 
     def greeted(self, pid: int) -> None:
         """A process took the worker's place: what its predecessor acknowledged counts no more."""
@@ -269,6 +270,11 @@ class Transport(ABC):
 
     def send_weights_async(self, weights: Weights) -> None:
         """Send one version to this worker and return at once."""
+        if self.shares_slots:
+            raise RuntimeError(
+                f"{self} shares its slots with other workers: "
+                f"use scheme.send(weights, worker_ids=[{self.worker_idx}])"
+            )
         if self._binding is None or self._binding.target is not weights:
             layout = self.slots.layout if self.slots is not None else None
             self._binding = Binding(weights, self.strategy, layout)

@@ -177,8 +177,10 @@ def test_a_child_forked_in_the_middle_of_another_threads_use_is_not_stuck(locked
     try:
         for _ in range(20):
             if (child := os.fork()) == 0:
-                order()
-                os._exit(0)
+                try:
+                    order()
+                finally:
+                    os._exit(0)
             watch = Watch(child)
             wait_for(watch.fds(), 5)
             ended = watch.look()

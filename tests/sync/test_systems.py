@@ -47,12 +47,14 @@ def orphaned(scheme, model):
     heard, says = os.pipe()
     sender = os.fork()
     if sender == 0:
-        scheme.init_on_sender(model=model, devices=["cpu"])
-        if os.fork() == 0:
-            os.write(says, outlive(scheme, model).encode())
-        else:
-            scheme.connect()
-        os._exit(0)
+        try:
+            scheme.init_on_sender(model=model, devices=["cpu"])
+            if os.fork() == 0:
+                os.write(says, outlive(scheme, model).encode())
+            else:
+                scheme.connect()
+        finally:
+            os._exit(0)
     os.waitpid(sender, 0)
     assert any(wait_for([heard], 1.0) for _ in range(30))
     return os.read(heard, 1000).decode()
