@@ -41,7 +41,7 @@ class ReceiverEnd:
         pass_on: Callable[[Any], None] | None = None,
     ):
         self.version = NEVER
-        self.failure: Exception | None = None
+        self._told: Exception | None = None  # the last error that the sender has the traceback of
         self.transport = transport
         self.binding: Binding | None = None
         self._layout = layout
@@ -158,6 +158,7 @@ class ReceiverEnd:
             return False
         assert self.binding is not None
         if (error := take(self.transport, taken, self._apply, self._hand_down)) is not None:
+            self._told = error
             raise error
         self._news.notify_all()
         return True
@@ -183,8 +184,9 @@ class ReceiverEnd:
             with self._news:
                 try:
                     self._apply_newest()
-                except Exception as error:  # noqa: BLE001 - the sender has its traceback
-                    self.failure = error
+                except Exception as error:
+                    if error is not self._told:
+                        raise
 
     def close(self) -> None:
         """Stop applying and let the sender have its memory back; the model keeps its weights."""
