@@ -33,6 +33,7 @@ _LATEST, _PIN_A, _PIN_B, _PID, _STATE, _IDLE = range(6)
 _EVENT_COUNT, _EVENTS_BEFORE, _ERROR_COUNT, _ERROR_LEN, _AWAITED, _DONE, _ERROR_VERSION = range(
     6, 13
 )
+_GREETINGS = 13
 _ROW_WORDS = 16
 _EVENT_WORDS = 5
 _EVENT = struct.Struct(f"{_EVENT_WORDS}q")
@@ -162,6 +163,11 @@ class Row:
         return self.words[_PID]
 
     @property
+    def greetings(self) -> int:
+        """How often the row was taken over; a process may do so more than once."""
+        return self.words[_GREETINGS]
+
+    @property
     def state(self) -> int:
         return self.words[_STATE]
 
@@ -199,6 +205,7 @@ class Row:
         self.order()
         self.words[_EVENTS_BEFORE] = self.words[_EVENT_COUNT]
         self.words[_PID] = os.getpid()
+        self.words[_GREETINGS] += 1
         self.order()
         self.words[_STATE] = GREETED
         self._tell()

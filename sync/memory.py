@@ -6,6 +6,7 @@ the last process that holds it, however that process ended.
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import mmap
 import os
@@ -18,7 +19,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterable
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -29,7 +30,10 @@ X86 = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
 
 
 class SharedFd:
-    """A file descriptor that survives pickling to a child process (spawn, forkserver, a queue)."""
+    """A file descriptor that survives pickling to a child process (spawn, forkserver, a queue).
+
+    A deep copy has a duplicate of it, for another user in the same process.
+    """
 
     def __init__(self, fd: int):
         self.fd = fd
@@ -45,6 +49,13 @@ class SharedFd:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = object.__new__(type(self))
+        twin.fd = -1  # until there is a duplicate, there is nothing to close
+        state = {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
+        twin.__dict__.update(state, fd=os.dup(self.fd))
+        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self.fd)}

@@ -205,8 +205,8 @@ class WeightSyncScheme(ABC):
         """
         if self._is_sender and not self._shut:
             raise RuntimeError(
-                "this process is the sender: hand the scheme to the worker's process, or a pickled "
-                "copy to its thread"
+                "this process is the sender: hand the scheme to the worker's process, or a "
+                "copy.deepcopy of it to a worker in this one"
             )
         if not self._transports:
             raise RuntimeError(

@@ -41,8 +41,8 @@ class SharedMemTransport(Transport):
         self._seen = 0
         self._events = 0
         self._errors = 0
-        self._pid = 0
-        self._left_pid = 0
+        self._greetings = 0
+        self._left = 0
         self._sender: Watch | None = None
 
     @property
@@ -76,18 +76,16 @@ class SharedMemTransport(Transport):
 
     def collect(self) -> None:
         row = self.row
-        if row.state == GREETED and row.pid != self._pid:
-            self._pid = row.pid
+        if row.state == GREETED and row.greetings != self._greetings:
+            self._greetings = row.greetings
             self._hear(row.events_before)
-            self.greeted(self._pid)
+            self.greeted(row.pid)
         self._hear(row.event_count)
         if row.error_count != self._errors:
             self._errors = row.error_count
             self.failed(row.error_version, row.error())
-        if row.state == GREETED:
-            self._left_pid = 0
-        elif row.state == LEFT and row.pid != self._left_pid:
-            self._left_pid = row.pid
+        if row.state == LEFT and row.greetings != self._left:
+            self._left = row.greetings
             self.left()
 
     def _hear(self, event_count: int) -> None:

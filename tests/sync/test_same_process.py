@@ -1,0 +1,168 @@
+"""A sender and its workers in one process: each worker has a deep copy of the scheme."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import os
+import threading
+
+import pytest
+
+from sync.board import Board
+from sync.channel import DONE, Channel
+from sync.layout import Layout
+from sync.memory import AnonymousMemory, Doorbell, SharedFd, wait_for
+from sync.slots import Slots
+from tests.sync.support import bits, policy
+from tests.sync.test_scheme import EACH, sender
+
+
+@contextlib.contextmanager
+def in_one_thread(scheme, workers=1):
+    """Receivers, met in one thread: another is needed only while `connect` waits for both sides."""
+    receivers = [copy.deepcopy(scheme) for _ in range(workers)]
+    for worker, receiver in enumerate(receivers):
+        receiver.init_on_receiver(model=policy(), worker_idx=worker)
+    meeting = threading.Thread(target=scheme.connect)
+    meeting.start()
+    for receiver in receivers:
+        receiver.connect(background=False)
+    meeting.join(20)
+    try:
+        yield receivers
+    finally:
+        for receiver in receivers:
+            receiver.shutdown()
+        scheme.shutdown()
+
+
+@EACH
+def test_a_deep_copy_of_a_sender_is_a_receiver_in_the_same_thread(kind):
+    with in_one_thread(scheme := sender(kind, policy(3))) as (receiver,):
+        assert bits(receiver.model) == bits(policy(3))
+        for number in range(1, 100):
+            scheme.send_async(policy(number))
+            assert receiver.receive() is not None
+            scheme.wait_async()
+            assert bits(receiver.model) == bits(policy(number))
+            assert receiver.version == scheme.version == number
+            assert scheme.acknowledged == {0: number}
+            assert receiver.receive() is None
+
+
+@EACH
+def test_each_worker_of_one_process_is_addressed_on_its_own(kind):
+    with in_one_thread(scheme := sender(kind, workers=2), 2) as (one, other):
+        if kind != "hogwild":  # its workers have the trainer's own parameters
+            scheme.send_async(policy(5), worker_ids=[1])
+            assert (one.receive(), other.receive() is None) == (None, False)
+            assert bits(one.model) == bits(policy(1))
+            assert bits(other.model) == bits(policy(5))
+        one.shutdown()
+        scheme.send_async(policy(6), worker_ids=1)
+        assert other.receive() is not None
+        assert bits(other.model) == bits(policy(6))
+
+
+@EACH
+def test_a_worker_of_the_same_process_may_be_replaced(kind):
+    with in_one_thread(scheme := sender(kind)) as (first,):
+        first.shutdown()
+        second = copy.deepcopy(scheme)
+        second.init_on_receiver(model=policy(), worker_idx=0)
+        meeting = threading.Thread(target=scheme.connect, kwargs={"worker_idx": 0})
+        meeting.start()
+        second.connect(background=False)
+        meeting.join(20)
+        scheme.send_async(policy(4))
+        assert second.receive() is not None
+        scheme.wait_async()
+        assert bits(second.model) == bits(policy(4))
+        assert scheme.stats["workers"][0]["restarts"] == 1
+        second.shutdown()
+
+
+@EACH
+def test_a_receiver_of_the_same_process_can_be_a_thread(kind):
+    scheme = sender(kind)
+    receiver = copy.deepcopy(scheme)
+    receiver.init_on_receiver(model=policy(), worker_idx=0)
+    meeting = threading.Thread(target=receiver.connect)
+    meeting.start()
+    scheme.connect()
+    meeting.join(20)
+    for number in range(20):
+        scheme.send(policy(number))
+        with receiver.reading() as version:
+            assert version == scheme.version
+            assert bits(receiver.model) == bits(policy(number))
+    receiver.shutdown()
+    scheme.shutdown()
+
+
+@EACH
+def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
+    def count():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    for _ in range(3):
+        with in_one_thread(scheme := sender(kind)) as (receiver,):
+            scheme.send_async(policy(2))
+            receiver.receive()
+    del scheme, receiver
+    assert count() == before
+
+
+@pytest.mark.parametrize("make", [lambda: AnonymousMemory(10), Doorbell, Channel])
+def test_a_deep_copy_has_a_descriptor_of_its_own(system, make):
+    original = make()
+    twin = copy.deepcopy(original)
+    fds = [thing._near.fd if isinstance(thing, Channel) else thing.fd for thing in (original, twin)]
+    assert fds[0] != fds[1]
+    del original
+    gc.collect()
+    os.fstat(fds[1])
+
+
+def test_what_has_no_descriptor_any_more_cannot_be_copied():
+    memory = AnonymousMemory(10)
+    memory.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        copy.deepcopy(memory)
+    assert isinstance(memory, SharedFd)
+
+
+def test_a_deep_copy_of_a_doorbell_rings_the_same(system):
+    bell = Doorbell()
+    twin = copy.deepcopy(bell)
+    twin.ring()
+    assert wait_for([bell.fd], 0) == [bell.fd]
+    bell.silence()
+    assert wait_for([twin.fd], 0) == []
+
+
+def test_a_deep_copy_of_a_line_is_its_other_end_once_it_is_turned_around():
+    line = Channel()
+    twin = copy.deepcopy(line)
+    twin.turn_around()
+    line.put(DONE, 1)
+    assert twin.get().numbers[0] == 1
+    twin.put(DONE, 2)
+    assert line.get().numbers[0] == 2
+    assert line.get() is twin.get() is None
+
+
+def test_a_deep_copy_of_board_and_slots_speaks_of_the_same_memory(system):
+    board = Board(2)
+    twin = copy.deepcopy(board)
+    board.rows[1].announce(77)
+    assert (twin.rows[0].latest, twin.rows[1].latest) == (0, 77)
+    assert twin.rows[1].bell is twin.bells[1]
+    assert twin.order._memory is twin.memory
+    slots = Slots(Layout.of({}), 2)
+    slots[1].stamp(5, b"")
+    assert copy.deepcopy(slots)[1].version == 5
