@@ -1,0 +1,175 @@
+"""Checkpoints: atomic, hashed, rotated, and loaded without executing anything.
+
+A checkpoint is one safetensors file. Its tensors are those of the state; the rest of the state
+(numbers, text, lists, names) is JSON in the file's header, with `{"tensor": name}` where a tensor
+belongs. The file's name holds the frame it was written at and the start of its SHA-256:
+
+    checkpoints/000000102400-1f2e3d4c5b6a7988.safetensors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from harness.files import sync_folder
+
+log = logging.getLogger(__name__)
+
+State = dict[str, Any]
+NAME = re.compile(r"(\d{12,})-([0-9a-f]{16})\.safetensors")
+TENSOR = "tensor"
+HEADER = "state"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is damaged, or there is none."""
+
+
+class Checkpoints:
+    """The checkpoints of one run; the newest `keep` stay."""
+
+    def __init__(self, folder: Path, *, keep: int = 3):
+        self.folder = folder
+        self.keep = keep
+
+    def files(self) -> list[Path]:
+        """Oldest first."""
+        found = self.folder.glob("*.safetensors") if self.folder.is_dir() else ()
+        return sorted((f for f in found if NAME.fullmatch(f.name)), key=frames_of)
+
+    def save(self, frames: int, state: State) -> Path:
+        """Write the state as of `frames` frames; returns once it would outlast a power cut."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        beside = self.folder / f".writing-{os.getpid()}"
+        try:
+            write(beside, state)
+            file = self.folder / f"{frames:012d}-{digest(beside)}.safetensors"
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
+        sync_folder(self.folder)
+        self._rotate(file)
+        return file
+
+    def load(self) -> tuple[int, State]:
+        """The newest sound checkpoint: its frame and state. What is damaged is said aloud."""
+        files = self.files()
+        for file in reversed(files):
+            try:
+                return frames_of(file), read(file)
+            except CheckpointError as error:
+                log.error("%s; falling back to the one before", error)
+        tried = f"all {len(files)} are damaged" if files else "there is none"
+        raise CheckpointError(f"no checkpoint to load in {self.folder}: {tried}")
+
+    def _rotate(self, written: Path) -> None:
+        for file in self.files()[: -self.keep]:
+            if file != written:
+                file.unlink(missing_ok=True)
+
+
+def frames_of(file: Path) -> int:
+    """The frame that a checkpoint was written at."""
+    match = NAME.fullmatch(file.name)
+    if match is None:
+        raise CheckpointError(f"{file.name} is no checkpoint's name")
+    return int(match[1])
+
+
+def write(file: Path, state: State) -> None:
+    """Write a state, synced but not yet under its name."""
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = _take_apart(state, "", tensors)
+    save_file(_apart(tensors), file, metadata={HEADER: json.dumps(skeleton)})
+    with open(file, "rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def read(file: Path) -> State:
+    """The state in a checkpoint; `CheckpointError` if it is not what was written."""
+    match = NAME.fullmatch(file.name)
+    if match is None:
+        raise CheckpointError(f"{file.name} is no checkpoint's name")
+    try:
+        if digest(file) != match[2]:
+            raise CheckpointError(f"{file} is damaged: its hash is not that in its name")
+        with safe_open(file, framework="pt") as stored:
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            skeleton = json.loads((stored.metadata() or {})[HEADER])
+        state = _put_together(skeleton, tensors)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{file} holds no state")
+    return state
+
+
+def digest(file: Path) -> str:
+    """The start of a file's SHA-256."""
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def _take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {TENSOR: path}
+    if isinstance(value, dict):
+        pairs = [[_key(k, path), _take_apart(v, f"{path}/{k}", tensors)] for k, v in value.items()]
+        return {"mapping": pairs}
+    if isinstance(value, list | tuple):
+        items = [_take_apart(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+        return {"list" if isinstance(value, list) else "tuple": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = type(value).__name__
+    raise TypeError(
+        f"{path or 'state'} is a {kind}: a checkpoint holds tensors, numbers, text, lists and dicts"
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, str | int):
+        return key
+    raise TypeError(f"{path or 'state'} has the key {key!r}: expected text or a whole number")
+
+
+def _put_together(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "tensor":
+            return tensors[content]
+        case "mapping":
+            return {key: _put_together(item, tensors) for key, item in content}
+        case "list":
+            return [_put_together(item, tensors) for item in content]
+        case "tuple":
+            return tuple(_put_together(item, tensors) for item in content)
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same values without shared memory, which safetensors refuses."""
+    seen: set[int] = set()
+    return {name: _own(tensor, seen) for name, tensor in tensors.items()}
+
+
+def _own(tensor: torch.Tensor, seen: set[int]) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+    if storage.data_ptr() in seen or not whole:
+        return tensor.clone()
+    seen.add(storage.data_ptr())
+    return tensor

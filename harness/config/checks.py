@@ -1,0 +1,167 @@
+"""Combinations that cannot work, found before any process starts."""
+
+from __future__ import annotations
+
+from harness.algos.sac import SACConfig
+from harness.config.errors import ConfigError
+from harness.config.schema import CollectorConfig, Config
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for the first thing in the config that cannot work."""
+    try:
+        config.algo.validate()
+        config.env.validate()
+        config.model.validate()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    _check_amounts(config)
+    _check_workers(config.collector, config.env.num_envs)
+    _check_devices(config)
+    _check_sync(config)
+    _check_algo(config)
+
+
+def _check_amounts(config: Config) -> None:
+    least = {
+        "total_frames": (config.total_frames, 1),
+        "seed": (config.seed, 0),
+        "num_threads": (config.num_threads, 1),
+        "log_every_frames": (config.log_every_frames, 1),
+        "evaluation.num_episodes": (config.evaluation.num_episodes, 1),
+        "evaluation.every_frames": (config.evaluation.every_frames, 1),
+        "checkpoint.keep": (config.checkpoint.keep, 1),
+        "checkpoint.every_frames": (config.checkpoint.every_frames, 1),
+        "collector.num_workers": (config.collector.num_workers, 1),
+        "collector.frames_per_batch": (config.collector.frames_per_batch, 1),
+        "collector.num_threads": (config.collector.num_threads, 1),
+        "collector.max_frames_per_traj": (config.collector.max_frames_per_traj, 1),
+        "collector.max_restarts": (config.collector.max_restarts, 0),
+        "sync.interval": (config.sync.interval, 1),
+        "sync.max_lag": (config.sync.max_lag, 0),
+    }
+    for name, (value, bound) in least.items():
+        if value is not None and value < bound:
+            raise ConfigError(f"{name}={value}: expected {bound} or more")
+    above_zero = {
+        "print_every_s": config.print_every_s,
+        "collector.timeout_s": config.collector.timeout_s,
+        "sync.timeout_s": config.sync.timeout_s,
+        "sync.connect_timeout_s": config.sync.connect_timeout_s,
+    }
+    for name, seconds in above_zero.items():
+        if not seconds > 0:
+            raise ConfigError(f"{name}={seconds}: expected more than 0 seconds")
+
+
+def _check_workers(collector: CollectorConfig, num_envs: int) -> None:
+    kind = f"collector={collector.name}"
+    workers = collector.num_workers
+    if collector.name == "single" and workers != 1:
+        raise ConfigError(
+            f"collector.num_workers={workers}: {kind} is one process; "
+            "take collector=multi_sync or collector=multi_async"
+        )
+    sharing = workers * num_envs if collector.name == "multi_sync" else num_envs
+    frames = collector.frames_per_batch
+    if frames % sharing:
+        least, most = frames // sharing * sharing, (frames // sharing + 1) * sharing
+        near = most if frames - least > most - frames or not least else least
+        who = f"{workers} workers with {num_envs}" if sharing != num_envs else f"{num_envs}"
+        raise ConfigError(
+            f"collector.frames_per_batch={frames} cannot be shared by {who} environments; "
+            f"the nearest that can is {near}"
+        )
+    share = collector.preemptive_threshold
+    if share is not None:
+        if collector.name != "multi_sync":
+            raise ConfigError(
+                f"collector.preemptive_threshold={share} needs collector=multi_sync: "
+                f"with {kind} nobody waits for the slowest worker"
+            )
+        if not 0 < share <= 1:
+            raise ConfigError(f"collector.preemptive_threshold={share}: expected 0 < share <= 1")
+    if collector.on_worker_failure == "restart" and collector.name == "single":
+        raise ConfigError("collector.on_worker_failure=restart: collector=single has no workers")
+    if collector.cudagraph_policy and "cuda" not in str(collector.devices.policy):
+        raise ConfigError("collector.cudagraph_policy=true needs collector.devices.policy=cuda")
+
+
+def _check_devices(config: Config) -> None:
+    collector = config.collector
+    places = {
+        "device": config.device,
+        "collector.devices.policy": collector.devices.policy,
+        "collector.devices.env": collector.devices.env,
+        "collector.devices.storing": collector.devices.storing,
+    }
+    for place, named in places.items():
+        devices = named if isinstance(named, list) else [named]
+        if isinstance(named, list) and len(devices) != collector.num_workers:
+            raise ConfigError(
+                f"{place}=[{','.join(devices)}] names {len(devices)} devices for "
+                f"{collector.num_workers} workers: name one, or one for each worker"
+            )
+        for device in devices:
+            _check_device(place, device)
+    if config.sync.name == "hogwild":
+        for place, named in list(places.items())[:2]:
+            if any(device != "cpu" for device in (named if isinstance(named, list) else [named])):
+                raise ConfigError(
+                    f"sync=hogwild with {place}={named}: its workers read the learner's own "
+                    "memory, so both must be cpu; take sync=shared_mem"
+                )
+
+
+def _check_device(place: str, device: str) -> None:
+    import torch  # here: naming no device but the CPU should not have to wait for CUDA
+
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"{place}={device}: no such device; try cpu, cuda or cuda:1") from None
+    if parsed.type == "cpu":
+        return
+    if parsed.type != "cuda":
+        raise ConfigError(f"{place}={device}: expected cpu or cuda")
+    present = torch.cuda.device_count()
+    if (parsed.index or 0) >= present:
+        raise ConfigError(
+            f"{place}={device}: this machine has {present} CUDA devices; "
+            f"{'take cpu' if not present else f'cuda:{present - 1} is the last'}"
+        )
+
+
+def _check_sync(config: Config) -> None:
+    sync, collector = config.sync, config.collector
+    if sync.name == "none" and collector.name != "single":
+        raise ConfigError(
+            f"sync=none collector={collector.name}: its workers would keep the weights they start "
+            "with for ever; take sync=shared_mem, or collector=single"
+        )
+    if sync.name == "hogwild" and collector.name == "single":
+        raise ConfigError(
+            "sync=hogwild collector=single: one process has nobody to share its memory with; "
+            "take sync=none, where the policy is the learner's own"
+        )
+
+
+def _check_algo(config: Config) -> None:
+    collector = config.collector
+    if isinstance(config.algo, SACConfig):
+        if config.model.name == "lstm":
+            raise ConfigError("algo=sac model=lstm: SAC replays single frames; take model=mlp")
+        if config.sync.max_lag is not None:
+            raise ConfigError(
+                f"sync.max_lag={config.sync.max_lag} algo=sac: SAC replays old frames on purpose; "
+                "max_lag is for algo=ppo"
+            )
+    elif collector.free_running:
+        raise ConfigError(
+            "collector.free_running=true algo=ppo: PPO has no replay buffer to fill; take algo=sac"
+        )
+    if collector.free_running and collector.name == "single":
+        raise ConfigError(
+            "collector.free_running=true collector=single: workers must run beside the learner; "
+            "take collector=multi_async"
+        )

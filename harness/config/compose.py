@@ -1,0 +1,157 @@
+"""From the command line to one plain mapping: hydra's composition with errors in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from harness.config.errors import ConfigError, suggest
+
+CONF = Path(__file__).resolve().parent.parent.parent / "conf"
+HYDRA_VERSION = "1.3"
+LONGEST_NAME = 120
+
+# `${lockstep.job_name:...}` in config.yaml names the directories of a sweep's jobs.
+OmegaConf.register_new_resolver("lockstep.job_name", lambda text: job_name(text), replace=True)
+
+
+def compose_job(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
+    """The resolved options of one run, and the directory it would write to."""
+    composed = _compose(forced(overrides))
+    try:
+        directory = Path(composed.hydra.run.dir)
+        with_hydra = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(with_hydra, dict)
+        del with_hydra["hydra"]
+        options = OmegaConf.to_container(OmegaConf.create(with_hydra), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from None
+    assert isinstance(options, dict)
+    return {str(key): value for key, value in options.items()}, directory
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]] | None:
+    """The overrides of each job of a sweep; None if only its sweeper knows what it will try."""
+    given = parse(overrides)
+    fixed = [o.input_line for o in given if not o.is_sweep_override() and o.input_line]
+    sweeper = _compose(forced(fixed)).hydra.sweeper
+    if not str(sweeper._target_).endswith("BasicSweeper"):
+        return None
+    from_config = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    by_key = {o.get_key_element(): o for o in parse([*from_config, *overrides])}
+    columns = [
+        [f"{key}={value}" for value in o.sweep_string_iterator()]
+        if o.is_discrete_sweep()
+        else [o.input_line or ""]
+        for key, o in by_key.items()
+    ]
+    return [list(job) for job in itertools.product(*columns)]
+
+
+def job_name(override_dirname: str) -> str:
+    """A job's directory in a sweep: its overrides, fit for a file name and not too long."""
+    parts = [part.lstrip("+") for part in override_dirname.split(",") if part]
+    kept = [p for p in parts if p.split("=")[0] not in ("sweep", "skip_done")]
+    name = re.sub(r"[^\w.=,+-]", "_", ",".join(kept)) or "job"
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9]}-{digest}"
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """The overrides as hydra understands them, each one's key known to be sound."""
+    parsed = []
+    for text in overrides:
+        if text.startswith("="):
+            raise ConfigError(f"{text!r} names no option: write option=value")
+        if text.startswith("-"):
+            raise ConfigError(f"{text}: there is no such flag; see --help")
+        try:
+            parsed += OverridesParser.create().parse_overrides([text])
+        except HydraException:
+            raise ConfigError(
+                f"{text!r} is no override: write option=value, group=name or group.option=value"
+            ) from None
+    for override in parsed:
+        _check_group(override)
+    return parsed
+
+
+def forced(overrides: Sequence[str]) -> list[str]:
+    """The overrides, each setting its option even where a config file does not name it.
+
+    Hydra's own complaint about an unknown key knows neither our options nor their types. What is
+    unknown is found afterwards, by name.
+    """
+    parsed = parse(overrides)
+    for override in parsed:
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{override.input_line} names several values, a sweep: start it with --multirun; "
+                f"a list is written {override.key_or_group}=[...]"
+            )
+    return [
+        f"++{override.input_line}" if _sets_an_option(override) else override.input_line or ""
+        for override in parsed
+    ]
+
+
+def _sets_an_option(override: Override) -> bool:
+    plain = not (override.is_add() or override.is_force_add() or override.is_delete())
+    return plain and not _is_group(override) and not override.is_hydra_override()
+
+
+def _is_group(override: Override) -> bool:
+    key = override.key_or_group
+    return "/" in key or key in groups()
+
+
+def groups() -> dict[str, list[str]]:
+    """Each group of conf/ with the names of its options."""
+    folders = sorted(p for p in CONF.iterdir() if p.is_dir() and p.name != "hydra")
+    return {folder.name: sorted(f.stem for f in folder.glob("*.yaml")) for folder in folders}
+
+
+def _check_group(override: Override) -> None:
+    key = override.key_or_group
+    if key.startswith("hydra") or key not in groups() or override.is_delete():
+        return
+    names = groups()[key]
+    value = override.value()
+    wanted = [str(v) for v in value.list] if override.is_choice_sweep() else [value]  # type: ignore[union-attr]
+    if isinstance(value, dict):
+        raise ConfigError(f"{override.input_line}: {key} is a group; set one option, {key}.x=...")
+    for name in wanted:
+        if isinstance(name, str) and name not in names:
+            hint = suggest(name, names, prefix=f"{key}=")
+            known = "" if "known" in hint else f" ({', '.join(names)})"
+            raise ConfigError(f"{key}={name}: there is no such {key}; {hint}{known}")
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base=HYDRA_VERSION, job_name="run"):
+            return compose("config", overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(_first_line(error)) from None
+
+
+def _first_line(error: BaseException) -> str:
+    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    key = getattr(error, "full_key", None)
+    return f"{key}: {line}" if key else line

@@ -1,0 +1,111 @@
+"""The options of a run, as dataclasses. The files in conf/ hold the same names, with comments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.algos.ppo import PPOConfig
+from harness.algos.sac import SACConfig
+from harness.envs import EnvConfig
+from harness.models import ModelConfig
+
+Device = str | list[str]
+
+
+@dataclass
+class DevicesConfig:
+    """Where each part of a rollout worker lives: one device, or one for each worker."""
+
+    policy: Device = "cpu"
+    env: Device = "cpu"
+    storing: Device = "cpu"
+
+
+@dataclass
+class CollectorConfig:
+    """Who steps the environments, and how many frames make a batch."""
+
+    name: Literal["single", "multi_sync", "multi_async"]
+    num_workers: int = 1
+    frames_per_batch: int = 512
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    max_frames_per_traj: int | None = None
+    exploration: Literal["random", "mode", "mean", "deterministic"] = "random"
+    reset_at_each_iter: bool = False
+    preemptive_threshold: float | None = None
+    free_running: bool = False
+    compile_policy: bool = False
+    cudagraph_policy: bool = False
+    num_threads: int = 1
+    on_worker_failure: Literal["raise", "restart"] = "raise"
+    max_restarts: int = 3
+    timeout_s: float = 60.0
+
+
+@dataclass
+class SyncConfig:
+    """How the weights get to the workers, and when."""
+
+    name: Literal["shared_mem", "multiprocess", "hogwild", "none"]
+    blocking: bool = False
+    interval: int = 1
+    apply_at: Literal["step", "batch"] = "step"
+    max_lag: int | None = None
+    strategy: Literal["tensordict", "state_dict"] = "tensordict"
+    check_finite: bool = True
+    timeout_s: float = 10.0
+    connect_timeout_s: float = 60.0
+
+
+@dataclass
+class LoggerConfig:
+    """What receives the metrics besides metrics.jsonl, which always does."""
+
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+    project: str = "lockstep"
+    entity: str | None = None
+    tags: list[str] = field(default_factory=list)
+    tensorboard: bool = False
+
+
+@dataclass
+class EvaluationConfig:
+    """Episodes of the deterministic policy, in environments and with seeds of their own."""
+
+    every_frames: int | None = None
+    num_episodes: int = 10
+    at_end: bool = True
+
+
+@dataclass
+class CheckpointConfig:
+    """When to write what a resumed run needs, and how many to keep."""
+
+    every_frames: int | None = None
+    at_end: bool = True
+    keep: int = 3
+
+
+@dataclass
+class Config:
+    """One run."""
+
+    algo: PPOConfig | SACConfig
+    collector: CollectorConfig
+    sync: SyncConfig
+    env: EnvConfig
+    model: ModelConfig
+    logger: LoggerConfig
+    name: str
+    total_frames: int
+    seed: int = 1
+    device: str = "cpu"
+    num_threads: int = 1
+    log_every_frames: int = 1
+    print_every_s: float = 5.0
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+ALGOS: dict[str, type[PPOConfig] | type[SACConfig]] = {"ppo": PPOConfig, "sac": SACConfig}

@@ -1,0 +1,51 @@
+"""What every logger understands: flat metrics at a frame, histograms, and the end of the run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Metrics = Mapping[str, float]
+NUM_BINS = 30
+
+
+@dataclass
+class Histogram:
+    """How often values fell between consecutive edges; one more edge than counts."""
+
+    counts: list[int]
+    edges: list[float]
+
+    @classmethod
+    def of(cls, values: Sequence[float] | np.ndarray) -> Histogram:
+        """Of raw values, of which there must be one."""
+        counts, edges = np.histogram(np.asarray(values, dtype=np.float64), bins=NUM_BINS)
+        return cls(counts.tolist(), edges.tolist())
+
+
+@dataclass
+class RunInfo:
+    """What a logger is told about the run at its start."""
+
+    name: str
+    options: dict[str, Any]
+    group: str | None = None  # the sweep
+    job_type: str = ""  # sync/collector
+    wandb_id: str = ""
+    resumed: bool = False
+    tags: list[str] = field(default_factory=list)
+
+
+class Logger(ABC):
+    """Receives what a run measures."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
+        """Record metrics as of `step` frames. Never blocks for long, and never raises for good."""
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """The run is over; write everything out."""

@@ -1,0 +1,118 @@
+"""Weights & Biases, from a thread of its own: the run neither waits for it nor fails with it.
+
+runner                     thread "lockstep-wandb"
+------                     -----------------------
+log(...)   --queue-->      init, log, log, ...
+finish()   --queue-->      finish with summary and exit code, end W&B's own process
+waits, at most FINISH_S    an error anywhere: one warning, and all further records are let go
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.loggers.base import Histogram, Logger, Metrics, RunInfo
+
+log = logging.getLogger(__name__)
+
+WAITING = 10_000  # records, before a W&B that does not keep up loses some
+FINISH_S = 30.0
+
+
+class WandbLogger(Logger):
+    """One W&B run, offline or online."""
+
+    def __init__(self, folder: Path, info: RunInfo, *, mode: str, project: str, entity: str | None):
+        self._folder = folder
+        self._info = info
+        self._where: dict[str, Any] = {"mode": mode, "project": project, "entity": entity}
+        self._jobs: queue.Queue[Callable[[Any], None] | None] = queue.Queue(WAITING)
+        self._lost = 0
+        self._failed = False
+        self._thread = threading.Thread(target=self._work, name="lockstep-wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
+        values, bins = dict(metrics), dict(histograms)
+        self._put(lambda run: _log(run, step, values, bins))
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        if self._lost:
+            log.warning("W&B did not keep up: %d records are in metrics.jsonl alone", self._lost)
+        final = dict(summary)
+        self._put(lambda run: _finish(run, final, exit_code))
+        self._put(None)
+        self._thread.join(FINISH_S)
+        if self._thread.is_alive():
+            log.warning("W&B did not finish within %g s; metrics.jsonl is whole", FINISH_S)
+
+    def _put(self, job: Callable[[Any], None] | None) -> None:
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            self._lost += 1
+
+    def _work(self) -> None:
+        run = None
+        try:
+            run = self._start()
+            while (job := self._jobs.get()) is not None:
+                job(run)
+        except Exception as error:  # noqa: BLE001, whatever happens in there, the run goes on
+            log.warning("W&B failed, the run goes on without it: %s", error)
+            while self._jobs.get() is not None:
+                pass
+        finally:
+            _tear_down()
+
+    def _start(self) -> Any:
+        import wandb
+
+        settings = wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True
+        )
+        return wandb.init(
+            dir=str(self._folder),
+            name=self._info.name,
+            group=self._info.group,
+            job_type=self._info.job_type,
+            tags=self._info.tags,
+            config=self._info.options,
+            id=self._info.wandb_id or None,
+            resume="allow" if self._info.resumed else None,
+            settings=settings,
+            **self._where,
+        )
+
+
+def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogram]) -> None:
+    import wandb
+
+    drawn = {
+        name: wandb.Histogram(np_histogram=(np.array(bin.counts), np.array(bin.edges)))
+        for name, bin in bins.items()
+    }
+    run.log({**metrics, **drawn}, step=step)
+
+
+def _finish(run: Any, summary: dict[str, Any], exit_code: int) -> None:
+    for name, value in summary.items():
+        run.summary[name] = value
+    run.finish(exit_code=exit_code)
+
+
+def _tear_down() -> None:
+    """End W&B's own process, which would otherwise stay until this one ends."""
+    import wandb
+
+    try:
+        wandb.teardown()
+    except Exception as error:  # noqa: BLE001, nothing depends on it any more
+        log.warning("W&B did not end cleanly: %s", error)

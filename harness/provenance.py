@@ -1,0 +1,111 @@
+"""Where a run came from: code, packages, hardware and command."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "torch",
+    "tensordict",
+    "gymnasium",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "safetensors",
+    "mujoco",
+    "box2d",
+    "envpool",
+    "ray",
+)
+
+
+def manifest(*, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """What a person needs to know to run this again."""
+    return {
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "overrides": overrides,
+        "seed": seed,
+        "started": now(),
+        "ended": None,
+        "git": git(),
+        "python": platform.python_version(),
+        "packages": packages(),
+        "hardware": hardware(),
+        "host": socket.gethostname(),
+        "user": getpass.getuser(),
+        "pid": os.getpid(),
+    }
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def git() -> dict[str, Any] | None:
+    """The commit of this code and what is changed on top of it; None outside a git checkout."""
+    sha = _git("rev-parse", "HEAD")
+    if sha is None:
+        return None
+    diff = _git("diff", "HEAD") or ""
+    return {
+        "sha": sha.strip(),
+        "branch": (_git("rev-parse", "--abbrev-ref", "HEAD") or "").strip(),
+        "diff": diff,
+        "untracked": (_git("ls-files", "--others", "--exclude-standard") or "").splitlines(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        ended = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ended.stdout.decode(errors="replace")
+
+
+def packages() -> dict[str, str]:
+    """The versions of what matters here, as far as it is installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, memory and CUDA devices."""
+    cuda = torch.cuda.is_available()
+    return {
+        "platform": platform.platform(),
+        "processor": _from_proc("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory": _from_proc("/proc/meminfo", "MemTotal"),
+        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() * cuda)],
+    }
+
+
+def _from_proc(file: str, key: str) -> str | None:
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), None)

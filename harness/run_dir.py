@@ -1,0 +1,169 @@
+"""The directory of one run: what it always holds, and who may write to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.files import read_json, write_atomic, write_json
+from harness.provenance import now
+
+EARLIER = ".earlier"
+STATES = ("running", "done", "failed", "interrupted")
+
+
+class RunDirInUse(RuntimeError):
+    """Another living run writes to the directory."""
+
+
+class RunDir:
+    """The files of one run; `open` or `reopen` makes sure that it is the only one writing them."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.yaml"
+        self.manifest = path / "manifest.json"
+        self.status = path / "status.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.log = path / "run.log"
+
+    @classmethod
+    def open(cls, path: Path, *, config: str, manifest: dict[str, Any]) -> RunDir:
+        """A new run's directory. An ended run that is in the way is moved aside, not lost.
+
+        If a living run is in the way, a number is added to the name.
+        """
+        candidate = path
+        for number in range(2, 1000):
+            run_dir = cls(candidate)
+            if not run_dir.is_alive():
+                break
+            candidate = path.with_name(f"{path.name}-{number}")
+        run_dir._move_aside()
+        run_dir.checkpoints.mkdir(parents=True)
+        write_atomic(run_dir.config, config)
+        write_json(run_dir.manifest, manifest)
+        run_dir.set_state("running")
+        run_dir.metrics.touch()
+        return run_dir
+
+    @classmethod
+    def reopen(cls, path: Path, *, config: str) -> RunDir:
+        """The directory of a run that goes on."""
+        run_dir = cls(path)
+        if run_dir.is_alive():
+            pid = run_dir.read_status().get("pid")
+            raise RunDirInUse(f"{path} belongs to a run that is still alive (process {pid})")
+        write_atomic(run_dir.config, config)
+        run_dir.summary.unlink(missing_ok=True)
+        run_dir.set_state("running")
+        run_dir.metrics.touch()
+        return run_dir
+
+    def read_status(self) -> dict[str, Any]:
+        """What status.json says; empty before a run."""
+        return read_json(self.status)
+
+    def is_alive(self) -> bool:
+        """Whether a run, on this machine, is writing here now."""
+        status = self.read_status()
+        return status.get("state") == "running" and _is_alive(status.get("pid"))
+
+    def is_done_with(self, config: str) -> bool:
+        """Whether it holds a finished run of this very config."""
+        done = self.read_status().get("state") == "done"
+        return done and self.config.is_file() and self.config.read_text() == config
+
+    def set_state(self, state: str, error: BaseException | None = None) -> None:
+        """Say in status.json how the run stands."""
+        assert state in STATES
+        trace = None if error is None else "".join(traceback.format_exception(error))
+        write_json(
+            self.status,
+            {
+                "state": state,
+                "error": None if error is None else f"{type(error).__name__}: {error}",
+                "traceback": trace,
+                "pid": os.getpid(),
+                "changed": now(),
+            },
+        )
+
+    def end(self, state: str, *, summary: dict[str, Any], error: BaseException | None) -> None:
+        """The last words: the summary, the manifest's end, and the state."""
+        write_json(self.summary, summary)
+        write_json(self.manifest, read_json(self.manifest) | {"ended": now()})
+        self.set_state(state, error)
+
+    def cut_metrics(self, last_step: int) -> int:
+        """Take back the records after a frame, when a run goes on from there; how many."""
+        kept, cut = [], 0
+        for line in self.metrics.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:  # half a line, from a crash
+                cut += 1
+                continue
+            if record["step"] <= last_step:
+                kept.append(line + "\n")
+            else:
+                cut += 1
+        write_atomic(self.metrics, "".join(kept))
+        return cut
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Everything logged from level INFO on, into run.log; warnings on the terminal, too."""
+        handlers: list[logging.Handler]
+        handlers = [logging.FileHandler(self.log), logging.StreamHandler()]
+        handlers[0].setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        )
+        handlers[1].setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handlers[1].setLevel(logging.WARNING)
+        root = logging.getLogger()
+        before = root.level
+        root.setLevel(logging.INFO)
+        for handler in handlers:
+            root.addHandler(handler)
+        logging.captureWarnings(True)
+        try:
+            yield
+        finally:
+            logging.captureWarnings(False)
+            root.setLevel(before)
+            for handler in handlers:
+                root.removeHandler(handler)
+                handler.close()
+
+    def _move_aside(self) -> None:
+        if not self.status.exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            return
+        earlier = self.path.parent / EARLIER
+        earlier.mkdir(exist_ok=True)
+        number = 1
+        while (place := earlier / f"{self.path.name}-{number}").exists():
+            number += 1
+        self.path.rename(place)
+        self.path.mkdir()
+
+
+def _is_alive(pid: Any) -> bool:
+    if not isinstance(pid, int) or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
