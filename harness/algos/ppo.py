@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from gymnasium.spaces import Space
+from tensordict import TensorDictBase
+from tensordict.nn import interaction_type
+from torch import Tensor, nn
+
+from harness.algos.batches import Means, sequences
+from harness.algos.returns import Steps, continues, explained_variance, gae, vtrace
+from harness.algos.state import load_optimiser, optimiser_state, seeded
 from harness.checks import above, at_least, between, one_of
+from harness.heads import action_head
+from harness.models import LSTMEncoder, ModelConfig, encoder, orthogonal
+from harness.normalise import DiscountedReturns, Normaliser
 
 OBJECTIVES = ("behaviour", "proximal", "decoupled")
 
@@ -60,3 +74,364 @@ class PPOConfig:
         above("algo.vtrace_c", self.vtrace_c, 0)
         if self.max_lag is not None:
             at_least("algo.max_lag", self.max_lag, 0)
+
+
+class PPOPolicy(nn.Module):
+    """What acts, and what workers get: observation to action, and the action's log-probability.
+
+    The normalisers are part of it, so that their statistics travel with the weights.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        model: ModelConfig,
+        observation_space: Space,
+        action_space: Space,
+    ):
+        super().__init__()
+        self.encoder = encoder(model, observation_space)
+        self.head = action_head(action_space, self.encoder.num_features)
+        self.is_image = model.name == "cnn"
+        self.observation_dims = len(observation_space.shape or ())
+        self.normaliser: Normaliser | None = None
+        self.reward_normaliser: Normaliser | None = None
+        if config.normalise_observations:
+            if self.is_image:
+                raise ValueError(
+                    "algo.normalise_observations is true, but model=cnn scales its images itself; "
+                    "expected false"
+                )
+            self.normaliser = Normaliser(tuple(observation_space.shape or ()))
+        if config.normalise_rewards:
+            self.reward_normaliser = Normaliser(centre=False)
+        self.in_keys = ["observation"]
+        self.out_keys: list[str | tuple[str, ...]] = ["action", "action_log_prob"]
+        self.is_recurrent = isinstance(self.encoder, LSTMEncoder)
+        if self.is_recurrent:
+            self.in_keys.append("state")
+            self.out_keys.append(("next", "state"))
+
+    def forward(self, observation: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Act on observations [N, ...], as `tensordict.nn.interaction_type()` says."""
+        inputs = self.prepare(observation)
+        carried: tuple[Tensor, ...] = ()
+        if isinstance(self.encoder, LSTMEncoder):
+            features, after = self.encoder(inputs, state)
+            carried = (after,)
+        else:
+            features = self.encoder(inputs)
+        parameters = self.head(features)
+        action = self.head.act(parameters, interaction_type())
+        return (action, self.head.log_prob(parameters, action), *carried)
+
+    def initial_state(self, num_envs: int) -> dict[str, Tensor]:
+        """The state that episodes start with, by in_key."""
+        if isinstance(self.encoder, LSTMEncoder):
+            return {"state": self.encoder.initial_state(num_envs)}
+        return {}
+
+    def prepare(self, observation: Tensor) -> Tensor:
+        """What the encoder is given: a normalised vector, or an image as it is."""
+        if self.is_image:
+            return observation
+        value = observation.float()
+        if self.normaliser is not None:
+            value = self.normaliser(value)
+        return value if self.observation_dims == 1 else value.flatten(-self.observation_dims)
+
+
+class Critic(nn.Module):
+    """What an observation is worth, from an encoder of its own or from the policy's features."""
+
+    def __init__(self, model: ModelConfig, observation_space: Space, num_features: int):
+        super().__init__()
+        self.encoder = encoder(model, observation_space) if model.name == "mlp" else None
+        self.value = orthogonal(nn.Linear(num_features, 1), gain=1.0)
+
+    def forward(self, inputs: Tensor, features: Tensor) -> Tensor:
+        if self.encoder is not None:
+            features = self.encoder(inputs)
+        return self.value(features).squeeze(-1)
+
+
+class PPO:
+    """The learner: holds `policy`, which is sent to workers, and improves it batch by batch.
+
+    total_frames: after how many the learning rate has gone to nothing, if it is annealed.
+    """
+
+    PER_FRAME = ("behaviour", "proximal", "value", "advantage", "target")
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        model: ModelConfig,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        total_frames: int,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ):
+        config.validate()
+        model.validate()
+        if config.anneal_learning_rate and total_frames < 1:
+            raise ValueError(
+                f"algo.anneal_learning_rate is true and total_frames is {total_frames}, which has "
+                "no end to anneal to; expected false"
+            )
+        self.config = config
+        self.sequence_length = model.sequence_length
+        self.total_frames = total_frames
+        self.device = torch.device(device)
+        with seeded(seed):
+            self.policy = PPOPolicy(config, model, observation_space, action_space)
+            self.critic = Critic(model, observation_space, self.policy.encoder.num_features)
+        self.policy.to(self.device)
+        self.critic.to(self.device)
+        self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
+        self.optimiser = torch.optim.Adam(
+            self.parameters, lr=config.learning_rate, eps=1e-5, fused=True
+        )
+        self.generator = torch.Generator().manual_seed(seed)
+        self.discounted_rewards = DiscountedReturns(config.gamma)
+        self.frames = 0  # consumed so far
+
+    # -- one update
+
+    def update(self, batch: TensorDictBase, version: int) -> dict[str, float]:
+        """Learn from a batch [E, T] while the newest published weights are of `version`."""
+        config = self.config
+        batch = batch.to(self.device)
+        frames, metrics = self._assess(batch, version)
+        learning_rate = self._anneal(int(batch["collector", "mask"].sum()))
+        sums = Means()
+        epochs = 0
+        for _ in range(config.epochs if len(frames["action"]) else 0):
+            epochs += 1
+            kl = Means()
+            for part in self._minibatches(frames):
+                loss, measured = self._loss(part)
+                self.optimiser.zero_grad()
+                loss.backward()
+                limit = config.max_grad_norm or float("inf")
+                norm = nn.utils.clip_grad_norm_(self.parameters, limit)
+                self.optimiser.step()
+                sums.add({**measured, "grad_norm": norm})
+                kl.add({"kl": measured["approx_kl"]})
+            if config.target_kl is not None and kl.means()["kl"] > config.target_kl:
+                break
+        self._observe(batch)
+        metrics |= sums.means()
+        metrics |= {"learning_rate": learning_rate, "epochs": epochs}
+        return {f"train/{name}": float(value) for name, value in metrics.items()}
+
+    def _loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one minibatch, and what to report of it."""
+        config = self.config
+        log_prob, entropy, value = self._evaluate(part)
+        if "mask" in part:  # sequences: their frames one after another, without the padding
+            mask = part["mask"]
+            log_prob, entropy, value = log_prob[mask], entropy[mask], value[mask]
+            part = {key: part[key][mask] for key in self.PER_FRAME if key in part}
+        advantages = part["advantage"]
+        if config.normalise_advantages and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        policy_loss, measured = policy_loss_of(
+            config, log_prob, part["behaviour"], part.get("proximal"), advantages
+        )
+        value_loss = value_loss_of(config, value, part["value"], part["target"])
+        entropy = entropy.mean()
+        loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
+        measured |= {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, measured
+
+    def _evaluate(self, part: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each frame: the log-probability of its action, the entropy there, and the value."""
+        inputs, network = part["inputs"], self.policy.encoder
+        if isinstance(network, LSTMEncoder):
+            features, _ = network.unroll(inputs, part["state"], part["starts"])
+        else:
+            features = network(inputs)
+        parameters = self.policy.head(features)
+        log_prob = self.policy.head.log_prob(parameters, part["action"])
+        return log_prob, self.policy.head.entropy(parameters), self.critic(inputs, features)
+
+    def _minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """The frames (or sequences) in random order, in parts of nearly equal size."""
+        size = self.config.minibatch_size
+        if self.policy.is_recurrent:
+            size = max(1, size // self.sequence_length)
+        count = len(frames["action"])
+        order = torch.randperm(count, generator=self.generator).to(self.device)
+        num_parts = max(1, round(count / size))
+        shuffled = {key: value[order].tensor_split(num_parts) for key, value in frames.items()}
+        for i in range(num_parts):
+            yield {key: parts[i] for key, parts in shuffled.items()}
+
+    def _anneal(self, num_frames: int) -> float:
+        left = 1.0 - self.frames / self.total_frames if self.config.anneal_learning_rate else 1.0
+        self.frames += num_frames
+        learning_rate = self.config.learning_rate * max(0.0, left)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate
+        return learning_rate
+
+    def _observe(self, batch: TensorDictBase) -> None:
+        """Let the batch move the observation statistics: for the next version, not for this one.
+
+        The update so saw observations scaled as the workers of the present version see them.
+        """
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.update(batch["observation"][batch["collector", "mask"]])
+
+    # -- before it: what every frame was worth
+
+    @torch.no_grad()
+    def _assess(
+        self, batch: TensorDictBase, version: int
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """The frames to learn from, with advantages, targets and the learner's own view of them."""
+        config, mask = self.config, batch["collector", "mask"]
+        lag = version - batch["policy_version"]
+        chosen = batch["policy_version"] >= 0  # by the policy: random actions have no probability
+        usable = mask & chosen
+        if config.max_lag is not None:
+            usable &= lag <= config.max_lag
+        rows = self._rows(batch)
+        log_prob, value, next_value, goes_on = self._view(batch, rows)
+        behaviour = batch["action_log_prob"]
+        terminated = batch["next", "terminated"]
+        steps = Steps(self._rewards(batch), value, next_value, terminated, goes_on, mask)
+        if config.vtrace:
+            log_ratio = torch.where(chosen, log_prob - behaviour, 0)
+            caps = {"rho": config.vtrace_rho, "c": config.vtrace_c}
+            returns = vtrace(steps, log_ratio, gamma=config.gamma, lam=config.gae_lambda, **caps)
+        else:
+            returns = gae(steps, gamma=config.gamma, lam=config.gae_lambda)
+        rows |= {
+            "behaviour": behaviour,
+            "value": value,
+            "advantage": returns.advantages,
+            "target": returns.targets,
+        }
+        if config.objective != "behaviour":
+            rows["proximal"] = log_prob
+        metrics = {
+            "dropped": int((mask & ~usable).sum()),
+            "explained_variance": explained_variance(returns.targets, value, mask),
+        }
+        if self.policy.is_recurrent:
+            return sequences(rows, usable, self.sequence_length), metrics
+        del rows["starts"]
+        if usable.all():
+            return {key: x.flatten(0, 1) for key, x in rows.items()}, metrics
+        return {key: x[usable] for key, x in rows.items()}, metrics
+
+    def _rows(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """What the networks are given and what was done, still in rows [E, T]."""
+        mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
+        starts = batch["is_init"].clone()
+        starts[:, 1:] |= traj_ids[:, 1:] != traj_ids[:, :-1]
+        inputs, action = self.policy.prepare(batch["observation"]), batch["action"]
+        if not mask.all() and mask.any():  # padding may hold anything: make it something possible
+            shape = (*mask.shape, *[1] * (inputs.dim() - 2))
+            inputs = inputs.masked_fill(~mask.view(shape), 0)
+            action = action.clone()
+            action[~mask] = action[mask][0]
+        rows = {"inputs": inputs, "action": action, "starts": starts}
+        if self.policy.is_recurrent:
+            rows["state"] = batch["state"].clone()
+        return rows
+
+    def _view(
+        self, batch: TensorDictBase, rows: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The present log-probabilities and values, the values of what followed, and `continues`.
+
+        What followed is the row's next frame; only where the row does not go on is the observation
+        that truly came next looked at itself.
+        """
+        network = self.policy.encoder
+        mask, next_key = batch["collector", "mask"], ("next", "observation")
+        goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
+        cut = mask & ~goes_on & ~batch["next", "terminated"]
+        if isinstance(network, LSTMEncoder):
+            features, after = network.unroll(rows["inputs"], rows["state"][:, 0], rows["starts"])
+            rows["state"][:, 1:] = after[:, :-1]
+            next_inputs = self.policy.prepare(batch[next_key][cut])
+            next_features, _ = network(next_inputs, after[cut])
+        else:
+            features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
+            next_inputs = self.policy.prepare(batch[next_key][cut])
+            next_features = network(next_inputs) if self.critic.encoder is None else next_inputs
+        head = self.policy.head
+        log_prob = head.log_prob(head(features), rows["action"])
+        value = self.critic(rows["inputs"], features)
+        next_value = torch.zeros_like(value)
+        next_value[:, :-1] = value[:, 1:]
+        next_value[cut] = self.critic(next_inputs, next_features)
+        return log_prob, value, next_value, goes_on
+
+    def _rewards(self, batch: TensorDictBase) -> Tensor:
+        reward = batch["next", "reward"]
+        normaliser = self.policy.reward_normaliser
+        if normaliser is None:
+            return reward
+        mask = batch["collector", "mask"]
+        normaliser.update(self.discounted_rewards.follow(batch)[mask])
+        return normaliser(reward)
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later process needs to go on from here: tensors and plain numbers."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critic": self.critic.state_dict(),
+            "optimiser": optimiser_state(self.optimiser),
+            "generator": self.generator.get_state(),
+            "discounted_rewards": self.discounted_rewards.state_dict(),
+            "frames": self.frames,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.policy.load_state_dict(state["policy"])
+        self.critic.load_state_dict(state["critic"])
+        load_optimiser(self.optimiser, state["optimiser"])
+        self.generator.set_state(state["generator"])
+        self.discounted_rewards.load_state_dict(state["discounted_rewards"])
+        self.frames = state["frames"]
+
+
+def policy_loss_of(
+    config: PPOConfig,
+    log_prob: Tensor,
+    behaviour: Tensor,
+    proximal: Tensor | None,
+    advantages: Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped objective, negated, and how far the policy is from what it is clipped to."""
+    anchor = behaviour if config.objective == "behaviour" or proximal is None else proximal
+    log_ratio = log_prob - anchor
+    ratio = log_ratio.exp()
+    gain = torch.min(ratio * advantages, ratio.clamp(1 - config.clip, 1 + config.clip) * advantages)
+    if config.objective == "decoupled" and proximal is not None:
+        gain = gain * (proximal - behaviour).exp().clamp(max=config.weight_cap)
+    with torch.no_grad():
+        measured = {
+            "approx_kl": (ratio - 1 - log_ratio).mean(),
+            "clip_fraction": ((ratio - 1).abs() > config.clip).float().mean(),
+        }
+    return -gain.mean(), measured
+
+
+def value_loss_of(config: PPOConfig, value: Tensor, old: Tensor, target: Tensor) -> Tensor:
+    """Half the squared error of the values; the worse of clipped and unclipped, if clipped."""
+    error = (value - target).square()
+    if config.clip_value:
+        held = old + (value - old).clamp(-config.clip, config.clip)
+        error = torch.max(error, (held - target).square())
+    return 0.5 * error.mean()

@@ -1,0 +1,110 @@
+"""Running statistics that scale observations and rewards.
+
+They are buffers of the policy, so they travel with its weights: what a worker computes with is what
+the learner had when it published. Only the learner moves them, with `update`; a forward never does.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from harness.algos.returns import discounted
+
+LIMIT = 10.0  # no normalised number is further from zero
+EPSILON = 1e-8
+
+
+class Normaliser(nn.Module):
+    """Scales by the mean and spread of all that it was updated with; does nothing before that.
+
+    centre: whether to subtract the mean, too.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = (), *, centre: bool = True):
+        super().__init__()
+        self.centre = centre
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
+        # The same as single precision, which is what a forward needs.
+        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.centre:
+            value = value - self.shift
+        return (value * self.scale).clamp(-LIMIT, LIMIT)
+
+    @torch.no_grad()
+    def update(self, values: Tensor) -> None:
+        """Take values [N, ...] into account."""
+        if not len(values):
+            return
+        values = values.double()
+        new = len(values)
+        variance, mean = torch.var_mean(values, dim=0, correction=0)
+        total = self.count + new
+        apart = mean - self.mean
+        squares = self.variance * self.count + variance * new
+        squares = squares + apart.square() * self.count * new / total
+        self.mean += apart * new / total
+        self.variance.copy_(squares / total)
+        self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        self.scale.copy_((self.variance + EPSILON).rsqrt())
+
+
+class DiscountedReturns:
+    """Each environment's discounted sum of rewards so far, carried from batch to batch."""
+
+    def __init__(self, gamma: float):
+        self.gamma = gamma
+        # (worker, environment): the trajectory it was in, and the sum at its last frame
+        self._sums: dict[tuple[int, int], tuple[int, float]] = {}
+
+    def follow(self, batch: TensorDictBase) -> Tensor:
+        """The sum at every frame [E, T] of a batch, which goes on where earlier batches ended."""
+        mask, traj = batch["collector", "mask"], batch["collector", "traj_ids"]
+        reward = torch.where(mask, batch["next", "reward"], 0).float()
+        pairs = zip(*(batch["collector", k][:, 0].tolist() for k in ("worker", "env")), strict=True)
+        envs = list(pairs)
+        before = [self._sums.get(env, (-1, 0.0)) for env in envs]
+        known = torch.tensor([traj_id for traj_id, _ in before], device=reward.device)
+        carried = torch.tensor([total for _, total in before], device=reward.device)
+        reward[:, 0] += self.gamma * carried * (known == traj[:, 0])
+        goes_on = (traj[:, 1:] == traj[:, :-1]) & ~batch["next", "done"][:, :-1]
+        keep = torch.zeros_like(reward)
+        keep[:, 1:] = self.gamma * goes_on
+        sums = discounted(reward.flip(1), keep.flip(1)).flip(1)
+        self._remember(envs, batch, sums)
+        return sums
+
+    def _remember(self, envs: list[tuple[int, int]], batch: TensorDictBase, sums: Tensor) -> None:
+        lengths = batch["collector", "mask"].sum(1)
+        last = (lengths - 1).clamp(min=0).unsqueeze(1)
+        columns = (batch["collector", "traj_ids"], sums, batch["next", "done"])
+        ends = zip(*(c.gather(1, last).squeeze(1).tolist() for c in columns), strict=True)
+        for env, length, (traj_id, total, done) in zip(envs, lengths.tolist(), ends, strict=True):
+            if length and not done:
+                self._sums[env] = (traj_id, total)
+            elif length:
+                self._sums.pop(env, None)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        rows = [(*env, traj_id) for env, (traj_id, _) in self._sums.items()]
+        return {
+            "rows": torch.tensor(rows, dtype=torch.int64).reshape(-1, 3),
+            "sums": torch.tensor([s for _, s in self._sums.values()], dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        rows, sums = state["rows"].tolist(), state["sums"].tolist()
+        self._sums = {(w, e): (t, s) for (w, e, t), s in zip(rows, sums, strict=True)}

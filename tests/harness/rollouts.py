@@ -1,0 +1,83 @@
+"""Batches in the collectors' form: made by a plain loop over environments, or out of thin air."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, set_interaction_type
+from torch import Tensor
+
+from harness.envs import EnvConfig, env_factory
+
+
+class PlainCollector:
+    """Steps a vector of environments with a policy, and hands out batches [E, T]."""
+
+    def __init__(self, config: EnvConfig, seed: int = 0):
+        envs = env_factory(config)()
+        assert isinstance(envs, SyncVectorEnv)
+        self.envs: VectorEnv[Any, Any, Any] = envs
+        self.observation = torch.as_tensor(envs.reset(seed=seed)[0])
+        self.num_envs = envs.num_envs
+        self.is_init = torch.ones(self.num_envs, dtype=torch.bool)
+        self.traj_ids = torch.arange(self.num_envs)
+        self.state: dict[str, Tensor] | None = None
+        self.returns = np.zeros(self.num_envs)
+        self.finished: list[float] = []
+
+    @torch.no_grad()
+    def collect(self, policy: Any, num_steps: int, version: int = 0) -> TensorDict:
+        if self.state is None:
+            self.state = policy.initial_state(self.num_envs) if len(policy.in_keys) > 1 else {}
+        with set_interaction_type(InteractionType.RANDOM):
+            rows = [self._step(policy, version) for _ in range(num_steps)]
+        return torch.stack(rows, dim=1)
+
+    def _step(self, policy: Any, version: int) -> TensorDict:
+        assert self.state is not None
+        out = policy(self.observation, *self.state.values())
+        out = dict(zip(policy.out_keys, out if isinstance(out, tuple) else (out,), strict=True))
+        observation, reward, terminated, truncated, info = self.envs.step(out["action"].numpy())
+        done = terminated | truncated
+        true_next = observation.copy()
+        for i in np.flatnonzero(done):
+            true_next[i] = info["final_obs"][i]
+        row = TensorDict(
+            {
+                "observation": self.observation,
+                **self.state,
+                **out,
+                "is_init": self.is_init,
+                "policy_version": torch.full((self.num_envs,), version),
+                "next": {
+                    "observation": torch.as_tensor(true_next),
+                    "reward": torch.as_tensor(reward, dtype=torch.float32),
+                    "terminated": torch.as_tensor(terminated),
+                    "truncated": torch.as_tensor(truncated),
+                    "done": torch.as_tensor(done),
+                },
+                "collector": {
+                    "traj_ids": self.traj_ids,
+                    "worker": torch.zeros(self.num_envs, dtype=torch.int64),
+                    "env": torch.arange(self.num_envs),
+                    "mask": torch.ones(self.num_envs, dtype=torch.bool),
+                },
+            },
+            batch_size=[self.num_envs],
+        )
+        self._go_on(observation, reward, torch.as_tensor(done), out)
+        return row.clone()
+
+    def _go_on(self, observation: Any, reward: Any, done: Tensor, out: dict[Any, Tensor]) -> None:
+        assert self.state is not None
+        self.returns += reward
+        self.finished += self.returns[done.numpy()].tolist()
+        self.returns[done.numpy()] = 0
+        self.observation = torch.as_tensor(observation.copy())
+        self.is_init = done
+        self.traj_ids = torch.where(done, self.traj_ids + self.num_envs, self.traj_ids)
+        self.state = {key: out["next", key].masked_fill(done.unsqueeze(1), 0) for key in self.state}
