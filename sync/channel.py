@@ -2,7 +2,8 @@
 
 A socket pair that keeps message borders. Each message is a kind and a few 64-bit numbers, with text
 behind it for a traceback; nothing is pickled. Both ends stay with the sender, so that a worker that
-took a dead one's place can be handed the same line.
+took a dead one's place can be handed the same line. Every message has the time in it, and when an
+end put its last one is in a word of shared memory: the other can look without a system call.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from typing import Any, NamedTuple
 
-from sync.memory import SharedFd, wait_for
+from sync.memory import AnonymousMemory, SharedFd, as_bytes, wait_for
 
 SNAPSHOT, CLOSE, GREET, DONE, FAIL, LEAVE = range(6)
 TEXT_BYTES = 16 * 1024
 _NUMBERS = 5
-_FORMAT = struct.Struct(f"{1 + _NUMBERS}q")
+_FORMAT = struct.Struct(f"{2 + _NUMBERS}q")
+_LAST_PUT_BYTES = 16
 
 
 class Message(NamedTuple):
@@ -38,47 +41,78 @@ class Channel:
         far.setblocking(False)
         self._near, self._far = SharedFd(near.detach()), SharedFd(far.detach())
         self._kind = int(kind)
+        self._memory = AnonymousMemory(_LAST_PUT_BYTES)
+        self._ours, self._theirs = 0, 1
         self._turned_in = 0
+        self._peeked = self._taken = 0
         self._open()
 
     def _open(self) -> None:
         self._socket = socket.socket(fileno=self._near.fd, family=socket.AF_UNIX, type=self._kind)
+        memory = self._memory.map(0, _LAST_PUT_BYTES, writable=True)
+        self._last_put = as_bytes(memory).cast("q")
 
     @property
     def fd(self) -> int:
         return self._near.fd
 
+    def has_mail(self) -> bool:
+        """Whether there may be a message; one that was put this instant may not show yet."""
+        return self._last_put[self._theirs] > self._taken
+
     def put(self, kind: int, *numbers: int, text: str = "") -> bool:
         """Send at once; False if the other side has not read for so long that there is no room."""
         padded = numbers + (0,) * (_NUMBERS - len(numbers))
+        now = time.perf_counter_ns()
         try:
-            self._socket.send(_FORMAT.pack(kind, *padded) + text.encode()[-TEXT_BYTES:])
+            self._socket.send(_FORMAT.pack(now, kind, *padded) + text.encode()[-TEXT_BYTES:])
         except BlockingIOError:
             return False
         except (BrokenPipeError, ConnectionResetError):
             return False  # nobody is there; whoever waits for an answer finds the process dead
+        self._last_put[self._ours] = now
         return True
 
     def get(self, timeout: float = 0.0) -> Message | None:
         """The next message, or None if none comes in time."""
+        message = self.peek(timeout)
+        if message is not None:
+            self.drop()
+        return message
+
+    def peek(self, timeout: float = 0.0) -> Message | None:
+        """The next message, which stays the next until `drop`: an interrupt loses nothing."""
         if timeout > 0:
             wait_for([self.fd], timeout)
+        last_put = self._last_put[self._theirs]
         try:
-            data = self._socket.recv(_FORMAT.size + TEXT_BYTES)
+            data = self._socket.recv(_FORMAT.size + TEXT_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, ConnectionResetError):
-            return None
+            data = b""
         if not data:
+            self._taken = max(self._taken, last_put)
             return None
-        kind, *numbers = _FORMAT.unpack_from(data)
+        self._peeked, kind, *numbers = _FORMAT.unpack_from(data)
         return Message(kind, tuple(numbers), data[_FORMAT.size :].decode(errors="replace"))
+
+    def drop(self) -> None:
+        """Take the message that was peeked at out of the line."""
+        self._socket.recv(1)  # the rest of it goes too
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the message that was peeked at in the line, but count it as mail no more."""
+        self._taken = self._peeked
 
     def turn_around(self) -> None:
         """Be the worker's end; in one process, once."""
         if self._turned_in == os.getpid():
             return
         self._turned_in = os.getpid()
+        self._peeked = self._taken = 0
         self._socket.detach()
         self._near, self._far = self._far, self._near
+        self._ours, self._theirs = self._theirs, self._ours
         self._open()
 
     def __del__(self) -> None:
@@ -87,7 +121,7 @@ class Channel:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_socket"]
+        del state["_socket"], state["_last_put"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

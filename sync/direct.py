@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sync.forms import SenderForm, resolve_model
 from sync.layout import Layout
+from sync.memory import wait_for
 from sync.scheme import WeightSyncScheme, _nothing
 from sync.slots import Slots
 from sync.snapshot import NEVER
@@ -81,6 +83,25 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def receive(self, timeout: float | None = None) -> None:
         """Nothing ever comes."""
         return None
+
+    def has_news(self) -> bool:
+        """Never: nothing comes."""
+        return False
+
+    def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
+        """Sleep until one of `fds` is readable, or time is over."""
+        deadline = time.monotonic() + timeout
+        while not wait_for(fds, deadline - time.monotonic()) and time.monotonic() < deadline:
+            continue  # it looks for at most so long at a time
+        return False
+
+    def news_fds(self) -> list[int]:
+        """None: nothing comes."""
+        return []
+
+    def dozing(self) -> contextlib.AbstractContextManager[None]:
+        """There is nobody to wake it."""
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:

@@ -7,6 +7,10 @@
     line 1: "version v lies in block b"  -->
     wait for all                         <--  "done: v"
 
+A message is taken out of the line only when it has been dealt with, and put in again when it may
+not have been sent: an interrupt (Ctrl-C) anywhere may repeat a message, and loses none. Both sides
+know a repeated one by its version.
+
 One message at a time is on the way to a worker. A version that is published meanwhile waits with
 the sender, and a newer one takes its place; a feeder thread sends it when the worker has answered.
 Blocks are used again as soon as nobody has a message about them, so with workers that keep up there
@@ -21,7 +25,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -35,7 +39,7 @@ from sync.memory import Doorbell, Watch, wait_for
 from sync.scheme import WeightSyncScheme
 from sync.sender import SenderEnd
 from sync.slots import Slots
-from sync.snapshot import Snapshot
+from sync.snapshot import NEVER, Snapshot
 from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport
 
@@ -59,8 +63,10 @@ class MPTransport(Transport):
         super()._forget()
         self._peer = 0
         self._on_the_way: tuple[int, int] | None = None
+        self._sent = False  # whether what is on the way is in the line for certain
         self._next: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
+        self._last_answer: tuple[int, int, tuple[int, ...], str] | None = None
         self._closed = False
         self._sender: Watch | None = None
 
@@ -74,10 +80,14 @@ class MPTransport(Transport):
 
     def feed(self) -> None:
         """Send what is next, unless the worker still has a message to answer."""
-        if self._next is None or self._on_the_way is not None or not self._peer:
-            return
-        if self.weight_queue.put(SNAPSHOT, *self._next, self._peer):
-            self._on_the_way, self._next = self._next, None
+        if self._on_the_way is None:
+            if self._next is None or not self._peer:
+                return
+            self._sent = False
+            self._on_the_way = self._next
+            self._next = None
+        if not self._sent:
+            self._sent = self.weight_queue.put(SNAPSHOT, *self._on_the_way, self._peer)
 
     @property
     def hungry(self) -> bool:
@@ -91,22 +101,30 @@ class MPTransport(Transport):
         return self.held() | ({self._last[1]} if self._last is not None else set())
 
     def collect(self) -> None:
-        while (message := self.weight_queue.get()) is not None:
-            kind, numbers, text = message
-            if kind == GREET:
-                pid, self._peer = numbers[:2]
+        while (message := self.weight_queue.peek()) is not None:
+            self._book(*message)
+            self.weight_queue.drop()
+            self.feed()
+
+    def _book(self, kind: int, numbers: tuple[int, ...], text: str) -> None:
+        """Note what a message says; twice is as good as once."""
+        if kind == GREET:
+            pid, peer = numbers[:2]
+            if peer != self._peer:
                 self._on_the_way = None
                 self._next = self._last if self._last_is_there() else self._next
                 self.greeted(pid)
-            elif kind == DONE:
+                self._peer = peer
+        elif kind == LEAVE:
+            self.left()
+        else:
+            version = numbers[0]
+            if self._on_the_way is not None and version in (self._on_the_way[0], NEVER):
                 self._on_the_way = None
+            if kind == DONE:
                 self.heard(Event(*numbers))
-            elif kind == FAIL:
-                self._on_the_way = None
-                self.failed(numbers[0], text)
-            elif kind == LEAVE:
-                self.left()
-            self.feed()
+            else:
+                self.failed(version, text)
 
     def judge(self) -> None:
         super().judge()
@@ -138,31 +156,51 @@ class MPTransport(Transport):
 
     def greet(self) -> None:
         self._sender = Watch(self._sender_pid)
-        self._closed = False
+        self._closed, self._last_answer = False, None
         self._peer = now_ns()  # a name for this rendezvous: older messages do not have it
         self.weight_queue.put(GREET, os.getpid(), self._peer)
 
     def newest(self) -> tuple[Snapshot, int] | None:
         assert self.slots is not None
-        while (message := self.weight_queue.get()) is not None:
+        while (message := self.weight_queue.peek()) is not None:
             if message.kind == CLOSE:
                 self._closed = True
-            elif message.numbers[2] == self._peer:  # else it was meant for a predecessor
-                version, slot = message.numbers[:2]
+                self.weight_queue.leave()  # there it wakes every later wait
+                return None
+            version, slot, peer = message.numbers[:3]
+            if self._last_answer is not None and self._last_answer[0] == version:
+                self._reply()
+            elif peer != self._peer:  # it was meant for a predecessor
+                self.weight_queue.drop()
+            else:
                 snapshot = self.slots[slot]
                 assert snapshot.version == version, "a block on the way was written"
                 return snapshot, 0
         return None
 
+    def has_news(self) -> bool:
+        return bool(self.weight_queue.has_mail())
+
     def applied(self, event: Event) -> None:
-        self.weight_queue.put(DONE, *event)
+        self._last_answer = event.version, DONE, tuple(event), ""
+        self._reply()
 
     def refused(self, version: int, text: str) -> None:
-        self.weight_queue.put(FAIL, version, text=text)
+        if version == NEVER:  # it is no answer to a message
+            self.weight_queue.put(FAIL, version, text=text)
+        else:
+            self._last_answer = version, FAIL, (version,), text
+            self._reply()
 
-    def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> None:
-        assert self._sender is not None
-        wait_for([self.weight_queue.fd, *self._sender.fds(), *fds], timeout)
+    def _reply(self) -> None:
+        """Answer to the message that was peeked at, perhaps once more, and be done with it."""
+        assert self._last_answer is not None
+        _, kind, numbers, text = self._last_answer
+        self.weight_queue.put(kind, *numbers, text=text)
+        self.weight_queue.drop()
+
+    def offer_fds(self) -> list[int]:
+        return [self.weight_queue.fd, *(self._sender.fds() if self._sender is not None else ())]
 
     def sender_gone(self) -> bool:
         return self._closed or (self._sender is not None and self._sender.look())

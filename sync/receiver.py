@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -129,6 +129,19 @@ class ReceiverEnd:
                 return None
             self._returned = self.version
             return self.weights
+
+    def wait_for_news(self, timeout: float, fds: Collection[int]) -> bool:
+        if self._thread is not None:
+            raise RuntimeError(
+                "wait_for_news: the background thread takes what is new; connect(background=False)"
+            )
+        deadline = time.monotonic() + timeout
+        while not (news := self.transport.has_news()):
+            remaining = deadline - time.monotonic()
+            ready = self.transport.wait_for_offer(max(0.0, remaining), fds)
+            if remaining <= 0 or not set(fds).isdisjoint(ready) or self.transport.sender_gone():
+                return self.transport.has_news()
+        return news
 
     def _wait(self, deadline: float) -> None:
         while self.version == self._returned:

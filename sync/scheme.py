@@ -20,7 +20,7 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -254,6 +254,28 @@ class WeightSyncScheme(ABC):
     def reading(self) -> AbstractContextManager[int]:
         """`with scheme.reading() as version:` the model holds still, at that version."""
         return self._need_receiver("reading").reading()
+
+    def has_news(self) -> bool:
+        """Whether there may be something newer to `receive`: no lock, no system call, no copy."""
+        return self._need_receiver("has_news").transport.has_news()
+
+    def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
+        """Sleep until there is news, the sender is gone, or one of `fds` is readable; `has_news()`.
+
+        timeout: seconds after which to return in any case.
+        """
+        return self._need_receiver("wait_for_news").wait_for_news(timeout, fds)
+
+    def news_fds(self) -> list[int]:
+        """What `wait_for_news` polls, for a poll of one's own inside `dozing()`."""
+        return self._need_receiver("news_fds").transport.offer_fds()
+
+    def dozing(self) -> AbstractContextManager[None]:
+        """`with scheme.dozing():` look at `has_news()`, then poll `news_fds()`: an offer wakes.
+
+        Outside of it nobody is rung, because that would cost the sender a system call.
+        """
+        return self._need_receiver("dozing").transport.dozing()
 
     # -- both sides
 

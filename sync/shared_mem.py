@@ -12,12 +12,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
 from sync.layout import Layout
-from sync.memory import Doorbell, Watch, wait_for
+from sync.memory import Doorbell, Watch
 from sync.scheme import WeightSyncScheme
 from sync.sender import SenderEnd
 from sync.slots import Slots
@@ -109,6 +110,9 @@ class SharedMemTransport(Transport):
         self._seen = 0
         self.row.greet()
 
+    def has_news(self) -> bool:
+        return self.board.rows[self.worker_idx].latest != self._seen
+
     def newest(self) -> tuple[Snapshot, int] | None:
         row = self.row
         if row.latest == self._seen:
@@ -136,18 +140,20 @@ class SharedMemTransport(Transport):
         self.row.unpin(self._pin)
         self.row.fail(version, text)
 
-    def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> None:
-        self.row.idle(True)
+    @contextlib.contextmanager
+    def dozing(self) -> Iterator[None]:
+        row = self.row
+        row.idle(True)
         try:
-            if self.row.latest == self._seen and not self.board.closed:
-                wait_for([*self.offer_fds(), *fds], timeout)
+            yield
         finally:
-            self.row.idle(False)
-            self.row.bell.silence()
+            row.idle(False)
+            row.bell.silence()
+            if self.board.closed:  # that rang once, and every later wait must hear it too
+                row.bell.ring()
 
     def offer_fds(self) -> list[int]:
-        assert self._sender is not None
-        return [self.row.bell.fd, *self._sender.fds()]
+        return [self.row.bell.fd, *(self._sender.fds() if self._sender is not None else ())]
 
     def sender_gone(self) -> bool:
         return self.board.closed or (self._sender is not None and self._sender.look())

@@ -6,10 +6,11 @@ wait is the scheme's business. `offer` never blocks: a newer version replaces on
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -135,6 +136,10 @@ class Transport(ABC):
     def newest(self) -> tuple[Snapshot, int] | None:
         """The newest snapshot, kept from being rewritten until `applied` or `refused`; retries."""
 
+    @abstractmethod
+    def has_news(self) -> bool:
+        """Whether there may be something newer than the last `newest`; costs next to nothing."""
+
     def in_use(self) -> None:
         """The snapshot is applied, and the one before is no longer needed."""
 
@@ -147,8 +152,23 @@ class Transport(ABC):
         """The snapshot could not be applied; `text` is the traceback."""
 
     @abstractmethod
-    def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> None:
-        """Return when there may be something new, one of `fds` is ready, or `timeout` is over."""
+    def offer_fds(self) -> list[int]:
+        """What becomes readable with an offer while `dozing`, or when the sender is gone."""
+
+    @contextlib.contextmanager
+    def dozing(self) -> Iterator[None]:
+        """Around a poll of `offer_fds`: an offer rings. Look for one that came before, first."""
+        yield
+
+    def wait_for_offer(self, timeout: float, fds: Iterable[int] = ()) -> list[int]:
+        """Return when there may be something new, one of `fds` is ready, or `timeout` is over.
+
+        What it returns are the descriptors that were ready.
+        """
+        with self.dozing():
+            if self.has_news():
+                timeout = 0.0
+            return wait_for([*self.offer_fds(), *fds], timeout)
 
     @abstractmethod
     def sender_gone(self) -> bool:
