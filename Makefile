@@ -1,9 +1,12 @@
 # Lockstep's commands; `make` lists them. Two variables matter:
 #   PYTHON  the interpreter that environments are made with   make test PYTHON=python3.12
 #   ARGS    handed on to the program                          make test ARGS="-k sync"
+# and for `make bench` a third:
+#   BENCH   which of benchmarks/, all by default              make bench BENCH=collect
 
 PYTHON ?= python3
 ARGS ?=
+BENCH ?= sync_latency collect
 
 # One stamp per interpreter, written last: changing PYTHON makes the environment anew.
 READY := .venv/.ready-$(subst /,_,$(PYTHON))
@@ -29,7 +32,7 @@ check: $(READY) ## format, lint and types
 	$(BIN)/mypy
 
 bench: $(READY) $(PEERS) ## measure, and compare with the peers
-	$(BIN)/python benchmarks/sync_latency.py $(ARGS)
+	@set -e; for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
 

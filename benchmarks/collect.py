@@ -1,0 +1,246 @@
+"""Frames a second that collectors reach, beside the bare loop and other libraries.
+
+    make bench            or, with both environments made,
+    .venv/bin/python benchmarks/collect.py [--rounds 5] [--seconds 2] [--envs CartPole-v1]
+        [--sizes 1,8] [--modes single,multi_sync] [--contestants bare,lockstep] [--no-peers]
+
+All contestants of one environment and size stand ready in processes of their own and take turns,
+round after round, so that a ratio within a round compares what the machine did at that time.
+Weights are published once a batch where there are workers. Where a library has several settings,
+all are tried first and the fastest takes part. Then start-up: from construction to first batch.
+All of it takes about half an hour.
+
+Not here: sample-factory. Its 2.x requires numpy<2 and gymnasium<1, which no environment can have
+beside the other peers, and its 1.x is for gym, before gymnasium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.collect_case import ENVS, MODES, SIZES, WORKERS, Case  # noqa: E402
+from benchmarks.collect_contestants import (  # noqa: E402
+    CONTESTANTS,
+    PEER_PYTHON,
+    Options,
+    label,
+)
+from benchmarks.collect_remote import ContestantFailed, ContestantLeftOut, Remote  # noqa: E402
+from benchmarks.collect_report import Row, Rows, StartUp, save, show  # noqa: E402
+
+OPEN_S = 120.0
+TURN_GRACE_S = 60.0
+TRIAL_ROUNDS = 2
+
+
+@dataclass
+class Entry:
+    """A contestant with one setting in one case, for as long as it takes part."""
+
+    case: Case
+    name: str
+    options: Options
+    fps: list[float] = field(default_factory=list)
+    problem: str = ""
+    remote: Remote | None = None
+
+    def attempt(self, do: Callable[[], None]) -> None:
+        """Do it; a failure ends this contestant's part and nobody else's."""
+        try:
+            do()
+        except ContestantFailed as error:
+            self.leave(str(error))
+        except ContestantLeftOut as why:
+            self.leave(f"left out: {why}")
+
+    def leave(self, problem: str) -> None:
+        self.problem = problem
+        if self.remote is not None:
+            self.remote.kill()
+            self.remote = None
+
+    def open(self) -> float:
+        """Make it ready to collect; return the seconds from construction to first batch."""
+        if self.remote is None:
+            contestant = CONTESTANTS[self.name]
+            self.remote = Remote(contestant.python, contestant.module)
+        answer = self.remote.ask(OPEN_S, cmd="open", case=self.case.message(), options=self.options)
+        return float(answer["first_batch_s"] or 0.0)
+
+    def turn(self, seconds: float) -> None:
+        assert self.remote is not None
+        answer = self.remote.ask(2 * seconds + TURN_GRACE_S, cmd="turn", seconds=seconds)
+        self.fps.append(answer["frames"] / answer["seconds"])
+
+    def close(self) -> None:
+        if self.remote is not None:
+            self.remote.close()
+            self.remote = None
+
+    def abandon(self, *exception: object) -> None:
+        """For the end of a `with`: nothing is left, however it ends."""
+        if self.remote is not None:
+            self.remote.kill()
+            self.remote = None
+
+
+def compete(entries: Sequence[Entry], *, rounds: int, seconds: float) -> None:
+    """Open all, give each a turn a round, the other way round every second time, and close all."""
+    with ExitStack() as stack:
+        for entry in entries:
+            stack.push(entry.abandon)
+            entry.attempt(lambda entry=entry: entry.open() and None)
+        for number in range(rounds):
+            for entry in entries if number % 2 == 0 else reversed(entries):
+                if entry.remote is not None:
+                    entry.attempt(lambda entry=entry: entry.turn(seconds))
+        for entry in entries:
+            entry.close()
+
+
+def fastest(case: Case, name: str, seconds: float) -> tuple[Entry, dict[str, float | str]]:
+    """Try a contestant's settings; return an entry with the fastest, and what each reached."""
+    settings = CONTESTANTS[name].settings(case)
+    if len(settings) == 1:
+        return Entry(case, name, settings[0]), {}
+    trials = [Entry(case, name, options) for options in settings]
+    compete(trials, rounds=TRIAL_ROUNDS, seconds=seconds)
+    best = max(trials, key=lambda trial: median(trial.fps) if trial.fps else 0.0)
+    reached = {label(t.options): median(t.fps) if t.fps else t.problem for t in trials}
+    return Entry(case, name, best.options), reached
+
+
+def measure(
+    cases: Iterable[Case], names: Sequence[str], *, rounds: int, seconds: float
+) -> list[Row]:
+    """All cases and contestants in turns within one another."""
+    entries, rows = [], []
+    for case in cases:
+        for name in names:
+            entry, tried = fastest(case, name, seconds)
+            entries.append(entry)
+            rows.append(Row(case, name, label(entry.options), tried=tried))
+    compete(entries, rounds=rounds, seconds=seconds)
+    for row, entry in zip(rows, entries, strict=True):
+        row.fps, row.problem = entry.fps, entry.problem
+    return rows
+
+
+def measure_start(case: Case, names: Sequence[str], *, rounds: int) -> list[StartUp]:
+    """Construct each twice in a program of its own, in turns."""
+    starts = {name: StartUp(case, name) for name in names}
+    for _ in range(rounds):
+        for name, start in starts.items():
+            if start.problem:
+                continue
+            entry = Entry(case, name, CONTESTANTS[name].settings(case)[0])
+
+            def start_twice(entry: Entry = entry, start: StartUp = start) -> None:
+                first_s = entry.open()
+                assert entry.remote is not None
+                entry.remote.ask(OPEN_S, cmd="close")
+                start.first_s.append(first_s)
+                start.second_s.append(entry.open())
+                entry.close()
+
+            with ExitStack() as stack:
+                stack.push(entry.abandon)
+                entry.attempt(start_twice)
+            start.problem = entry.problem
+    return list(starts.values())
+
+
+def say(what: str) -> None:
+    print(f"measuring {what}", file=sys.stderr, flush=True)
+
+
+def of(known: Iterable[object]) -> Callable[[str], list[str]]:
+    """An option that names some of `known`, with commas."""
+    names = [str(name) for name in known]
+
+    def parse_names(text: str) -> list[str]:
+        given = text.split(",")
+        if unknown := [name for name in given if name not in names]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected of {', '.join(names)}")
+        return given
+
+    return parse_names
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one turn")
+    for option, known in (
+        ("envs", ENVS),
+        ("sizes", SIZES),
+        ("modes", MODES),
+        ("contestants", CONTESTANTS),
+    ):
+        names = ",".join(map(str, known))
+        parser.add_argument(f"--{option}", type=of(known), default=names, help=f"of {names}")
+    parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.seconds <= 0:
+        parser.error(
+            f"--rounds {arguments.rounds} --seconds {arguments.seconds}: expected both above 0"
+        )
+    return arguments
+
+
+def main() -> int:
+    arguments = parse()
+    rounds, seconds = arguments.rounds, arguments.seconds
+    names = [
+        name
+        for name in arguments.contestants
+        if not (arguments.no_peers and CONTESTANTS[name].is_peer)
+    ]
+    if any(CONTESTANTS[name].is_peer for name in names) and not PEER_PYTHON.exists():
+        print("the peers' environment is missing: run `make peers`, or pass --no-peers")
+        return 2
+    rows: list[Row] = []
+    starts: list[StartUp] = []
+    for env in arguments.envs:
+        for size in map(int, arguments.sizes):
+            say(f"{env} × {size}")
+            cases = [Case(env, size, mode) for mode in arguments.modes]
+            rows += measure(cases, names, rounds=rounds, seconds=seconds)
+    starters = [name for name in ("lockstep", "torchrl") if name in names]
+    for mode in arguments.modes:
+        if mode != "single" and starters:
+            say(f"start-up, {mode}")
+            case = Case(arguments.envs[0], int(arguments.sizes[0]), mode)
+            starts += measure_start(case, starters, rounds=rounds)
+    about = {
+        "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
+        "torch": torch.__version__,
+        "workers": WORKERS,
+        "rounds": rounds,
+        "seconds": seconds,
+        "contestants": {name: CONTESTANTS[name].what for name in names},
+    }
+    show(Rows(rows), starts)
+    save(Rows(rows), starts, about, arguments.output / "collect.json")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

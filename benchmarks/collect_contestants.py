@@ -1,0 +1,96 @@
+"""Who takes part in the collection benchmark, in which environment, and with which settings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.collect_case import Case
+from benchmarks.collect_remote import ROOT
+
+OUR_PYTHON = Path(sys.executable)
+PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+MAX_PROCESSES = 8  # of environments, in settings that want one for each
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A program that collects; `settings` are the ones to choose the fastest of."""
+
+    module: str
+    python: Path
+    what: str
+    settings: Callable[[Case], list[Options]]
+
+    @property
+    def is_peer(self) -> bool:
+        return self.python == PEER_PYTHON
+
+
+def only(options: Options) -> Callable[[Case], list[Options]]:
+    """One setting, whatever the case."""
+    return lambda case: [options]
+
+
+def torchrl_settings(case: Case) -> list[Options]:
+    """What was seen to be fastest in some case or other; for one process, as for each of several.
+
+    Only the single collector can do without trajectory ids. Compiling and private buffers were seen
+    to help little or not at all, but that may be the machine.
+    """
+    if case.num_envs == 1:
+        envs = ["GymEnv"]
+    else:
+        envs = ["SyncVectorEnv", "SerialEnv"]
+        if case.num_envs * case.workers <= MAX_PROCESSES:
+            envs += ["ParallelEnv", "AsyncVectorEnv"]
+    first, *rest = envs
+    variations: list[Options] = [{}, {"use_buffers": False}, {"compile_policy": True}]
+    if case.mode == "single":
+        variations.append({"track_traj_ids": False, "use_buffers": False})
+    return [{"env": first, **each} for each in variations] + [{"env": env} for env in rest]
+
+
+CONTESTANTS = {
+    "bare": Contestant(
+        "benchmarks.collect_bare", OUR_PYTHON, "environment and policy, no collector", only({})
+    ),
+    "lockstep": Contestant(
+        "benchmarks.collect_ours", OUR_PYTHON, "our collectors, default settings", only({})
+    ),
+    "lockstep_views": Contestant(
+        "benchmarks.collect_ours",
+        OUR_PYTHON,
+        "the same with copy=False: a batch is valid until the next",
+        only({"copy": False}),
+    ),
+    "torchrl": Contestant(
+        "benchmarks.peers.torchrl_collect",
+        PEER_PYTHON,
+        "torchrl's collectors, the fastest of the settings tried",
+        torchrl_settings,
+    ),
+    "sb3": Contestant(
+        "benchmarks.peers.sb3_collect",
+        PEER_PYTHON,
+        "stable-baselines3's collect_rollouts: DummyVecEnv, or SubprocVecEnv of all environments",
+        only({}),
+    ),
+    "gymnasium": Contestant(
+        "benchmarks.peers.gymnasium_collect",
+        PEER_PYTHON,
+        "the bare loop over an AsyncVectorEnv, a process for each environment",
+        only({}),
+    ),
+}
+
+
+def label(options: Options) -> str:
+    """A setting in a few words."""
+    env = [options["env"]] if "env" in options else []
+    return ", ".join(env + [f"{key}={value}" for key, value in options.items() if key != "env"])
