@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.algos.batches import Means, sequences
 from harness.algos.returns import Steps, continues, explained_variance, gae, vtrace
-from harness.algos.state import load_optimiser, optimiser_state, seeded
+from harness.algos.state import FlatAdam, seeded, weights
 from harness.checks import above, at_least, between, one_of
 from harness.heads import action_head
 from harness.models import LSTMEncoder, ModelConfig, encoder, orthogonal
@@ -190,10 +190,8 @@ class PPO:
             self.critic = Critic(model, observation_space, self.policy.encoder.num_features)
         self.policy.to(self.device)
         self.critic.to(self.device)
-        self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimiser = torch.optim.Adam(
-            self.parameters, lr=config.learning_rate, eps=1e-5, fused=True
-        )
+        parameters = [*self.policy.parameters(), *self.critic.parameters()]
+        self.optimiser = FlatAdam(parameters, config.learning_rate, eps=1e-5)
         self.generator = torch.Generator().manual_seed(seed)
         self.discounted_rewards = DiscountedReturns(config.gamma)
         self.frames = 0  # consumed so far
@@ -213,11 +211,7 @@ class PPO:
             kl = Means()
             for part in self._minibatches(frames):
                 loss, measured = self._loss(part)
-                self.optimiser.zero_grad()
-                loss.backward()
-                limit = config.max_grad_norm or float("inf")
-                norm = nn.utils.clip_grad_norm_(self.parameters, limit)
-                self.optimiser.step()
+                norm = self.optimiser.step(loss, config.max_grad_norm)
                 sums.add({**measured, "grad_norm": norm})
                 kl.add({"kl": measured["approx_kl"]})
             if config.target_kl is not None and kl.means()["kl"] > config.target_kl:
@@ -274,8 +268,7 @@ class PPO:
         left = 1.0 - self.frames / self.total_frames if self.config.anneal_learning_rate else 1.0
         self.frames += num_frames
         learning_rate = self.config.learning_rate * max(0.0, left)
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate
+        self.optimiser.learning_rate = learning_rate
         return learning_rate
 
     def _observe(self, batch: TensorDictBase) -> None:
@@ -388,9 +381,9 @@ class PPO:
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on from here: tensors and plain numbers."""
         return {
-            "policy": self.policy.state_dict(),
-            "critic": self.critic.state_dict(),
-            "optimiser": optimiser_state(self.optimiser),
+            "policy": weights(self.policy),
+            "critic": weights(self.critic),
+            "optimiser": self.optimiser.state_dict(),
             "generator": self.generator.get_state(),
             "discounted_rewards": self.discounted_rewards.state_dict(),
             "frames": self.frames,
@@ -400,7 +393,7 @@ class PPO:
         """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
-        load_optimiser(self.optimiser, state["optimiser"])
+        self.optimiser.load_state_dict(state["optimiser"])
         self.generator.set_state(state["generator"])
         self.discounted_rewards.load_state_dict(state["discounted_rewards"])
         self.frames = state["frames"]

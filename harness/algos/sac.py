@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Space
+from tensordict import TensorDictBase
+from tensordict.nn import interaction_type
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from harness.algos.state import FlatAdam, seeded, weights
 from harness.checks import above, at_least, between, one_of
+from harness.heads import LOG_ROOT_TWO_PI, wants_sample
+from harness.models import ACTIVATIONS, ModelConfig, encoder
+
+LOG_STD_RANGE = (-5.0, 2.0)
 
 
 @dataclass
@@ -39,3 +56,210 @@ class SACConfig:
         above("algo.updates_per_frame", self.updates_per_frame, 0)
         at_least("algo.policy_delay", self.policy_delay, 1)
         above("algo.alpha", self.alpha, 0)
+
+
+class SACPolicy(nn.Module):
+    """What acts, and what workers get: a Gaussian, squashed into the bounds of the action space."""
+
+    scale: Tensor
+    centre: Tensor
+
+    def __init__(self, model: ModelConfig, observation_space: Space, action_space: Space):
+        super().__init__()
+        if model.name != "mlp":
+            raise ValueError(f"algo=sac learns with model=mlp, got model={model.name}")
+        if not isinstance(action_space, Box) or action_space.dtype not in ("float32", "float64"):
+            raise ValueError(f"algo=sac acts in Box spaces of floats, and this is {action_space}")
+        low, high = action_space.low, action_space.high
+        if not np.isfinite([low, high]).all():
+            raise ValueError(f"algo=sac needs bounds on every action, and this is {action_space}")
+        self.in_keys = ["observation"]
+        self.out_keys = ["action"]
+        self.observation_dims = len(observation_space.shape or ())
+        self.encoder = encoder(model, observation_space)
+        self.shape = action_space.shape
+        self.output = nn.Linear(self.encoder.num_features, 2 * math.prod(self.shape))
+        self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
+        self.register_buffer("centre", torch.as_tensor((high + low) / 2).float().flatten())
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Act on observations [N, ...], as `tensordict.nn.interaction_type()` says."""
+        mean, log_std = self.gaussian(self.prepare(observation))
+        if wants_sample(interaction_type()):
+            mean = mean + torch.randn_like(mean) * log_std.exp()
+        return (mean.tanh() * self.scale + self.centre).unflatten(-1, self.shape)
+
+    def prepare(self, observation: Tensor) -> Tensor:
+        """The observation as a vector of floats."""
+        return observation.float().flatten(-self.observation_dims)
+
+    def gaussian(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation before squashing."""
+        mean, log_std = self.output(self.encoder(inputs)).chunk(2, dim=-1)
+        low, high = LOG_STD_RANGE
+        return mean, low + 0.5 * (high - low) * (log_std.tanh() + 1)
+
+    def sample(self, inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, n] made from standard normal `noise`, and their log-probabilities [N]."""
+        mean, log_std = self.gaussian(inputs)
+        raw = mean + noise * log_std.exp()
+        normal = -0.5 * noise.square() - log_std - LOG_ROOT_TWO_PI
+        log_prob = normal - self.log_stretch(raw)
+        return raw.tanh() * self.scale + self.centre, log_prob.sum(-1)
+
+    def log_stretch(self, raw: Tensor) -> Tensor:
+        """How much squashing and scaling stretch space at `raw`: the log of the derivative.
+
+        log(1 - tanh(x)^2) in a form that stays exact where tanh(x) rounds to one.
+        """
+        return self.scale.log() + 2 * (math.log(2) - raw - softplus(-2 * raw))
+
+
+class TwinCritics(nn.Module):
+    """Two independent estimates of what an action is worth, computed side by side."""
+
+    def __init__(self, model: ModelConfig, num_inputs: int):
+        super().__init__()
+        sizes = [num_inputs, *model.hidden_sizes, 1]
+        self.activation = ACTIVATIONS[model.activation]()
+        self.layers = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for inputs, outputs in pairwise(sizes):
+            bound = 1 / math.sqrt(inputs)
+            self.layers.append(torch.empty(2, inputs, outputs).uniform_(-bound, bound))
+            self.biases.append(torch.empty(2, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, inputs: Tensor, action: Tensor) -> Tensor:
+        """Both estimates [2, N]."""
+        both = torch.cat([inputs, action], dim=-1).expand(2, -1, -1)
+        for number, (layer, bias) in enumerate(zip(self.layers, self.biases, strict=True)):
+            both = torch.baddbmm(bias, self.activation(both) if number else both, layer)
+        return both.squeeze(-1)
+
+
+class SAC:
+    """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
+
+    def __init__(
+        self,
+        config: SACConfig,
+        model: ModelConfig,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ):
+        config.validate()
+        model.validate()
+        self.config = config
+        self.device = torch.device(device)
+        with seeded(seed):
+            self.policy = SACPolicy(model, observation_space, action_space)
+            size = math.prod(observation_space.shape or ()) + math.prod(self.policy.shape)
+            self.critics = TwinCritics(model, size)
+        self.policy.to(self.device)
+        self.critics.to(self.device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        log_alpha = torch.tensor([math.log(config.alpha)], device=self.device)
+        self.log_alpha = nn.Parameter(log_alpha, requires_grad=config.auto_alpha)
+        own, usual = config.target_entropy, -float(math.prod(self.policy.shape))
+        self.target_entropy = usual if own is None else own
+        self.policy_optimiser = FlatAdam(self.policy.parameters(), config.learning_rate)
+        self.critic_optimiser = FlatAdam(self.critics.parameters(), config.critic_learning_rate)
+        self.alpha_optimiser = FlatAdam([self.log_alpha], config.critic_learning_rate)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.updates = 0
+        self.frames_owed = 0.0  # collected frames that no update has answered yet
+        self._policy_metrics: dict[str, float] = {}
+
+    def updates_due(self, num_frames: int) -> int:
+        """How many updates to do now that so many more frames were collected."""
+        self.frames_owed += num_frames * self.config.updates_per_frame
+        due = int(self.frames_owed)
+        self.frames_owed -= due
+        return due
+
+    def update(self, samples: TensorDictBase) -> dict[str, float]:
+        """Learn once from replayed frames [N]."""
+        mask = samples.get(("collector", "mask"), None)
+        if mask is not None and not mask.all():
+            samples = samples[mask]
+        samples = samples.to(self.device)
+        inputs = self.policy.prepare(samples["observation"])
+        metrics = self._update_critics(inputs, samples)
+        self.updates += 1
+        if self.updates % self.config.policy_delay == 0:
+            for _ in range(self.config.policy_delay):
+                self._policy_metrics = self._update_policy(inputs)
+        self._follow()
+        metrics |= self._policy_metrics
+        return {f"train/{name}": value for name, value in metrics.items()}
+
+    def _update_critics(self, inputs: Tensor, samples: TensorDictBase) -> dict[str, float]:
+        """Move the critics to reward plus what the target critics make of what followed."""
+        action = samples["action"].float().flatten(-len(self.policy.shape))
+        with torch.no_grad():
+            next_inputs = self.policy.prepare(samples["next", "observation"])
+            next_action, next_log_prob = self.policy.sample(next_inputs, self._noise(next_inputs))
+            next_value = self.target_critics(next_inputs, next_action).amin(0)
+            next_value -= self.log_alpha.exp() * next_log_prob
+            # A truncated episode would have gone on; a terminated one is worth nothing more.
+            goes_on = ~samples["next", "terminated"]
+            target = samples["next", "reward"] + self.config.gamma * goes_on * next_value
+        values = self.critics(inputs, action)
+        loss = (values - target).square().mean(1).sum()
+        self.critic_optimiser.step(loss)
+        return {"critic_loss": float(loss.detach()), "q": float(values.detach().mean())}
+
+    def _update_policy(self, inputs: Tensor) -> dict[str, float]:
+        """Move the policy to what the critics like, and the temperature to the target entropy."""
+        alpha = self.log_alpha.detach().exp()
+        action, log_prob = self.policy.sample(inputs, self._noise(inputs))
+        loss = (alpha * log_prob - self.critics(inputs, action).amin(0)).mean()
+        self.policy_optimiser.step(loss)
+        entropy = -log_prob.detach().mean()
+        if self.config.auto_alpha:
+            excess = entropy - self.target_entropy
+            self.alpha_optimiser.step((self.log_alpha.exp() * excess).sum())
+        return {
+            "policy_loss": float(loss.detach()),
+            "entropy": float(entropy),
+            "alpha": float(alpha),
+        }
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Let the target critics follow the critics a little."""
+        targets, critics = self.target_critics.parameters(), self.critics.parameters()
+        torch._foreach_lerp_(list(targets), list(critics), self.config.tau)
+
+    def _noise(self, inputs: Tensor) -> Tensor:
+        shape = (len(inputs), math.prod(self.policy.shape))
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later process needs to go on from here: tensors and plain numbers."""
+        return {
+            "policy": weights(self.policy),
+            "critics": weights(self.critics),
+            "target_critics": weights(self.target_critics),
+            "log_alpha": self.log_alpha.detach().clone(),
+            "policy_optimiser": self.policy_optimiser.state_dict(),
+            "critic_optimiser": self.critic_optimiser.state_dict(),
+            "alpha_optimiser": self.alpha_optimiser.state_dict(),
+            "generator": self.generator.get_state(),
+            "updates": self.updates,
+            "frames_owed": self.frames_owed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name in ("policy", "critics", "target_critics"):
+            getattr(self, name).load_state_dict(state[name])
+        self.log_alpha.data.copy_(state["log_alpha"])
+        for name in ("policy_optimiser", "critic_optimiser", "alpha_optimiser"):
+            getattr(self, name).load_state_dict(state[name])
+        self.generator.set_state(state["generator"])
+        self.updates = int(state["updates"])
+        self.frames_owed = float(state["frames_owed"])
