@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: of what they count, not of what is fast."""
