@@ -1,1 +1,11 @@
-"""The learning algorithms, each in one file to be read from top to bottom."""
+"""The learning algorithms, each in one file to be read from top to bottom.
+
+An algorithm holds `policy`, the module that is sent to workers, and improves it: PPO by
+`update(batch, version)` with what a collector delivers, SAC by `update(samples)` with what a replay
+buffer draws. Both return metrics by name and have `state_dict` and `load_state_dict`.
+"""
+
+from harness.algos.ppo import PPO, PPOConfig
+from harness.algos.sac import SAC, SACConfig
+
+__all__ = ["PPO", "SAC", "PPOConfig", "SACConfig"]

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.discount import discounted
+
 
 class Steps(NamedTuple):
     """Rows of frames, and what they are thought to be worth."""
@@ -72,22 +74,6 @@ def td_errors(steps: Steps, gamma: float) -> Tensor:
     """What each step showed its value to be wrong by; nothing follows a terminated frame."""
     follows = torch.where(steps.terminated | ~steps.mask, 0, steps.next_value)
     return torch.where(steps.mask, steps.reward + gamma * follows - steps.value, 0)
-
-
-def discounted(inputs: Tensor, decay: Tensor) -> Tensor:
-    """Solve x[t] = inputs[t] + decay[t] * x[t + 1] along the last dimension.
-
-    By doubling: log2(T) passes over whole tensors in place of T small ones.
-    """
-    total = inputs.clone()
-    reach = decay.to(inputs.dtype, copy=True)
-    reach[..., -1] = 0
-    step = 1
-    while step < inputs.shape[-1]:
-        total[..., :-step] += reach[..., :-step] * total[..., step:]
-        reach[..., :-step] = reach[..., :-step] * reach[..., step:]
-        step *= 2
-    return total
 
 
 def explained_variance(targets: Tensor, value: Tensor, mask: Tensor) -> float:

@@ -1,0 +1,130 @@
+"""Evaluation: a deterministic policy in environments and with seeds of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict.nn import InteractionType, set_interaction_type
+from torch import Tensor, nn
+
+from harness.envs import EnvConfig, env_factory
+
+
+class Episode(NamedTuple):
+    """How one episode went."""
+
+    total: float
+    length: int
+
+
+class Evaluator:
+    """Plays the same episodes with every policy that it is given.
+
+    Episode i starts from seed + i each time. Nothing here moves a random stream that training
+    draws from: not Python's, not numpy's, not torch's.
+    """
+
+    def __init__(self, config: EnvConfig, *, episodes: int = 10, seed: int = 0):
+        if episodes < 1:
+            raise ValueError(f"evaluation: episodes is {episodes}, expected 1 or more")
+        self.seeds = [seed + i for i in range(episodes)]
+        self._factory = env_factory(replace(config, vectorisation="none", num_envs=1))
+        self._envs: list[gym.Env] = []
+
+    def run(self, policy: nn.Module) -> dict[str, float]:
+        """The mean and spread of the episodes' returns, and their mean length, as metrics."""
+        with untouched_random_streams():
+            while len(self._envs) < len(self.seeds):
+                env = self._factory()
+                assert isinstance(env, gym.Env)
+                self._envs.append(env)
+            episodes = play(policy, self._envs, self.seeds)
+        totals = np.array([episode.total for episode in episodes])
+        return {
+            "eval/return": float(totals.mean()),
+            "eval/return_std": float(totals.std()),
+            "eval/length": float(np.mean([episode.length for episode in episodes])),
+        }
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+        self._envs.clear()
+
+
+@torch.no_grad()
+def play(
+    policy: nn.Module,
+    envs: list[gym.Env],
+    seeds: list[int],
+    *,
+    see: Callable[[gym.Env], Any] | None = None,
+) -> list[Episode]:
+    """Play one episode in each environment, side by side; the policy acts deterministically.
+
+    see: called with each environment after its reset and after every step.
+    """
+    observations = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
+    carried = Carried(policy, len(envs))
+    episodes = [Episode(0.0, 0)] * len(envs)
+    playing = list(range(len(envs)))
+    if see is not None:
+        for env in envs:
+            see(env)
+    with set_interaction_type(InteractionType.DETERMINISTIC):
+        while playing:
+            inputs = torch.as_tensor(np.stack([observations[i] for i in playing]))
+            actions = carried.act(inputs, playing)
+            for i, action in zip(list(playing), actions, strict=True):
+                observations[i], reward, terminated, truncated, _ = envs[i].step(action)
+                episodes[i] = Episode(episodes[i].total + float(reward), episodes[i].length + 1)
+                if see is not None:
+                    see(envs[i])
+                if terminated or truncated:
+                    playing.remove(i)
+    return episodes
+
+
+class Carried:
+    """A policy called with tensors, and the state that it carries from step to step."""
+
+    def __init__(self, policy: nn.Module, num_envs: int):
+        self.policy = policy
+        parameter = next(policy.parameters(), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.out_keys = list(getattr(policy, "out_keys", ["action"]))
+        in_keys = getattr(policy, "in_keys", ["observation"])
+        self.state: dict[str, Tensor] = {}
+        if len(in_keys) > 1:
+            made = policy.initial_state(num_envs)  # type: ignore[operator]
+            self.state = {key: made[key] for key in in_keys[1:]}
+
+    def act(self, observation: Tensor, which: list[int]) -> np.ndarray:
+        """Actions for the environments in `which`, whose observations these are."""
+        states = [value[which] for value in self.state.values()]
+        result = self.policy(observation.to(self.device), *states)
+        values = result if isinstance(result, tuple) else (result,)
+        given: dict[Any, Tensor] = dict(zip(self.out_keys, values, strict=True))
+        for key, value in self.state.items():
+            value[which] = given["next", key]
+        return given["action"].cpu().numpy()
+
+
+@contextmanager
+def untouched_random_streams() -> Iterator[None]:
+    """Put the global random streams of Python, numpy and torch back to where they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
