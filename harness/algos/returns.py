@@ -45,7 +45,8 @@ def continues(done: Tensor, traj_ids: Tensor, mask: Tensor) -> Tensor:
 
 def gae(steps: Steps, *, gamma: float, lam: float) -> Returns:
     """Generalised advantage estimation; zeros where no frame is."""
-    advantages = discounted(td_errors(steps, gamma), gamma * lam * steps.continues)
+    passed_back = gamma * lam * steps.continues.to(steps.value.dtype)
+    advantages = discounted(td_errors(steps, gamma), passed_back)
     return Returns(advantages, advantages + torch.where(steps.mask, steps.value, 0))
 
 
@@ -62,7 +63,7 @@ def vtrace(
     """
     ratio = torch.where(steps.mask, log_ratio, 0).exp()
     errors = td_errors(steps, gamma)
-    passed_back = gamma * lam * steps.continues
+    passed_back = gamma * lam * steps.continues.to(steps.value.dtype)
     correction = discounted(ratio.clamp(max=rho) * errors, passed_back * ratio.clamp(max=c))
     later = torch.zeros_like(correction)
     later[:, :-1] = correction[:, 1:]
