@@ -89,10 +89,9 @@ def _check_workers(collector: CollectorConfig, num_envs: int) -> None:
 
 def _check_devices(config: Config) -> None:
     collector = config.collector
-    places = {
+    places: dict[str, str | list[str]] = {
         "device": config.device,
         "collector.devices.policy": collector.devices.policy,
-        "collector.devices.env": collector.devices.env,
         "collector.devices.storing": collector.devices.storing,
     }
     for place, named in places.items():

@@ -45,9 +45,7 @@ def compose_job(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]] | None:
     """The overrides of each job of a sweep; None if only its sweeper knows what it will try."""
-    given = parse(overrides)
-    fixed = [o.input_line for o in given if not o.is_sweep_override() and o.input_line]
-    sweeper = _compose(forced(fixed)).hydra.sweeper
+    sweeper = _compose(forced(_fixed(overrides))).hydra.sweeper
     if not str(sweeper._target_).endswith("BasicSweeper"):
         return None
     from_config = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
@@ -59,6 +57,18 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]] | None:
         for key, o in by_key.items()
     ]
     return [list(job) for job in itertools.product(*columns)]
+
+
+def sweep_dir(overrides: Sequence[str]) -> Path:
+    """Where the jobs of a sweep write."""
+    try:
+        return Path(_compose(forced(_fixed(overrides))).hydra.sweep.dir)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from None
+
+
+def _fixed(overrides: Sequence[str]) -> list[str]:
+    return [o.input_line for o in parse(overrides) if not o.is_sweep_override() and o.input_line]
 
 
 def job_name(override_dirname: str) -> str:
@@ -92,21 +102,25 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def forced(overrides: Sequence[str]) -> list[str]:
-    """The overrides, each setting its option even where a config file does not name it.
+    """The overrides of one run, each setting its option even where no config file names it.
 
     Hydra's own complaint about an unknown key knows neither our options nor their types. What is
     unknown is found afterwards, by name.
     """
-    parsed = parse(overrides)
-    for override in parsed:
+    for override in parse(overrides):
         if override.is_sweep_override():
             raise ConfigError(
                 f"{override.input_line} names several values, a sweep: start it with --multirun; "
                 f"a list is written {override.key_or_group}=[...]"
             )
+    return forced_in_sweep(overrides)
+
+
+def forced_in_sweep(overrides: Sequence[str]) -> list[str]:
+    """The same of a sweep, whose overrides may name several values."""
     return [
         f"++{override.input_line}" if _sets_an_option(override) else override.input_line or ""
-        for override in parsed
+        for override in parse(overrides)
     ]
 
 

@@ -30,6 +30,7 @@ class RunPlan:
     overrides: list[str]
     resume: bool = False
     skip_done: bool = False
+    sweep: str | None = None
 
     @property
     def yaml(self) -> str:
@@ -39,7 +40,11 @@ class RunPlan:
 
 def plan_run(overrides: Sequence[str]) -> RunPlan:
     """The plan of one run; `ConfigError` if it cannot be."""
-    options, directory = compose_job(overrides)
+    return plan_from_options(*compose_job(overrides), list(overrides))
+
+
+def plan_from_options(options: dict[str, Any], directory: Path, overrides: list[str]) -> RunPlan:
+    """The plan of one run, composed already."""
     command = {key: options.pop(key, None) for key in OF_THE_COMMAND}
     if command["resume"] is not None:
         return _plan_resumed(Path(str(command["resume"])), overrides)
@@ -47,7 +52,7 @@ def plan_run(overrides: Sequence[str]) -> RunPlan:
         config=to_config(options),
         options=options,
         directory=directory,
-        overrides=list(overrides),
+        overrides=overrides,
         skip_done=_flag("skip_done", command["skip_done"]),
     )
 

@@ -10,16 +10,13 @@ from harness.algos.sac import SACConfig
 from harness.envs import EnvConfig
 from harness.models import ModelConfig
 
-Device = str | list[str]
-
 
 @dataclass
 class DevicesConfig:
-    """Where each part of a rollout worker lives: one device, or one for each worker."""
+    """Where workers compute actions (one device, or one for each), and where batches are put."""
 
-    policy: Device = "cpu"
-    env: Device = "cpu"
-    storing: Device = "cpu"
+    policy: str | list[str] = "cpu"
+    storing: str = "cpu"
 
 
 @dataclass

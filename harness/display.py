@@ -1,0 +1,133 @@
+"""What a person sees of a run: the config, progress, and a short table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.tree import Tree
+
+from harness.metrics import PHASES
+
+
+class Display:
+    """A progress bar on a terminal; a line every few seconds where there is none."""
+
+    def __init__(self, total_frames: int, *, print_every_s: float, console: Console | None = None):
+        self.console = console or Console(highlight=False)
+        self._total = total_frames
+        self._every_s = print_every_s
+        self._printed_at = self._started_at = time.monotonic()
+        self._from_frames = 0
+        self._progress: Progress | None = None
+
+    def start(self, options: Mapping[str, Any], directory: Any, *, frames: int = 0) -> None:
+        """Show what will run."""
+        self._from_frames = frames
+        self.console.print(config_tree(options))
+        self.console.print(f"writing to {directory}", soft_wrap=True)
+        if self.console.is_terminal:
+            self._progress = Progress(
+                BarColumn(bar_width=20),
+                TextColumn("{task.completed}/{task.total} frames {task.fields[words]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._progress.add_task("", total=self._total, words="")
+            self._progress.start()
+
+    def update(self, frames: int, metrics: Mapping[str, float], *, episode_return: float) -> None:
+        """Show how far the run is; cheap enough for every batch."""
+        now = time.monotonic()
+        if self._progress is not None:
+            words = describe(metrics, episode_return)
+            self._progress.update(self._task, completed=min(frames, self._total), words=words)
+        elif now - self._printed_at >= self._every_s:
+            self._printed_at = now
+            done = frames - self._from_frames
+            left_s = (now - self._started_at) / max(done, 1) * max(self._total - frames, 0)
+            words = describe(metrics, episode_return)
+            self.console.print(
+                f"{frames}/{self._total} frames  {words}  {left_s:.0f} s left", soft_wrap=True
+            )
+
+    def stop(self) -> None:
+        """No more progress."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def finish(self, state: str, summary: Mapping[str, Any]) -> None:
+        """The table that every run ends with."""
+        self.stop()
+        self.console.print(summary_table(state, summary))
+
+
+def describe(metrics: Mapping[str, float], episode_return: float) -> str:
+    """The figures worth a glance."""
+    words = [f"return {episode_return:.4g}"]
+    known = [
+        ("collector/fps", "{:.0f} frames/s"),
+        ("policy/lag_mean", "lag {:.2g}"),
+        ("sync/publish_ms", "publish {:.2g} ms"),
+    ]
+    words += [form.format(metrics[name]) for name, form in known if name in metrics]
+    return "  ".join(words)
+
+
+def config_tree(options: Mapping[str, Any]) -> Tree:
+    """The composed config, a branch a group."""
+    tree = Tree("config")
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            branch = tree.add(f"{name}: {value['name']}" if "name" in value else name)
+            rest = {key: item for key, item in value.items() if key != "name"}
+            branch.add(", ".join(f"{key}={_short(item)}" for key, item in rest.items()))
+        else:
+            tree.add(f"{name}: {_short(value)}")
+    return tree
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        # Rich would take [..] for markup.
+        return "\\[" + ",".join(_short(item) for item in value) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
+    """Return, speed, sync latency, lag, and where the time went."""
+    table = Table(title=f"run {state}", show_header=False)
+    lags = [f"policy/lag_{name}" for name in ("mean", "p95", "max")]
+    times = [f"time/{phase}_s" for phase in PHASES]
+    rows = [
+        ("return of the last episodes", _form(summary, "{:.5g}", "episode/return")),
+        ("return in evaluation", _form(summary, "{:.5g}", "eval/return")),
+        ("frames", _form(summary, "{:.0f}", "frames")),
+        ("frames a second", _form(summary, "{:.0f}", "fps")),
+        ("publish ms, p50 / p95", _pair(summary, "sync/publish_ms")),
+        ("acknowledge ms, p50 / p95", _pair(summary, "sync/ack_ms")),
+        ("lag, mean / p95 / max", _form(summary, "{:.3g} / {:.0f} / {:.0f}", *lags)),
+        (f"{' / '.join(PHASES)} s", _form(summary, "{:.1f} / {:.1f} / {:.1f} / {:.1f}", *times)),
+    ]
+    for label, text in rows:
+        if text is not None:
+            table.add_row(label, text)
+    return table
+
+
+def _pair(summary: Mapping[str, Any], name: str) -> str | None:
+    return _form(summary, "{:.3g} / {:.3g}", f"{name}_p50", f"{name}_p95")
+
+
+def _form(summary: Mapping[str, Any], form: str, *names: str) -> str | None:
+    values = [summary.get(name) for name in names]
+    return None if any(value is None for value in values) else form.format(*values)

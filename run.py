@@ -1,0 +1,43 @@
+"""The command: compose the config, check it, run it.
+
+    python run.py --help
+
+Nothing heavy is imported here: every worker process imports this file once more.
+"""
+
+import sys
+
+USAGE_ERROR = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the command line says; the exit status."""
+    from harness.arguments import split_arguments
+
+    flags, overrides = split_arguments(arguments)
+    if flags.help:
+        from harness.help import page
+
+        print(page(flags.help_topic))
+        return 0
+
+    from harness.config import ConfigError, plan_run
+    from harness.config.sweep import run_sweep, show_config
+
+    try:
+        if flags.show_config:
+            return show_config(overrides)
+        if flags.multirun:
+            return run_sweep(overrides)
+        plan = plan_run(overrides)
+
+        from harness.execute import execute
+
+        return execute(plan).exit_status
+    except ConfigError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.algos.ppo import PPOConfig
+from harness.algos.sac import SACConfig
+from harness.config import CONF, ConfigError, compose_job, groups, plan_run
+from harness.config.schema import ALGOS, CollectorConfig, LoggerConfig, SyncConfig
+from harness.envs import EnvConfig
+from harness.models import ModelConfig
+
+SCHEMA = {
+    "collector": CollectorConfig,
+    "sync": SyncConfig,
+    "env": EnvConfig,
+    "model": ModelConfig,
+    "logger": LoggerConfig,
+}
+
+
+def error_of(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as found:
+        plan_run(overrides)
+    return str(found.value)
+
+
+def option_files() -> list[Path]:
+    return [file for file in sorted(CONF.glob("*/*.yaml")) if file.parent.name != "experiment"]
+
+
+# -- the tree
+
+
+@pytest.mark.parametrize("file", option_files(), ids=lambda f: f"{f.parent.name}={f.stem}")
+def test_an_option_file_says_what_it_is_and_names_every_option(file):
+    text = file.read_text()
+    assert text.startswith("# ")
+    options = yaml.safe_load(text)
+    schema = ALGOS[file.stem] if file.parent.name == "algo" else SCHEMA[file.parent.name]
+    assert list(options) == [field.name for field in dataclasses.fields(schema)]
+
+
+@pytest.mark.parametrize(("name", "schema"), [("ppo", PPOConfig), ("sac", SACConfig)])
+def test_an_algorithms_file_holds_the_defaults_of_its_dataclass(name, schema):
+    options, _ = compose_job([f"algo={name}"])
+    assert options["algo"] == dataclasses.asdict(schema())
+
+
+def test_the_default_run_is_sound():
+    plan = plan_run([])
+    assert isinstance(plan.config.algo, PPOConfig)
+    assert plan.config.collector.name == "multi_async"
+    assert plan.config.sync.name == "shared_mem"
+    assert plan.directory.parent.parent == Path("outputs")
+    assert plan.directory.name.endswith(f"-{plan.config.name}")
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_an_experiment_is_taken_without_a_plus_and_is_sound(experiment):
+    try:
+        plan_run([f"experiment={experiment}"])
+    except ConfigError as error:
+        if "pip install" not in str(error):
+            raise
+
+
+def test_the_command_line_wins_over_an_experiment():
+    plan = plan_run(["experiment=sac_pendulum", "total_frames=77", "algo.gamma=0.5"])
+    assert isinstance(plan.config.algo, SACConfig)
+    assert (plan.config.total_frames, plan.config.algo.gamma) == (77, 0.5)
+
+
+def test_values_may_be_written_in_the_usual_ways():
+    config = plan_run(
+        [
+            "total_frames=1e5",
+            "collector.devices.policy=[cpu,cpu]",
+            "algo.target_kl=0.02",
+            "model.hidden_sizes=[8]",
+            "env.kwargs.sutton_barto_reward=true",
+            "sync.max_lag=2",
+        ]
+    ).config
+    assert config.total_frames == 100_000
+    assert config.collector.devices.policy == ["cpu", "cpu"]
+    assert config.env.kwargs == {"sutton_barto_reward": True}
+    assert isinstance(config.algo, PPOConfig)
+    assert (config.algo.target_kl, config.algo.max_lag) == (0.02, 2)
+    assert config.model.hidden_sizes == [8]
+
+
+# -- mistakes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        # unknown names
+        (["algo.learning_rat=1"], ["algo.learning_rat=1", "algo.learning_rate?"]),
+        (["algo.lr=1"], ["algo.learning_rate?"]),
+        (["frames_per_batch=64"], ["collector.frames_per_batch?"]),
+        (["collectr=single"], ["collector?"]),
+        (["+nonsense.more=1"], ["nonsense", "no such option"]),
+        (["sync=sharedmem"], ["sync=shared_mem?", "multiprocess"]),
+        (["sync=qqq"], ["shared_mem, ", "multiprocess"][1:]),
+        (["algo.name=td3"], ["ppo", "sac"]),
+        (["env.id=CartPole-v7"], ["CartPole-v1"]),
+        (["env.wrappers=[flaten_observation]"], ["flatten_observation"]),
+        # wrong types and values
+        (["seed=abc"], ["seed=abc", "whole number"]),
+        (["seed=-1"], ["seed=-1", "0 or more"]),
+        (["total_frames=1.5"], ["1.5", "whole number"]),
+        (["algo.learning_rate=fast"], ["fast", "a number"]),
+        (["sync.blocking=yes"], ["true or false"]),
+        (["collector.exploration=rand"], ["random, mode", "random?"]),
+        (["model.hidden_sizes=64"], ["list", "whole number"]),
+        (["collector.devices=cpu"], ["group"]),
+        (["sync={a:1}"], ["sync.x="]),
+        (["sync.timeout_s=0"], ["more than 0"]),
+        # impossible combinations
+        (["sync=none"], ["multi_async", "collector=single"]),
+        (["sync=hogwild", "collector=single"], ["hogwild", "single", "sync=none"]),
+        (["collector=single", "collector.num_workers=2"], ["multi_sync"]),
+        (["collector.devices.policy=[cpu,cpu,cpu]"], ["3 devices", "2 workers"]),
+        (["collector.frames_per_batch=1001"], ["8 environments", "1000"]),
+        (
+            ["collector=multi_sync", "collector.num_workers=3", "collector.frames_per_batch=1000"],
+            ["3 workers", "1008"],
+        ),
+        (["collector.preemptive_threshold=0.5"], ["multi_sync"]),
+        (["algo=sac", "model=lstm"], ["SAC", "model=mlp"]),
+        (["collector.free_running=true"], ["algo=sac"]),
+        (["collector=single", "collector.on_worker_failure=restart"], ["no workers"]),
+        (["device=quda"], ["cuda"]),
+        (["device=cuda:99"], ["CUDA devices"]),
+        # what is no override
+        (["blub"], ["blub", "option=value"]),
+        (["=3"], ["names no option"]),
+        (["--flag"], ["--help"]),
+        (["seed=1,2"], ["--multirun"]),
+        (["name=${nowhere}"], ["nowhere"]),
+        (["resume=does/not/exist"], ["no run directory"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_line_with_the_nearest_right_thing(overrides, parts):
+    error = error_of(*overrides)
+    assert "\n" not in error
+    for part in parts:
+        assert part in error
+
+
+@pytest.mark.parametrize(("env", "extra"), [("halfcheetah", "mujoco"), ("lunarlander", "box2d")])
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(env, extra, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert f"pip install -e '.[{extra}]'" in error_of(f"env={env}")

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, lag_histogram, percentiles
+
+
+def batch(ids, rewards, done, versions=None, mask=None, envs=None):
+    ids = torch.tensor(ids)
+    rows = torch.arange(ids.shape[0]) if envs is None else torch.tensor(envs)
+    return TensorDict(
+        {
+            "policy_version": torch.zeros_like(ids) if versions is None else torch.tensor(versions),
+            "next": {
+                "reward": torch.tensor(rewards, dtype=torch.float32),
+                "done": torch.tensor(done, dtype=torch.bool),
+            },
+            "collector": {
+                "traj_ids": ids,
+                "env": rows[:, None].expand(ids.shape),
+                "mask": torch.ones_like(ids, dtype=torch.bool)
+                if mask is None
+                else torch.tensor(mask, dtype=torch.bool),
+            },
+        },
+        ids.shape,
+    )
+
+
+def test_an_episodes_return_is_summed_over_batches():
+    episodes = Episodes()
+    episodes.add(batch([[0, 0], [1, 1]], [[1, 2], [5, 5]], [[0, 0], [0, 1]]))
+    assert episodes.read() == {"episode/return": 10, "episode/length": 2, "episode/count": 1}
+    assert episodes.read() == {}
+    episodes.add(batch([[0, 3], [2, 2]], [[4, 9], [1, 1]], [[1, 0], [0, 0]]))
+    assert episodes.read() == {"episode/return": 7, "episode/length": 3, "episode/count": 2}
+    assert list(episodes.recent) == [10, 7]
+
+
+def test_several_episodes_may_end_in_one_row():
+    episodes = Episodes()
+    episodes.add(batch([[0, 1, 1, 2]], [[1, 2, 2, 3]], [[1, 0, 1, 1]]))
+    assert list(episodes.recent) == [1, 4, 3]
+
+
+def test_an_episode_left_without_an_end_does_not_count():
+    episodes = Episodes()
+    episodes.add(batch([[0, 0]], [[1, 1]], [[0, 0]]))
+    episodes.add(batch([[1, 1]], [[1, 1]], [[0, 1]]))
+    assert list(episodes.recent) == [2]
+
+
+def test_padding_counts_for_nothing():
+    episodes, lags = Episodes(), Lags()
+    padded = batch([[0, 0]], [[1, 99]], [[1, 1]], [[3, 0]], mask=[[1, 0]])
+    episodes.add(padded)
+    lags.add(padded, 3)
+    assert list(episodes.recent) == [1]
+    assert dict(lags.all) == {0: 1}
+
+
+def test_open_episodes_go_on_after_a_restart():
+    before, after = Episodes(), Episodes()
+    before.add(batch([[0, 0]], [[1, 1]], [[0, 0]], envs=[5]))
+    after.load_state_dict(before.state_dict())
+    after.add(batch([[0]], [[1]], [[1]], envs=[5]))
+    assert list(after.recent) == [3]
+
+
+def test_lag_counts_the_versions_between():
+    lags = Lags()
+    lags.add(batch([[0, 0, 0]], [[0, 0, 0]], [[0, 0, 0]], [[-1, 4, 4]]), 5)
+    metrics, histogram = lags.read()
+    assert metrics == {
+        "policy/mixed_batches": 0,
+        "policy/lag_mean": 1,
+        "policy/lag_p95": 1,
+        "policy/lag_max": 1,
+    }
+    assert histogram is not None
+    assert histogram.counts == [2]
+    lags.add(batch([[0, 0]], [[0, 0]], [[0, 0]], [[4, 5]]), 5)
+    assert lags.read()[0]["policy/mixed_batches"] == 1
+
+
+def test_lag_figures_weigh_by_count():
+    found = lag_figures({0: 90, 1: 5, 7: 5})
+    assert found == {
+        "policy/lag_mean": pytest.approx(0.4),
+        "policy/lag_p95": 1,
+        "policy/lag_max": 7,
+    }
+    assert lag_histogram({1: 2, 3: 4}).counts == [2, 0, 4]
+    assert lag_histogram({1: 2, 3: 4}).edges == [0.5, 1.5, 2.5, 3.5]
+
+
+def test_means_are_read_once():
+    means = Means()
+    means.add({"a": 1, "b": 5})
+    means.add({"a": 3})
+    assert means.read() == {"a": 2, "b": 5}
+    assert means.read() == {}
+
+
+def test_the_clock_keeps_totals_and_what_is_new():
+    clock = Clock()
+    with clock.phase("train"):
+        pass
+    fresh, elapsed_s = clock.read()
+    assert 0 < fresh["time/train_s"] <= elapsed_s
+    assert clock.read()[0]["time/train_s"] == 0
+    assert clock.total["train"] == fresh["time/train_s"]
+
+
+def test_percentiles_are_of_the_values_themselves():
+    assert percentiles([], "x") == {}
+    assert percentiles([3.0, 1.0, 2.0], "x") == {"x_p50": 2, "x_p95": 3, "x_p99": 3}

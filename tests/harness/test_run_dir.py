@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from harness.files import plain, read_json, write_atomic
+from harness.provenance import manifest
+from harness.run_dir import RunDir, RunDirInUse
+
+
+def opened(path):
+    return RunDir.open(path, config="seed: 1\n", manifest={"started": "now", "ended": None})
+
+
+def test_a_new_run_has_its_files_and_is_running(tmp_path):
+    run_dir = opened(tmp_path / "run")
+    assert sorted(file.name for file in run_dir.path.iterdir()) == [
+        "checkpoints",
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "status.json",
+    ]
+    assert run_dir.read_status()["state"] == "running"
+
+
+def test_an_ended_run_says_how(tmp_path):
+    run_dir = opened(tmp_path / "run")
+    try:
+        raise ValueError("too many frames")
+    except ValueError as error:
+        run_dir.end("failed", summary={"frames": 5}, error=error)
+    status = run_dir.read_status()
+    assert (status["state"], status["error"]) == ("failed", "ValueError: too many frames")
+    assert "test_run_dir.py" in status["traceback"]
+    assert read_json(run_dir.summary) == {"frames": 5}
+    assert read_json(run_dir.manifest)["ended"] is not None
+
+
+def test_an_ended_run_in_the_way_is_moved_aside(tmp_path):
+    for number in range(3):
+        opened(tmp_path / "run").end("done", summary={"number": number}, error=None)
+    kept = sorted((tmp_path / ".earlier").iterdir())
+    assert [read_json(folder / "summary.json")["number"] for folder in kept] == [0, 1]
+
+
+def test_a_living_run_in_the_way_is_left_alone(tmp_path):
+    with living_run(tmp_path / "run"):
+        assert opened(tmp_path / "run").path.name == "run-2"
+        with pytest.raises(RunDirInUse, match="still alive"):
+            RunDir.reopen(tmp_path / "run", config="")
+    assert RunDir.reopen(tmp_path / "run", config="").read_status()["state"] == "running"
+
+
+class living_run:
+    """A process whose run directory this is."""
+
+    def __init__(self, path):
+        self.run_dir = opened(path)
+
+    def __enter__(self):
+        self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        status = self.run_dir.read_status() | {"pid": self.process.pid}
+        write_atomic(self.run_dir.status, json.dumps(status))
+
+    def __exit__(self, *exception):
+        self.process.communicate(b"\n", timeout=20)
+
+
+def test_only_a_finished_run_of_the_same_config_counts_as_done(tmp_path):
+    run_dir = opened(tmp_path / "run")
+    assert not run_dir.is_done_with("seed: 1\n")
+    run_dir.end("done", summary={}, error=None)
+    assert run_dir.is_done_with("seed: 1\n")
+    assert not run_dir.is_done_with("seed: 2\n")
+
+
+def test_going_on_takes_back_the_records_after_the_checkpoint(tmp_path):
+    run_dir = opened(tmp_path / "run")
+    records = [{"step": step} for step in (10, 20, 30)]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    run_dir.metrics.write_text(text + '{"step": 4')
+    assert run_dir.cut_metrics(20) == 2
+    assert run_dir.metrics.read_text() == '{"step": 10}\n{"step": 20}\n'
+
+
+def test_what_is_logged_and_warned_of_is_in_the_log(tmp_path):
+    run_dir = opened(tmp_path / "run")
+    with run_dir.logging():
+        logging.getLogger("somewhere").info("a fact")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("a doubt", stacklevel=1)
+    logging.getLogger("somewhere").error("too late")
+    text = run_dir.log.read_text()
+    assert "a fact" in text
+    assert "a doubt" in text
+    assert "too late" not in text
+
+
+def test_the_manifest_says_where_the_run_came_from():
+    found = manifest(seed=3, overrides=["seed=3"])
+    assert found["seed"] == 3
+    assert found["packages"]["torch"]
+    assert found["hardware"]["cores"] >= 1
+    assert found["git"] is None or len(found["git"]["sha"]) == 40
+    json.dumps(found)
+
+
+def test_json_knows_what_python_knows():
+    assert plain({"a": float("nan"), "b": float("inf"), 1: (2,)}) == {
+        "a": None,
+        "b": "inf",
+        "1": [2],
+    }
