@@ -39,7 +39,7 @@ class SharedMemTransport(Transport):
     def _forget(self) -> None:
         super()._forget()
         self._pin = 0
-        self._seen = 0
+        self._seen = self._word = 0
         self._events = 0
         self._errors = 0
         self._greetings = 0
@@ -107,7 +107,7 @@ class SharedMemTransport(Transport):
 
     def greet(self) -> None:
         self._sender = Watch(self.board.sender_pid)
-        self._seen = 0
+        self._seen = self._word = 0
         self.row.greet()
 
     def has_news(self) -> bool:
@@ -119,8 +119,8 @@ class SharedMemTransport(Transport):
             return None
         pinned = row.pin(self._pin)
         assert pinned is not None
-        self._seen, retries = pinned
-        word = Word.unpack(self._seen)
+        self._word, retries = pinned
+        word = Word.unpack(self._word)
         snapshot = self.slots[word.slot]
         assert self._is_whole(snapshot, word.version), "a pinned slot was written"
         return snapshot, retries
@@ -135,8 +135,10 @@ class SharedMemTransport(Transport):
 
     def applied(self, event: Event) -> None:
         self.row.done(event)
+        self._seen = self._word  # not before: what an interrupt cuts short is done again
 
     def refused(self, version: int, text: str) -> None:
+        self._seen = self._word
         self.row.unpin(self._pin)
         self.row.fail(version, text)
 
