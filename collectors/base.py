@@ -1,0 +1,479 @@
+"""What all collectors share: iteration, counting, weights, running free, control."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import math
+import sys
+import threading
+import time
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from collectors.batches import frames_of
+from collectors.options import Options, check_factory, count_workers
+from collectors.seeds import fresh_seed
+from collectors.trajectories import Whole, split
+from collectors.versions import PolicyVersion
+from collectors.weights import Publisher, find_model
+from sync import WeightSyncScheme
+
+
+class BaseCollector(ABC):
+    """Steps environments with a policy, and hands over batches of frames.
+
+    create_env_fn: makes a gymnasium environment or vector of them; or a list, one for each worker.
+    policy: a module, a TensorDictModule, a function, or None for random actions. It is the source
+        of the weights that `update_policy_weights_` publishes; workers have copies.
+
+    The other arguments are in `options.py`, each with a word about it.
+    """
+
+    kind = "Collector"
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
+        self._shut = True  # until there is something to shut down
+        self.options = Options.of(self.kind, options)
+        check_factory(create_env_fn)
+        self.num_workers = count_workers(create_env_fn, self.options.num_workers)
+        if policy is not None and not callable(policy):
+            raise TypeError(f"policy must be callable, got {type(policy).__name__}")
+        self.create_env_fn = create_env_fn
+        self.policy = policy
+        self.seed = fresh_seed()
+        self.worker_idx = self.options.worker_idx
+        self.tracked = PolicyVersion.of(self.options.track_policy_version)
+        self.frames = 0  # delivered, also before a resumed run
+        self._frames_before = 0
+        self._turn = Turn()
+        self._whole = Whole()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._threads_before: int | None = None
+        self._receivers: dict[str, WeightSyncScheme] = {}
+        self._wait_s = 0.0
+        self._began = time.monotonic()
+        self._shut = False
+        _OPEN.add(self)
+        try:
+            self.publisher = self._make_publisher()
+            self._open()
+            if self.options.weight_recv_schemes:
+                self.register_scheme_receiver(self.options.weight_recv_schemes)
+        except BaseException:
+            self.shutdown(timeout=1.0, raise_on_error=False)
+            raise
+        if self.options.num_threads is not None:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(self.options.num_threads)
+        self._warn_of_overshoot()
+
+    # -- what a kind of collector defines
+
+    @abstractmethod
+    def _make_publisher(self) -> Publisher:
+        """The sending side of the weights."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Start everything."""
+
+    @abstractmethod
+    def _gather(self) -> TensorDict:
+        """The next batch, from workers or from here."""
+
+    @abstractmethod
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        """Have every worker do something between two steps; their results, in worker order."""
+
+    @abstractmethod
+    def _worker_states(self) -> list[dict[str, Any]]:
+        """Where each worker is."""
+
+    @abstractmethod
+    def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
+        """Bring each worker there; whether that worked to the bit."""
+
+    @abstractmethod
+    def _trajectory_counts(self) -> list[int]:
+        """How many trajectories of each worker were numbered."""
+
+    @abstractmethod
+    def _counters(self) -> dict[str, Any]:
+        """How many frames were collected, delivered, dropped, and are in flight."""
+
+    @abstractmethod
+    def _close(self, timeout: float, close_env: bool) -> None:
+        """End everything."""
+
+    @property
+    @abstractmethod
+    def frames_per_batch(self) -> int:
+        """The frames of one batch, if none are masked."""
+
+    # -- iteration
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        while not self._is_done():
+            yield self.next()
+
+    def __len__(self) -> int:
+        """How many batches there will be in all."""
+        if self.options.total_frames < 0:
+            raise TypeError("a collector without total_frames has no length: it goes on for ever")
+        return math.ceil(self.options.total_frames / self.frames_per_batch)
+
+    def _is_done(self) -> bool:
+        return 0 <= self.options.total_frames <= self.frames
+
+    def next(self) -> Any:
+        """The next batch. With a `replay_buffer` it goes there, and None is returned."""
+        if self._thread is not None:
+            raise RuntimeError("the collector runs free: batches go to its replay buffer")
+        batch = self._next()
+        if self.options.replay_buffer is None:
+            return batch
+        self._store(batch)
+        return None
+
+    def _next(self) -> Any:
+        self._raise_error()
+        self.receive_weights()
+        wanted = self.options.trajs_per_batch
+        while True:
+            began = time.monotonic()
+            with self._turn:
+                batch = self._gather()
+            self._wait_s += time.monotonic() - began
+            self.frames += frames_of(batch)
+            if wanted is None:
+                break
+            self._whole.add(batch)
+            if (whole := self._whole.take(wanted)) is not None:
+                batch = whole
+                break
+        if self.options.update_at_each_batch:
+            self.update_policy_weights_()
+        return self._finish(batch)
+
+    def _finish(self, batch: TensorDict) -> Any:
+        options = self.options
+        if self.tracked is not None and self.tracked.version_type != "int":
+            batch["policy_version"] = self.tracked.stamp(batch["policy_version"])
+        if options.split_trajs:
+            batch = split(batch)
+        device = options.storing()
+        if device is not None and device.type != "cpu":
+            batch = batch.to(device, non_blocking=True)
+            if device.type == "cuda" and not options.no_cuda_sync:
+                torch.cuda.current_stream(device).synchronize()
+        return batch if options.postproc is None else options.postproc(batch)
+
+    def _store(self, batch: Any) -> None:
+        buffer = self.options.replay_buffer
+        if self.options.extend_buffer or not isinstance(batch, TensorDictBase):
+            buffer.extend(batch)
+            return
+        for t in range(batch.batch_size[-1]):
+            buffer.extend(batch[:, t])
+
+    # -- weights
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+        model_id: str | None = None,
+    ) -> None:
+        """Publish weights as the next version: the policy's own, or those that are given.
+
+        weights_dict: weights by model, where several are sent. worker_ids: publish to these only.
+        """
+        given = [one for one in (policy_or_weights, weights, policy) if one is not None]
+        if len(given) > 1:
+            raise ValueError("give the weights once: in first place, as weights= or as policy=")
+        self._raise_error()
+        by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
+        self._publish(by_model, worker_ids)
+        if self.tracked is not None:
+            self.tracked.number = self.publisher.version
+
+    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        self.publisher.publish(by_model, worker_ids)
+
+    @property
+    def policy_version(self) -> int | str:
+        """The version last published."""
+        return self.get_policy_version()
+
+    def get_policy_version(self) -> int | str:
+        """The version last published, in the form that `track_policy_version` says."""
+        number = self.publisher.version
+        if self.tracked is None or self.tracked.version_type == "int":
+            return number
+        return str(self.tracked.uuid(number))
+
+    def increment_version(self) -> None:
+        """Publish the weights as they are under the next version."""
+        self.update_policy_weights_()
+
+    def get_model(self, model_id: str = "policy") -> Any:
+        """The model whose weights are published under this name."""
+        return find_model(self.publisher.policy, model_id)
+
+    def get_cached_weights(self, model_id: str = "policy") -> Any:
+        """The weights that `update_policy_weights_()` would publish now, in the scheme's form."""
+        scheme = self.publisher.schemes.get(model_id)
+        return None if scheme is None else scheme.weights
+
+    def register_scheme_receiver(self, schemes: Mapping[str, WeightSyncScheme]) -> None:
+        """Take weights from above: they are passed on to this collector's own workers.
+
+        The schemes were initialised by another process, which is their sender.
+        """
+        for model_id, scheme in schemes.items():
+            scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self.worker_idx)
+            scheme.connect(background=False)
+            self._receivers[model_id] = scheme
+
+    def receive_weights(self, timeout: float | None = None) -> bool:
+        """Take what came from above, if anything did; whether something had."""
+        received = [scheme.receive(timeout) for scheme in self._receivers.values()]
+        return any(weights is not None for weights in received)
+
+    # -- running free
+
+    def start(self) -> None:
+        """Collect in the background into the replay buffer, until `shutdown` or `total_frames`."""
+        if self.options.replay_buffer is None:
+            raise RuntimeError("start() collects into a replay buffer: give replay_buffer=...")
+        if self._thread is not None:
+            raise RuntimeError("the collector is running already")
+        if self._shut:
+            raise RuntimeError("the collector was shut down")
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run_free, name="lockstep-collect", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether frames are collected in the background."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run_free(self) -> None:
+        try:
+            while not self._stopping and not self._is_done():
+                self._store(self._next())
+        except BaseException as error:  # noqa: BLE001 - raised by whatever the user calls next
+            if not self._stopping:
+                self._error = error
+                if hasattr(self.options.replay_buffer, "fail"):
+                    self.options.replay_buffer.fail(error)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """`with collector.pause():` no environment is stepped."""
+        with self._turn:
+            self._hold(True)
+            try:
+                yield
+            finally:
+                self._hold(False)
+
+    def _hold(self, still: bool) -> None:
+        """Have those stop, or go on, who collect on their own."""
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._shut:
+            raise RuntimeError("the collector was shut down")
+
+    # -- control
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
+        counters = self._counters()
+        return {
+            **counters,
+            "batches": self.frames // max(1, self.frames_per_batch),
+            "policy_version": self.publisher.version,
+            "wait_s": self._wait_s,
+            "seed": self.seed,
+            "sync": self.publisher.stats(),
+        }
+
+    def getattr_env(self, name: str) -> list[Any]:
+        """An attribute of the environments, for each worker."""
+        return self._call("getattr_env", name)
+
+    def getattr_policy(self, name: str) -> Any:
+        """An attribute of the policy, by its path."""
+        found = self.publisher.policy
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def getattr_rb(self, name: str) -> Any:
+        """An attribute of the replay buffer."""
+        if self.options.replay_buffer is None:
+            raise AttributeError(f"no attribute {name!r}: this collector has no replay buffer")
+        return getattr(self.options.replay_buffer, name)
+
+    # -- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a collector made alike needs to go on from here: tensors and numbers.
+
+        Weights are not in it, but their version is.
+        """
+        self._raise_error()
+        with self._turn:
+            states = self._worker_states()
+            counts = self._trajectory_counts()
+            for state, count in zip(states, counts, strict=True):
+                state["trajectories"] = count
+            return {
+                "kind": self.kind,
+                "num_workers": self.num_workers,
+                "seed": self.seed,
+                "frames": self.frames,
+                "policy_version": self.publisher.version,
+                "workers": states,
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Go on from there; publish the weights first. False if some episodes had to start anew.
+
+        Environments are brought back by repeating their episodes, where they allow that.
+        """
+        self._raise_error()
+        for name, mine in (("kind", self.kind), ("num_workers", self.num_workers)):
+            if state[name] != mine:
+                raise ValueError(
+                    f"the saved collector has {name}={state[name]!r}, this one {mine!r}"
+                )
+        with self._turn:
+            self.seed = int(state["seed"])
+            self.frames = self._frames_before = int(state["frames"])
+            self.publisher.base += int(state["policy_version"]) - self.publisher.version
+            exact = self._load_worker_states(list(state["workers"]))
+        return all(exact)
+
+    # -- ending
+
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """End everything, within `timeout` seconds; a second call does nothing."""
+        if self._shut:
+            return
+        self._shut = self._stopping = True
+        seconds = 5.0 if timeout is None else timeout
+        self._close(seconds, close_env)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+        for scheme in self._receivers.values():
+            scheme.shutdown()
+        if hasattr(self, "publisher"):
+            self.publisher.shutdown()
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+        if self._error is not None and raise_on_error:
+            raise self._error
+
+    def async_shutdown(self, timeout: float | None = None) -> None:
+        """End a collector that runs free; what it raised meanwhile is raised now."""
+        self.shutdown(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        self.shutdown(raise_on_error=kind is None)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and getattr(self, "_shut", True) is False:
+            self.shutdown(timeout=1.0, raise_on_error=False)
+
+    def _warn_of_overshoot(self) -> None:
+        total, each = self.options.total_frames, self.frames_per_batch
+        if total > 0 and total % each:
+            more = math.ceil(total / each) * each
+            warnings.warn(
+                f"total_frames={total} is no multiple of the {each} frames of a batch: "
+                f"{more} will be collected",
+                stacklevel=3,
+            )
+
+
+class Turn:
+    """A lock whose waiters are served in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._next = self._served = 0
+        self._owner: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            if self._owner == me:
+                self._depth += 1
+                return
+            mine, self._next = self._next, self._next + 1
+            while self._served != mine:
+                self._changed.wait()
+            self._owner, self._depth = me, 1
+
+    @property
+    def held(self) -> bool:
+        """Whether it is this thread's turn."""
+        return self._owner == threading.get_ident()
+
+    def __exit__(self, *exception: object) -> None:
+        with self._changed:
+            self._depth -= 1
+            if self._depth == 0:
+                self._owner = None
+                self._served += 1
+                self._changed.notify_all()
+
+
+def _signature() -> inspect.Signature:
+    """The constructor's, with every option, for help() and editors."""
+    given = list(inspect.signature(BaseCollector.__init__).parameters.values())[:3]
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+        )
+        for name, field in Options.__dataclass_fields__.items()
+    ]
+    return inspect.Signature([*given, *options])
+
+
+_init: Callable[..., None] = BaseCollector.__init__
+_init.__signature__ = _signature()  # type: ignore[attr-defined]
+
+_OPEN: weakref.WeakSet[BaseCollector] = weakref.WeakSet()
+
+
+@atexit.register
+def _shut_down_the_rest() -> None:
+    """Before multiprocessing waits for workers that wait for orders."""
+    for collector in list(_OPEN):
+        collector.shutdown(timeout=1.0, raise_on_error=False)

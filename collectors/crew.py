@@ -1,0 +1,430 @@
+"""The trainer's side of its workers: starting, listening, calling, watching, replacing them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from collectors.batches import Trajectories
+from collectors.frames import FrameLayout, Frames
+from collectors.line import Line, LineClosed
+from collectors.weights import Publisher
+from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STEPS, VERSION, Words
+from collectors.worker import Job, Setup, main
+from sync import NoWeightSyncScheme
+from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
+from sync.memory import AnonymousMemory, Watch, wait_for
+
+KILL_AFTER_S = 5.0
+_SLICE_S = 1.0  # how often somebody who waits looks whether a worker hangs
+
+
+class Full(NamedTuple):
+    """A block that a worker has filled."""
+
+    frames: Frames
+    block: int
+    serial: int
+    steps: int
+    frame_count: int
+    life: int
+
+
+@dataclass
+class Member:
+    """One worker, and what is known of it. A replacement takes over the same member."""
+
+    worker: int
+    trajectories: Trajectories
+    life: int = 0
+    process: Any = None
+    line: Line | None = None
+    words: Words = field(default_factory=Words)
+    watch: Watch | None = None
+    job: AnonymousMemory | None = None
+    num_envs: int = 0
+    environment: str = ""
+    seed: int = 0
+    blocks: list[Frames] = field(default_factory=list)
+    full: deque[Full] = field(default_factory=deque)
+    results: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    failure: WorkerError | None = None
+    greeted: bool = False
+    ordered: int = 0  # blocks that it has been told to fill, and has not
+    before: int = 0  # frames that earlier lives made
+    handed: int = 0  # frames of this life that were taken from its blocks
+    delivered: int = 0
+    dropped: int = 0
+    restarts: int = 0
+    seen: tuple[int, int, int] = (-1, -1, -1)
+    seen_at: float = 0.0
+
+    def __str__(self) -> str:
+        known = [self.environment] if self.environment else []
+        return f"worker {self.worker} ({', '.join([*known, f'seed {self.seed}'])})"
+
+    @property
+    def collected(self) -> int:
+        return self.before + self.words.words[FRAMES]
+
+
+class Crew:
+    """All workers of one collector. Its methods may be called from several threads."""
+
+    def __init__(
+        self,
+        jobs: list[Job],
+        publisher: Publisher,
+        *,
+        ctx: Any,
+        timeout: float,
+        start_timeout: float,
+        devices: list[Any],
+    ):
+        self.members = [
+            Member(i, Trajectories(i, len(jobs)), seed=job.seeds.seed) for i, job in enumerate(jobs)
+        ]
+        self.publisher = publisher
+        self.jobs = jobs
+        self.arrived: deque[Member] = deque()  # one entry for each full block, in their order
+        self._ctx = ctx
+        self._timeout = timeout
+        self._start_timeout = start_timeout
+        self._devices = devices
+        self._news = threading.Condition(threading.RLock())
+        self._listening = False
+        self._numbers = 0
+        self._closed = False
+
+    # -- starting
+
+    def start(self) -> None:
+        """Start all workers and wait until each has its environments and version 0."""
+        try:
+            memory: AnonymousMemory | None = None
+            for member, job in zip(self.members, self.jobs, strict=True):
+                memory = job.pack()
+                self._launch(member, memory)
+            self._await_greetings(self.members)
+            self._hand_over(None)
+        except BaseException:
+            self.close(timeout=1.0)
+            raise
+
+    def _launch(self, member: Member, job: AnonymousMemory) -> None:
+        near, far = Line.pair()
+        member.line, member.words, member.job = near, Words(), job
+        member.greeted, member.failure, member.ordered = False, None, 0
+        member.blocks = []
+        setup = Setup(
+            worker_idx=member.worker,
+            trainer_pid=os.getpid(),
+            line=far,
+            words=member.words,
+            job=job,
+            schemes=self.publisher.schemes,
+            version_base=self.publisher.base,
+        )
+        name = f"lockstep-worker-{member.worker}"
+        member.process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
+        with _interrupts_held():
+            member.process.start()
+        far.close()
+        member.watch = Watch(member.process.pid)
+        member.seen_at = time.monotonic()
+
+    def _await_greetings(self, members: list[Member]) -> None:
+        def done() -> bool:
+            return all(m.greeted or m.failure is not None for m in members)
+
+        self.wait(done, self._start_timeout, watch_hanging=False)
+        failures = {m.worker: m.failure for m in members if m.failure is not None}
+        if failures:
+            raise combine(failures)
+        if late := [m for m in members if not m.greeted]:
+            raise WorkerTimeout(
+                late[0].worker,
+                f"{late[0]} was not ready within start_timeout={self._start_timeout:g} s",
+            )
+        for member in members:
+            for scheme in self.publisher.schemes.values():
+                if not isinstance(scheme, NoWeightSyncScheme):
+                    scheme.describe_worker(member.worker, member.environment)
+
+    def _hand_over(self, worker: int | None) -> None:
+        """Meet the workers' receivers; what went wrong there says the worker's own error first."""
+        try:
+            for scheme in self.publisher.schemes.values():
+                if worker is None:
+                    scheme.connect()
+                else:
+                    scheme.connect(worker_idx=worker)
+        except WorkerError:
+            self.listen(0.2)
+            self.raise_failures()
+            raise
+
+    def replace(self, member: Member) -> None:
+        """Put a fresh worker in the place of a failed one."""
+        self._end(member, timeout=0.0)
+        self._settle_accounts(member)
+        member.life += 1
+        member.restarts += 1
+        job = self.jobs[member.worker]
+        job.seeds = type(job.seeds)(job.seeds.seed, job.seeds.worker, member.life, job.seeds.static)
+        member.trajectories.restart()
+        self._launch(member, job.pack())
+        self._await_greetings([member])
+        self._hand_over(member.worker)
+
+    def _settle_accounts(self, member: Member) -> None:
+        """What a dead worker made and did not hand over is dropped."""
+        made = member.words.words[FRAMES]
+        waiting = sum(full.frame_count for full in member.full if full.life == member.life)
+        member.dropped += made - waiting - member.handed
+        member.before += made
+        member.handed = 0
+
+    # -- listening
+
+    def wait(
+        self, done: Callable[[], bool], timeout: float | None, *, watch_hanging: bool = True
+    ) -> bool:
+        """Listen until `done()`, or for `timeout` seconds; whether it is done.
+
+        One thread listens at a time, for all that wait.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._news:
+            while not done():
+                remaining = _SLICE_S if deadline is None else deadline - time.monotonic()
+                if remaining <= 0 or self._closed:
+                    return False
+                self.listen(min(remaining, _SLICE_S))
+                if watch_hanging:
+                    self._look_for_hanging()
+            return True
+
+    def listen(self, timeout: float) -> None:
+        """Take in what workers say, waiting up to `timeout` for something."""
+        with self._news:
+            if self._listening:
+                self._news.wait(timeout)
+                return
+            self._listening = True
+            fds = [fd for member in self.members for fd in self._fds(member)]
+            self._news.release()
+            try:
+                wait_for(fds, timeout)
+            finally:
+                self._news.acquire()
+                self._listening = False
+            for member in self.members:
+                self._take_in(member)
+            self._news.notify_all()
+
+    def _fds(self, member: Member) -> Iterator[int]:
+        if member.line is not None and not member.line.ended:
+            yield member.line.fileno()
+        if member.watch is not None:
+            yield from member.watch.fds()
+
+    def _take_in(self, member: Member) -> None:
+        if member.watch is None or member.line is None:
+            return
+        gone = member.watch.look()  # before what it said last is read
+        for message, fds in member.line.receive():
+            self._book(member, message, fds)
+        if gone and member.failure is None:
+            member.failure = WorkerDied(member.worker, self._obituary(member))
+
+    def _book(self, member: Member, message: tuple[Any, ...], fds: list[int]) -> None:
+        kind, *rest = message
+        if kind == "batch":
+            block, serial, steps, count = rest
+            member.ordered -= 1
+            member.full.append(Full(member.blocks[block], block, serial, steps, count, member.life))
+            self.arrived.append(member)
+        elif kind == "result":
+            number, good, value = rest
+            member.results[number] = (good, value)
+        elif kind == "hello":
+            (hello,) = rest
+            member.num_envs, member.environment = hello["num_envs"], hello["environment"]
+            member.greeted = True
+        elif kind == "blocks":
+            layout, count, nbytes = rest
+            member.blocks = _map_blocks(layout, count, nbytes, fds[0])
+        elif kind == "error":
+            name, text = rest
+            member.failure = WorkerRaised(
+                member.worker,
+                f"{member} raised {name} while {member.words.stage}:\n{text.rstrip()}",
+            )
+
+    def _obituary(self, member: Member) -> str:
+        member.process.join(1.0)
+        code = member.process.exitcode
+        how = f"with exit code {code}"
+        if code is not None and code < 0:
+            how = f"by {signal.Signals(-code).name}"
+        where = member.words.stage
+        return f"{member} died {how} (pid {member.process.pid}) while {where}"
+
+    def _look_for_hanging(self) -> None:
+        """A worker that owes something and does not move is a failure."""
+        now = time.monotonic()
+        for member in self.members:
+            words = member.words.words
+            seen = (words[FRAMES], words[STEPS], words[STAGE])
+            if seen != member.seen or words[STAGE] == IDLE or member.failure is not None:
+                member.seen, member.seen_at = seen, now
+            elif now - member.seen_at > self._timeout and member.greeted:
+                member.failure = WorkerTimeout(
+                    member.worker,
+                    f"{member} hangs: it has been {member.words.stage} for "
+                    f"more than timeout={self._timeout:g} s (pid {member.process.pid})",
+                )
+
+    def account(self, member: Member) -> dict[str, Any]:
+        """The frames of one worker: where each of them is."""
+        with self._news:
+            self.listen(0)
+            made = member.words.words[FRAMES]
+            waiting = sum(full.frame_count for full in member.full if full.life != member.life)
+            blocks = range(len(member.blocks) or self.jobs[member.worker].num_blocks)
+            return {
+                "worker": member.worker,
+                "environment": member.environment,
+                "pid": None if member.process is None else member.process.pid,
+                "stage": member.words.stage,
+                "collected": member.before + made,
+                "delivered": member.delivered,
+                "dropped": member.dropped,
+                "in_flight": waiting + sum(member.words.frames_in(b, made) for b in blocks),
+                "restarts": member.restarts,
+                "version": member.words.words[VERSION],
+            }
+
+    def failed(self) -> list[Member]:
+        return [member for member in self.members if member.failure is not None]
+
+    def raise_failures(self) -> None:
+        """Raise what went wrong, if anything did."""
+        failures = {m.worker: m.failure for m in self.failed() if m.failure is not None}
+        if failures:
+            raise combine(failures)
+
+    # -- telling and asking
+
+    def tell(self, member: Member, *message: Any) -> None:
+        """Send a message; one that cannot be sent is found out by whoever waits for its effect."""
+        assert member.line is not None
+        with self._news:
+            try:
+                member.line.send(message, timeout=self._timeout)
+            except LineClosed:
+                return
+            member.words.words[MESSAGES] += 1
+
+    def order(self, member: Member, block: int, serial: int) -> None:
+        """Have a block filled with weights no older than those published by now."""
+        member.ordered += 1
+        self.tell(member, "collect", block, serial, dict(self.publisher.promised[member.worker]))
+
+    def call(
+        self,
+        method: str,
+        *args: Any,
+        members: Iterable[Member] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Have workers do something between two steps; their results."""
+        with self._news:
+            asked = []
+            for member in self.members if members is None else members:
+                self._numbers += 1
+                asked.append((member, self._numbers))
+                given = args[0](member) if len(args) == 1 and callable(args[0]) else args
+                self.tell(member, "call", self._numbers, method, given)
+
+            def done() -> bool:
+                return all(n in m.results or m.failure is not None for m, n in asked)
+
+            self.wait(done, timeout or self._timeout)
+            results = []
+            for member, number in asked:
+                if number not in member.results:
+                    raise member.failure or WorkerTimeout(
+                        member.worker,
+                        f"{member} did not answer {method!r} within {timeout or self._timeout:g} s",
+                    )
+                good, value = member.results.pop(number)
+                if not good:
+                    what, text = value
+                    raise WorkerRaised(
+                        member.worker, f"{member}, asked to {method}: {what}\n{text}"
+                    )
+                results.append(value)
+            return results
+
+    # -- ending
+
+    def close(self, timeout: float = KILL_AFTER_S, *, close_env: bool = True) -> None:
+        """End all workers: first by asking, then by force. Bounded; harmless a second time."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+            for member in self.members:
+                if member.line is not None and member.process is not None:
+                    with contextlib.suppress(TimeoutError, OSError, ValueError):
+                        member.line.send(("stop", close_env), timeout=0.1)
+                        member.words.words[MESSAGES] += 1
+        deadline = time.monotonic() + timeout
+        for member in self.members:
+            self._end(member, max(0.0, deadline - time.monotonic()))
+
+    def _end(self, member: Member, timeout: float) -> None:
+        process = member.process
+        if process is None:
+            return
+        if timeout > 0:
+            process.join(timeout)
+        if process.is_alive():
+            process.kill()
+        process.join(KILL_AFTER_S)
+        if member.line is not None:
+            for message, fds in member.line.receive():  # what it still managed to say
+                self._book(member, message, fds)
+            member.line.close()
+        member.process = member.line = member.watch = None
+        with contextlib.suppress(ValueError):
+            process.close()
+
+
+def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fd: int) -> list[Frames]:
+    try:
+        whole = torch.frombuffer(mmap.mmap(fd, nbytes * count), dtype=torch.uint8)
+    finally:
+        os.close(fd)
+    return [Frames(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Have a process that starts now block SIGINT until it has decided what that means."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)

@@ -1,0 +1,408 @@
+"""The collectors of several worker processes: all together (sync), or each on its own (async)."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from collectors.base import BaseCollector
+from collectors.batches import Part, assemble
+from collectors.crew import Crew, Full, Member
+from collectors.options import ASYNC, SYNC, Steps, per_worker, share_frames
+from collectors.seeds import Seeds, check_seed, next_seed
+from collectors.weights import Publisher
+from collectors.words import CUT
+from collectors.worker import Job
+from sync.errors import WorkerError
+
+PRELOAD = ["collectors.worker", "gymnasium.envs.classic_control"]
+
+
+class _Workers(BaseCollector):
+    """What both kinds share: the crew, and what becomes of its failures."""
+
+    shares_batch = True  # whether frames_per_batch is all workers' together
+    crew: Crew | None = None
+
+    def _make_publisher(self) -> Publisher:
+        self._ctx = _context(self.options.start_method)
+        options = self.options
+        self._factories = per_worker(options.policy_factory, self.num_workers, "policy_factory")
+        source = self.policy
+        if source is None and self._factories[0] is not None:
+            source = self._factories[0]()
+        return Publisher(
+            source,
+            options.weight_sync_schemes,
+            devices=options.devices(self.num_workers),
+            updater=options.weight_updater,
+            ctx=self._ctx,
+        )
+
+    def _open(self) -> None:
+        options = self.options
+        self._serial = 0
+        self._frames_of = share_frames(
+            options.frames_per_batch, self.num_workers, each=not self.shares_batch
+        )
+        self.preempted = 0
+        self.crew = Crew(
+            self._jobs(),
+            self.publisher,
+            ctx=self._ctx,
+            timeout=options.timeout,
+            start_timeout=options.start_timeout,
+            devices=options.devices(self.num_workers),
+        )
+        self.crew.start()
+        self._first_env = np.concatenate([[0], np.cumsum([m.num_envs for m in self.crew.members])])
+        if options.weight_updater is not None:
+            options.weight_updater.register_collector(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Give the workers their first orders."""
+
+    def _jobs(self) -> list[Job]:
+        options, n = self.options, self.num_workers
+        factories = per_worker(self.create_env_fn, n, "create_env_fn")
+        kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
+        devices = options.devices(n)
+        shared = {
+            name: getattr(options, name)
+            for name in (
+                "max_frames_per_traj",
+                "reset_when_done",
+                "reset_at_each_iter",
+                "trust_policy",
+                "compile_policy",
+                "cudagraph_policy",
+                "exploration_type",
+                "apply_at",
+                "set_truncated",
+                "timeout",
+            )
+        }
+        return [
+            Job(
+                create_env_fn=factories[i],
+                create_env_kwargs=dict(kwargs[i] or {}),
+                policy=None if self._factories[i] is not None else self.policy,
+                policy_factory=self._factories[i],
+                seeds=Seeds(self.seed, i),
+                num_steps=Steps(self._frames_of[i]),
+                num_blocks=self._num_blocks,
+                policy_device=devices[i],
+                num_threads=options.num_sub_threads,
+                options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
+            )
+            for i in range(n)
+        ]
+
+    @property
+    def _num_blocks(self) -> int:
+        return 1
+
+    @property
+    def frames_per_batch(self) -> int:
+        return sum(self._frames_of) if self.shares_batch else max(self._frames_of)
+
+    # -- failures
+
+    def _see_to_failures(self) -> list[Member]:
+        """Replace failed workers if that is wanted, and return them; else raise."""
+        assert self.crew is not None
+        failed = self.crew.failed()
+        if failed and self.options.on_worker_failure == "raise":
+            self.crew.raise_failures()
+        for member in failed:
+            used = sum(one.restarts for one in self.crew.members)
+            if used >= self.options.max_restarts:
+                assert member.failure is not None
+                member.failure.add_note(f"max_restarts={self.options.max_restarts} are used up")
+                raise member.failure
+            self.crew.replace(member)
+        return failed
+
+    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        assert self.crew is not None
+        try:
+            self.publisher.publish(by_model, worker_ids)
+        except WorkerError:
+            self.crew.listen(0.05)
+            if not self.crew.failed():
+                raise
+            for member in self._see_to_failures():
+                self._reorder(member)
+
+    def _reorder(self, member: Member) -> None:
+        """Give a replacement the orders that its predecessor left undone."""
+
+    # -- taking blocks
+
+    def _part(self, member: Member, full: Full) -> Part:
+        full.frames.num_steps = full.steps
+        first = int(self._first_env[member.worker])
+        return Part(full.frames, full.steps, member.worker, first, member.trajectories)
+
+    def _book(self, member: Member, full: Full) -> None:
+        member.delivered += full.frame_count
+        if full.life == member.life:
+            member.handed += full.frame_count
+            member.words.clear(full.block)
+
+    def _counters(self) -> dict[str, Any]:
+        assert self.crew is not None
+        workers = [self.crew.account(member) for member in self.crew.members]
+        totals = {
+            name: sum(worker[name] for worker in workers)
+            for name in ("collected", "delivered", "dropped", "in_flight", "restarts")
+        }
+        return {**totals, "preempted": self.preempted, "workers": workers}
+
+    # -- control
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        assert self.crew is not None
+        self._raise_error()
+        return self.crew.call(method, *args)
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed every worker's environments and policy, and start new episodes."""
+        self.seed = check_seed(seed)
+        assert self.crew is not None
+        for member, job in zip(self.crew.members, self.crew.jobs, strict=True):
+            member.seed = self.seed
+            job.seeds = Seeds(self.seed, member.worker, member.life, static_seed)
+        self._call("set_seed", lambda member: (self.crew.jobs[member.worker].seeds,))
+        return next_seed(self.seed)
+
+    def _worker_states(self) -> list[dict[str, Any]]:
+        return self._call("state_dict")
+
+    def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
+        assert self.crew is not None
+        base = self.publisher.base
+        exact = self._call("load_state_dict", lambda member: (states[member.worker], base))
+        for member, state in zip(self.crew.members, states, strict=True):
+            member.trajectories.load_state_dict({"count": state["trajectories"]})
+        return exact
+
+    def _trajectory_counts(self) -> list[int]:
+        assert self.crew is not None
+        return [member.trajectories.count for member in self.crew.members]
+
+    def reset(self, reset_idx: Any = None) -> None:
+        """Start new episodes in all environments, or in some, counted over all workers."""
+        assert self.crew is not None
+        if reset_idx is None:
+            self._call("reset", None)
+            return
+        which = np.zeros(int(self._first_env[-1]), bool)
+        which[np.asarray(reset_idx)] = True
+        first = self._first_env
+        for member in self.crew.members:
+            mine = np.flatnonzero(which[first[member.worker] : first[member.worker + 1]])
+            if len(mine):
+                self.crew.call("reset", [int(i) for i in mine], members=[member])
+
+    def _hold(self, still: bool) -> None:
+        assert self.crew is not None
+        for member in self.crew.members:
+            self.crew.tell(member, "pause", still)
+        if still:
+            self._call("stats")  # whoever answers has read the message before it
+
+    def _close(self, timeout: float, close_env: bool) -> None:
+        if self.crew is not None:
+            self.crew.close(timeout, close_env=close_env)
+
+
+class MultiSyncCollector(_Workers):
+    """All workers make one batch together: the next is begun when it is asked for.
+
+    Its frames are made with weights no older than those published before that.
+    """
+
+    kind = SYNC
+
+    def _begin(self) -> None:
+        self._out: dict[Any, torch.Tensor] | None = None
+
+    def _gather(self) -> TensorDict:
+        assert self.crew is not None
+        crew, members = self.crew, self.crew.members
+        self._see_to_failures()
+        self._serial += 1
+        for member in members:
+            crew.order(member, 0, self._serial)
+        enough = len(members)
+        if self.options.preemptive_threshold is not None:
+            enough = math.ceil(self.options.preemptive_threshold * len(members))
+        self._wait_for(enough)
+        if enough < len(members):
+            for member in members:
+                if not self._has_filled(member):
+                    member.words.words[CUT] = self._serial
+            self._wait_for(len(members))
+        parts = []
+        for member in members:
+            full = member.full.popleft()
+            self._book(member, full)
+            parts.append(self._part(member, full))
+        self._check_alike(parts)
+        steps = max(part.frames.layout.num_steps for part in parts)
+        batch = assemble(parts, num_steps=steps, copy=True, stamps=self.tracked is not None)
+        self.preempted += sum(
+            (part.frames.layout.num_steps - part.steps) * part.frames.layout.num_envs
+            for part in parts
+        )
+        return self._combined(batch, [part.frames.layout.num_envs for part in parts])
+
+    def _has_filled(self, member: Member) -> bool:
+        return bool(member.full) and member.full[-1].serial == self._serial
+
+    def _wait_for(self, enough: int) -> None:
+        """Wait until so many workers have filled their blocks, replacing those that fail."""
+        assert self.crew is not None
+        crew = self.crew
+
+        def done() -> bool:
+            filled = sum(self._has_filled(member) for member in crew.members)
+            return filled >= enough or any(
+                member.failure is not None and not self._has_filled(member)
+                for member in crew.members
+            )
+
+        while True:
+            crew.wait(done, None)
+            self._raise_error()
+            if not crew.failed():
+                return
+            for member in self._see_to_failures():
+                self._reorder(member)
+
+    def _reorder(self, member: Member) -> None:
+        assert self.crew is not None
+        if self._serial and not self._has_filled(member) and self._turn.held:
+            self.crew.order(member, 0, self._serial)
+
+    def _check_alike(self, parts: Sequence[Part]) -> None:
+        first = parts[0].frames.layout
+        for part in parts[1:]:
+            mine = part.frames.layout
+            for name, field in first.fields.items():
+                other = mine.fields.get(name)
+                if other is None or (field.key, field.shape, field.dtype) != (
+                    other.key,
+                    other.shape,
+                    other.dtype,
+                ):
+                    raise ValueError(
+                        f"worker 0 and worker {part.worker} differ in {'/'.join(field.key)!r}: one "
+                        "batch cannot hold both (MultiAsyncCollector hands them over apart)"
+                    )
+
+    def _combined(self, batch: TensorDict, counts: list[int]) -> TensorDict:
+        how = self.options.cat_results
+        if how is None or how == 0:
+            return batch
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"cat_results={how!r} needs workers with as many environments each, not {counts}"
+            )
+        by_worker = batch.reshape(len(counts), counts[0], batch.batch_size[1])
+        if how == "stack":
+            return by_worker
+        joined: TensorDict = torch.cat(list(by_worker.unbind(0)), how)  # type: ignore[arg-type,assignment]
+        return joined
+
+
+class MultiAsyncCollector(_Workers):
+    """Workers fill blocks on their own; batches come one worker's at a time, the first full first.
+
+    A worker runs ahead of the learner by its own free blocks, then waits: nothing is dropped.
+    """
+
+    kind = ASYNC
+    shares_batch = False
+
+    @property
+    def _num_blocks(self) -> int:
+        return 2 if self.options.copy else 3
+
+    def _begin(self) -> None:
+        assert self.crew is not None
+        self._lent: tuple[Member, Full] | None = None
+        for member in self.crew.members:
+            self._reorder(member)
+
+    def _reorder(self, member: Member) -> None:
+        assert self.crew is not None
+        for block in range(self._num_blocks):
+            self._order(member, block)
+
+    def _order(self, member: Member, block: int) -> None:
+        assert self.crew is not None
+        self._serial += 1
+        self.crew.order(member, block, self._serial)
+
+    def _gather(self) -> TensorDict:
+        assert self.crew is not None
+        crew = self.crew
+        if self._lent is not None:
+            self._give_back(*self._lent)
+            self._lent = None
+        while True:
+            for member in self._see_to_failures():
+                self._reorder(member)
+            if crew.arrived:
+                break
+            crew.wait(lambda: bool(crew.arrived or crew.failed()), None)
+            self._raise_error()
+        member = crew.arrived.popleft()
+        full = member.full.popleft()
+        self._book(member, full)
+        part = self._part(member, full)
+        steps = part.frames.layout.num_steps
+        batch = assemble(
+            [part], num_steps=steps, copy=self.options.copy, stamps=self.tracked is not None
+        )
+        if self.options.copy:
+            self._give_back(member, full)
+        else:
+            self._lent = (member, full)
+        return batch
+
+    def _give_back(self, member: Member, full: Full) -> None:
+        """Have the block filled again, unless its worker is no more."""
+        if full.life == member.life:
+            self._order(member, full.block)
+
+
+def MultiCollector(create_env_fn: Any, policy: Any = None, *, sync: bool, **options: Any) -> Any:
+    """A `MultiSyncCollector` or a `MultiAsyncCollector`, as `sync` says."""
+    kind = MultiSyncCollector if sync else MultiAsyncCollector
+    return kind(create_env_fn, policy, **options)
+
+
+def _context(start_method: str | None) -> Any:
+    """The context that starts workers: a fork server with the libraries loaded, if there is one."""
+    methods = multiprocessing.get_all_start_methods()
+    if start_method is None:
+        start_method = "forkserver" if "forkserver" in methods else "spawn"
+    elif start_method not in methods:
+        raise ValueError(f"start_method={start_method!r}: here there are {', '.join(methods)}")
+    ctx = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
+            ctx.set_forkserver_preload(PRELOAD)
+        forkserver.ensure_running()  # it loads while the rest is prepared
+    return ctx

@@ -1,0 +1,289 @@
+"""What a collector can be told, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from collectors.policies import interaction_type
+
+SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The keyword arguments of every collector. Some are only for some of them.
+
+    Many can be one value, or a list with one for each worker.
+    """
+
+    # What is collected, and by whom
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None
+    num_workers: int | None = None  # as many as there are factories, unless told
+    frames_per_batch: int | Sequence[int] = 200  # of all workers (async: of one)
+    total_frames: int = -1  # for ever
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    collector_class: type | None = None  # what each worker hosts instead of a plain rollout
+    # Where
+    device: Any = None  # for policy and batches, where those are not named
+    policy_device: Any = None
+    storing_device: Any = None
+    env_device: Any = None
+    # Episodes and exploration
+    max_frames_per_traj: int | None = None
+    init_random_frames: int = 0
+    reset_at_each_iter: bool = False
+    reset_when_done: bool = True
+    exploration_type: Any = "random"
+    set_truncated: bool = False
+    # The form of batches
+    postproc: Callable[[Any], Any] | None = None
+    split_trajs: bool = False
+    trajs_per_batch: int | None = None
+    cat_results: str | int | None = None
+    use_buffers: bool | None = None
+    copy: bool = True
+    track_policy_version: Any = True
+    # Where batches go
+    replay_buffer: Any = None
+    extend_buffer: bool = True
+    # The policy's calls
+    trust_policy: bool = False
+    compile_policy: bool | Mapping[str, Any] = False
+    cudagraph_policy: bool = False
+    no_cuda_sync: bool = False
+    num_threads: int | None = None
+    num_sub_threads: int = 1
+    # Weights
+    weight_updater: Any = None
+    weight_sync_schemes: Mapping[str, Any] | None = None
+    weight_recv_schemes: Mapping[str, Any] | None = None
+    update_at_each_batch: bool = False
+    apply_at: str = "step"
+    worker_idx: int | None = None
+    # Trouble
+    preemptive_threshold: float | None = None
+    on_worker_failure: str = "raise"
+    max_restarts: int = 10
+    timeout: float = 60.0
+    start_timeout: float = 120.0
+    start_method: str | None = None
+
+    @classmethod
+    def of(cls, kind: str, arguments: Mapping[str, Any]) -> Options:
+        """The options of a collector of this kind, or an error that says what is wrong."""
+        known = cls.__dataclass_fields__
+        for name in arguments:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{kind}() has no argument {name!r}{hint}")
+        options = cls(**arguments)
+        options._check()
+        options._check_kind(kind)
+        return options
+
+    def _check(self) -> None:
+        for name, low in _AT_LEAST.items():
+            value = getattr(self, name)
+            many = isinstance(value, Sequence) and not isinstance(value, str)
+            for one in value if many else [value]:
+                if one is not None and (isinstance(one, bool) or one < low):
+                    raise ValueError(f"{name}={value!r}: it must be at least {low}")
+        if self.total_frames != -1 and self.total_frames < 1:
+            raise ValueError(
+                f"total_frames={self.total_frames}: a number of frames, or -1 for no end"
+            )
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                shown = ", ".join(map(repr, choices))
+                raise ValueError(f"{name}={getattr(self, name)!r}: it is one of {shown}")
+        interaction_type(self.exploration_type)
+        if self.preemptive_threshold is not None and not 0 < self.preemptive_threshold <= 1:
+            raise ValueError(
+                f"preemptive_threshold={self.preemptive_threshold}: a share of the workers, "
+                "above 0 and up to 1"
+            )
+        clashes = [
+            (
+                self.weight_updater is not None and self.weight_sync_schemes is not None,
+                "weight_updater and weight_sync_schemes exclude each other",
+            ),
+            (
+                self.split_trajs and self.trajs_per_batch is not None,
+                "trajs_per_batch gives whole trajectories already: leave split_trajs out",
+            ),
+            (
+                self.use_buffers is False and not self.copy,
+                "copy=False hands out views of buffers, which use_buffers=False does without",
+            ),
+            (
+                not self.copy and (self.split_trajs or self.trajs_per_batch is not None),
+                "copy=False hands out views, and whole trajectories are made by copying",
+            ),
+            (
+                not self.reset_when_done and self.max_frames_per_traj is not None,
+                "max_frames_per_traj cuts by a reset, which reset_when_done=False forbids",
+            ),
+            (
+                self.trajs_per_batch is not None and not self.reset_when_done,
+                "trajs_per_batch waits for many episodes; with reset_when_done=False there is one",
+            ),
+            (
+                self.replay_buffer is None and not self.extend_buffer,
+                "extend_buffer=False says how to fill a replay_buffer, and there is none",
+            ),
+            (
+                self.on_worker_failure == "raise" and self.max_restarts != 10,
+                'max_restarts is for on_worker_failure="restart"',
+            ),
+        ]
+        for clash, message in clashes:
+            if clash:
+                raise ValueError(message)
+        if self.env_device is not None and torch.device(self.env_device).type != "cpu":
+            raise ValueError(
+                f"env_device={self.env_device}: gymnasium environments live in CPU memory; "
+                "policy_device and storing_device can be elsewhere"
+            )
+        if self.cudagraph_policy:
+            placed = self.policy_device if self.policy_device is not None else self.device
+            many = isinstance(placed, Sequence) and not isinstance(placed, str)
+            for one in placed if many else [placed]:
+                if one is None or torch.device(one).type != "cuda":
+                    raise ValueError(
+                        f"cudagraph_policy=True needs a CUDA policy_device, it is {one or 'cpu'}"
+                    )
+
+    def _check_kind(self, kind: str) -> None:
+        for name, kinds in _ONLY_FOR.items():
+            given = getattr(self, name)
+            if kind not in kinds and given != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{name}={given!r} is for {' and '.join(kinds)}, not for {kind}")
+        if kind == SINGLE:
+            for name in ("frames_per_batch", "policy_factory", "create_env_kwargs", *_DEVICES):
+                value = getattr(self, name)
+                if isinstance(value, Sequence) and not isinstance(value, str):
+                    raise ValueError(f"{name} is a list; {kind} is one worker and takes one value")
+
+    def devices(self, num_workers: int) -> list[torch.device | None]:
+        """The policy's device on each worker."""
+        placed = self.policy_device if self.policy_device is not None else self.device
+        name = "policy_device" if self.policy_device is not None else "device"
+        devices = per_worker(placed, num_workers, name)
+        return [None if device is None else torch.device(device) for device in devices]
+
+    def storing(self) -> torch.device | None:
+        """Where batches are handed out; None for where they are made."""
+        placed = self.storing_device if self.storing_device is not None else self.device
+        if isinstance(placed, Sequence) and not isinstance(placed, str):
+            distinct = {str(torch.device(device)) for device in placed}
+            if len(distinct) > 1:
+                raise ValueError(
+                    f"storing_device: a batch is in one place, not in {', '.join(sorted(distinct))}"
+                )
+            placed = placed[0]
+        return None if placed is None else torch.device(placed)
+
+
+_DEVICES = ("device", "policy_device", "storing_device", "env_device")
+_AT_LEAST = {
+    "num_workers": 1,
+    "frames_per_batch": 1,
+    "max_frames_per_traj": 1,
+    "init_random_frames": 0,
+    "trajs_per_batch": 1,
+    "num_threads": 1,
+    "num_sub_threads": 1,
+    "max_restarts": 0,
+    "timeout": 0,
+    "start_timeout": 0,
+}
+_CHOICES = {
+    "apply_at": ("step", "batch"),
+    "on_worker_failure": ("raise", "restart"),
+    "start_method": (None, "forkserver", "spawn", "fork"),
+}
+_MULTI = (SYNC, ASYNC)
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "num_workers": _MULTI,
+    "collector_class": _MULTI,
+    "num_sub_threads": _MULTI,
+    "on_worker_failure": _MULTI,
+    "max_restarts": _MULTI,
+    "start_method": _MULTI,
+    "preemptive_threshold": (SYNC,),
+    "cat_results": (SYNC,),
+    "extend_buffer": (SINGLE,),
+}
+
+
+def per_worker(value: Any, num_workers: int, name: str) -> list[Any]:
+    """One value for each worker, from one for all or a list of them."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != num_workers:
+            raise ValueError(f"{name} has {len(value)} entries for {num_workers} workers")
+        return list(value)
+    return [value] * num_workers
+
+
+def count_workers(create_env_fn: Any, num_workers: int | None) -> int:
+    """How many workers there are, from the factories and from what was said."""
+    if isinstance(create_env_fn, Sequence):
+        if not create_env_fn:
+            raise ValueError("create_env_fn is an empty list: give one factory for each worker")
+        if num_workers is not None and num_workers != len(create_env_fn):
+            raise ValueError(
+                f"num_workers={num_workers}, but create_env_fn has {len(create_env_fn)} factories"
+            )
+        return len(create_env_fn)
+    return num_workers or 1
+
+
+def check_factory(create_env_fn: Any) -> None:
+    """Refuse what makes no environments."""
+    for one in create_env_fn if isinstance(create_env_fn, Sequence) else [create_env_fn]:
+        if not callable(one):
+            raise TypeError(
+                f"create_env_fn must be a function that makes an environment, "
+                f"got {type(one).__name__}"
+            )
+
+
+class Steps:
+    """How many steps a block has, so that all environments together make so many frames."""
+
+    def __init__(self, frames: int):
+        self.frames = frames
+
+    def __call__(self, num_envs: int) -> int:
+        if self.frames % num_envs:
+            low = self.frames // num_envs * num_envs
+            near = f"{low} or {low + num_envs}" if low else str(num_envs)
+            raise ValueError(
+                f"{self.frames} frames cannot be shared evenly by {num_envs} environments: "
+                f"for instance {near} can"
+            )
+        return self.frames // num_envs
+
+
+def share_frames(
+    frames_per_batch: int | Sequence[int], num_workers: int, *, each: bool
+) -> list[int]:
+    """The frames of each worker in a batch; with `each`, a single number is every worker's own."""
+    if isinstance(frames_per_batch, Sequence):
+        return per_worker(frames_per_batch, num_workers, "frames_per_batch")
+    if each:
+        return [frames_per_batch] * num_workers
+    if frames_per_batch % num_workers:
+        low = frames_per_batch // num_workers * num_workers
+        near = f"{low} or {low + num_workers}" if low else str(num_workers)
+        raise ValueError(
+            f"frames_per_batch={frames_per_batch} cannot be shared evenly by {num_workers} "
+            f"workers: for instance {near} can"
+        )
+    return [frames_per_batch // num_workers] * num_workers

@@ -1,0 +1,315 @@
+"""The loop at the heart of every collector: act, step, write, with new weights between two calls.
+
+for each step:  is there a message? new weights?
+                policy(observation row t)              -> outputs into row t
+                environments.step(actions)             -> reward, ends into row t,
+                                                          observation into row t + 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict.nn import InteractionType, set_interaction_type
+from torch import Tensor
+
+from collectors.environments import Environments
+from collectors.frames import FrameLayout, Frames
+from collectors.policies import ACTION, IS_INIT, NEXT, Acting
+from collectors.seeds import Seeds, Streams
+from collectors.spaces import Key, sample
+from collectors.weights import Intake
+from collectors.words import ACTING, FRAMES, RESETTING, STAGE, STEPPING, STEPS, VERSION, Words
+
+RANDOM_VERSION = -1
+
+
+class Rollout:
+    """One worker's environments and policy, and where they are in their episodes.
+
+    acting: None for random actions.
+    weights: brings new versions of the policy; `apply_at_step` has it asked before every step.
+    attend: called before a step for which there is a message; False ends the block early.
+    """
+
+    def __init__(
+        self,
+        environments: Environments,
+        acting: Acting | None,
+        weights: Intake,
+        seeds: Seeds,
+        *,
+        exploration: InteractionType = InteractionType.RANDOM,
+        apply_at_step: bool = True,
+        random_frames: int = 0,
+        set_truncated: bool = False,
+        words: Words | None = None,
+        attend: Callable[[Rollout], bool] | None = None,
+    ):
+        self.environments = environments
+        self.acting = acting
+        self.weights = weights
+        self.exploration = exploration
+        self.apply_at_step = apply_at_step
+        self.random_frames = random_frames
+        self.set_truncated = set_truncated
+        self.words = (words or Words()).words
+        self.attend = attend
+        self.layout: FrameLayout | None = None
+        self.frames: Frames | None = None  # the block under way
+        self.t = 0
+        self.state: dict[Key, Tensor] = {}
+        self._first: dict[Key, Tensor] | None = None
+        self._begun = False
+        self.reseed(seeds)
+
+    def reseed(self, seeds: Seeds) -> None:
+        """Draw from these streams from now on, and start new episodes with them."""
+        self.seeds = seeds
+        self.actions = seeds.actions()
+        seeds.seed_policy()
+        if self._begun:
+            self.restart(seeds=seeds.environments(self.environments.num_envs))
+
+    def restart(
+        self, which: np.ndarray[Any, Any] | None = None, seeds: Sequence[int] | None = None
+    ) -> None:
+        """Start new episodes now; those under way end as truncated."""
+        if self.frames is not None:
+            self.environments.cut(self.frames, self.t, seeds, which)
+        else:
+            self.environments.reset(seeds, which)
+        self._clear_state(which)
+
+    def plan(self, num_steps: int) -> FrameLayout:
+        """What a block of so many steps holds. The first call asks the policy, for its outputs."""
+        if self.layout is None or self.layout.num_steps != num_steps:
+            self._begin_episodes()
+            outputs = self._first_outputs()
+            self.layout = FrameLayout.of(
+                self.environments.num_envs,
+                num_steps,
+                self.environments.observations,
+                self.environments.action,
+                {key: value for key, value in outputs.items() if key != ACTION},
+            )
+        return self.layout
+
+    def _begin_episodes(self) -> None:
+        if not self._begun:
+            self.words[STAGE] = RESETTING
+            self.environments.reset(self.seeds.environments(self.environments.num_envs))
+            self._begun = True
+
+    def _first_outputs(self) -> dict[Key, Tensor]:
+        """The policy's outputs for the first step: their shapes are known only now."""
+        if self.acting is None:
+            return {}
+        self.words[STAGE] = ACTING
+        if self._first is None:
+            rows = [torch.from_numpy(array) for array in self.environments.current]
+            with torch.no_grad(), set_interaction_type(self.exploration):
+                if self.acting.state_keys and not self.state:
+                    self.state = self._initial_state(rows)
+                self._first = self.acting(self._inputs(rows, 0))
+            self._check(self._first)
+        return {**self.state, **self._first}
+
+    def _initial_state(self, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
+        """Zeros of the shapes that the policy puts out when it is given None for its state."""
+        assert self.acting is not None
+        streams = Streams()
+        self.state = dict.fromkeys(self.acting.state_keys)  # type: ignore[assignment]
+        outputs = self.acting(self._inputs(rows, 0))
+        streams.resume()
+        return {key: torch.zeros_like(outputs[(NEXT, *key)]) for key in self.acting.state_keys}
+
+    def _check(self, outputs: dict[Key, Tensor]) -> None:
+        count, leaf = self.environments.num_envs, self.environments.action
+        for key, value in outputs.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (count,):
+                shown = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"the policy's output {'/'.join(key)!r} is {shown}; the first dimension must "
+                    f"be the {count} environments"
+                )
+        action = outputs[ACTION]
+        if action.shape[1:] != leaf.shape and action.shape[1:].numel() != int(np.prod(leaf.shape)):
+            raise ValueError(
+                f"the policy's actions are {list(action.shape)}; "
+                f"the action space says {[count, *leaf.shape]}"
+            )
+
+    def collect(self, frames: Frames) -> int:
+        """Fill the block; how many rows were, fewer only if `attend` said to stop."""
+        self._begin_episodes()
+        environments, words = self.environments, self.words
+        frames.begin()
+        environments.begin(frames)
+        self.frames, self.t = frames, 0
+        with torch.no_grad(), set_interaction_type(self.exploration):
+            try:
+                self._run(frames, frames.layout.num_steps)
+            finally:
+                self.frames = None
+        steps = frames.num_steps = self.t
+        environments.end(frames, steps)
+        if self.set_truncated and steps:
+            self._truncate(frames, steps - 1)
+        words[STEPS] += 1
+        return steps
+
+    def _run(self, frames: Frames, num_steps: int) -> None:
+        """The hot loop."""
+        environments, weights, words, attend = (
+            self.environments,
+            self.weights,
+            self.words,
+            self.attend,
+        )
+        write, step = self._writer(frames), environments.step
+        versions, at_step, halting = frames.version, self.apply_at_step, environments.halting
+        made, words[VERSION] = words[FRAMES], weights.version
+        for t in range(num_steps):
+            self.t = t
+            if attend is not None and not attend(self):
+                return
+            if at_step and weights.has_news():
+                self._first = None  # what the policy said for this row, it said with older weights
+                weights.take()
+                words[VERSION] = weights.version
+            version = weights.version
+            words[STAGE] = ACTING
+            if self.random_frames > 0 or self.acting is None:
+                action = self._random_actions(frames, t)
+                versions[t] = RANDOM_VERSION if self.acting is not None else version
+            else:
+                action = write(t)
+                versions[t] = version
+            words[STAGE] = STEPPING
+            count = step(frames, t, action)
+            if environments.started and self.state:
+                self._clear_state(frames.is_init[t + 1])
+            made += count
+            words[FRAMES] = made
+            words[STEPS] += 1
+            if halting and environments.halted.all():
+                self.t = t + 1
+                return
+        self.t = num_steps
+
+    def _random_actions(self, frames: Frames, t: int) -> np.ndarray[Any, Any]:
+        environments = self.environments
+        action = sample(
+            environments.action_space, environments.action, self.actions, environments.num_envs
+        )
+        frames.action[t] = torch.from_numpy(action)
+        for output in frames.outputs:
+            output[t].zero_()
+        if self.acting is not None:
+            self.random_frames -= environments.num_envs
+            self._first = None
+        return action
+
+    def _writer(self, frames: Frames) -> Callable[[int], np.ndarray[Any, Any]]:
+        """A function that acts at row t: call the policy, write its outputs, give the actions."""
+        acting = self.acting
+        if acting is None:
+            return lambda t: self._random_actions(frames, t)
+        rows, actions = frames.observation_rows, frames.action.numpy()
+        dtype, shape = actions.dtype, actions.shape[1:]
+        keys = [field.key for field in frames.layout.outputs]
+        plain = (
+            not acting.state_keys
+            and acting.in_keys == [leaf.key for leaf in self.environments.observations]
+            and acting.device is None
+        )
+        state_keys = acting.state_keys
+        targets: list[tuple[Key, Any]] = [
+            (key, output.numpy() if _numpy_knows(output) else output)
+            for key, output in zip(keys, frames.outputs, strict=True)
+        ]
+
+        def write(t: int) -> np.ndarray[Any, Any]:
+            if self._first is not None and t == 0:
+                outputs, self._first = self._first, None
+            else:
+                outputs = acting(rows[t] if plain else self._inputs(rows[t], t))
+            for key, target in targets:
+                value = outputs[key] if key in outputs else self.state[key]
+                if type(target) is Tensor:
+                    target[t].copy_(value)
+                else:
+                    target[t] = value.numpy() if acting.device is None else value.cpu().numpy()
+            for key in state_keys:
+                self.state[key] = outputs[(NEXT, *key)]
+            given = outputs[ACTION]
+            action: np.ndarray[Any, Any] = (
+                given.numpy() if acting.device is None else given.cpu().numpy()
+            )
+            if action.dtype != dtype or action.shape != shape:
+                action = action.reshape(shape).astype(dtype)
+            actions[t] = action
+            return action
+
+        return write
+
+    def _inputs(self, rows: Sequence[Tensor], t: int) -> list[Tensor]:
+        """The policy's inputs in its own order: observations, state, whether an episode starts."""
+        assert self.acting is not None
+        known: dict[Key, Tensor] = {
+            leaf.key: row for leaf, row in zip(self.environments.observations, rows, strict=True)
+        }
+        known.update(self.state)
+        if IS_INIT in self.acting.in_keys:
+            starts = self.environments.fresh if self.frames is None else self.frames.is_init[t]
+            known[IS_INIT] = torch.from_numpy(starts)
+        return [known[key] for key in self.acting.in_keys]
+
+    def _clear_state(self, which: np.ndarray[Any, Any] | None) -> None:
+        """Have these environments' state start anew."""
+        if self._first is not None:
+            self._first = None
+        for key, value in self.state.items():
+            if which is None:
+                self.state[key] = torch.zeros_like(value)
+            else:
+                mask = torch.from_numpy(which).to(value.device)
+                mask = mask.reshape(-1, *[1] * (value.ndim - 1))
+                self.state[key] = value.masked_fill(mask, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this worker is: its streams, its environments, what its policy carries."""
+        return {
+            "life": self.seeds.life,
+            "begun": self._begun,
+            "random_frames": self.random_frames,
+            "actions": self.actions.bit_generator.state,
+            "environments": self.environments.state_dict() if self._begun else {},
+            "state": {"/".join(key): value.clone() for key, value in self.state.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on from there; False if the environments had to start new episodes instead."""
+        self.random_frames = int(state["random_frames"])
+        self.actions.bit_generator.state = state["actions"]
+        self._begun, self._first = bool(state["begun"]), None
+        exact = not self._begun or self.environments.load_state_dict(state["environments"])
+        self.state = {tuple(name.split("/")): value for name, value in state["state"].items()}
+        if not exact:
+            self._clear_state(None)
+        return exact
+
+    def _truncate(self, frames: Frames, t: int) -> None:
+        """Mark the block's last frames as truncated, for those who bootstrap there."""
+        open_ended = ~(frames.terminated[t] | frames.truncated[t])
+        for array, rows in zip(frames.final_arrays, frames.observation_arrays, strict=True):
+            array[t][open_ended] = rows[t + 1][open_ended]
+        frames.truncated[t] |= open_ended
+
+
+def _numpy_knows(tensor: Tensor) -> bool:
+    return tensor.dtype != torch.bfloat16

@@ -1,0 +1,266 @@
+"""The collector of one process: environments and policy live here."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from collectors.base import BaseCollector
+from collectors.batches import Part, Trajectories, assemble
+from collectors.environments import Environments, open_environments
+from collectors.frames import Frames, allocate
+from collectors.options import SINGLE, Steps
+from collectors.policies import Acting, interaction_type
+from collectors.rollout import Rollout
+from collectors.seeds import Seeds, Streams, check_seed, next_seed
+from collectors.weights import FixedIntake, Intake, Publisher, SchemeIntake, find_model
+from collectors.words import FRAMES, Words
+from collectors.worker import check_numbers
+
+
+class Collector(BaseCollector):
+    """Collects in this process, a batch at a time, when asked.
+
+    It has a copy of the policy, so that training steps reach it only through
+    `update_policy_weights_`; with `NoWeightSyncScheme` it uses the policy object itself.
+    """
+
+    kind = SINGLE
+    environments: Environments | None = None
+
+    def _make_publisher(self) -> Publisher:
+        options = self.options
+        source = self.policy
+        if source is None and options.policy_factory is not None:
+            source = options.policy_factory()  # type: ignore[operator]
+        return Publisher(
+            source,
+            options.weight_sync_schemes,
+            devices=options.devices(1),
+            updater=options.weight_updater,
+        )
+
+    def _open(self) -> None:
+        options = self.options
+        (device,) = options.devices(1)
+        self.environments = open_environments(
+            self.create_env_fn,
+            dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
+            max_frames=options.max_frames_per_traj,
+            halting=not options.reset_when_done,
+        )
+        self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
+        self._words = Words()
+        self._trajectories = Trajectories()
+        self._dropped = 0
+        self._intake, self._acting_policy = self._take_weights(device)
+        acting = None
+        if self._acting_policy is not None:
+            acting = Acting(
+                self._acting_policy,
+                self.environments.observations,
+                device=device,
+                trusted=options.trust_policy,
+                compile_policy=options.compile_policy,
+                cudagraph=options.cudagraph_policy,
+            )
+        outside = Streams()
+        self._rollout = Rollout(
+            self.environments,
+            acting,
+            self._intake,
+            Seeds(self.seed),
+            exploration=interaction_type(options.exploration_type),
+            apply_at_step=options.apply_at == "step",
+            random_frames=options.init_random_frames,
+            set_truncated=options.set_truncated,
+            words=self._words,
+        )
+        self._streams = Streams()
+        outside.resume()
+        self._block: Frames | None = None
+        if options.weight_updater is not None:
+            options.weight_updater.register_collector(self)
+
+    def _take_weights(self, device: torch.device | None) -> tuple[Intake, Any]:
+        """The policy that acts here, and how new weights get into it."""
+        publisher, options = self.publisher, self.options
+        if not publisher.schemes or publisher.is_direct:
+            policy = publisher.policy
+            if isinstance(policy, nn.Module) and device is not None:
+                policy.to(device)
+            for scheme in publisher.schemes.values():
+                scheme.connect()
+            return Direct(publisher), policy
+        if options.policy_factory is not None:
+            policy = options.policy_factory()  # type: ignore[operator]
+        else:
+            policy = _copied(publisher.policy)
+        if isinstance(policy, nn.Module) and device is not None:
+            policy.to(device)
+        receivers = {}
+        for model_id, scheme in publisher.schemes.items():
+            receiver = copy.deepcopy(scheme)
+            model = find_model(policy, model_id)
+            receiver.init_on_receiver(model_id=model_id, model=model, worker_idx=0)
+            _meet(scheme, receiver)
+            receivers[model_id] = receiver
+        return SchemeIntake(receivers), policy
+
+    @property
+    def frames_per_batch(self) -> int:
+        return int(self.options.frames_per_batch)  # type: ignore[arg-type]
+
+    def _gather(self) -> TensorDict:
+        alone = threading.current_thread() is not self._thread
+        if alone:
+            outside = Streams()
+            self._streams.resume()
+        try:
+            return self._collect()
+        finally:
+            if alone:
+                self._streams.keep()
+                outside.resume()
+
+    def _collect(self) -> TensorDict:
+        options, rollout = self.options, self._rollout
+        assert self.environments is not None
+        if self._intake.has_news():
+            self._intake.take()
+        if options.reset_at_each_iter:
+            rollout.restart()
+        if self._block is None or options.use_buffers is False:
+            self._block = allocate(rollout.plan(self._steps))
+        before = self._words.words[FRAMES]
+        try:
+            steps = rollout.collect(self._block)
+            check_numbers(self._block, steps, self.environments)
+        except BaseException:
+            self._dropped += self._words.words[FRAMES] - before
+            raise
+        part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
+        return assemble(
+            [part],
+            num_steps=self._steps,
+            copy=options.copy and options.use_buffers is not False,
+            stamps=self.tracked is not None,
+        )
+
+    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        if self.running or not isinstance(self._intake, SchemeIntake):
+            self.publisher.publish(by_model, worker_ids)
+            return
+        # Sender and receiver are this one thread: whoever waits for the other would wait for ever.
+        self.publisher.publish(by_model, worker_ids, wait=False)
+        self._intake.take()
+        for model_id in by_model:
+            self.publisher.schemes[model_id].wait_async()
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed environments and policy, start new episodes; the seed to use for what follows."""
+        self.seed = check_seed(seed)
+        with self._turn:
+            outside = Streams()
+            self._rollout.reseed(Seeds(self.seed, static=static_seed))
+            self._streams.keep()
+            outside.resume()
+        return next_seed(self.seed)
+
+    def _worker_states(self) -> list[dict[str, Any]]:
+        return [{**self._rollout.state_dict(), "streams": self._streams.state_dict()}]
+
+    def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
+        (state,) = states
+        exact = self._rollout.load_state_dict(state)
+        self._streams.load_state_dict(state["streams"])
+        self._trajectories.load_state_dict({"count": state["trajectories"]})
+        if isinstance(self._intake, SchemeIntake):
+            self._intake.rebase(self.publisher.base)
+        return [exact]
+
+    def _trajectory_counts(self) -> list[int]:
+        return [self._trajectories.count]
+
+    def reset(self, reset_idx: Any = None) -> None:
+        """Start new episodes in all environments, or in some: numbers, or a mask."""
+        assert self.environments is not None
+        which = None
+        if reset_idx is not None:
+            which = np.zeros(self.environments.num_envs, bool)
+            which[np.asarray(reset_idx)] = True
+        with self._turn:
+            self._rollout.restart(which)
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        assert self.environments is not None
+        assert method == "getattr_env"
+        with self._turn:
+            return [self.environments.attribute(*args)]
+
+    def _counters(self) -> dict[str, Any]:
+        collected = self._words.words[FRAMES]
+        delivered = self.frames - self._frames_before
+        return {
+            "collected": collected,
+            "delivered": delivered,
+            "dropped": self._dropped,
+            "in_flight": collected - delivered - self._dropped,
+            "restarts": 0,
+            "preempted": 0,
+        }
+
+    def _close(self, timeout: float, close_env: bool) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        if getattr(self, "_intake", None) is not None:
+            self._intake.close()
+        if self.environments is not None and close_env:
+            self.environments.close()
+
+
+class Direct(FixedIntake):
+    """The trainer's own policy: its version is what was last announced."""
+
+    def __init__(self, publisher: Publisher):
+        self._publisher = publisher
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self._publisher.version
+
+
+def _copied(policy: Any) -> Any:
+    """A policy of its own for the rollout, however it can be copied."""
+    try:
+        return copy.deepcopy(policy)
+    except Exception:  # noqa: BLE001 - some modules only pickle
+        return cloudpickle.loads(cloudpickle.dumps(policy))
+
+
+def _meet(sender: Any, receiver: Any) -> None:
+    """Connect both ends of a scheme that are in one process."""
+    raised: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            receiver.connect(background=False)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    try:
+        sender.connect()
+    finally:
+        thread.join(1.0)
+    if raised:
+        raise raised[0]

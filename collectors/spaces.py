@@ -1,0 +1,93 @@
+"""Gymnasium spaces as lists of named arrays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+Key = tuple[str, ...]
+ROOT: Key = ("observation",)
+
+
+class Leaf(NamedTuple):
+    """One array of an observation or an action: its name, and what one environment gives."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    path: tuple[Any, ...] = ()
+
+    def of(self, value: Any) -> Any:
+        """This leaf's part of an observation."""
+        for step in self.path:
+            value = value[step]
+        return value
+
+
+def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
+    """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
+    leaves = list(_leaves(space, (), ()))
+    taken = {leaf.key[0] for leaf in leaves} & _RESERVED
+    if taken:
+        raise ValueError(
+            f"observation key {sorted(taken)[0]!r} is one that batches use themselves; rename it"
+        )
+    return leaves
+
+
+def action_leaf(space: spaces.Space[Any]) -> Leaf:
+    """The array of an action."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        raise TypeError(
+            f"{type(space).__name__} action spaces are not supported: flatten the actions with a "
+            "wrapper (Box, Discrete, MultiDiscrete and MultiBinary are)"
+        )
+    (leaf,) = _leaves(space, ("action",), ())
+    return leaf
+
+
+def _leaves(space: spaces.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf]:
+    if isinstance(space, spaces.Dict):
+        items: Any = space.spaces.items()
+    elif isinstance(space, spaces.Tuple):
+        items = enumerate(space.spaces)
+    elif isinstance(space, _ARRAYS):
+        assert space.dtype is not None
+        return [Leaf(key or ROOT, tuple(space.shape or ()), np.dtype(space.dtype), path)]
+    else:
+        raise TypeError(
+            f"{type(space).__name__} spaces have no fixed array form; supported are "
+            "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them"
+        )
+    return [
+        leaf for name, part in items for leaf in _leaves(part, (*key, str(name)), (*path, name))
+    ]
+
+
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_RESERVED = {"action", "next", "collector", "policy_version", "is_init"}
+
+
+def sample(space: spaces.Space[Any], leaf: Leaf, rng: np.random.Generator, n: int) -> np.ndarray:
+    """`n` random actions, drawn from `rng` and not from the space's own stream."""
+    shape = (n, *leaf.shape)
+    if isinstance(space, spaces.Discrete):
+        return rng.integers(space.start, space.start + space.n, shape, dtype=leaf.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return rng.integers(space.start, space.start + space.nvec, shape, dtype=leaf.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(0, 2, shape, dtype=leaf.dtype)
+    assert isinstance(space, spaces.Box)
+    if np.issubdtype(space.dtype, np.integer):
+        return rng.integers(space.low, space.high, shape, dtype=leaf.dtype, endpoint=True)
+    # Where a side is open, the distributions that gymnasium itself samples from.
+    low, high = np.broadcast_to(space.low, shape), np.broadcast_to(space.high, shape)
+    below, above = np.isfinite(low), np.isfinite(high)
+    drawn = rng.normal(size=shape)
+    tail = rng.exponential(size=shape)
+    drawn = np.where(below & ~above, np.where(below, low, 0) + tail, drawn)
+    drawn = np.where(~below & above, np.where(above, high, 0) - tail, drawn)
+    inside = rng.uniform(np.where(below, low, 0), np.where(above, high, 1))
+    return np.where(below & above, inside, drawn).astype(leaf.dtype)

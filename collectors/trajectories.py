@@ -1,0 +1,78 @@
+"""Batches by whole trajectories: split, padded, or gathered until enough have ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+
+def split(batch: TensorDictBase) -> TensorDict:
+    """The batch's pieces of trajectories, one a row, padded to the longest: [pieces, time].
+
+    What is padding is False in ("collector", "mask").
+    """
+    return pad(pieces(batch))
+
+
+def pieces(batch: TensorDictBase) -> list[TensorDictBase]:
+    """The frames of each trajectory in the batch, row by row, in the order of time."""
+    found = []
+    ids, mask = batch["collector", "traj_ids"], batch["collector", "mask"]
+    for row in range(batch.batch_size[0]):
+        length = int(mask[row].sum())
+        if not length:
+            continue
+        _, counts = torch.unique_consecutive(ids[row, :length], return_counts=True)
+        start = 0
+        for count in counts.tolist():
+            found.append(batch[row, start : start + count])
+            start += count
+    return found
+
+
+def pad(rows: list[TensorDictBase]) -> TensorDict:
+    """These rows of frames as one batch, as wide as the longest."""
+    if not rows:
+        raise ValueError("there is no trajectory in this batch")
+    width = max(row.batch_size[0] for row in rows)
+    padded = TensorDict({}, batch_size=[len(rows), width])
+    for key in rows[0].keys(True, True):
+        first = rows[0].get(key)
+        values: Tensor = first.new_zeros((len(rows), width, *first.shape[1:]))
+        for i, row in enumerate(rows):
+            values[i, : row.batch_size[0]] = row.get(key)
+        padded.set(key, values)
+    return padded
+
+
+class Whole:
+    """Gathers pieces until trajectories have ended, and gives those out in the order of ends."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[TensorDictBase]] = defaultdict(list)
+        self._done: list[TensorDictBase] = []
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Take a batch's frames in."""
+        for piece in pieces(batch):
+            number = int(piece["collector", "traj_ids"][0])
+            self._open[number].append(piece)
+            if bool(piece["next", "done"][-1]):
+                parts = self._open.pop(number)
+                self._done.append(torch.cat(parts) if len(parts) > 1 else parts[0])  # type: ignore[arg-type]
+
+    def take(self, count: int) -> TensorDict | None:
+        """So many whole trajectories, padded; None if there are not yet."""
+        if len(self._done) < count:
+            return None
+        taken, self._done = self._done[:count], self._done[count:]
+        return pad(taken)
+
+    @property
+    def frames(self) -> int:
+        """How many frames wait here."""
+        rows = [*self._done, *(piece for parts in self._open.values() for piece in parts)]
+        return sum(row.batch_size[0] for row in rows)

@@ -1,0 +1,245 @@
+"""A collector's side of weight synchronisation: what publishes versions, and what takes them in."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
+from sync.memory import wait_for
+from sync.strategy import Weights
+
+POLICY = "policy"
+
+
+class Intake(ABC):
+    """Where a rollout's weights come from. `version` is that of the weights in use."""
+
+    version: int = 0
+
+    @abstractmethod
+    def has_news(self) -> bool:
+        """Whether there is a newer version to take; cheap enough to ask before every step."""
+
+    @abstractmethod
+    def take(self) -> None:
+        """Take what is new into use."""
+
+    def wait(self, timeout: float, fds: Collection[int]) -> None:
+        """Return when there may be news, one of `fds` is ready, or `timeout` is over."""
+        wait_for(fds, timeout)
+
+    def close(self) -> None:
+        """Say goodbye to the sender."""
+
+
+class FixedIntake(Intake):
+    """Nothing comes: the policy has no weights, or they are the trainer's own."""
+
+    def has_news(self) -> bool:
+        return False
+
+    def take(self) -> None:
+        return
+
+
+class SchemeIntake(Intake):
+    """Takes versions from schemes, one for each model; the policy's says which version it is."""
+
+    def __init__(self, schemes: Mapping[str, WeightSyncScheme], base: int = 0):
+        self.schemes = dict(schemes)
+        self.base = base
+        self._main = self.schemes.get(POLICY) or next(iter(self.schemes.values()))
+        self._all = list(self.schemes.values())
+        self._refused: set[str] = set()
+        self.has_news = self._main.has_news if len(self._all) == 1 else self._any_news  # type: ignore[method-assign]
+        self.version = base + self._main.version
+
+    def has_news(self) -> bool:
+        raise AssertionError("replaced when made")
+
+    def _any_news(self) -> bool:
+        return any(scheme.has_news() for scheme in self._all)
+
+    def take(self) -> None:
+        for model_id in self.schemes:
+            self._receive(model_id, 0)
+        self.version = self.base + self._main.version
+
+    def _receive(self, model_id: str, timeout: float) -> None:
+        try:
+            if self.schemes[model_id].receive(timeout) is not None:
+                self._refused.discard(model_id)
+        except ConnectionError:
+            raise
+        except Exception:  # noqa: BLE001 - the sender was told, and this worker keeps what it has
+            self._refused.add(model_id)
+
+    def take_at_least(self, versions: Mapping[str, int], timeout: float) -> None:
+        """Wait until these versions, by model, are in use: they are on their way."""
+        for model_id, version in versions.items():
+            scheme = self.schemes[model_id]
+            while scheme.version < version and model_id not in self._refused:
+                before = scheme.version
+                self._receive(model_id, timeout)
+                if scheme.version == before and model_id not in self._refused:
+                    raise TimeoutError(
+                        f"version {version} of {model_id!r} did not come within {timeout:g} s; "
+                        f"this worker has version {before}"
+                    )
+        self.version = self.base + self._main.version
+
+    def rebase(self, base: int) -> None:
+        """Count versions from `base` on: those of an earlier run came before."""
+        self.base = base
+        self.version = base + self._main.version
+
+    def wait(self, timeout: float, fds: Collection[int]) -> None:
+        if len(self._all) == 1:
+            self._main.wait_for_news(timeout, fds)
+            return
+        with contextlib.ExitStack() as stack:
+            for scheme in self._all:
+                stack.enter_context(scheme.dozing())
+            if not self._any_news():
+                wait_for([*fds, *(fd for s in self._all for fd in s.news_fds())], timeout)
+
+    def close(self) -> None:
+        for scheme in self._all:
+            scheme.shutdown()
+
+
+class Publisher:
+    """The trainer's side: the schemes, their sources, what version each worker was promised."""
+
+    def __init__(
+        self,
+        policy: Any,
+        schemes: Mapping[str, WeightSyncScheme] | None,
+        *,
+        devices: Sequence[torch.device | None],
+        default: type[WeightSyncScheme] = SharedMemWeightSyncScheme,
+        updater: Any = None,
+        ctx: Any = None,
+    ):
+        self.policy = policy
+        self.updater = updater
+        self.base = 0  # versions of an earlier run that this one continues
+        self._own_updates = 0
+        if schemes is None:
+            scheme = getattr(updater, "scheme", None)
+            has_weights = isinstance(policy, nn.Module)
+            schemes = {POLICY: scheme or default()} if has_weights else {}
+        self.schemes = dict(schemes)
+        self.promised: dict[int, dict[str, int]] = {w: {} for w in range(len(devices))}
+        for model_id, scheme in self.schemes.items():
+            if scheme.initialized_on_sender:
+                if scheme.num_workers != len(devices):
+                    raise ValueError(
+                        f"the scheme of {model_id!r} was initialised for {scheme.num_workers} "
+                        f"workers; this collector has {len(devices)}"
+                    )
+                continue
+            model = find_model(policy, model_id)
+            scheme.init_on_sender(model_id=model_id, model=model, devices=list(devices), ctx=ctx)
+
+    @property
+    def version(self) -> int:
+        """The version last published."""
+        return self.base + self._own_updates + (self._main.version if self._main else 0)
+
+    @property
+    def _main_id(self) -> str:
+        return POLICY if POLICY in self.schemes else next(iter(self.schemes), POLICY)
+
+    @property
+    def _main(self) -> WeightSyncScheme | None:
+        return self.schemes.get(self._main_id)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the rollout uses the trainer's own policy object."""
+        return isinstance(self._main, NoWeightSyncScheme)
+
+    def check(
+        self, weights_dict: Mapping[str, Any] | None, model_id: str | None, weights: Any
+    ) -> dict[str, Any]:
+        """The weights to publish by model; None for a model's own."""
+        if weights_dict is not None:
+            if weights is not None or model_id is not None:
+                raise ValueError("weights_dict= names all weights: leave weights and model_id out")
+            by_model = dict(weights_dict)
+        elif model_id is not None:
+            by_model = {model_id: weights}
+        elif weights is not None:
+            by_model = {
+                POLICY
+                if POLICY in self.schemes or not self.schemes
+                else next(iter(self.schemes)): weights
+            }
+        else:
+            by_model = dict.fromkeys(self.schemes)
+        for name in by_model:
+            if name not in self.schemes:
+                known = ", ".join(map(repr, self.schemes)) or "none: the policy has no weights"
+                raise ValueError(f"no weights are sent for model {name!r}; known are {known}")
+        return by_model
+
+    def publish(
+        self, by_model: Mapping[str, Weights | None], worker_ids: Any, *, wait: bool | None = None
+    ) -> None:
+        """Publish the next version of these models; `wait` overrides what the schemes say."""
+        for model_id, weights in by_model.items():
+            scheme = self.schemes[model_id]
+            if isinstance(scheme, NoWeightSyncScheme):
+                self._own_updates += model_id == self._main_id
+                if weights is not None:
+                    scheme.apply_weights(weights)
+                continue
+            before = scheme.version
+            try:
+                if self.updater is not None and model_id == POLICY:
+                    self.updater.update_weights(weights, worker_ids)
+                elif wait is False:
+                    scheme.send_async(weights, worker_ids)
+                else:
+                    scheme.send(weights, worker_ids)
+            finally:
+                if scheme.version > before:
+                    for worker in self.addressed(worker_ids, weights):
+                        self.promised[worker][model_id] = scheme.version
+
+    def addressed(self, worker_ids: Any, weights: Any = None) -> list[int]:
+        """The workers that a send with these arguments goes to."""
+        if worker_ids is None:
+            by_worker = isinstance(weights, Mapping) and all(isinstance(k, int) for k in weights)
+            return list(weights) if by_worker and weights else list(self.promised)
+        return [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+
+    def stats(self) -> dict[str, Any]:
+        return {model_id: scheme.stats for model_id, scheme in self.schemes.items()}
+
+    def shutdown(self) -> None:
+        for scheme in self.schemes.values():
+            scheme.shutdown()
+
+
+def find_model(policy: Any, model_id: str) -> Any:
+    """The part of the policy that a model id names: "policy" itself, or an attribute path in it."""
+    found = policy
+    for part in model_id.split("."):
+        if found is policy and part == POLICY:
+            continue
+        try:
+            found = found[int(part)] if part.isdigit() else getattr(found, part)
+        except (AttributeError, IndexError, TypeError):
+            raise ValueError(
+                f"no model {model_id!r}: it is 'policy', or the path of a part of the policy, and "
+                f"{type(found).__name__} has no {part!r}"
+            ) from None
+    return found

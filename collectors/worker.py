@@ -1,0 +1,369 @@
+"""A worker's process: one loop in one thread.
+
+    trainer                                   worker
+    -------                                   ------
+    start the process                    ->   make policy and environments
+                                         <-   hello (number of environments), or the error
+    hand over version 0 (schemes)        <->  take it
+    collect (block b)                    ->   queue it; plan the blocks at the first, share them
+                                         <-   blocks (layout, descriptor)
+                                              fill block b
+                                         <-   batch (block b, steps)
+    call (method, arguments)             ->   between two steps: do it
+                                         <-   result
+    stop                                 ->   close the environments, leave
+
+The trainer's death is noticed by a thread that sleeps until then; it ends the process at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import nn
+
+from collectors.environments import Environments, open_environments
+from collectors.frames import FrameLayout, Frames
+from collectors.line import Line, LineClosed
+from collectors.policies import Acting, interaction_type
+from collectors.rollout import Rollout
+from collectors.seeds import Seeds, Streams
+from collectors.weights import FixedIntake, Intake, SchemeIntake, find_model
+from collectors.words import CUT, HANDING_OVER, IDLE, MESSAGES, STAGE, TAKING_WEIGHTS, Words
+from sync import NoWeightSyncScheme, WeightSyncScheme
+from sync.memory import AnonymousMemory, Watch, as_bytes, wait_for
+
+
+@dataclass
+class Job:
+    """What a worker is told to do. It travels as one cloudpickle."""
+
+    create_env_fn: Callable[..., Any]
+    create_env_kwargs: dict[str, Any]
+    policy: Any
+    policy_factory: Callable[[], Any] | None
+    seeds: Seeds
+    num_steps: Callable[[int], int]
+    num_blocks: int
+    policy_device: torch.device | None = None
+    num_threads: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def pack(self) -> AnonymousMemory:
+        """The job in shared memory, so that it is written once however it is read."""
+        data = cloudpickle.dumps(self)
+        memory = AnonymousMemory(len(data) + 8)
+        view = as_bytes(memory.map(0, memory.nbytes, writable=True))
+        view[:8] = len(data).to_bytes(8, "little")
+        view[8 : 8 + len(data)] = data
+        return memory
+
+    @staticmethod
+    def unpack(memory: AnonymousMemory) -> Job:
+        view = as_bytes(memory.map(0, memory.nbytes, writable=False))
+        size = int.from_bytes(view[:8], "little")
+        job: Job = cloudpickle.loads(view[8 : 8 + size])
+        return job
+
+
+@dataclass
+class Setup:
+    """What a worker is handed when its process starts."""
+
+    worker_idx: int
+    trainer_pid: int
+    line: Line
+    words: Words
+    job: AnonymousMemory
+    schemes: Mapping[str, WeightSyncScheme]
+    version_base: int = 0
+
+
+@dataclass
+class Order:
+    """One block to fill, with weights no older than `versions`."""
+
+    block: int
+    serial: int
+    versions: Mapping[str, int]
+
+
+class _Stop(Exception):
+    """The trainer said so."""
+
+
+def main(setup: Setup) -> None:
+    """Be a worker until the trainer says stop, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_leave_with, args=(setup.trainer_pid,), daemon=True).start()
+    worker: Worker | None = None
+    status = 0
+    try:
+        worker = Worker(setup)
+        worker.run()
+    except (_Stop, LineClosed):
+        pass
+    except BaseException as error:  # noqa: BLE001 - it is the trainer's to know
+        status = 1
+        with contextlib.suppress(LineClosed, TimeoutError):
+            setup.line.send(("error", type(error).__name__, traceback.format_exc()), timeout=5.0)
+    if worker is not None:
+        worker.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # the trainer waits: no time for what libraries do at exit
+
+
+def _leave_with(pid: int) -> None:
+    """End this process as soon as the trainer's is gone."""
+    watch = Watch(pid)
+    while not watch.look():
+        wait_for(watch.fds(), 3600.0)
+    os._exit(1)
+
+
+class Worker:
+    """The parts of a worker, and the loop that serves the trainer."""
+
+    def __init__(self, setup: Setup):
+        self.line = setup.line
+        self.words = setup.words
+        self.worker_idx = setup.worker_idx
+        self._setup = setup
+        self._orders: deque[Order] = deque()
+        self._order: Order | None = None
+        self._seen = 0
+        self._paused = False
+        self._blocks: list[Frames] = []
+        self._memory: AnonymousMemory | None = None
+        self._close_env = True
+        self.environments: Environments | None = None
+        self.intake: Intake = FixedIntake()
+        self.job = job = Job.unpack(setup.job)
+        torch.set_num_threads(job.num_threads)
+        self.policy = job.policy_factory() if job.policy_factory is not None else job.policy
+        if isinstance(self.policy, nn.Module) and job.policy_device is not None:
+            self.policy.to(job.policy_device)
+        options = job.options
+        self.environments = open_environments(
+            job.create_env_fn,
+            job.create_env_kwargs,
+            max_frames=options["max_frames_per_traj"],
+            halting=not options["reset_when_done"],
+        )
+        self.num_steps = job.num_steps(self.environments.num_envs)
+        hello = {"num_envs": self.environments.num_envs, "environment": str(self.environments)}
+        self.line.send(("hello", hello))
+        self.intake = self._connect()
+        acting = None
+        if self.policy is not None:
+            acting = Acting(
+                self.policy,
+                self.environments.observations,
+                device=job.policy_device,
+                trusted=options["trust_policy"],
+                compile_policy=options["compile_policy"],
+                cudagraph=options["cudagraph_policy"],
+            )
+        self.rollout = Rollout(
+            self.environments,
+            acting,
+            self.intake,
+            job.seeds,
+            exploration=interaction_type(options["exploration_type"]),
+            apply_at_step=options["apply_at"] == "step",
+            random_frames=options["random_frames"],
+            set_truncated=options["set_truncated"],
+            words=self.words,
+            attend=self._attend,
+        )
+        self._at_batch = options["apply_at"] == "batch"
+        self._reset_each = options["reset_at_each_iter"]
+        self._timeout = options["timeout"]
+
+    def _connect(self) -> Intake:
+        schemes = {
+            model_id: scheme
+            for model_id, scheme in self._setup.schemes.items()
+            if not isinstance(scheme, NoWeightSyncScheme)
+        }
+        for model_id, scheme in schemes.items():
+            model = find_model(self.policy, model_id)
+            scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
+            scheme.connect(background=False)
+        if not schemes:
+            return FixedIntake()
+        return SchemeIntake(schemes, self._setup.version_base)
+
+    def run(self) -> None:
+        """Fill blocks as they are ordered, until `_Stop`."""
+        while True:
+            while self._paused or not self._orders:
+                self._rest()
+            self._collect(self._orders.popleft())
+
+    def _rest(self) -> None:
+        """Sleep until there is a message or a new version, and see to it."""
+        self.words.words[STAGE] = IDLE
+        self.intake.wait(60.0, [self.line.fd])
+        if self.line.ended:
+            raise LineClosed("the trainer hung up")
+        self._read_messages()
+        if self.intake.has_news() and not (self._at_batch and self._order is not None):
+            self.words.words[STAGE] = TAKING_WEIGHTS
+            self.intake.take()
+
+    def _collect(self, order: Order) -> None:
+        words, rollout = self.words.words, self.rollout
+        if isinstance(self.intake, SchemeIntake):
+            words[STAGE] = TAKING_WEIGHTS
+            self.intake.take_at_least(order.versions, self._timeout)
+            if self.intake.has_news():
+                self.intake.take()
+        if self._reset_each:
+            rollout.restart()
+        if not self._blocks:
+            self._share(rollout.plan(self.num_steps))
+        frames = self._blocks[order.block]
+        self._order = order
+        self.words.begin(order.block)
+        steps = rollout.collect(frames)
+        words[STAGE] = HANDING_OVER
+        self._order = None
+        count = self.words.finish(order.block)
+        assert self.environments is not None
+        check_numbers(frames, steps, self.environments)
+        self.line.send(("batch", order.block, order.serial, steps, count))
+
+    def _share(self, layout: FrameLayout) -> None:
+        """Make the blocks, and send the trainer their memory."""
+        nbytes = -(-layout.nbytes // 4096) * 4096
+        self._memory = AnonymousMemory(nbytes * self.job.num_blocks)
+        whole = self._memory.map(0, self._memory.nbytes, writable=True)
+        self._blocks = [
+            Frames(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(self.job.num_blocks)
+        ]
+        self.line.send(
+            ("blocks", layout, self.job.num_blocks, nbytes), fds=(self._memory.fileno(),)
+        )
+
+    # -- between two steps
+
+    def _attend(self, rollout: Rollout) -> bool:
+        """See to messages; False if the block is to be cut short here."""
+        words = self.words.words
+        if words[MESSAGES] != self._seen:
+            self._read_messages()
+            while self._paused:
+                self._rest()
+        return self._order is None or words[CUT] != self._order.serial
+
+    def _read_messages(self) -> None:
+        self._seen = self.words.words[MESSAGES]
+        for message, _ in self.line.receive():
+            kind, *rest = message
+            if kind == "collect":
+                self._orders.append(Order(*rest))
+            elif kind == "call":
+                self._answer(*rest)
+            elif kind == "pause":
+                self._paused = rest[0]
+            elif kind == "stop":
+                self._close_env = rest[0]
+                raise _Stop
+
+    def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            result = getattr(self, f"do_{method}")(*args)
+            answer = ("result", number, True, result)
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            answer = (
+                "result",
+                number,
+                False,
+                f"{type(error).__name__}: {error}\n{traceback.format_exc()}",
+            )
+        self.line.send(answer)
+
+    # -- what the trainer can call
+
+    def do_stats(self) -> dict[str, Any]:
+        return {"stage": self.words.stage, "version": self.intake.version, "pid": os.getpid()}
+
+    def do_getattr_env(self, name: str) -> Any:
+        assert self.environments is not None
+        return self.environments.attribute(name)
+
+    def do_getattr_policy(self, name: str) -> Any:
+        return _attribute(self.policy, name)
+
+    def do_set_seed(self, seeds: Seeds) -> None:
+        self.rollout.reseed(seeds)
+
+    def do_reset(self, which: list[int] | None) -> None:
+        assert self.environments is not None
+        mask = None
+        if which is not None:
+            mask = np.zeros(self.environments.num_envs, bool)
+            mask[which] = True
+        self.rollout.restart(mask)
+
+    def do_state_dict(self) -> dict[str, Any]:
+        return {**self.rollout.state_dict(), "streams": Streams().state_dict()}
+
+    def do_load_state_dict(self, state: dict[str, Any], base: int) -> bool:
+        exact = self.rollout.load_state_dict(state)
+        streams = Streams()
+        streams.load_state_dict(state["streams"])
+        streams.resume()
+        if isinstance(self.intake, SchemeIntake):
+            self.intake.rebase(base)
+        return exact
+
+    def close(self) -> None:
+        """Let the trainer's memory go, and close the environments."""
+        self.intake.close()
+        if self.environments is not None and self._close_env:
+            with contextlib.suppress(Exception):
+                self.environments.close()
+
+
+def _attribute(thing: Any, path: str) -> Any:
+    for part in path.split("."):
+        thing = getattr(thing, part)
+    return thing
+
+
+def check_numbers(frames: Frames, steps: int, environments: Environments) -> None:
+    """Raise if an environment gave NaN: what is trained on must be numbers."""
+    live = frames.live[:steps]
+    ended = frames.terminated[:steps] | frames.truncated[:steps]
+    named = [("reward", frames.reward[:steps])]
+    for i, leaf in enumerate(environments.observations):
+        if leaf.dtype.kind == "f":
+            rows, finals = frames.observation_arrays[i], frames.final_arrays[i]
+            follows = rows[1 : steps + 1]
+            if ended.any():
+                at_end = ended.reshape(*ended.shape, *[1] * (follows.ndim - 2))
+                named.append(("/".join(leaf.key), np.where(at_end, finals[:steps], follows)))
+            named.append(("/".join(leaf.key), follows))
+    for name, values in named:
+        if not np.isnan(values.sum(dtype=np.float64)):
+            continue
+        bad = np.isnan(values).reshape(*live.shape, -1).any(-1) & live
+        if bad.any():
+            t, env = (int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(f"{name!r} is NaN in environment {env}, at step {t} of this batch")
