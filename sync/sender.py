@@ -181,7 +181,10 @@ class SenderEnd:
         timeout = self._timeout if timeout is None else timeout
         with self.lock:
             transports = [self.transports[worker] for worker in workers]
-            failures = await_workers(transports, lambda t: t.connected and not t.waiting, timeout)
+            hungry = [t for t in self.transports.values() if t.hungry and t not in transports]
+            failures = await_workers(
+                transports, lambda t: t.connected and not t.waiting, timeout, bystanders=hungry
+            )
             if failures:
                 self._past_failures(failures)
                 raise combine(failures)

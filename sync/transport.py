@@ -10,7 +10,7 @@ import contextlib
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -398,11 +398,15 @@ def take(
 
 
 def await_workers(
-    transports: Iterable[Transport], done: Callable[[Transport], bool], timeout_s: float
+    transports: Iterable[Transport],
+    done: Callable[[Transport], bool],
+    timeout_s: float,
+    bystanders: Collection[Transport] = (),
 ) -> dict[int, WorkerError]:
     """Wait until every worker is `done`, has failed, has died or is overdue; return the failures.
 
-    One poll watches all answers and all deaths; nothing waits longer than `timeout_s`.
+    One poll watches all answers and all deaths; nothing waits longer than `timeout_s`. Bystanders
+    are not waited for, but what they say meanwhile is collected, so that they are fed.
     """
     deadline = time.monotonic() + timeout_s
     transports = pending = list(transports)
@@ -429,12 +433,15 @@ def await_workers(
             if still != pending:  # look once more: another may have finished meanwhile
                 pending = still
                 continue
-            ready = wait_for({fd for t in still for fd in t.wait_fds()}, remaining)
+            fds = {fd for t in still for fd in t.wait_fds()}
+            ready = wait_for(fds.union(*(t.news_fds() for t in bystanders)), remaining)
             for bell in {t.answer_bell for t in still if t.answer_bell is not None}:
                 bell.silence()  # before anything is collected: a later ring must be heard
             for transport in still:
                 if transport.watch is not None:
                     transport.watch.notice(ready)  # before another can take its number
+            for transport in bystanders:
+                transport.collect()
     finally:
         for transport in transports:
             transport.expect(NEVER)

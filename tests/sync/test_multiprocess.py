@@ -171,6 +171,23 @@ def test_a_worker_that_reads_nothing_holds_up_no_other():
         assert idle.do(held) == bits(policy(19))
 
 
+def test_versions_that_wait_are_fed_while_the_trainer_waits_for_another_worker():
+    with running(scheme := scheme_of(2)) as (keen, stuck):
+        for value in (2, 3, 4):
+            scheme.send_async(policy(value), worker_ids=0)
+        waiting = threading.Thread(target=scheme.send, args=(policy(5), 1))
+        waiting.start()
+        while stuck.do(lambda s, m: not s.has_news()):
+            continue
+        assert keen.do(receive, 20)  # what was on the way
+        assert keen.do(receive, 5)  # what waited
+        assert keen.do(held) == bits(policy(4))
+        assert waiting.is_alive()
+        assert stuck.do(receive)
+        waiting.join(20)
+        assert scheme.acknowledged == {0: 3, 1: 4}
+
+
 def test_one_block_is_enough_for_workers_that_keep_up():
     with running(scheme := scheme_of(4), background=True):
         for value in range(2, 20):
