@@ -202,7 +202,7 @@ class PPO:
         """Learn from a batch [E, T] while the newest published weights are of `version`."""
         config = self.config
         batch = batch.to(self.device)
-        frames, metrics = self._assess(batch, version)
+        frames, metrics = self.assess(batch, version)
         learning_rate = self._anneal(int(batch["collector", "mask"].sum()))
         sums = Means()
         epochs = 0
@@ -282,7 +282,7 @@ class PPO:
     # -- before it: what every frame was worth
 
     @torch.no_grad()
-    def _assess(
+    def assess(
         self, batch: TensorDictBase, version: int
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """The frames to learn from, with advantages, targets and the learner's own view of them."""

@@ -79,6 +79,8 @@ def td_errors(steps: Steps, gamma: float) -> Tensor:
 
 def explained_variance(targets: Tensor, value: Tensor, mask: Tensor) -> float:
     """How much of the targets' spread the values foretold: 1 all, 0 or less nothing."""
+    if not mask.any():
+        return 0.0
     spread = targets[mask].var(correction=0)
     missed = (targets - value)[mask].var(correction=0)
     return float(1 - missed / spread) if spread > 0 else 0.0

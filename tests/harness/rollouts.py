@@ -1,12 +1,16 @@
-"""Batches in the collectors' form: made by a plain loop over environments, or out of thin air."""
+"""Batches in the collectors' form, made by a plain loop over environments."""
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor
@@ -14,13 +18,47 @@ from torch import Tensor
 from harness.envs import EnvConfig, env_factory
 
 
+class Noise(gym.Env[Any, Any]):
+    """Observations and rewards by chance; an episode ends by chance, in both ways."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]):
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action) or isinstance(self.action_space, spaces.Box)
+        chance = self.np_random.random(2) < 0.1
+        reward = float(self.np_random.normal())
+        return self.observation_space.sample(), reward, bool(chance[0]), bool(chance[1]), {}
+
+
+def noise(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], num_envs: int = 3
+) -> PlainCollector:
+    """A collector over environments that make no sense."""
+    make = partial(Noise, deepcopy(observation_space), deepcopy(action_space))
+    return PlainCollector(SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP))
+
+
+def known(env_id: str, num_envs: int, seed: int = 0) -> PlainCollector:
+    """A collector over environments of gymnasium."""
+    envs = env_factory(EnvConfig(id=env_id, num_envs=num_envs))()
+    assert isinstance(envs, SyncVectorEnv)
+    return PlainCollector(envs, seed)
+
+
 class PlainCollector:
     """Steps a vector of environments with a policy, and hands out batches [E, T]."""
 
-    def __init__(self, config: EnvConfig, seed: int = 0):
-        envs = env_factory(config)()
-        assert isinstance(envs, SyncVectorEnv)
-        self.envs: VectorEnv[Any, Any, Any] = envs
+    def __init__(self, envs: VectorEnv[Any, Any, Any], seed: int = 0):
+        self.envs = envs
+        self.spaces = envs.single_observation_space, envs.single_action_space
         self.observation = torch.as_tensor(envs.reset(seed=seed)[0])
         self.num_envs = envs.num_envs
         self.is_init = torch.ones(self.num_envs, dtype=torch.bool)
@@ -50,7 +88,6 @@ class PlainCollector:
             {
                 "observation": self.observation,
                 **self.state,
-                **out,
                 "is_init": self.is_init,
                 "policy_version": torch.full((self.num_envs,), version),
                 "next": {
@@ -69,6 +106,8 @@ class PlainCollector:
             },
             batch_size=[self.num_envs],
         )
+        for key, value in out.items():
+            row[key] = value
         self._go_on(observation, reward, torch.as_tensor(done), out)
         return row.clone()
 

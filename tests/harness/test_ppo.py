@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, set_interaction_type
+
+from harness.algos.ppo import PPO, PPOConfig, policy_loss_of, value_loss_of
+from harness.models import ModelConfig
+from tests.harness.rollouts import PlainCollector, noise
+
+VECTOR = Box(-1, 1, (3,), np.float32)
+DISCRETE = Discrete(3)
+MODELS = {
+    "mlp": (ModelConfig(hidden_sizes=[8]), VECTOR),
+    "lstm": (ModelConfig(name="lstm", hidden_sizes=[8], lstm_size=6, sequence_length=4), VECTOR),
+    "cnn": (ModelConfig(name="cnn", hidden_sizes=[8]), Box(0, 255, (36, 36, 1), np.uint8)),
+}
+ACTIONS = {
+    "discrete": DISCRETE,
+    "several": MultiDiscrete([2, 3]),
+    "box": Box(-1, 1, (2,), np.float32),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def learner(model: str = "mlp", actions: str = "discrete", *, total: int = 10_000, **config: Any):
+    config = {"minibatch_size": 16, "learning_rate": 1e-2, **config}
+    network, observations = MODELS[model]
+    return PPO(PPOConfig(**config), network, observations, ACTIONS[actions], total_frames=total)
+
+
+def rollout(ppo: PPO, model: str = "mlp", actions: str = "discrete", steps: int = 21) -> TensorDict:
+    return noise(MODELS[model][1], ACTIONS[actions]).collect(ppo.policy, steps)
+
+
+def weights_of(ppo: PPO) -> dict[str, Any]:
+    return {**ppo.state_dict()["policy"], **ppo.state_dict()["critic"]}
+
+
+def same(first: PPO, second: PPO) -> bool:
+    pairs = zip(weights_of(first).values(), weights_of(second).values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def close(first: PPO, second: PPO) -> None:
+    torch.testing.assert_close(weights_of(first), weights_of(second), rtol=1e-4, atol=1e-5)
+
+
+# -- the policy
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_policy_puts_out_what_its_out_keys_name(model, actions):
+    ppo = learner(model, actions)
+    batch = rollout(ppo, model, actions, steps=2)
+    assert batch["action"].shape[2:] == ACTIONS[actions].shape
+    assert batch["action_log_prob"].shape == (3, 2)
+
+
+def test_a_deterministic_policy_repeats_itself():
+    policy, observation = learner().policy, torch.randn(50, 3)
+    with set_interaction_type(InteractionType.DETERMINISTIC):
+        assert torch.equal(policy(observation)[0], policy(observation)[0])
+    with set_interaction_type(InteractionType.RANDOM):
+        assert not torch.equal(policy(observation)[0], policy(observation)[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "actions", "normalise"),
+    [
+        ("mlp", "discrete", False),
+        ("mlp", "several", True),
+        ("mlp", "box", True),
+        ("lstm", "discrete", False),
+        ("lstm", "box", True),
+        ("cnn", "discrete", False),
+    ],
+)
+def test_on_fresh_data_the_learner_sees_the_recorded_probabilities(model, actions, normalise):
+    """Through normalisation, memory and the ends of episodes alike."""
+    ppo = learner(model, actions, normalise_observations=normalise, objective="decoupled")
+    if model != "cnn":  # which would take long, and is no different in this
+        ppo.update(rollout(ppo, model, actions), 0)
+    frames, _ = ppo.assess(rollout(ppo, model, actions), 0)
+    torch.testing.assert_close(frames["proximal"], frames["behaviour"], rtol=1e-4, atol=1e-5)
+
+
+# -- the loss
+
+
+def test_the_clipped_objective_of_a_worked_example():
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
+    behaviour = torch.full((5,), -1.0)
+    config = PPOConfig(clip=0.2)
+    loss, measured = policy_loss_of(config, behaviour + ratio.log(), behaviour, None, advantages)
+    # the worse of both: 1.2, -1.5, 0.5, -0.8, 2.2
+    assert float(loss) == pytest.approx(-(1.2 - 1.5 + 0.5 - 0.8 + 2.2) / 5)
+    assert float(measured["clip_fraction"]) == pytest.approx(0.8)
+    kl = sum(r - 1 - math.log(r) for r in ratio.tolist()) / 5
+    assert float(measured["approx_kl"]) == pytest.approx(kl)
+
+
+def test_the_decoupled_objective_of_a_worked_example():
+    behaviour = torch.tensor([0.5, 0.1, 0.9]).log()
+    proximal = torch.tensor([0.6, 0.8, 0.3]).log()
+    now = torch.tensor([0.9, 0.8, 0.3]).log()
+    config = PPOConfig(clip=0.2, objective="decoupled", weight_cap=5.0)
+    loss, measured = policy_loss_of(config, now, behaviour, proximal, torch.tensor([1.0, 1.0, -3]))
+    # weights 1.2, 5 (capped from 8) and 1/3; ratios 1.5 (clipped to 1.2), 1 and 1
+    assert float(loss) == pytest.approx(-(1.2 * 1.2 + 5.0 - 1.0) / 3)
+    assert float(measured["clip_fraction"]) == pytest.approx(1 / 3)
+
+
+def test_clipped_values_of_a_worked_example():
+    value, old = torch.tensor([2.0, 0.05]), torch.tensor([0.0, 0.0])
+    target = torch.tensor([1.0, 1.0])
+    # held to 0.2, the first is 0.8 off, less than the 1.0 it really is
+    assert float(value_loss_of(PPOConfig(), value, old, target)) == pytest.approx(
+        0.5 * (1.0 + 0.95**2) / 2
+    )
+    far = torch.tensor([0.9, 0.05])  # 0.1 off, but held to 0.2 it is 0.8 off
+    assert float(value_loss_of(PPOConfig(), far, old, target)) == pytest.approx(
+        0.5 * (0.8**2 + 0.95**2) / 2
+    )
+    free = value_loss_of(PPOConfig(clip_value=False), far, old, target)
+    assert float(free) == pytest.approx(0.5 * (0.1**2 + 0.95**2) / 2)
+
+
+# -- what frames were worth
+
+
+def test_truncation_is_bootstrapped_and_termination_is_not():
+    ppo = learner(gamma=0.5, gae_lambda=1.0)
+    batch = rollout(ppo, steps=1)
+    for name in ("done", "terminated", "truncated"):
+        batch["next", name].zero_()
+    batch["next", "terminated"][0] = batch["next", "done"][0] = True
+    batch["next", "truncated"][1] = batch["next", "done"][1] = True
+    with torch.no_grad():
+        following = ppo.critic(batch["next", "observation"], torch.empty(0)).squeeze(1)
+    target = ppo.assess(batch, 0)[0]["target"]
+    reward = batch["next", "reward"].squeeze(1)
+    expected = reward + 0.5 * torch.tensor([0.0, 1.0, 1.0]) * following
+    torch.testing.assert_close(target, expected)
+
+
+def test_within_a_row_what_follows_is_the_next_frame():
+    ppo = learner(gae_lambda=0.0)
+    batch = rollout(ppo, steps=30)
+    with torch.no_grad():
+        following = ppo.critic(batch["next", "observation"], torch.empty(0))
+    goes_on = ~batch["next", "terminated"]
+    expected = batch["next", "reward"] + 0.99 * goes_on * following
+    assert goes_on.logical_not().any()
+    assert batch["next", "truncated"].any()
+    torch.testing.assert_close(ppo.assess(batch, 0)[0]["target"].view(3, 30), expected)
+
+
+# -- data that lags
+
+
+def test_where_the_policies_agree_every_objective_is_the_same():
+    learners = [learner(objective=o) for o in ("behaviour", "proximal", "decoupled")]
+    batch = rollout(learners[0])
+    for ppo in learners:
+        ppo.update(batch, 0)
+    close(learners[0], learners[1])
+    close(learners[0], learners[2])
+
+
+def test_on_fresh_data_vtrace_changes_nothing():
+    plain, corrected = learner(), learner(vtrace=True)
+    batch = rollout(plain)
+    plain.update(batch, 0)
+    corrected.update(batch, 0)
+    close(plain, corrected)
+
+
+def test_the_proximal_objective_takes_any_data_as_its_own():
+    ppo, other = learner(objective="proximal"), learner(objective="proximal")
+    batch = rollout(ppo)
+    changed = batch.clone()
+    changed["action_log_prob"] -= 1.0
+    ppo.update(batch, 0)
+    other.update(changed, 0)
+    assert same(ppo, other)
+
+
+@pytest.mark.parametrize("config", [{}, {"objective": "decoupled"}, {"vtrace": True}])
+def test_the_other_objectives_heed_the_recorded_probabilities(config):
+    ppo, other = learner(**config), learner(**config)
+    batch = rollout(ppo)
+    changed = batch.clone()
+    changed["action_log_prob"][0] -= 1.0
+    ppo.update(batch, 0)
+    other.update(changed, 0)
+    assert not same(ppo, other)
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_frames_that_lag_too_much_are_dropped_and_counted(model):
+    ppo = learner(model, max_lag=2)
+    batch = rollout(ppo, model, steps=20)
+    batch["policy_version"][:, :5] = 6
+    batch["policy_version"][:, 5:] = 8
+    assert ppo.update(batch, 10)["train/dropped"] == 15
+    usable = ppo.assess(batch, 10)[0]
+    count = int(usable["mask"].sum()) if model == "lstm" else len(usable["advantage"])
+    assert count == 45
+
+
+def test_a_batch_of_old_frames_only_teaches_nothing():
+    ppo = learner(max_lag=0, normalise_observations=False)
+    before = copy.deepcopy(weights_of(ppo))
+    metrics = ppo.update(rollout(ppo), 1)
+    assert metrics["train/dropped"] == 63
+    torch.testing.assert_close(weights_of(ppo), before, rtol=0, atol=0)
+
+
+def test_nothing_is_learned_from_random_actions():
+    ppo = learner()
+    batch = rollout(ppo)
+    batch["policy_version"][1] = -1
+    assert ppo.update(batch, 0)["train/dropped"] == 21
+
+
+# -- padding
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_what_padding_holds_makes_no_difference(model):
+    config = {"normalise_observations": True, "normalise_rewards": True, "vtrace": True}
+    ppo, other = learner(model, **config), learner(model, **config)
+    batch = rollout(ppo, model)
+    batch["collector", "mask"][0, 13:] = False
+    batch["collector", "mask"][2] = False
+    changed = batch.clone()
+    padding = ~batch["collector", "mask"]
+    for key in ("observation", ("next", "observation"), ("next", "reward"), "action_log_prob"):
+        changed[key][padding] = float("nan")
+    for key in ("action", ("collector", "traj_ids")):
+        changed[key][padding] = -7
+    for key in ("is_init", ("next", "done"), ("next", "terminated")):
+        changed[key][padding] = True
+    first, second = ppo.update(batch, 0), other.update(changed, 0)
+    assert first == second
+    assert same(ppo, other)
+    assert first["train/dropped"] == 0
+
+
+def test_a_batch_of_padding_teaches_nothing():
+    ppo = learner(normalise_observations=True, normalise_rewards=True)
+    batch = rollout(ppo)
+    batch["collector", "mask"].zero_()
+    before = copy.deepcopy(weights_of(ppo))
+    ppo.update(batch, 0)
+    torch.testing.assert_close(weights_of(ppo), before, rtol=0, atol=0)
+
+
+# -- normalisation
+
+
+def test_only_an_update_moves_the_statistics():
+    ppo = learner(normalise_observations=True, normalise_rewards=True)
+    before = copy.deepcopy(dict(ppo.policy.named_buffers()))
+    batch = rollout(ppo)
+    ppo.policy.train()
+    ppo.policy(torch.randn(50, 3) * 100)
+    for name, value in ppo.policy.named_buffers():
+        assert torch.equal(value, before[name])
+    ppo.update(batch, 0)
+    assert ppo.policy.normaliser is not None
+    assert ppo.policy.normaliser.count == 63
+    assert ppo.policy.reward_normaliser is not None
+    assert ppo.policy.reward_normaliser.count == 63
+
+
+def test_statistics_are_part_of_the_weights():
+    names = learner(normalise_observations=True, normalise_rewards=True).policy.state_dict()
+    assert {"normaliser.mean", "normaliser.scale", "reward_normaliser.variance"} <= set(names)
+
+
+# -- the course of an update
+
+
+def test_the_learning_rate_goes_to_nothing():
+    ppo = learner(total=4 * 63, learning_rate=1.0)
+    batch = rollout(ppo)
+    rates = [ppo.update(batch, 0)["train/learning_rate"] for _ in range(6)]
+    assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+    steady = learner(anneal_learning_rate=False, total=-1)
+    assert [steady.update(batch, 0)["train/learning_rate"] for _ in range(2)] == [1e-2, 1e-2]
+
+
+def test_epochs_end_once_the_policy_has_moved_far_enough():
+    eager, held = learner(epochs=10), learner(epochs=10, target_kl=1e-3)
+    batch = rollout(eager)
+    assert eager.update(batch, 0)["train/epochs"] == 10
+    assert held.update(batch, 0)["train/epochs"] < 10
+
+
+def test_every_frame_is_learned_from_once_an_epoch():
+    ppo = learner(minibatch_size=10)
+    frames, _ = ppo.assess(rollout(ppo), 0)
+    frames["number"] = torch.arange(63)
+    parts = [part["number"] for part in ppo._minibatches(frames)]
+    assert [len(part) for part in parts] == [11, 11, 11, 10, 10, 10]
+    assert torch.cat(parts).sort().values.tolist() == list(range(63))
+
+
+# -- the same again
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_the_same_seed_gives_the_same_bits(model):
+    first, second = learner(model), learner(model)
+    batch = rollout(first, model)
+    torch.rand(7)  # what others draw from the global stream is nothing to the learner
+    results = [ppo.update(batch, 0) for ppo in (first, second)]
+    assert results[0] == results[1]
+    assert same(first, second)
+
+
+def test_an_update_leaves_the_global_stream_alone():
+    ppo = learner()
+    batch, state = rollout(ppo), torch.get_rng_state()
+    ppo.update(batch, 0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_restored_learner_goes_on_as_if_it_had_never_stopped():
+    config = {"normalise_observations": True, "normalise_rewards": True}
+    ppo, restored = learner(**config), learner(**config)
+    collector = noise(VECTOR, DISCRETE)
+    ppo.update(collector.collect(ppo.policy, 21), 0)
+    state = ppo.state_dict()
+    kept = copy.deepcopy(state)
+    batches = [collector.collect(ppo.policy, 21) for _ in range(2)]
+    expected = [ppo.update(batch, 1) for batch in batches]
+    torch.testing.assert_close(state, kept, rtol=0, atol=0)  # a copy, which training leaves alone
+    restored.load_state_dict(state)
+    assert [restored.update(batch, 1) for batch in batches] == expected
+    assert same(ppo, restored)
+
+
+def test_the_state_is_tensors_and_numbers_by_name():
+    def check(value: Any) -> None:
+        if isinstance(value, dict):
+            assert all(isinstance(key, str) for key in value)
+            for part in value.values():
+                check(part)
+        else:
+            assert isinstance(value, torch.Tensor | int | float)
+
+    ppo = learner(normalise_rewards=True)
+    ppo.update(rollout(ppo), 0)
+    check(ppo.state_dict())
+
+
+# -- what is refused
+
+
+def test_images_are_not_normalised_by_statistics():
+    with pytest.raises(ValueError, match=r"normalise_observations is true, but model=cnn"):
+        learner("cnn", normalise_observations=True)
+
+
+def test_annealing_needs_an_end():
+    with pytest.raises(ValueError, match="total_frames is -1.*no end to anneal to"):
+        learner(total=-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"objective": "decupled"}, "algo.objective is 'decupled'.*did you mean 'decoupled'"),
+        ({"learning_rate": 0.0}, "algo.learning_rate is 0.0, expected more than 0"),
+        ({"learning_rate": float("nan")}, "algo.learning_rate is nan"),
+        ({"gamma": 1.5}, "algo.gamma is 1.5, expected 0 to 1"),
+        ({"gae_lambda": -0.1}, "algo.gae_lambda is -0.1"),
+        ({"epochs": 0}, "algo.epochs is 0, expected 1 or more"),
+        ({"minibatch_size": 0}, "algo.minibatch_size is 0"),
+        ({"clip": 0.0}, "algo.clip is 0.0"),
+        ({"target_kl": 0.0}, "algo.target_kl is 0.0"),
+        ({"max_lag": -1}, "algo.max_lag is -1, expected 0 or more"),
+        ({"vtrace_rho": 0.0}, "algo.vtrace_rho is 0.0"),
+        ({"weight_cap": 0.0}, "algo.weight_cap is 0.0"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(change, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        PPOConfig(**change).validate()
+
+
+def test_plain_collectors_carry_state_as_ours_do():
+    """What these tests rest on: state is recorded before a step and forgotten after an episode."""
+    ppo = learner("lstm")
+    collector: PlainCollector = noise(VECTOR, DISCRETE)
+    batch = collector.collect(ppo.policy, 40)
+    done = batch["next", "done"][:, :-1]
+    assert done.any()
+    assert batch["state"][:, 1:][done].abs().sum() == 0
+    carried = batch["next", "state"][:, :-1][~done]
+    assert torch.equal(batch["state"][:, 1:][~done], carried)
