@@ -1,0 +1,97 @@
+"""What the runner's loop sees of an algorithm: batches go in, metrics come out.
+
+An on-policy algorithm learns from each batch once. An off-policy one keeps the batches in a replay
+buffer and takes so many samples for each new frame.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tensordict import TensorDictBase
+from torch import nn
+
+from collectors import ReplayBuffer
+from harness.algos.ppo import PPO
+from harness.algos.sac import SAC
+
+
+class Learner(Protocol):
+    """Improves a policy from batches."""
+
+    @property
+    def policy(self) -> nn.Module:
+        """What is sent to the workers."""
+
+    def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
+        """Take in a batch while the newest published weights are of `version`; metrics."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+
+class OnPolicy:
+    """Each batch is learned from once."""
+
+    def __init__(self, algorithm: PPO):
+        self.algorithm = algorithm
+
+    @property
+    def policy(self) -> nn.Module:
+        return self.algorithm.policy
+
+    def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
+        return self.algorithm.update(batch, version)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"algorithm": self.algorithm.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.algorithm.load_state_dict(state["algorithm"])
+
+
+class OffPolicy:
+    """Batches go into a replay buffer, samples out of it."""
+
+    def __init__(self, algorithm: SAC, replay: ReplayBuffer):
+        self.algorithm = algorithm
+        self.replay = replay
+        self._frames = 0
+
+    @property
+    def policy(self) -> nn.Module:
+        return self.algorithm.policy
+
+    def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
+        count = int(batch["collector", "mask"].sum())
+        self.replay.extend(batch)
+        return self.catch_up(count)
+
+    def catch_up(self, num_frames: int) -> dict[str, float]:
+        """Take the gradient steps that so many new frames, which the buffer holds, are worth."""
+        config = self.algorithm.config
+        self._frames += num_frames
+        metrics = {"train/replay_frames": float(len(self.replay))}
+        if self._frames < max(config.learning_starts, config.batch_size):
+            return metrics
+        sums: dict[str, float] = {}
+        steps = self.algorithm.updates_due(num_frames)
+        for _ in range(steps):
+            for name, value in self.algorithm.update(self.replay.sample(config.batch_size)).items():
+                sums[name] = sums.get(name, 0.0) + value
+        return metrics | {name: value / steps for name, value in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "replay": self.replay.state_dict(),
+            "frames": self._frames,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.replay.load_state_dict(state["replay"])
+        self._frames = state["frames"]

@@ -1,0 +1,144 @@
+"""From the config to the parts of a run: environments, learner, scheme, collector."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+from gymnasium import Space
+from gymnasium.vector import VectorEnv
+
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
+from harness.algos.ppo import PPO, PPOConfig
+from harness.algos.sac import SAC
+from harness.config import ConfigError
+from harness.config.schema import CollectorConfig, Config, SyncConfig
+from harness.envs import EnvConfig, env_factory
+from harness.learners import Learner, OffPolicy, OnPolicy
+from sync import (
+    HogwildWeightSyncScheme,
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
+
+AnyCollector = Collector | MultiSyncCollector | MultiAsyncCollector
+
+SCHEMES: dict[str, type[WeightSyncScheme]] = {
+    "shared_mem": SharedMemWeightSyncScheme,
+    "multiprocess": MultiProcessWeightSyncScheme,
+    "hogwild": HogwildWeightSyncScheme,
+    "none": NoWeightSyncScheme,
+}
+COLLECTORS: dict[str, type[AnyCollector]] = {
+    "single": Collector,
+    "multi_sync": MultiSyncCollector,
+    "multi_async": MultiAsyncCollector,
+}
+
+
+def make_learner(config: Config) -> Learner:
+    """The algorithm for the spaces of the environment; `ConfigError` if they do not fit."""
+    observations, actions = spaces(config.env)
+    device = torch.device(config.device)
+    try:
+        if isinstance(config.algo, PPOConfig):
+            ppo = PPO(
+                config.algo,
+                config.model,
+                observations,
+                actions,
+                total_frames=config.total_frames,
+                seed=config.seed,
+                device=device,
+            )
+            return OnPolicy(ppo)
+        sac = SAC(config.algo, config.model, observations, actions, seed=config.seed, device=device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return OffPolicy(sac, ReplayBuffer(config.algo.buffer_size, seed=config.seed))
+
+
+def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
+    """What one environment shows and takes, found by making one."""
+    one = replace(config, num_envs=1)
+    if config.vectorisation != "native":
+        one = replace(one, vectorisation="none")
+    try:
+        env = env_factory(one)()
+    except Exception as error:
+        raise ConfigError(f"env.id={config.id} cannot be made: {error}") from error
+    with closing(env):
+        if isinstance(env, VectorEnv):
+            return env.single_observation_space, env.single_action_space
+        return env.observation_space, env.action_space
+
+
+def make_scheme(config: SyncConfig) -> WeightSyncScheme:
+    """The sync scheme, not yet connected to anything."""
+    return SCHEMES[config.name](
+        strategy=config.strategy,
+        sync=config.blocking,
+        timeout=config.timeout_s,
+        connect_timeout=config.connect_timeout_s,
+        check_finite=config.check_finite,
+    )
+
+
+def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -> AnyCollector:
+    """The collector, its workers started."""
+    collector = COLLECTORS[config.collector.name](
+        env_factory(config.env),
+        learner.policy,
+        frames_per_batch=config.collector.frames_per_batch,
+        weight_sync_schemes={"policy": scheme},
+        apply_at=config.sync.apply_at,
+        **_placement(config.collector),
+        **_episodes(config),
+        **_workers(config.collector),
+    )
+    try:
+        collector.set_seed(config.seed)
+    except BaseException:
+        collector.shutdown()
+        raise
+    return collector
+
+
+def _placement(config: CollectorConfig) -> dict[str, Any]:
+    return {
+        "policy_device": config.devices.policy,
+        "storing_device": config.devices.storing,
+        "compile_policy": config.compile_policy,
+        "cudagraph_policy": config.cudagraph_policy,
+    }
+
+
+def _episodes(config: Config) -> dict[str, Any]:
+    collector = config.collector
+    return {
+        "exploration_type": collector.exploration,
+        "max_frames_per_traj": collector.max_frames_per_traj,
+        "reset_at_each_iter": collector.reset_at_each_iter,
+        "init_random_frames": getattr(config.algo, "learning_starts", 0),
+    }
+
+
+def _workers(config: CollectorConfig) -> dict[str, Any]:
+    """What only collectors with workers are told."""
+    if config.name == "single":
+        return {"timeout": config.timeout_s}
+    options: dict[str, Any] = {
+        "num_workers": config.num_workers,
+        "num_sub_threads": config.num_threads,
+        "timeout": config.timeout_s,
+        "on_worker_failure": config.on_worker_failure,
+    }
+    if config.on_worker_failure == "restart":
+        options["max_restarts"] = config.max_restarts
+    if config.preemptive_threshold is not None:
+        options["preemptive_threshold"] = config.preemptive_threshold
+    return options

@@ -1,0 +1,224 @@
+"""The loop of a run: collect, update, publish, log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from collectors.seeds import Streams
+from harness.checkpoints import Checkpoints
+from harness.config.schema import Config
+from harness.display import Display
+from harness.learners import Learner
+from harness.loggers import Histogram, Loggers
+from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, system_metrics
+from harness.pipeline import AnyCollector
+from harness.signals import Interruption
+from harness.sync_metrics import SyncMeter
+
+log = logging.getLogger(__name__)
+
+Evaluate = Callable[[], dict[str, float]]
+
+
+class Runner:
+    """Owns the loop and its counters; every part is handed in."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        learner: Learner,
+        collector: AnyCollector,
+        sync: SyncMeter,
+        evaluate: Evaluate,
+        checkpoints: Checkpoints,
+        loggers: Loggers,
+        display: Display,
+        interruption: Interruption,
+    ):
+        self.config = config
+        self.learner = learner
+        self.collector = collector
+        self.sync = sync
+        self._evaluate = evaluate
+        self._checkpoints = checkpoints
+        self._loggers = loggers
+        self._display = display
+        self._interruption = interruption
+        self.frames = 0
+        self.updates = 0
+        self.clock = Clock()
+        self.episodes = Episodes()
+        self.lags = Lags()
+        self._trained = Means()
+        self._evaluated: dict[str, float] = {}  # not in a record yet
+        self._last_evaluation: dict[str, float] = {}
+        # The frames at which each of these was last done.
+        self._logged_at = self._evaluated_at = self._saved_at = 0
+        self._started_at = 0
+
+    def run(self) -> None:
+        """Until all frames are collected, or a signal asks for the end."""
+        self._started_at = self.frames
+        with self._interruption.whole():
+            while self.frames < self.config.total_frames:
+                batch, version = self.collect()
+                self.update(batch, version)
+                self.publish()
+                self.log(batch)
+                self.attend()
+            if self.config.evaluation.at_end and self._evaluated_at < self.frames:
+                self.evaluate()
+                self._loggers.log(self.frames, self._evaluated)
+
+    # -- the four steps
+
+    def collect(self) -> tuple[TensorDictBase, int]:
+        """The next batch, and the newest published version at this moment."""
+        with self.clock.phase("collect"):
+            batch = self.collector.next()
+        self.frames += int(batch["collector", "mask"].sum())
+        return batch, int(self.collector.policy_version)
+
+    def update(self, batch: TensorDictBase, version: int) -> None:
+        """Let the learner learn from it."""
+        with self.clock.phase("train"):
+            self._trained.add(self.learner.learn(batch, version))
+        self.updates += 1
+        self.lags.add(batch, version)
+
+    def publish(self) -> None:
+        """Bring what was learned to the workers."""
+        if self.updates % self.config.sync.interval:
+            return
+        with self.clock.phase("sync"), self.sync.publishing():
+            self.collector.update_policy_weights_()
+
+    def log(self, batch: TensorDictBase) -> None:
+        """Count the batch, and write a record if one is due."""
+        with self.clock.phase("log"):
+            self.episodes.add(batch)
+            if self.frames - self._logged_at < self.config.log_every_frames:
+                return
+            metrics, histograms = self._read()
+            self._loggers.log(self.frames, metrics, histograms)
+            self._display.update(self.frames, metrics, episode_return=self.mean_return)
+            self._logged_at = self.frames
+
+    # -- now and then
+
+    def attend(self) -> None:
+        """Evaluation, checkpoint and signals, each if it is due; the run's state is whole here."""
+        if self._is_due(self.config.evaluation.every_frames, self._evaluated_at):
+            self.evaluate()
+        if self._is_due(self.config.checkpoint.every_frames, self._saved_at):
+            self.save()
+        self._interruption.check()
+
+    def _is_due(self, every_frames: int | None, last: int) -> bool:
+        """Whether a multiple of `every_frames` was passed since the last time."""
+        return every_frames is not None and self.frames // every_frames > last // every_frames
+
+    def evaluate(self) -> None:
+        """Play the deterministic policy; the figures go into the next record."""
+        with self.clock.phase("log"):
+            self._evaluated = self._last_evaluation = self._evaluate()
+        self._evaluated_at = self.frames
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that a resumed run needs."""
+        with self.clock.phase("log"):
+            file = self._checkpoints.save(self.frames, self.state_dict())
+        self._saved_at = self.frames
+        log.info("checkpoint %s", file.name)
+
+    @property
+    def mean_return(self) -> float:
+        """Of the last hundred episodes."""
+        return float(np.mean(self.episodes.recent)) if self.episodes.recent else float("nan")
+
+    def _read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
+        """Everything measured since the last record."""
+        times, elapsed_s = self.clock.read()
+        lags, lag_histogram = self.lags.read()
+        sync, histograms = self.sync.read()
+        if lag_histogram is not None:
+            histograms["policy/lag"] = lag_histogram
+        metrics = {
+            **self._trained.read(),
+            **self.episodes.read(),
+            **self._evaluated,
+            **sync,
+            "sync/bytes": float(self.sync.num_bytes),
+            "policy/version": float(self.collector.policy_version),
+            **lags,
+            "collector/fps": (self.frames - self._logged_at) / max(elapsed_s, 1e-9),
+            "collector/wait_ms": times["time/collect_s"] * 1e3,
+            **self._counts(),
+            **times,
+            **system_metrics(),
+        }
+        self._evaluated = {}
+        return metrics, histograms
+
+    def _counts(self) -> dict[str, float]:
+        stats = self.collector.stats()
+        names = ("collected", "delivered", "dropped")
+        return {f"collector/{name}": float(stats[name]) for name in names}
+
+    def summary(self) -> dict[str, Any]:
+        """The run's totals and percentiles."""
+        frames, wall_s = self.frames - self._started_at, self.clock.wall_s
+        lags = lag_figures(self.lags.all) if self.lags.all else {}
+        return {
+            "frames": self.frames,
+            "updates": self.updates,
+            "wall_s": wall_s,
+            "fps": frames / wall_s,
+            "episode/return": self.mean_return,
+            "episode/count": self.episodes.count,
+            **self._last_evaluation,
+            **self.sync.summary(),
+            **lags,
+            "policy/mixed_batches": self.lags.mixed_batches,
+            "policy/version": int(self.collector.policy_version),
+            **self._counts(),
+            **{f"time/{phase}_s": spent for phase, spent in self.clock.total.items()},
+        }
+
+    # -- going on later
+
+    def state_dict(self) -> dict[str, Any]:
+        """Learner, collector, counters and random streams."""
+        return {
+            "learner": self.learner.state_dict(),
+            "collector": self.collector.state_dict(),
+            "streams": Streams().state_dict(),
+            "frames": self.frames,
+            "updates": self.updates,
+            "logged_at": self._logged_at,
+            "evaluated_at": self._evaluated_at,
+            "episodes": self.episodes.state_dict(),
+            "lags": self.lags.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.learner.load_state_dict(state["learner"])
+        self.collector.update_policy_weights_()
+        if not self.collector.load_state_dict(state["collector"]):
+            log.warning("some environments cannot be brought back: their episodes start anew")
+        self.frames = self._saved_at = state["frames"]
+        self.updates = state["updates"]
+        self._logged_at = state["logged_at"]
+        self._evaluated_at = state["evaluated_at"]
+        self.episodes.load_state_dict(state["episodes"])
+        self.lags.load_state_dict(state["lags"])
+        streams = Streams()
+        streams.load_state_dict(state["streams"])
+        streams.resume()
