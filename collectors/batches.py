@@ -43,12 +43,23 @@ class Trajectories:
             self._current = ids[-1].copy()
         return ids
 
+    def adopt(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Numbers that are unique within this life of the worker, made unique over all."""
+        if self._current is None:
+            self._current = np.array([self.count])
+        own = ids + int(self._current[0])
+        self.count = max(self.count, int(own.max(initial=-1)) + 1)
+        return own * self.num_workers + self.worker
+
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = int(state["count"])
         self._current = None
+
+
+_NUMBERS = ("version", "ids", "envs")
 
 
 @dataclass
@@ -63,11 +74,17 @@ class Part:
 
 
 def assemble(
-    parts: Sequence[Part], *, num_steps: int, copy: bool, stamps: bool = True
+    parts: Sequence[Part],
+    *,
+    num_steps: int,
+    copy: bool,
+    stamps: bool = True,
+    into: dict[Key, Tensor] | None = None,
 ) -> TensorDict:
     """One batch of these blocks, one below the other.
 
     With `copy` it has memory of its own; without it (one part only), it is a view of the block.
+    into: memory to use again; if it is empty, what was allocated is left there.
     Rows beyond what was collected are masked, and so is what was no frame.
     """
     if not copy:
@@ -76,7 +93,7 @@ def assemble(
         return _as_batch(_views(part), part, num_steps, stamps)
     layout = parts[0].frames.layout
     total = sum(part.frames.layout.num_envs for part in parts)
-    out: dict[Key, Tensor] = {}
+    out: dict[Key, Tensor] = {} if into is None else into
     row = 0
     for part in parts:
         count = part.frames.layout.num_envs
@@ -89,7 +106,7 @@ def assemble(
         target = {key: value[row : row + count] for key, value in out.items()}
         _fill(target, views, part, num_steps)
         row += count
-    return _finish(out, parts, layout, total, num_steps, stamps)
+    return _finish(dict(out), parts, layout, total, num_steps, stamps)
 
 
 def _views(part: Part) -> dict[Key, Tensor]:
@@ -97,9 +114,27 @@ def _views(part: Part) -> dict[Key, Tensor]:
     layout, tensors, steps = part.frames.layout, part.frames.tensors, part.steps
     views: dict[Key, Tensor] = {}
     for name, field in layout.fields.items():
-        if name != "version":
+        if name not in _NUMBERS:
             views[field.key] = tensors[name][:steps].transpose(0, 1)
     return views
+
+
+def _numbered(part: Part) -> Tensor:
+    """The trajectory of every frame [environments, time]."""
+    frames, steps = part.frames, part.steps
+    if frames.layout.hosted:
+        ids = part.trajectories.adopt(frames.tensors["ids"][:steps].numpy())
+    else:
+        ids = part.trajectories.number(frames.is_init[:steps])
+    return torch.from_numpy(ids.T)
+
+
+def _environments(part: Part) -> Tensor:
+    """The number of each row's environment, over all workers: [environments, 1]."""
+    if part.frames.layout.hosted:
+        return part.frames.tensors["envs"][:1].T + part.first_env
+    count = part.frames.layout.num_envs
+    return torch.arange(part.first_env, part.first_env + count)[:, None]
 
 
 def _ended(part: Part) -> np.ndarray[Any, Any]:
@@ -152,11 +187,10 @@ def _finish(
     for part in parts:
         count, steps = part.frames.layout.num_envs, part.steps
         rows = slice(row, row + count)
-        numbered = part.trajectories.number(part.frames.is_init[:steps])
-        ids[rows, :steps] = torch.from_numpy(numbered.T)
-        version[rows, :steps] = torch.from_numpy(part.frames.version[:steps])
+        ids[rows, :steps] = _numbered(part)
+        version[rows, :steps] = torch.from_numpy(part.frames.version[:steps].T)
         worker[rows] = part.worker
-        env[rows] = torch.arange(part.first_env, part.first_env + count)[:, None]
+        env[rows] = _environments(part)
         row += count
     out[("next", "done")] = out[("next", "terminated")] | out[("next", "truncated")]
     out[("collector", "traj_ids")] = ids
@@ -170,16 +204,13 @@ def _finish(
 
 def _as_batch(views: dict[Key, Tensor], part: Part, num_steps: int, stamps: bool) -> TensorDict:
     count, steps = part.frames.layout.num_envs, part.steps
-    ids = torch.from_numpy(part.trajectories.number(part.frames.is_init[:steps]).T)
     views = dict(views)
     views[("next", "done")] = views[("next", "terminated")] | views[("next", "truncated")]
-    views[("collector", "traj_ids")] = ids
+    views[("collector", "traj_ids")] = _numbered(part)
     views[("collector", "worker")] = torch.full((1, 1), part.worker).expand(count, steps)
-    numbers = torch.arange(part.first_env, part.first_env + count)
-    views[("collector", "env")] = numbers[:, None].expand(count, steps)
+    views[("collector", "env")] = _environments(part).expand(count, steps)
     if stamps:
-        stamp = torch.from_numpy(part.frames.version[:steps])
-        views[("policy_version",)] = stamp.expand(count, steps)
+        views[("policy_version",)] = torch.from_numpy(part.frames.version[:steps].T)
     if steps < num_steps or not part.frames.live[:steps].all():
         views = {key: _padded(view, num_steps) for key, view in views.items()}
         _compact(views)

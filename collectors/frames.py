@@ -39,6 +39,7 @@ class FrameLayout:
     observations: tuple[Field, ...]
     outputs: tuple[Field, ...]
     action: Field
+    hosted: bool = False  # filled by a collector, which numbers trajectories and environments
 
     @classmethod
     def of(
@@ -79,6 +80,9 @@ class FrameLayout:
         named["is_init"] = Field(("is_init",), steps + 1, (), torch.bool)
         named["live"] = Field(("collector", "mask"), steps, (), torch.bool)
         named["version"] = Field(("policy_version",), steps, (), torch.int64)
+        if self.hosted:
+            named["ids"] = Field(("collector", "traj_ids"), steps, (), torch.int64)
+            named["envs"] = Field(("collector", "env"), steps, (), torch.int64)
         return named
 
     @cached_property
@@ -86,8 +90,7 @@ class FrameLayout:
         """Offset and shape of every field."""
         places, offset = {}, 0
         for name, field in self.fields.items():
-            envs = () if name == "version" else (self.num_envs,)
-            shape = (field.rows, *envs, *field.shape)
+            shape = (field.rows, self.num_envs, *field.shape)
             places[name] = (offset, shape)
             size = int(np.prod(shape, dtype=np.int64)) * field.dtype.itemsize
             offset += -(-size // ALIGNMENT) * ALIGNMENT

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from collectors.base import BaseCollector
 from collectors.batches import Part, assemble
 from collectors.crew import Crew, Full, Member
-from collectors.options import ASYNC, SYNC, Steps, per_worker, share_frames
+from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.weights import Publisher
 from collectors.words import CUT
@@ -97,7 +97,8 @@ class _Workers(BaseCollector):
                 policy=None if self._factories[i] is not None else self.policy,
                 policy_factory=self._factories[i],
                 seeds=Seeds(self.seed, i),
-                num_steps=Steps(self._frames_of[i]),
+                frames=self._frames_of[i],
+                collector_class=options.collector_class,
                 num_blocks=self._num_blocks,
                 policy_device=devices[i],
                 num_threads=options.num_sub_threads,
@@ -109,6 +110,11 @@ class _Workers(BaseCollector):
     @property
     def _num_blocks(self) -> int:
         return 1
+
+    @property
+    def num_envs(self) -> int:
+        """The environments of all workers."""
+        return int(self._first_env[-1])
 
     @property
     def frames_per_batch(self) -> int:
@@ -205,7 +211,7 @@ class _Workers(BaseCollector):
         if reset_idx is None:
             self._call("reset", None)
             return
-        which = np.zeros(int(self._first_env[-1]), bool)
+        which = np.zeros(self.num_envs, bool)
         which[np.asarray(reset_idx)] = True
         first = self._first_env
         for member in self.crew.members:
@@ -234,7 +240,8 @@ class MultiSyncCollector(_Workers):
     kind = SYNC
 
     def _begin(self) -> None:
-        self._out: dict[Any, torch.Tensor] | None = None
+        reused: dict[Any, torch.Tensor] = {}
+        self._out = None if self.options.copy else reused
 
     def _gather(self) -> TensorDict:
         assert self.crew is not None
@@ -259,7 +266,9 @@ class MultiSyncCollector(_Workers):
             parts.append(self._part(member, full))
         self._check_alike(parts)
         steps = max(part.frames.layout.num_steps for part in parts)
-        batch = assemble(parts, num_steps=steps, copy=True, stamps=self.tracked is not None)
+        batch = assemble(
+            parts, num_steps=steps, copy=True, stamps=self.tracked is not None, into=self._out
+        )
         self.preempted += sum(
             (part.frames.layout.num_steps - part.steps) * part.frames.layout.num_envs
             for part in parts

@@ -27,7 +27,7 @@ class Options:
     frames_per_batch: int | Sequence[int] = 200  # of all workers (async: of one)
     total_frames: int = -1  # for ever
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
-    collector_class: type | None = None  # what each worker hosts instead of a plain rollout
+    collector_class: Callable[..., Any] | None = None  # what each worker hosts; or a partial of it
     # Where
     device: Any = None  # for policy and batches, where those are not named
     policy_device: Any = None
@@ -132,6 +132,10 @@ class Options:
             (
                 self.trajs_per_batch is not None and not self.reset_when_done,
                 "trajs_per_batch waits for many episodes; with reset_when_done=False there is one",
+            ),
+            (
+                self.collector_class is not None and self.preemptive_threshold is not None,
+                "preemptive_threshold cuts between two steps, which a hosted collector_class hides",
             ),
             (
                 self.replay_buffer is None and not self.extend_buffer,
@@ -247,7 +251,9 @@ def count_workers(create_env_fn: Any, num_workers: int | None) -> int:
 def check_factory(create_env_fn: Any) -> None:
     """Refuse what makes no environments."""
     for one in create_env_fn if isinstance(create_env_fn, Sequence) else [create_env_fn]:
-        if not callable(one):
+        if isinstance(one, Sequence) and not isinstance(one, str):  # a hosted collector's workers
+            check_factory(one)
+        elif not callable(one):
             raise TypeError(
                 f"create_env_fn must be a function that makes an environment, "
                 f"got {type(one).__name__}"

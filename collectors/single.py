@@ -116,6 +116,12 @@ class Collector(BaseCollector):
         return SchemeIntake(receivers), policy
 
     @property
+    def num_envs(self) -> int:
+        """The environments."""
+        assert self.environments is not None
+        return self.environments.num_envs
+
+    @property
     def frames_per_batch(self) -> int:
         return int(self.options.frames_per_batch)  # type: ignore[arg-type]
 

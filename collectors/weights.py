@@ -12,7 +12,7 @@ from torch import nn
 
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.memory import wait_for
-from sync.strategy import Weights
+from sync.strategy import Weights, is_by_worker
 
 POLICY = "policy"
 
@@ -217,8 +217,7 @@ class Publisher:
     def addressed(self, worker_ids: Any, weights: Any = None) -> list[int]:
         """The workers that a send with these arguments goes to."""
         if worker_ids is None:
-            by_worker = isinstance(weights, Mapping) and all(isinstance(k, int) for k in weights)
-            return list(weights) if by_worker and weights else list(self.promised)
+            return list(weights if is_by_worker(weights) else self.promised)
         return [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
 
     def stats(self) -> dict[str, Any]:

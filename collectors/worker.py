@@ -36,7 +36,9 @@ from torch import nn
 
 from collectors.environments import Environments, open_environments
 from collectors.frames import FrameLayout, Frames
+from collectors.hosted import Hosted
 from collectors.line import Line, LineClosed
+from collectors.options import Steps
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout
 from collectors.seeds import Seeds, Streams
@@ -55,9 +57,10 @@ class Job:
     policy: Any
     policy_factory: Callable[[], Any] | None
     seeds: Seeds
-    num_steps: Callable[[int], int]
+    frames: int  # in a block
     num_blocks: int
     policy_device: torch.device | None = None
+    collector_class: Callable[..., Any] | None = None
     num_threads: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -151,6 +154,7 @@ class Worker:
         self._memory: AnonymousMemory | None = None
         self._close_env = True
         self.environments: Environments | None = None
+        self.hosted: Any = None
         self.intake: Intake = FixedIntake()
         self.job = job = Job.unpack(setup.job)
         torch.set_num_threads(job.num_threads)
@@ -158,28 +162,34 @@ class Worker:
         if isinstance(self.policy, nn.Module) and job.policy_device is not None:
             self.policy.to(job.policy_device)
         options = job.options
-        self.environments = open_environments(
+        self._at_batch = options["apply_at"] == "batch"
+        self._reset_each = options["reset_at_each_iter"]
+        self._timeout = options["timeout"]
+        self.rollout: Any = self._host() if job.collector_class is not None else self._roll_out()
+
+    def _roll_out(self) -> Rollout:
+        """Step environments here."""
+        job, options = self.job, self.job.options
+        self.environments = environments = open_environments(
             job.create_env_fn,
             job.create_env_kwargs,
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
         )
-        self.num_steps = job.num_steps(self.environments.num_envs)
-        hello = {"num_envs": self.environments.num_envs, "environment": str(self.environments)}
-        self.line.send(("hello", hello))
-        self.intake = self._connect()
+        self.num_steps = Steps(job.frames)(environments.num_envs)
+        self._greet(environments.num_envs, str(environments))
         acting = None
         if self.policy is not None:
             acting = Acting(
                 self.policy,
-                self.environments.observations,
+                environments.observations,
                 device=job.policy_device,
                 trusted=options["trust_policy"],
                 compile_policy=options["compile_policy"],
                 cudagraph=options["cudagraph_policy"],
             )
-        self.rollout = Rollout(
-            self.environments,
+        return Rollout(
+            environments,
             acting,
             self.intake,
             job.seeds,
@@ -190,9 +200,33 @@ class Worker:
             words=self.words,
             attend=self._attend,
         )
-        self._at_batch = options["apply_at"] == "batch"
-        self._reset_each = options["reset_at_each_iter"]
-        self._timeout = options["timeout"]
+
+    def _host(self) -> Hosted:
+        """Have a collector of its own do the work."""
+        job, options = self.job, self.job.options
+        assert job.collector_class is not None
+        passed = {name: options[name] for name in _PASSED_ON}
+        self.hosted = job.collector_class(
+            job.create_env_fn,
+            self.policy,
+            frames_per_batch=job.frames,
+            create_env_kwargs=job.create_env_kwargs or None,
+            policy_device=job.policy_device,
+            init_random_frames=options["random_frames"],
+            **passed,
+        )
+        self.num_steps = 0
+        members = self.hosted.stats().get("workers")
+        num_envs = self.hosted.num_envs
+        described = f"{type(self.hosted).__name__} of {len(members or [0])}"
+        self._greet(num_envs, described)
+        return Hosted(self.hosted, job.seeds, words=self.words, attend=self._attend)
+
+    def _greet(self, num_envs: int, environment: str) -> None:
+        """Say that all is made, and take version 0."""
+        self.num_envs = num_envs
+        self.line.send(("hello", {"num_envs": num_envs, "environment": environment}))
+        self.intake = self._connect()
 
     def _connect(self) -> Intake:
         schemes = {
@@ -201,8 +235,13 @@ class Worker:
             if not isinstance(scheme, NoWeightSyncScheme)
         }
         for model_id, scheme in schemes.items():
-            model = find_model(self.policy, model_id)
-            scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
+            if self.hosted is not None:
+                scheme.init_on_receiver(
+                    model_id=model_id, context=self.hosted, worker_idx=self.worker_idx
+                )
+            else:
+                model = find_model(self.policy, model_id)
+                scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
             scheme.connect(background=False)
         if not schemes:
             return FixedIntake()
@@ -210,6 +249,7 @@ class Worker:
 
     def run(self) -> None:
         """Fill blocks as they are ordered, until `_Stop`."""
+        self._take()
         while True:
             while self._paused or not self._orders:
                 self._rest()
@@ -222,18 +262,24 @@ class Worker:
         if self.line.ended:
             raise LineClosed("the trainer hung up")
         self._read_messages()
-        if self.intake.has_news() and not (self._at_batch and self._order is not None):
+        if not (self._at_batch and self._order is not None):
+            self._take()
+
+    def _take(self) -> None:
+        """Take new weights into use, if there are any."""
+        if self.intake.has_news():
             self.words.words[STAGE] = TAKING_WEIGHTS
             self.intake.take()
+        if isinstance(self.rollout, Hosted):
+            self.rollout.follow(self.intake)
 
     def _collect(self, order: Order) -> None:
         words, rollout = self.words.words, self.rollout
         if isinstance(self.intake, SchemeIntake):
             words[STAGE] = TAKING_WEIGHTS
             self.intake.take_at_least(order.versions, self._timeout)
-            if self.intake.has_news():
-                self.intake.take()
-        if self._reset_each:
+            self._take()
+        if self._reset_each and self.hosted is None:
             rollout.restart()
         if not self._blocks:
             self._share(rollout.plan(self.num_steps))
@@ -244,8 +290,8 @@ class Worker:
         words[STAGE] = HANDING_OVER
         self._order = None
         count = self.words.finish(order.block)
-        assert self.environments is not None
-        check_numbers(frames, steps, self.environments)
+        if self.environments is not None:
+            check_numbers(frames, steps, self.environments)
         self.line.send(("batch", order.block, order.serial, steps, count))
 
     def _share(self, layout: FrameLayout) -> None:
@@ -262,7 +308,7 @@ class Worker:
 
     # -- between two steps
 
-    def _attend(self, rollout: Rollout) -> bool:
+    def _attend(self, rollout: Any) -> bool:
         """See to messages; False if the block is to be cut short here."""
         words = self.words.words
         if words[MESSAGES] != self._seen:
@@ -304,6 +350,8 @@ class Worker:
         return {"stage": self.words.stage, "version": self.intake.version, "pid": os.getpid()}
 
     def do_getattr_env(self, name: str) -> Any:
+        if self.hosted is not None:
+            return self.hosted.getattr_env(name)
         assert self.environments is not None
         return self.environments.attribute(name)
 
@@ -314,10 +362,9 @@ class Worker:
         self.rollout.reseed(seeds)
 
     def do_reset(self, which: list[int] | None) -> None:
-        assert self.environments is not None
         mask = None
         if which is not None:
-            mask = np.zeros(self.environments.num_envs, bool)
+            mask = np.zeros(self.num_envs, bool)
             mask[which] = True
         self.rollout.restart(mask)
 
@@ -336,9 +383,26 @@ class Worker:
     def close(self) -> None:
         """Let the trainer's memory go, and close the environments."""
         self.intake.close()
+        if self.hosted is not None:
+            self.hosted.shutdown(timeout=1.0, close_env=self._close_env, raise_on_error=False)
         if self.environments is not None and self._close_env:
             with contextlib.suppress(Exception):
                 self.environments.close()
+
+
+# The options that a hosted collector is given as they are.
+_PASSED_ON = (
+    "max_frames_per_traj",
+    "reset_when_done",
+    "reset_at_each_iter",
+    "trust_policy",
+    "compile_policy",
+    "cudagraph_policy",
+    "exploration_type",
+    "apply_at",
+    "set_truncated",
+    "timeout",
+)
 
 
 def _attribute(thing: Any, path: str) -> Any:

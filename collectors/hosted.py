@@ -1,0 +1,148 @@
+"""A whole collector inside a worker, in the place of a plain rollout.
+
+    trainer's scheme  --->  this worker's receiver  --->  the hosted collector's own schemes
+    trainer's block   <---  rows, stamps translated <---  its batches
+
+Messages and weights are seen to between two of its batches, not between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from collectors.batches import frames_of
+from collectors.frames import Field, FrameLayout, Frames
+from collectors.seeds import Seeds
+from collectors.spaces import Key
+from collectors.weights import Intake
+from collectors.words import FRAMES, STAGE, STEPPING, STEPS, VERSION, Words
+
+_OWN = {"is_init", "policy_version", "collector", "action", "next"}
+
+
+class Hosted:
+    """Fills blocks with a collector's batches. It is asked what a `Rollout` is asked."""
+
+    def __init__(
+        self, collector: Any, seeds: Seeds, *, words: Words, attend: Callable[[Any], bool]
+    ):
+        self.collector = collector
+        self.words = words.words
+        self.attend = attend
+        self.frames: Frames | None = None
+        self.layout: FrameLayout | None = None
+        self._first: TensorDict | None = None
+        self._outer = np.zeros(1, np.int64)  # the trainer's version, by the hosted collector's
+        self.reseed(seeds)
+
+    def follow(self, weights: Intake) -> None:
+        """Note which of the trainer's versions the newest of the hosted collector's is."""
+        inner = self.collector.publisher.version
+        if inner >= len(self._outer):
+            grown = np.full(max(inner + 1, 2 * len(self._outer)), self._outer[-1])
+            grown[: len(self._outer)] = self._outer
+            self._outer = grown
+        self._outer[inner:] = weights.version
+        self.words[VERSION] = weights.version
+
+    def reseed(self, seeds: Seeds) -> None:
+        self.seeds = seeds
+        self.collector.set_seed(int(seeds.environments(1)[0]), seeds.static)
+        self._first = None
+
+    def restart(self, which: np.ndarray[Any, Any] | None = None) -> None:
+        self.collector.reset(None if which is None else which)
+        self._first = None
+
+    def plan(self, num_steps: int) -> FrameLayout:
+        """What a batch of the hosted collector holds, as a block."""
+        if self.layout is None:
+            self._first = self.collector.next()
+            self.layout = _layout(self._first)
+        return self.layout
+
+    def collect(self, frames: Frames) -> int:
+        """Fill the block with the next batch; how many rows that has."""
+        words = self.words
+        self.attend(self)
+        words[STAGE] = STEPPING
+        if self._first is not None:
+            batch, self._first = self._first, None
+        else:
+            batch = self.collector.next()
+        _write(frames, batch, self._outer)
+        words[FRAMES] += frames_of(batch)
+        words[STEPS] += 1
+        steps: int = batch.batch_size[1]
+        frames.num_steps = steps
+        return steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"collector": self.collector.state_dict(), "outer": torch.from_numpy(self._outer)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        self._outer = state["outer"].numpy().copy()
+        exact: bool = self.collector.load_state_dict(state["collector"])
+        return exact
+
+
+def _layout(batch: TensorDict) -> FrameLayout:
+    num_envs, num_steps = batch.batch_size
+    keys: list[Key] = [
+        (key,) if isinstance(key, str) else tuple(key) for key in batch.keys(True, True)
+    ]
+    follows = {key[1:] for key in keys if key[0] == "next"}
+    observations = [key for key in keys if key in follows and key[0] not in _OWN]
+    outputs = [key for key in keys if key not in follows and key[0] not in _OWN]
+    outputs += [
+        key
+        for key in keys
+        if key[0] == "next" and key[1:] not in observations and key[1] not in _ENDS
+    ]
+
+    def field(key: Key, rows: int) -> Field:
+        value = batch.get(key)
+        return Field(key, rows, tuple(value.shape[2:]), value.dtype)
+
+    return FrameLayout(
+        num_envs,
+        num_steps,
+        tuple(field(key, num_steps + 1) for key in observations),
+        tuple(field(key, num_steps) for key in outputs),
+        field(("action",), num_steps),
+        hosted=True,
+    )
+
+
+_ENDS = ("reward", "done", "terminated", "truncated")
+
+
+def _write(frames: Frames, batch: TensorDict, outer: np.ndarray[Any, Any]) -> None:
+    """Put a batch [environments, time] into a block, time first."""
+    frames.begin()
+    layout, tensors, steps = frames.layout, frames.tensors, batch.batch_size[1]
+    for i, field in enumerate(layout.observations):
+        follows = batch.get(("next", *field.key)).transpose(0, 1)
+        tensors[f"obs/{i}"][:steps] = batch.get(field.key).transpose(0, 1)
+        tensors[f"obs/{i}"][steps] = follows[-1]
+        tensors[f"next/{i}"][:steps] = follows
+    named = {f"out/{i}": field.key for i, field in enumerate(layout.outputs)}
+    named |= {
+        "action": ("action",),
+        "reward": ("next", "reward"),
+        "terminated": ("next", "terminated"),
+        "truncated": ("next", "truncated"),
+        "is_init": ("is_init",),
+        "live": ("collector", "mask"),
+        "ids": ("collector", "traj_ids"),
+        "envs": ("collector", "env"),
+    }
+    for name, key in named.items():
+        tensors[name][:steps] = batch.get(key).transpose(0, 1)
+    stamps = batch["policy_version"].transpose(0, 1).numpy()
+    frames.version[:steps] = np.where(stamps < 0, stamps, outer[np.maximum(stamps, 0)])
