@@ -100,7 +100,9 @@ class Board:
         return bool(self.head[_CLOSED])
 
     def close(self) -> None:
-        """Tell every worker that no more will come."""
+        """Tell every worker that no more will come; once."""
+        if self.closed:
+            return
         self.head[_CLOSED] = 1
         self.order()
         for bell in self.bells:

@@ -75,6 +75,7 @@ class WeightSyncScheme(ABC):
         self._receiver: ReceiverEnd | None = None
         self._context: Callable[[], Any] = _nothing
         self._shut = False
+        self._last_version = NEVER
 
     # -- what a kind of scheme defines
 
@@ -257,7 +258,8 @@ class WeightSyncScheme(ABC):
 
     def has_news(self) -> bool:
         """Whether there may be something newer to `receive`: no lock, no system call, no copy."""
-        return self._need_receiver("has_news").transport.has_news()
+        receiver = self._receiver or self._need_receiver("has_news")
+        return receiver.transport.has_news()
 
     def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
         """Sleep until there is news, the sender is gone, or one of `fds` is readable; `has_news()`.
@@ -336,9 +338,12 @@ class WeightSyncScheme(ABC):
 
     @property
     def version(self) -> int:
-        """The version last published (on the sender) or in use (on a receiver); -1 before any."""
+        """The version last published (on the sender) or in use (on a receiver); -1 before any.
+
+        After `shutdown` it is the last there was.
+        """
         end = self._sender if self._is_sender else self._receiver
-        return NEVER if end is None else end.version
+        return self._last_version if end is None else end.version
 
     @property
     def acknowledged(self) -> dict[int, int]:
@@ -399,14 +404,21 @@ class WeightSyncScheme(ABC):
         return self._transports[worker_idx]
 
     def shutdown(self) -> None:
-        """Let the other side go, and release everything. Bounded; a second call does nothing."""
+        """Let the other side go, and release everything. Bounded; a second call does nothing.
+
+        The scheme lets go of the model, which keeps its weights in memory of its own, and of every
+        snapshot; of all it knew, `version` and `model_id` stay.
+        """
         if self._shut or self._pid != os.getpid():
             return
+        last_version = self.version
         self._shut = True
         for end in (self._sender, self._receiver):
             if end is not None:
                 end.close()
+        self._sender = self._receiver = self._layout = None
         self._transports = {}
+        self._last_version = last_version
 
     def __enter__(self) -> Self:
         return self
@@ -420,7 +432,7 @@ class WeightSyncScheme(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_pid", "_sender", "_receiver", "_context", "_shut"):
+        for name in ("_pid", "_sender", "_receiver", "_context", "_shut", "_last_version"):
             del state[name]
         return state
 

@@ -1,0 +1,81 @@
+"""What a scheme lets go of at `shutdown`, and what it still says afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from pathlib import Path
+
+import pytest
+
+from sync import NoWeightSyncScheme
+from sync.board import Board
+from sync.memory import Doorbell
+from tests.sync.support import bits, policy
+from tests.sync.test_same_process import in_one_thread
+from tests.sync.test_scheme import EACH, NOTHING, known, sender
+
+
+def shared_blocks():
+    """How much of this process's memory is shared blocks, and how many descriptors it holds."""
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    return maps.count("memfd:lockstep"), len(os.listdir("/proc/self/fd"))
+
+
+@EACH
+def test_memory_and_descriptors_are_let_go_while_the_scheme_lives(kind):
+    before = shared_blocks()
+    with in_one_thread(scheme := sender(kind)) as (receiver,):
+        scheme.send_async(policy(2))
+        receiver.receive()
+        receiver.receive()
+        assert shared_blocks() > before
+    assert shared_blocks() == before
+    assert (scheme.version, receiver.version) == (1, 1)
+
+
+@EACH
+def test_the_trainers_model_is_let_go(kind):
+    scheme = sender(kind, model := policy(1))
+    gone = weakref.ref(model)
+    scheme.shutdown()
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@EACH
+def test_afterwards_only_the_last_version_is_known(kind):
+    with in_one_thread(scheme := sender(kind, workers=2), 2) as receivers:
+        scheme.send_async()
+        models = [receiver.model for receiver in receivers]
+        for receiver in receivers:
+            receiver.receive()
+    assert [bits(model) for model in models] == [bits(policy(1))] * 2
+    for end in (scheme, *receivers):
+        assert known(end) == {**NOTHING, "version": 1}
+        assert (end.model, end.num_workers, end.context) == (None, 0, None)
+
+
+def test_the_empty_scheme_lets_go_too():
+    scheme = NoWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"])
+    scheme.connect()
+    scheme.shutdown()
+    assert known(scheme) == {**NOTHING, "version": 0}
+    assert scheme.model is None
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="counts the rings of an eventfd")
+def test_each_worker_is_rung_once():
+    def rings(bell):
+        assert isinstance(bell, Doorbell)
+        return os.eventfd_read(bell.fd)
+
+    scheme = sender("shared_copy", workers=5)
+    board = scheme.create_transport().board
+    assert isinstance(board, Board)
+    scheme.shutdown()
+    assert [rings(bell) for bell in board.bells] == [1] * 5
