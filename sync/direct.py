@@ -12,9 +12,10 @@ from sync.forms import SenderForm, resolve_model
 from sync.layout import Layout
 from sync.memory import wait_for
 from sync.scheme import WeightSyncScheme, _nothing
+from sync.sender import chosen_workers
 from sync.slots import Slots
 from sync.snapshot import NEVER
-from sync.strategy import Weights
+from sync.strategy import Weights, is_by_worker
 from sync.transport import Transport
 
 
@@ -68,20 +69,38 @@ class NoWeightSyncScheme(WeightSyncScheme):
         weights: Weights | Mapping[int, Weights] | None = None,
         worker_ids: int | Sequence[int] | None = None,
     ) -> None:
-        """Moves nothing."""
+        """Moves nothing; what no scheme could send is refused."""
+        self._check_send("send", weights, worker_ids)
 
     def send_async(
         self,
         weights: Weights | Mapping[int, Weights] | None = None,
         worker_ids: int | Sequence[int] | None = None,
     ) -> None:
-        """Moves nothing."""
+        """Moves nothing; what no scheme could send is refused."""
+        self._check_send("send_async", weights, worker_ids)
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Nothing is under way."""
+        self._check_side("wait_async", "sender")
+
+    def _check_send(self, call: str, weights: Any, worker_ids: Any) -> None:
+        self._check_side(call, "sender")
+        workers = chosen_workers(worker_ids, self._num_workers)
+        if is_by_worker(weights):
+            addressed = chosen_workers(weights, self._num_workers)
+            if worker_ids is not None and workers != addressed:
+                raise ValueError(
+                    f"worker_ids={worker_ids} and weights for workers {addressed} disagree"
+                )
+
+    def _check_side(self, call: str, side: str) -> None:
+        if self._side != side:
+            raise RuntimeError(f"{call} is for a {side}; this scheme is {self._side or 'neither'}")
 
     def receive(self, timeout: float | None = None) -> None:
         """Nothing ever comes."""
+        self._check_side("receive", "receiver")
         return None
 
     def has_news(self) -> bool:
@@ -150,6 +169,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
     @property
     def synchronized_on_receiver(self) -> bool:
         return self._side == "receiver" and self._version != NEVER
+
+    def shutdown(self) -> None:
+        """Let go of the model; a second call does nothing."""
+        self._side, self._model, self._num_workers = None, None, 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_side": None, "_model": None, "_version": NEVER}

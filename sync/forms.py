@@ -45,6 +45,7 @@ class SenderForm:
         else:
             source = given["weights"] if given["weights"] is not None else given["model"]
             if "devices" in arguments:
+                _check_devices(given["devices"])
                 devices = [None if d is None else torch.device(d) for d in given["devices"]]
             else:
                 devices = [None] * int(given["num_workers"])
@@ -115,6 +116,14 @@ def _from_params_map(params_map: Mapping[int, Weights]) -> SenderForm:
     if all(weights is first for weights in params_map.values()):
         return SenderForm(devices, first)
     return SenderForm(devices, by_worker=dict(params_map))
+
+
+def _check_devices(devices: Any) -> None:
+    if isinstance(devices, str | torch.device):
+        raise ValueError(
+            f"devices={devices!r} is one device; it takes one for each worker: "
+            f"devices=[{str(devices)!r}] for one, devices=[{str(devices)!r}] * 4 for four"
+        )
 
 
 def _clash(arguments: set[str]) -> str:

@@ -99,3 +99,30 @@ def test_weights_can_be_applied_by_hand():
     assert bits(model) == bits(policy(4))
     with scheme:
         scheme.shutdown()
+
+
+def test_what_no_scheme_could_send_is_refused():
+    scheme = scheme_of(policy(1))
+    scheme.connect()
+    for send in (scheme.send, scheme.send_async):
+        with pytest.raises(ValueError, match="no worker 2, only 0 to 1"):
+            send(worker_ids=[0, 2])
+        with pytest.raises(ValueError, match="no worker 7, only 0 to 1"):
+            send({0: policy(1), 7: policy(2)})
+        with pytest.raises(ValueError, match=r"weights for workers \[0\] disagree"):
+            send({0: policy(1)}, worker_ids=1)
+        send({0: policy(1)}, worker_ids=0)
+        send(worker_ids=1)
+    with pytest.raises(RuntimeError, match="receive is for a receiver; this scheme is sender"):
+        scheme.receive()
+    scheme.shutdown()
+    with pytest.raises(RuntimeError, match="send is for a sender; this scheme is neither"):
+        scheme.send()
+
+
+def test_a_receiver_sends_nothing():
+    scheme = NoWeightSyncScheme()
+    scheme.init_on_receiver(model=policy(1), worker_idx=0)
+    for call in (scheme.send, scheme.send_async, scheme.wait_async):
+        with pytest.raises(RuntimeError, match="is for a sender; this scheme is receiver"):
+            call()

@@ -220,3 +220,10 @@ def test_a_worker_without_a_model_gets_weights_of_its_own():
         scheme.send(policy(5))
         assert worker.do(lambda s, m: bits(s.weights)) == bits(policy(5))
         assert worker.do(receive) is True
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")], ids=["text", "device"])
+def test_one_device_in_place_of_a_list_is_refused_with_the_right_spelling(device):
+    scheme = SharedMemWeightSyncScheme()
+    with pytest.raises(ValueError, match=r"is one device; .* devices=\['cpu'\] for one"):
+        scheme.init_on_sender(model=policy(1), devices=device)
