@@ -74,6 +74,8 @@ class HogwildSenderEnd(SharedMemSenderEnd):
 class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
     """The trainer's parameters live in the one block that all workers point at.
 
+    So there is one set of weights, and `send(other_weights)` writes those over the trainer's own.
+
     check_torn: have `reading()` compare the weights before and after each use, and count in `torn`
         the uses during which they moved. It costs two passes over the weights a use.
     """
@@ -98,6 +100,7 @@ class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
         for worker, transport in transports.items():
             assert isinstance(transport, SharedMemTransport)
             transports[worker] = HogwildTransport(slots, transport.board, worker)
+            transports[worker].segfault_hint = transport.segfault_hint
         return slots, transports
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ import mmap
 import os
 import platform
 import select
+import signal
 import sys
 import tempfile
 import threading
@@ -155,24 +156,35 @@ class Doorbell(SharedFd):
 
 
 class Watch:
-    """Tells whether a process is gone; pollable where the kernel can say so (pidfd)."""
+    """Tells whether a process is gone; pollable where the kernel can say so (pidfd).
+
+    Where it cannot, or will not (no descriptors left, a sandbox), the process is looked up.
+    """
 
     def __init__(self, pid: int):
         self.pid = pid
+        self.ending = ""  # how it ended, in words, where that can be known
         self.gone = False
         self._fd: SharedFd | None = None
         try:
             if PIDFDS:
                 self._fd = SharedFd(os.pidfd_open(pid))
         except ProcessLookupError:
-            self.gone = True
+            self._note_end()
+        except OSError:
+            pass  # it will be looked up
+        if self._fd is None and not self.gone:
+            _LOOKED_UP.add(self)
 
     def notice(self, ready: Collection[int]) -> None:
         """Take in what a poll found ready, while its numbers still mean what they meant to it."""
-        if self._fd is not None:
-            self.gone = self.gone or self._fd.fd in ready
-        else:
-            self.gone = self.gone or not _exists(self.pid)
+        if not self.gone and (self._fd.fd in ready if self._fd else not _exists(self.pid)):
+            self._note_end()
+
+    def _note_end(self) -> None:
+        self.ending = _ending(self.pid)
+        self.gone = True
+        _LOOKED_UP.discard(self)
 
     def look(self) -> bool:
         """Whether the process is gone now."""
@@ -184,25 +196,56 @@ class Watch:
         return [self._fd.fd] if self._fd is not None and not self.gone else []
 
 
+_LOOKED_UP: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def must_look() -> bool:
+    """Whether there are processes whose end no poll shows."""
+    return bool(_LOOKED_UP)
+
+
 def _exists(pid: int) -> bool:
-    try:  # a child that nobody has collected exists, but is gone
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return False
-    except ChildProcessError:
-        pass  # no child of ours
+    if _ended_child(pid) is not None:  # nobody has collected it: it exists, but is gone
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:
+        return True  # another user's
     return True
 
 
+def _ending(pid: int) -> str:
+    """How a child that nobody has collected ended; of any other process that is not known."""
+    ended = _ended_child(pid)
+    if ended is None:
+        return ""
+    code, status = ended
+    if code == os.CLD_EXITED:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(status).name}"
+    except ValueError:  # a real-time signal
+        return f"killed by signal {status}"
+
+
+def _ended_child(pid: int) -> tuple[int, int] | None:
+    if not hasattr(os, "waitid"):
+        return None
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None  # no child of ours, or no longer
+    return None if ended is None else (ended.si_code, ended.si_status)
+
+
 def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
-    """The descriptors with news, within `timeout_s`. Without pidfds, looks up every 50 ms."""
+    """The descriptors with news, within `timeout_s`. With processes to look up, 50 ms at most."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    timeout_s = min(timeout_s, 3600.0 if PIDFDS else 0.05)  # whoever needs longer calls again
+    timeout_s = min(timeout_s, 0.05 if must_look() else 3600.0)  # whoever needs longer calls again
     return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
 
 

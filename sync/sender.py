@@ -15,7 +15,7 @@ from sync.board import now_ns
 from sync.errors import WorkerDied, WorkerError, combine
 from sync.forms import SenderForm
 from sync.layout import Layout
-from sync.memory import PIDFDS, Watch
+from sync.memory import Watch, must_look
 from sync.slots import Slots
 from sync.snapshot import NEVER
 from sync.stats import SendStats, Sent
@@ -218,7 +218,7 @@ class SenderEnd:
                 for fd in watch.fds() if watch is not None else ():
                     self._deaths.register(fd, select.POLLIN)
         ready = [fd for fd, _ in self._deaths.poll(0)]
-        if ready or not PIDFDS:
+        if ready or must_look():
             for watch in watches:
                 if watch is not None:
                     watch.notice(ready)
@@ -228,16 +228,7 @@ class SenderEnd:
 
     def workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:
         """The addressed workers, checked."""
-        if worker_ids is None:
-            return list(self.transports)
-        chosen: Sequence[Any]
-        chosen = [worker_ids] if isinstance(worker_ids, Integral) else list(worker_ids)  # type: ignore[arg-type]
-        for worker in chosen:
-            if worker not in self.transports or isinstance(worker, bool):
-                raise ValueError(
-                    f"worker_ids: no worker {worker!r}, only 0 to {len(self.transports) - 1}"
-                )
-        return sorted(set(chosen))
+        return chosen_workers(worker_ids, len(self.transports))
 
     def summary(self) -> dict[str, Any]:
         self.collect()
@@ -250,3 +241,15 @@ class SenderEnd:
         for transport in self.transports.values():
             transport.close()
         self.transports, self._last = {}, None
+
+
+def chosen_workers(worker_ids: int | Iterable[int] | None, num_workers: int) -> list[int]:
+    """The workers that `worker_ids` names, all if None; a `ValueError` for one that is not."""
+    if worker_ids is None:
+        return list(range(num_workers))
+    chosen: list[Any]
+    chosen = [worker_ids] if isinstance(worker_ids, Integral) else list(worker_ids)  # type: ignore[arg-type]
+    for worker in chosen:
+        if worker not in range(num_workers) or isinstance(worker, bool):
+            raise ValueError(f"worker_ids: no worker {worker!r}, only 0 to {num_workers - 1}")
+    return sorted(set(chosen))

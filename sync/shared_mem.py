@@ -26,6 +26,8 @@ from sync.snapshot import NEVER, Snapshot
 from sync.strategy import WeightStrategy
 from sync.transport import Transport
 
+_SEGFAULT_HINT = "; did it write to its parameters? Under zero-copy they are read-only there"
+
 
 class SharedMemTransport(Transport):
     """One worker's row on the board, and the slots it speaks of."""
@@ -205,7 +207,12 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         # it is changing to. One more each can be written, if each gets weights of its own.
         slots = Slots(layout, 4 * num_workers)
         board = Board(num_workers)
-        return slots, {w: SharedMemTransport(slots, board, w) for w in range(num_workers)}
+        transports: dict[int, Transport] = {}
+        for worker in range(num_workers):
+            transports[worker] = SharedMemTransport(slots, board, worker)
+            if self._zero_copy is not False:
+                transports[worker].segfault_hint = _SEGFAULT_HINT
+        return slots, transports
 
     def _check_by_worker(self) -> None:
         if not self.per_worker_weights:

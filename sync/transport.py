@@ -60,6 +60,7 @@ class Transport(ABC):
         self.worker_idx = 0
         self.device: torch.device | None = None
         self.label = ""
+        self.segfault_hint = ""
         self.shares_slots = False
         self.slots: Slots | None = None
         self.strategy = WeightStrategy()
@@ -233,8 +234,11 @@ class Transport(ABC):
             self.failure = WorkerDied(self.worker_idx, f"{self} left: it shut its scheme down")
         if self.watch is not None and self.watch.gone:
             self.connected = False
+            ending = f", {self.watch.ending}" if self.watch.ending else ""
+            hint = self.segfault_hint if "SIGSEGV" in ending else ""
             self.failure = WorkerDied(
-                self.worker_idx, f"{self} died (pid {self.watch.pid}): it can take no weights"
+                self.worker_idx,
+                f"{self} died (pid {self.watch.pid}){ending}: it can take no weights{hint}",
             )
 
     def left(self) -> None:

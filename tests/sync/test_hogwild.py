@@ -179,3 +179,12 @@ def test_who_takes_a_dead_workers_place_shares_the_same_weights():
             newcomer.hear()
             fill(model, 6)
             assert newcomer.do(parameters) == bits(dict(policy(6).named_parameters()))
+
+
+def test_weights_that_are_sent_are_written_over_the_trainers_own():
+    model = policy(1)
+    with running(scheme := scheme_of(model)) as (worker,):
+        scheme.send_async(policy(7))
+        assert worker.do(receive)
+        assert worker.do(parameters) == bits(dict(policy(7).named_parameters()))
+        assert bits(dict(model.named_parameters())) == bits(dict(policy(7).named_parameters()))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 
 import pytest
 from torch import nn
 
 from sync import WorkerDied, WorkerError, WorkerRaised
+from sync.memory import wait_for
 from tests.sync.support import (
     Counting,
     Worker,
@@ -155,3 +157,29 @@ def test_a_worker_may_join_again_in_the_same_process(kind):
                 pass
             assert worker.do(held) == bits(policy(value))
             assert scheme.acknowledged == {0: scheme.version}
+
+
+def wait_for_the_end(scheme):
+    watch = scheme.create_transport().watch
+    while not wait_for(watch.fds(), 20):
+        continue
+
+
+@EACH
+def test_an_error_says_how_the_worker_ended(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        worker.tell(lambda s, m: os._exit(3))
+        wait_for_the_end(scheme)
+        with pytest.raises(WorkerDied, match=r"worker 0 \(cpu\) died \(pid \d+\), exit code 3: "):
+            scheme.send()
+
+
+@EACH
+def test_a_worker_that_wrote_to_its_read_only_parameters_is_reported_with_the_reason(kind):
+    with running(scheme := sender(kind)) as (worker,):
+        worker.tell(lambda s, m: os.kill(os.getpid(), signal.SIGSEGV))
+        wait_for_the_end(scheme)
+        with pytest.raises(WorkerDied, match="killed by SIGSEGV") as failure:
+            scheme.send()
+        hint = "did it write to its parameters? Under zero-copy they are read-only"
+        assert (hint in str(failure.value)) == (kind == "shared_zero_copy")
