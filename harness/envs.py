@@ -122,9 +122,10 @@ def env_factory(
             return partial(_make_native, config, render_mode)
         case "sync" | "async" as kind:
             vector_class = SyncVectorEnv if kind == "sync" else AsyncVectorEnv
-            # The step that ends an episode also resets: no frame is spent on resetting alone.
-            same_step = AutoresetMode.SAME_STEP
-            return partial(vector_class, [make_one] * config.num_envs, autoreset_mode=same_step)
+            # Collectors reset, environment by environment: no frame is spent on resetting alone,
+            # and what was reset by them they can bring back when a run is resumed.
+            disabled = AutoresetMode.DISABLED
+            return partial(vector_class, [make_one] * config.num_envs, autoreset_mode=disabled)
     raise ValueError(f"env.vectorisation is {config.vectorisation!r}, expected {VECTORISATIONS}")
 
 
@@ -133,8 +134,7 @@ def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
         config.id,
         max_episode_steps=config.max_episode_steps,
         disable_env_checker=True,
-        render_mode=render_mode,
-        **config.kwargs,
+        **_arguments(config, render_mode),
     )
     env = ClipToBounds(env) if _bounded(env.action_space) else env
     for name, arguments in named(config.wrappers):
@@ -143,14 +143,13 @@ def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
 
 
 def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
-    kwargs = dict(config.kwargs)
+    kwargs = _arguments(config, render_mode)
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
     envs = gym.make_vec(
         config.id,
         num_envs=config.num_envs,
         vectorization_mode="vector_entry_point",
-        render_mode=render_mode,
         **kwargs,
     )
     envs = ClipVectorToBounds(envs) if _bounded(envs.single_action_space) else envs
@@ -160,6 +159,15 @@ def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
             raise ValueError(f"env.wrappers: {name!r} cannot wrap a native vector")
         envs = wrapper(envs, **arguments)
     return envs
+
+
+def _arguments(config: EnvConfig, render_mode: str | None) -> dict[str, Any]:
+    """For the environment; one that is not rendered need not know of rendering."""
+    return (
+        dict(config.kwargs)
+        if render_mode is None
+        else {**config.kwargs, "render_mode": render_mode}
+    )
 
 
 def _bounded(space: gym.Space) -> bool:

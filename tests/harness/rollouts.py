@@ -48,8 +48,8 @@ def noise(
 
 def known(env_id: str, num_envs: int, seed: int = 0) -> PlainCollector:
     """A collector over environments of gymnasium."""
-    envs = env_factory(EnvConfig(id=env_id, num_envs=num_envs))()
-    assert isinstance(envs, SyncVectorEnv)
+    make = env_factory(EnvConfig(id=env_id, num_envs=1, vectorisation="none"))
+    envs = SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     return PlainCollector(envs, seed)
 
 

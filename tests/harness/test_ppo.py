@@ -381,7 +381,7 @@ def test_images_are_not_normalised_by_statistics():
 
 
 def test_annealing_needs_an_end():
-    with pytest.raises(ValueError, match="total_frames is -1.*no end to anneal to"):
+    with pytest.raises(ValueError, match=r"total_frames is -1.*no end to anneal to"):
         learner(total=-1)
 
 

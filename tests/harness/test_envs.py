@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import pickle
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from harness.envs import EXTRAS, EnvConfig, env_factory
+
+
+def made(**config):
+    """What a factory gives after a journey to another process."""
+    description = EnvConfig(**config)
+    description.validate()
+    return pickle.loads(pickle.dumps(env_factory(description)))()
+
+
+def test_none_is_one_plain_environment():
+    with closing(made(vectorisation="none", num_envs=1)) as env:
+        assert isinstance(env, gym.Env)
+        assert env.reset(seed=0)[0].shape == (4,)
+
+
+@pytest.mark.parametrize("vectorisation", ["sync", "async"])
+def test_a_vector_leaves_it_to_the_collector_to_reset_its_members(vectorisation):
+    with closing(made(vectorisation=vectorisation, num_envs=2, max_episode_steps=1)) as envs:
+        assert envs.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+        envs.reset(seed=0)
+        *_, truncated, _ = envs.step(np.array([0, 1]))
+        assert truncated.all()
+
+
+def test_a_native_vector_is_the_environments_own():
+    with closing(made(vectorisation="native", num_envs=3, max_episode_steps=7)) as envs:
+        assert isinstance(envs, VectorEnv)
+        assert type(envs).__name__ == "CartPoleVectorEnv"
+        assert (envs.num_envs, envs.max_episode_steps) == (3, 7)
+
+
+def test_arguments_and_limits_reach_the_environment():
+    config = {"kwargs": {"g": 3.0}, "max_episode_steps": 5}
+    with closing(made(id="Pendulum-v1", vectorisation="none", num_envs=1, **config)) as env:
+        assert env.unwrapped.g == 3.0
+        env.reset(seed=0)
+        assert [env.step(np.zeros(1))[3] for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_wrappers_go_on_in_the_order_of_their_names():
+    wrappers = ["time_aware", {"frame_stack": {"stack_size": 3}}, "flatten_observation"]
+    with closing(made(vectorisation="none", num_envs=1, wrappers=wrappers)) as env:
+        assert env.observation_space.shape == (15,)
+
+
+def test_a_native_vector_takes_those_wrappers_that_have_a_form_for_it():
+    wrappers = [{"clip_reward": {"min_reward": 0.0, "max_reward": 0.5}}]
+    with closing(made(vectorisation="native", num_envs=2, wrappers=wrappers)) as envs:
+        envs.reset(seed=0)
+        assert envs.step(np.array([0, 1]))[1].tolist() == [0.5, 0.5]
+
+
+# -- actions out of bounds
+
+
+class Echo(gym.Env):
+    """Rewards an action with its first number."""
+
+    observation_space = Discrete(2)
+    action_space = Box(-1, 2, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 0, float(action[0]), False, False, {}
+
+
+class EchoVector(VectorEnv):
+    """The same, several at once."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs, max_episode_steps=None, render_mode=None):
+        self.num_envs = num_envs
+        self.single_action_space = Echo.action_space
+        self.action_space = gym.vector.utils.batch_space(Echo.action_space, num_envs)
+        self.observation_space = self.single_observation_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.num_envs), {}
+
+    def step(self, actions):
+        no = np.zeros(self.num_envs, bool)
+        return np.zeros(self.num_envs), actions[:, 0], no, no, {}
+
+
+@pytest.fixture
+def echo():
+    gym.register("Echo-v0", Echo, vector_entry_point=EchoVector)
+    yield "Echo-v0"
+    del gym.registry["Echo-v0"]
+
+
+def test_actions_are_clipped_to_bounds_that_go_on_being_stated(echo):
+    with closing(made(id=echo, vectorisation="none", num_envs=1)) as env:
+        assert env.action_space == Echo.action_space
+        env.reset()
+        assert [env.step(np.full(2, x))[1] for x in (-9.0, 0.5, 9.0)] == [-1.0, 0.5, 2.0]
+
+
+def test_actions_are_clipped_in_a_native_vector_too(echo):
+    with closing(made(id=echo, vectorisation="native", num_envs=3)) as envs:
+        assert envs.single_action_space == Echo.action_space
+        envs.reset()
+        actions = np.float32([[-9, 0], [0.5, 0], [9, 0]])
+        assert envs.step(actions)[1].tolist() == [-1.0, 0.5, 2.0]
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"id": "CartPol-v1"}, "env.id is 'CartPol-v1'.*did you mean 'CartPole-v1'"),
+        ({"id": "LunarLander-v2"}, "did you mean 'LunarLander-v3'"),
+        ({"id": "no_such_module:Thing-v0"}, "env.id is 'no_such_module:Thing-v0'"),
+        ({"vectorisation": "nativ"}, "did you mean 'native'"),
+        ({"vectorisation": "none", "num_envs": 8}, "env.num_envs is 8.*expected 1"),
+        ({"num_envs": 0}, "env.num_envs is 0, expected 1 or more"),
+        ({"max_episode_steps": 0}, "env.max_episode_steps is 0"),
+        ({"id": "Pendulum-v1", "vectorisation": "native"}, "no vector form of its own"),
+        ({"wrappers": ["frame_stak"]}, "did you mean 'frame_stack'"),
+        ({"wrappers": [{"resize": {}, "atari": {}}]}, "expected a name or"),
+        ({"wrappers": ["time_aware"], "vectorisation": "native"}, "cannot wrap a native vector"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_refused_in_one_line(config, complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
+        EnvConfig(**config).validate()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(EXTRAS, "gymnasium.envs.mujoco", ("no_such_module", "mujoco"))
+    with pytest.raises(ValueError, match=r"needs no_such_module.*pip install -e '.\[mujoco\]'"):
+        EnvConfig(id="HalfCheetah-v5").validate()

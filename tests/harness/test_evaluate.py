@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import random
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import nn
+
+from harness.algos.ppo import PPO, PPOConfig
+from harness.envs import EnvConfig
+from harness.evaluate import Evaluator
+from harness.models import ModelConfig
+
+
+class Counting(gym.Env):
+    """Shows how many steps are done; ends after as many as its seed says, with reward 1 each."""
+
+    observation_space = Box(0, 100, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left, self.done = seed % 10, 0
+        random.random(), np.random.rand(), torch.rand(1)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.left > 0, "stepped after its end"
+        self.left, self.done = self.left - 1, self.done + 1
+        return np.full(1, self.done, np.float32), float(action), self.left == 0, False, {}
+
+
+@pytest.fixture
+def counting():
+    gym.register("Counting-v0", Counting)
+    yield EnvConfig(id="Counting-v0")
+    del gym.registry["Counting-v0"]
+
+
+class Always(nn.Module):
+    """Chooses 1; looks at what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, observation):
+        self.sizes.append(len(observation))
+        torch.rand(1)
+        return torch.ones(len(observation), dtype=torch.int64)
+
+
+def test_every_episode_counts_once_and_the_figures_are_theirs(counting):
+    policy = Always()
+    result = Evaluator(counting, episodes=3, seed=2).run(policy)  # lengths 2, 3 and 4
+    assert result["eval/return"] == result["eval/length"] == 3.0
+    assert result["eval/return_std"] == pytest.approx(np.std([2, 3, 4]))
+    assert policy.sizes == [3, 3, 2, 1]  # finished environments are left alone
+
+
+def test_the_same_policy_gets_the_same_result_each_time(counting):
+    evaluator = Evaluator(counting, episodes=4, seed=1)
+    assert evaluator.run(Always()) == evaluator.run(Always())
+    evaluator.close()
+
+
+def test_no_global_random_stream_is_moved(counting):
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    Evaluator(counting, episodes=2, seed=1).run(Always())
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert after == before
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_a_learners_policy_is_played_deterministically_and_left_as_it_was(model):
+    config = EnvConfig(num_envs=8, vectorisation="native", max_episode_steps=20)
+    space = Box(-1, 1, (4,), np.float32)
+    algo = PPOConfig(normalise_observations=True)
+    network = ModelConfig(name=model, hidden_sizes=[8])
+    policy = PPO(algo, network, space, Discrete(2), total_frames=1000).policy
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    evaluator = Evaluator(config, episodes=3, seed=5)
+    assert evaluator.run(policy) == evaluator.run(policy)
+    for name, value in policy.state_dict().items():
+        assert torch.equal(value, before[name])
+    evaluator.close()
+
+
+def test_no_episodes_are_refused():
+    with pytest.raises(ValueError, match="episodes is 0, expected 1 or more"):
+        Evaluator(EnvConfig(), episodes=0)

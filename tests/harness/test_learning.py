@@ -1,0 +1,87 @@
+"""Do the algorithms learn? With a plain loop, so that nothing but them is in question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from harness.algos import PPO, SAC, PPOConfig, SACConfig
+from harness.envs import EnvConfig
+from harness.evaluate import Evaluator
+from harness.models import ModelConfig
+from tests.harness.rollouts import known
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+    torch.set_num_threads(threads)
+
+
+def ppo_returns(total: int, model: ModelConfig, delay: int = 0, **config: Any) -> float:
+    """Train on CartPole, on batches `delay` updates old; then play."""
+    collector = known("CartPole-v1", num_envs=8)
+    ppo = PPO(PPOConfig(**config), model, *collector.spaces, total_frames=total)
+    waiting: list[TensorDict] = []
+    for version in range(total // 256):
+        waiting.append(collector.collect(ppo.policy, 32, version))
+        if len(waiting) > delay:
+            ppo.update(waiting.pop(0), version)
+    return Evaluator(EnvConfig(), episodes=10).run(ppo.policy)["eval/return"]
+
+
+FAST: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "epochs": 10,
+    "gamma": 0.98,
+    "gae_lambda": 0.8,
+    "entropy_weight": 0.0,
+}
+
+
+def test_ppo_solves_cartpole():
+    assert ppo_returns(60_000, ModelConfig(), **FAST) >= 475
+
+
+def test_ppo_with_normalisation_solves_cartpole():
+    scaled = {"normalise_observations": True, "normalise_rewards": True}
+    assert ppo_returns(60_000, ModelConfig(), **FAST, **scaled) >= 400
+
+
+def test_ppo_with_a_memory_learns_cartpole():
+    model = ModelConfig(name="lstm", hidden_sizes=[32], lstm_size=32)
+    assert ppo_returns(40_000, model, **{**FAST, "epochs": 4}) >= 150
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"objective": "decoupled"}, {"objective": "decoupled", "vtrace": True}]
+)
+def test_ppo_learns_cartpole_from_data_that_lags(config):
+    assert ppo_returns(60_000, ModelConfig(), delay=4, **FAST, **config) >= 200
+
+
+def test_sac_improves_at_pendulum():
+    collector = known("Pendulum-v1", num_envs=1)
+    model = ModelConfig(hidden_sizes=[64, 64], activation="relu")
+    sac = SAC(SACConfig(batch_size=128), model, *collector.spaces)
+    generator = torch.Generator().manual_seed(0)
+    total = 5000
+    store = collector.collect(sac.policy, 1).flatten().expand(total).clone()
+    for i in range(total):
+        store[i] = collector.collect(sac.policy, 1).flatten()[0]
+        if i >= 500:
+            drawn = torch.randint(i + 1, (128,), generator=generator)
+            sac.update(store[drawn])
+    result = Evaluator(EnvConfig(id="Pendulum-v1"), episodes=5).run(sac.policy)
+    assert result["eval/return"] >= -400
+    assert np.mean(collector.finished[:3]) < -800
