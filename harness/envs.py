@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -80,16 +81,19 @@ class EnvConfig:
 
 def find(env_id: str) -> gym.envs.registration.EnvSpec:
     """The registered environment of this id; ValueError names the nearest, or the missing extra."""
+    module, _, name = env_id.rpartition(":")
     try:
-        spec = gym.spec(env_id)
+        if module:
+            importlib.import_module(module)
+        spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         known = nearest(env_id, gym.registry)
         raise ValueError(f"env.id is {env_id!r}, which gymnasium does not know{known}") from error
-    for place, (module, extra) in EXTRAS.items():
+    for place, (needs, extra) in EXTRAS.items():
         needed = str(spec.entry_point).startswith(place)
-        if needed and importlib.util.find_spec(module) is None:
+        if needed and importlib.util.find_spec(needs) is None:
             raise ValueError(
-                f"env.id is {env_id!r}, which needs {module}; "
+                f"env.id is {env_id!r}, which needs {needs}; "
                 f"install it with: pip install -e '.[{extra}]'"
             )
     return spec

@@ -147,9 +147,7 @@ class Execution:
 
     def _evaluator(self) -> Evaluator:
         config = self.plan.config
-        return Evaluator(
-            config.env, episodes=config.evaluation.num_episodes, seed=EVALUATION_SEED
-        )
+        return Evaluator(config.env, episodes=config.evaluation.num_episodes, seed=EVALUATION_SEED)
 
     def _save(self, runner: Runner) -> None:
         if self.plan.config.checkpoint.at_end:

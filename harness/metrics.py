@@ -39,10 +39,13 @@ class Episodes:
         trajectories, firsts, places = np.unique(ids, return_index=True, return_inverse=True)
         returns = np.bincount(places, rewards, len(trajectories)).tolist()
         lengths = np.bincount(places, minlength=len(trajectories)).tolist()
-        found = zip(trajectories.tolist(), envs[firsts].tolist(), returns, lengths, strict=True)
-        for trajectory, env, gained, length in found:
+        # Told by their first frames and not by number: a resumed run numbers anew what goes on.
+        starts = batch["is_init"].cpu().numpy()[mask][firsts].tolist()
+        envs = envs[firsts].tolist()
+        found = zip(trajectories.tolist(), envs, starts, returns, lengths, strict=True)
+        for trajectory, env, starts_here, gained, length in found:
             known, before, steps = self._open.get(env, (trajectory, 0.0, 0))
-            if known != trajectory:  # left without an end
+            if known != trajectory and starts_here:  # the one before was left without an end
                 before, steps = 0.0, 0
             self._open[env] = (trajectory, before + gained, steps + length)
             if trajectory in ended:

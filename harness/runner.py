@@ -58,6 +58,7 @@ class Runner:
         self._trained = Means()
         self._evaluated: dict[str, float] = {}  # not in a record yet
         self._last_evaluation: dict[str, float] = {}
+        self._counted_before: dict[str, float] = {}  # by the runs that this one goes on from
         # The frames at which each of these was last done.
         self._logged_at = self._evaluated_at = self._saved_at = 0
         self._started_at = 0
@@ -169,7 +170,8 @@ class Runner:
     def _counts(self) -> dict[str, float]:
         stats = self.collector.stats()
         names = ("collected", "delivered", "dropped")
-        return {f"collector/{name}": float(stats[name]) for name in names}
+        counts = {f"collector/{name}": float(stats[name]) for name in names}
+        return {key: n + self._counted_before.get(key, 0) for key, n in counts.items()}
 
     def summary(self) -> dict[str, Any]:
         """The run's totals and percentiles."""
@@ -203,6 +205,10 @@ class Runner:
             "updates": self.updates,
             "logged_at": self._logged_at,
             "evaluated_at": self._evaluated_at,
+            "evaluated": self._evaluated,
+            "last_evaluation": self._last_evaluation,
+            "counts": self._counts(),
+            "publishes": self.sync.num_publishes,
             "episodes": self.episodes.state_dict(),
             "lags": self.lags.state_dict(),
         }
@@ -217,6 +223,10 @@ class Runner:
         self.updates = state["updates"]
         self._logged_at = state["logged_at"]
         self._evaluated_at = state["evaluated_at"]
+        self._evaluated = state["evaluated"]
+        self._last_evaluation = state["last_evaluation"]
+        self._counted_before = state["counts"]
+        self.sync.num_publishes = state["publishes"]
         self.episodes.load_state_dict(state["episodes"])
         self.lags.load_state_dict(state["lags"])
         streams = Streams()

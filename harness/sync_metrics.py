@@ -24,6 +24,7 @@ class SyncMeter:
         self._publish_ms: list[float] = []
         self._fresh_publish_ms: list[float] = []
         self._version_bytes = 0
+        self.num_publishes = 0
 
     @property
     def num_bytes(self) -> int:
@@ -31,7 +32,7 @@ class SyncMeter:
         if not self._version_bytes and self._publish_ms:
             stats = self._scheme.stats
             self._version_bytes = stats["bytes"] // max(stats["sends"], 1)
-        return self._version_bytes * len(self._publish_ms)
+        return self._version_bytes * self.num_publishes
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
@@ -39,6 +40,7 @@ class SyncMeter:
         start = time.perf_counter()
         yield
         spent_ms = (time.perf_counter() - start) * 1e3
+        self.num_publishes += 1
         self._publish_ms.append(spent_ms)
         self._fresh_publish_ms.append(spent_ms)
 

@@ -7,11 +7,16 @@ from tensordict import TensorDict
 from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, lag_histogram, percentiles
 
 
-def batch(ids, rewards, done, versions=None, mask=None, envs=None):
+def batch(ids, rewards, done, versions=None, mask=None, envs=None, going_on=()):
+    """Rows of frames; a trajectory starts where its number first appears, but for `going_on`."""
     ids = torch.tensor(ids)
+    first = torch.ones_like(ids, dtype=torch.bool)
+    first[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    first &= ~torch.isin(ids, torch.tensor(going_on, dtype=ids.dtype))
     rows = torch.arange(ids.shape[0]) if envs is None else torch.tensor(envs)
     return TensorDict(
         {
+            "is_init": first,
             "policy_version": torch.zeros_like(ids) if versions is None else torch.tensor(versions),
             "next": {
                 "reward": torch.tensor(rewards, dtype=torch.float32),
@@ -34,7 +39,8 @@ def test_an_episodes_return_is_summed_over_batches():
     episodes.add(batch([[0, 0], [1, 1]], [[1, 2], [5, 5]], [[0, 0], [0, 1]]))
     assert episodes.read() == {"episode/return": 10, "episode/length": 2, "episode/count": 1}
     assert episodes.read() == {}
-    episodes.add(batch([[0, 3], [2, 2]], [[4, 9], [1, 1]], [[1, 0], [0, 0]]))
+    again = batch([[0, 3], [2, 2]], [[4, 9], [1, 1]], [[1, 0], [0, 0]], going_on=[0])
+    episodes.add(again)
     assert episodes.read() == {"episode/return": 7, "episode/length": 3, "episode/count": 2}
     assert list(episodes.recent) == [10, 7]
 
@@ -61,11 +67,11 @@ def test_padding_counts_for_nothing():
     assert dict(lags.all) == {0: 1}
 
 
-def test_open_episodes_go_on_after_a_restart():
+def test_open_episodes_go_on_under_another_number_when_a_run_is_resumed():
     before, after = Episodes(), Episodes()
     before.add(batch([[0, 0]], [[1, 1]], [[0, 0]], envs=[5]))
     after.load_state_dict(before.state_dict())
-    after.add(batch([[0]], [[1]], [[1]], envs=[5]))
+    after.add(batch([[7]], [[1]], [[1]], envs=[5], going_on=[7]))
     assert list(after.recent) == [3]
 
 
