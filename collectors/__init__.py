@@ -6,11 +6,17 @@ stamps every frame with the version of the weights that computed its action. Sta
 between a worker and the trainer.
 """
 
-from collectors.base import BaseCollector
-from collectors.multi import MultiAsyncCollector, MultiCollector, MultiSyncCollector
-from collectors.replay_buffer import ReplayBuffer
-from collectors.single import Collector
-from collectors.versions import PolicyVersion
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collectors.base import BaseCollector
+    from collectors.multi import MultiAsyncCollector, MultiCollector, MultiSyncCollector
+    from collectors.replay_buffer import ReplayBuffer
+    from collectors.single import Collector
+    from collectors.versions import PolicyVersion
 
 __all__ = [
     "BaseCollector",
@@ -21,3 +27,24 @@ __all__ = [
     "PolicyVersion",
     "ReplayBuffer",
 ]
+
+_WHERE = {
+    "BaseCollector": "base",
+    "Collector": "single",
+    "MultiAsyncCollector": "multi",
+    "MultiCollector": "multi",
+    "MultiSyncCollector": "multi",
+    "PolicyVersion": "versions",
+    "ReplayBuffer": "replay_buffer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: a worker needs little of this package."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,6 +8,7 @@ starts it with zeros; to learn their shape, it is given None once.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ class Acting:
             raise ValueError(f"the policy puts out {_shown(self.out_keys)}, but no 'action'")
         self._call = self._calling(policy, trusted)
         if compile_policy:
+            if (preload := sys.modules.get("collectors.preload")) is not None:
+                preload.mark_for_compiler()
             options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
             self._call = torch.compile(self._call, **options)
         if cudagraph:
