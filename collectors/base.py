@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import inspect
 import math
+import os
 import sys
 import threading
 import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -41,6 +43,7 @@ class BaseCollector(ABC):
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._shut = True  # until there is something to shut down
+        self._pid = os.getpid()
         self.options = Options.of(self.kind, options)
         check_factory(create_env_fn)
         self.num_workers = count_workers(create_env_fn, self.options.num_workers)
@@ -287,8 +290,8 @@ class BaseCollector(ABC):
     def pause(self) -> Iterator[None]:
         """`with collector.pause():` no environment is stepped."""
         with self._turn:
-            self._hold(True)
             try:
+                self._hold(True)
                 yield
             finally:
                 self._hold(False)
@@ -379,7 +382,7 @@ class BaseCollector(ABC):
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
         """End everything, within `timeout` seconds; a second call does nothing."""
-        if self._shut:
+        if self._shut or self._pid != os.getpid():  # a forked child has no workers to end
             return
         self._shut = self._stopping = True
         seconds = 5.0 if timeout is None else timeout
@@ -425,7 +428,7 @@ class Turn:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._next = self._served = 0
+        self._queue: deque[object] = deque()
         self._owner: int | None = None
         self._depth = 0
 
@@ -435,10 +438,16 @@ class Turn:
             if self._owner == me:
                 self._depth += 1
                 return
-            mine, self._next = self._next, self._next + 1
-            while self._served != mine:
-                self._changed.wait()
-            self._owner, self._depth = me, 1
+            ticket = object()
+            self._queue.append(ticket)
+            try:
+                while self._queue[0] is not ticket:
+                    self._changed.wait()
+                self._owner, self._depth = me, 1
+            except BaseException:  # an interrupt, say: nobody may wait for this ticket
+                self._queue.remove(ticket)
+                self._changed.notify_all()
+                raise
 
     @property
     def held(self) -> bool:
@@ -450,7 +459,7 @@ class Turn:
             self._depth -= 1
             if self._depth == 0:
                 self._owner = None
-                self._served += 1
+                self._queue.popleft()
                 self._changed.notify_all()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import pickle
 import signal
 import threading
 import time
@@ -54,6 +55,7 @@ class Member:
     job: AnonymousMemory | None = None
     num_envs: int = 0
     environment: str = ""
+    factory: str = ""
     seed: int = 0
     blocks: list[Frames] = field(default_factory=list)
     full: deque[Full] = field(default_factory=deque)
@@ -61,6 +63,7 @@ class Member:
     failure: WorkerError | None = None
     greeted: bool = False
     ordered: int = 0  # blocks that it has been told to fill, and has not
+    numbered: int = 0  # the life whose trajectories were numbered last
     before: int = 0  # frames that earlier lives made
     handed: int = 0  # frames of this life that were taken from its blocks
     delivered: int = 0
@@ -70,8 +73,8 @@ class Member:
     seen_at: float = 0.0
 
     def __str__(self) -> str:
-        known = [self.environment] if self.environment else []
-        return f"worker {self.worker} ({', '.join([*known, f'seed {self.seed}'])})"
+        known = self.environment or f"environment made by {self.factory}"
+        return f"worker {self.worker} ({known}, seed {self.seed})"
 
     @property
     def collected(self) -> int:
@@ -92,7 +95,13 @@ class Crew:
         devices: list[Any],
     ):
         self.members = [
-            Member(i, Trajectories(i, len(jobs)), seed=job.seeds.seed) for i, job in enumerate(jobs)
+            Member(
+                i,
+                Trajectories(i, len(jobs)),
+                seed=job.seeds.seed,
+                factory=_name(job.create_env_fn),
+            )
+            for i, job in enumerate(jobs)
         ]
         self.publisher = publisher
         self.jobs = jobs
@@ -105,6 +114,7 @@ class Crew:
         self._listening = False
         self._numbers = 0
         self._closed = False
+        self.held = False  # whether all workers were told to hold still
 
     # -- starting
 
@@ -123,39 +133,44 @@ class Crew:
 
     def _launch(self, member: Member, job: AnonymousMemory) -> None:
         near, far = Line.pair()
-        member.line, member.words, member.job = near, Words(), job
-        member.greeted, member.failure, member.ordered = False, None, 0
-        member.blocks = []
         setup = Setup(
             worker_idx=member.worker,
             trainer_pid=os.getpid(),
             line=far,
-            words=member.words,
+            words=Words(),
             job=job,
             schemes=self.publisher.schemes,
             version_base=self.publisher.base,
         )
         name = f"lockstep-worker-{member.worker}"
-        member.process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
-        with _interrupts_held():
-            member.process.start()
+        process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
+        with self._news, _interrupts_held():
+            self._raise_if_closed()
+            member.line, member.words, member.job = near, setup.words, job
+            member.greeted, member.failure, member.ordered = False, None, 0
+            member.blocks = []
+            process.start()
+            member.process = process
+            member.watch = Watch(process.pid)
+            member.seen_at = time.monotonic()
         far.close()
-        member.watch = Watch(member.process.pid)
-        member.seen_at = time.monotonic()
 
     def _await_greetings(self, members: list[Member]) -> None:
         def done() -> bool:
             return all(m.greeted or m.failure is not None for m in members)
 
         self.wait(done, self._start_timeout, watch_hanging=False)
+        self._raise_if_closed()
+        for member in members:
+            if member.failure is None and not member.greeted:
+                member.failure = WorkerTimeout(
+                    member.worker,
+                    f"{member} was not ready within start_timeout={self._start_timeout:g} s: "
+                    f"it is {member.words.stage}",
+                )
         failures = {m.worker: m.failure for m in members if m.failure is not None}
         if failures:
             raise combine(failures)
-        if late := [m for m in members if not m.greeted]:
-            raise WorkerTimeout(
-                late[0].worker,
-                f"{late[0]} was not ready within start_timeout={self._start_timeout:g} s",
-            )
         for member in members:
             for scheme in self.publisher.schemes.values():
                 if not isinstance(scheme, NoWeightSyncScheme):
@@ -175,17 +190,22 @@ class Crew:
             raise
 
     def replace(self, member: Member) -> None:
-        """Put a fresh worker in the place of a failed one."""
+        """Put a fresh worker in the place of a failed one, which may fail in its turn."""
         self._end(member, timeout=0.0)
-        self._settle_accounts(member)
-        member.life += 1
-        member.restarts += 1
+        with self._news:
+            self._settle_accounts(member)
+            member.words = Words()
+            member.life += 1
+            member.restarts += 1
         job = self.jobs[member.worker]
         job.seeds = type(job.seeds)(job.seeds.seed, job.seeds.worker, member.life, job.seeds.static)
-        member.trajectories.restart()
         self._launch(member, job.pack())
-        self._await_greetings([member])
-        self._hand_over(member.worker)
+        try:
+            self._await_greetings([member])
+            self._hand_over(member.worker)
+        except WorkerError as error:
+            if member.failure is None:
+                member.failure = error
 
     def _settle_accounts(self, member: Member) -> None:
         """What a dead worker made and did not hand over is dropped."""
@@ -194,6 +214,10 @@ class Crew:
         member.dropped += made - waiting - member.handed
         member.before += made
         member.handed = 0
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("the collector was shut down")
 
     # -- listening
 
@@ -205,33 +229,38 @@ class Crew:
         One thread listens at a time, for all that wait.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._news:
-            while not done():
-                remaining = _SLICE_S if deadline is None else deadline - time.monotonic()
-                if remaining <= 0 or self._closed:
-                    return False
-                self.listen(min(remaining, _SLICE_S))
-                if watch_hanging:
-                    self._look_for_hanging()
-            return True
+        while True:
+            remaining = _SLICE_S if deadline is None else deadline - time.monotonic()
+            if self.listen(min(remaining, _SLICE_S), unless=done):
+                return True
+            if remaining <= 0 or self._closed:
+                return False
+            if watch_hanging:
+                self._look_for_hanging()
 
-    def listen(self, timeout: float) -> None:
-        """Take in what workers say, waiting up to `timeout` for something."""
+    def listen(self, timeout: float, unless: Callable[[], bool] = bool) -> bool:
+        """Take in what workers say, waiting up to `timeout` for something, `unless()`."""
+        mine = False
+        try:
+            with self._news:
+                if unless():
+                    return True
+                if self._listening:
+                    self._news.wait(max(0.0, timeout))
+                    return unless()
+                mine = True
+                self._listening = True
+                fds = [fd for member in self.members for fd in self._fds(member)]
+            wait_for(fds, timeout)  # not holding the lock: others may ask and tell meanwhile
+        finally:
+            if mine:
+                with self._news:
+                    self._listening = False
+                    for member in self.members:
+                        self._take_in(member)
+                    self._news.notify_all()
         with self._news:
-            if self._listening:
-                self._news.wait(timeout)
-                return
-            self._listening = True
-            fds = [fd for member in self.members for fd in self._fds(member)]
-            self._news.release()
-            try:
-                wait_for(fds, timeout)
-            finally:
-                self._news.acquire()
-                self._listening = False
-            for member in self.members:
-                self._take_in(member)
-            self._news.notify_all()
+            return unless()
 
     def _fds(self, member: Member) -> Iterator[int]:
         if member.line is not None and not member.line.ended:
@@ -277,7 +306,8 @@ class Crew:
         code = member.process.exitcode
         how = f"with exit code {code}"
         if code is not None and code < 0:
-            how = f"by {signal.Signals(-code).name}"
+            known = -code in set(signal.Signals)
+            how = f"by {signal.Signals(-code).name if known else f'signal {-code}'}"
         where = member.words.stage
         return f"{member} died {how} (pid {member.process.pid}) while {where}"
 
@@ -287,7 +317,8 @@ class Crew:
         for member in self.members:
             words = member.words.words
             seen = (words[FRAMES], words[STEPS], words[STAGE])
-            if seen != member.seen or words[STAGE] == IDLE or member.failure is not None:
+            rests = words[STAGE] == IDLE and (self.held or not member.ordered)
+            if seen != member.seen or rests or member.failure is not None:
                 member.seen, member.seen_at = seen, now
             elif now - member.seen_at > self._timeout and member.greeted:
                 member.failure = WorkerTimeout(
@@ -296,10 +327,26 @@ class Crew:
                     f"more than timeout={self._timeout:g} s (pid {member.process.pid})",
                 )
 
+    def take(self, member: Member) -> Full:
+        """The oldest full block of a worker, which is delivered by that."""
+        with self._news:
+            full = member.full.popleft()
+            member.delivered += full.frame_count
+            if full.life == member.life:
+                member.handed += full.frame_count
+                member.words.clear(full.block)
+            return full
+
+    def take_first(self) -> tuple[Member, Full]:
+        """The block that was full first."""
+        with self._news:
+            member = self.arrived.popleft()
+            return member, self.take(member)
+
     def account(self, member: Member) -> dict[str, Any]:
         """The frames of one worker: where each of them is."""
+        self.listen(0)
         with self._news:
-            self.listen(0)
             made = member.words.words[FRAMES]
             waiting = sum(full.frame_count for full in member.full if full.life != member.life)
             blocks = range(len(member.blocks) or self.jobs[member.worker].num_blocks)
@@ -329,17 +376,34 @@ class Crew:
 
     def tell(self, member: Member, *message: Any) -> None:
         """Send a message; one that cannot be sent is found out by whoever waits for its effect."""
-        assert member.line is not None
         with self._news:
+            if member.line is None:
+                return
             try:
                 member.line.send(message, timeout=self._timeout)
             except LineClosed:
                 return
+            except TimeoutError as error:  # half of it is sent: the line is of no more use
+                member.failure = member.failure or WorkerTimeout(
+                    member.worker, f"{member} reads no messages while {member.words.stage}: {error}"
+                )
+                return
             member.words.words[MESSAGES] += 1
+
+    def hold(self, still: bool) -> None:
+        """Have all workers stop between two steps, or go on."""
+        with self._news:
+            for member in self.members:
+                member.seen_at = time.monotonic()
+                self.tell(member, "pause", still)
+            self.held = still
 
     def order(self, member: Member, block: int, serial: int) -> None:
         """Have a block filled with weights no older than those published by now."""
-        member.ordered += 1
+        with self._news:
+            if not member.ordered:
+                member.seen_at = time.monotonic()  # until now it owed nothing
+            member.ordered += 1
         self.tell(member, "collect", block, serial, dict(self.publisher.promised[member.worker]))
 
     def call(
@@ -350,33 +414,35 @@ class Crew:
         timeout: float | None = None,
     ) -> list[Any]:
         """Have workers do something between two steps; their results."""
+        asked = []
         with self._news:
-            asked = []
+            self._raise_if_closed()
             for member in self.members if members is None else members:
                 self._numbers += 1
                 asked.append((member, self._numbers))
                 given = args[0](member) if len(args) == 1 and callable(args[0]) else args
                 self.tell(member, "call", self._numbers, method, given)
 
-            def done() -> bool:
-                return all(n in m.results or m.failure is not None for m, n in asked)
+        def done() -> bool:
+            return all(n in m.results or m.failure is not None for m, n in asked)
 
-            self.wait(done, timeout or self._timeout)
-            results = []
-            for member, number in asked:
-                if number not in member.results:
-                    raise member.failure or WorkerTimeout(
-                        member.worker,
-                        f"{member} did not answer {method!r} within {timeout or self._timeout:g} s",
-                    )
-                good, value = member.results.pop(number)
-                if not good:
-                    what, text = value
-                    raise WorkerRaised(
-                        member.worker, f"{member}, asked to {method}: {what}\n{text}"
-                    )
-                results.append(value)
-            return results
+        self.wait(done, timeout or self._timeout)
+        with self._news:
+            answers = [(member, member.results.pop(number, None)) for member, number in asked]
+        results = []
+        for member, answer in answers:
+            if answer is None:
+                self._raise_if_closed()
+                raise member.failure or WorkerTimeout(
+                    member.worker,
+                    f"{member} did not answer {method!r} within {timeout or self._timeout:g} s: "
+                    f"it is {member.words.stage}",
+                )
+            good, value = answer
+            if not good:
+                raise WorkerRaised(member.worker, f"{member}, asked to {method}: {value}")
+            results.append(pickle.loads(value))
+        return results
 
     # -- ending
 
@@ -396,20 +462,25 @@ class Crew:
 
     def _end(self, member: Member, timeout: float) -> None:
         process = member.process
-        if process is None:
-            return
-        if timeout > 0:
-            process.join(timeout)
-        if process.is_alive():
-            process.kill()
-        process.join(KILL_AFTER_S)
-        if member.line is not None:
-            for message, fds in member.line.receive():  # what it still managed to say
-                self._book(member, message, fds)
-            member.line.close()
-        member.process = member.line = member.watch = None
-        with contextlib.suppress(ValueError):
-            process.close()
+        if process is not None:
+            if timeout > 0:
+                process.join(timeout)
+            if process.is_alive():
+                process.kill()
+            process.join(KILL_AFTER_S)
+        with self._news:
+            if member.line is not None:
+                for message, fds in member.line.receive():  # what it still managed to say
+                    self._book(member, message, fds)
+                member.line.close()
+            member.process = member.line = member.watch = None
+        if process is not None:
+            with contextlib.suppress(ValueError):
+                process.close()
+
+
+def _name(factory: Any) -> str:
+    return str(getattr(factory, "__qualname__", factory))
 
 
 def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fd: int) -> list[Frames]:

@@ -47,7 +47,7 @@ class Line(SharedFd):
 
     def send(self, message: Any, *, timeout: float = 60.0, fds: tuple[int, ...] = ()) -> None:
         """Send one message; `LineClosed` if there is nobody, `TimeoutError` if nobody reads."""
-        payload = _dumps(message)
+        payload = dumps(message)
         data = memoryview(_HEADER.pack(len(payload), len(fds)) + payload)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         deadline = time.monotonic() + timeout
@@ -102,10 +102,11 @@ class Line(SharedFd):
         self._open()
 
 
-def _dumps(message: Any) -> bytes:
+def dumps(message: Any) -> bytes:
+    """The message as bytes for `pickle.loads`; also lambdas and local classes."""
     try:
         return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError):  # lambdas and local classes
+    except (pickle.PicklingError, AttributeError, TypeError):
         data: bytes = cloudpickle.dumps(message)
         return data
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from typing import Any
@@ -22,7 +23,7 @@ from collectors.words import CUT
 from collectors.worker import Job
 from sync.errors import WorkerError
 
-PRELOAD = ["collectors.worker", "gymnasium.envs.classic_control"]
+PRELOAD = ["collectors.preload", "collectors.worker", "gymnasium.envs.classic_control"]
 
 
 class _Workers(BaseCollector):
@@ -49,6 +50,7 @@ class _Workers(BaseCollector):
     def _open(self) -> None:
         options = self.options
         self._serial = 0
+        self._mending = threading.RLock()
         self._frames_of = share_frames(
             options.frames_per_batch, self.num_workers, each=not self.shares_batch
         )
@@ -122,31 +124,38 @@ class _Workers(BaseCollector):
 
     # -- failures
 
-    def _see_to_failures(self) -> list[Member]:
-        """Replace failed workers if that is wanted, and return them; else raise."""
+    def _see_to_failures(self) -> None:
+        """Replace failed workers if that is wanted, and give them orders; else raise."""
         assert self.crew is not None
-        failed = self.crew.failed()
-        if failed and self.options.on_worker_failure == "raise":
+        if self.options.on_worker_failure == "raise":
             self.crew.raise_failures()
-        for member in failed:
-            used = sum(one.restarts for one in self.crew.members)
-            if used >= self.options.max_restarts:
-                assert member.failure is not None
-                member.failure.add_note(f"max_restarts={self.options.max_restarts} are used up")
-                raise member.failure
-            self.crew.replace(member)
-        return failed
+        replaced: dict[int, Member] = {}
+        with self._mending:
+            while failed := self.crew.failed():
+                member = failed[0]
+                used = sum(one.restarts for one in self.crew.members)
+                if used >= self.options.max_restarts:
+                    assert member.failure is not None
+                    if not getattr(member.failure, "__notes__", None):
+                        note = f"max_restarts={self.options.max_restarts} are used up"
+                        member.failure.add_note(note)
+                    raise member.failure
+                self.crew.replace(member)
+                replaced[member.worker] = member
+            for member in replaced.values():
+                self._reorder(member)
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         assert self.crew is not None
+        # Held still in mid-batch, a worker takes them when its batch is done: not to be waited for.
+        wait = False if self.crew.held and self.options.apply_at == "batch" else None
         try:
-            self.publisher.publish(by_model, worker_ids)
+            self.publisher.publish(by_model, worker_ids, wait=wait)
         except WorkerError:
             self.crew.listen(0.05)
             if not self.crew.failed():
                 raise
-            for member in self._see_to_failures():
-                self._reorder(member)
+            self._see_to_failures()
 
     def _reorder(self, member: Member) -> None:
         """Give a replacement the orders that its predecessor left undone."""
@@ -155,14 +164,11 @@ class _Workers(BaseCollector):
 
     def _part(self, member: Member, full: Full) -> Part:
         full.frames.num_steps = full.steps
+        if full.life != member.numbered:
+            member.trajectories.restart()
+            member.numbered = full.life
         first = int(self._first_env[member.worker])
         return Part(full.frames, full.steps, member.worker, first, member.trajectories)
-
-    def _book(self, member: Member, full: Full) -> None:
-        member.delivered += full.frame_count
-        if full.life == member.life:
-            member.handed += full.frame_count
-            member.words.clear(full.block)
 
     def _counters(self) -> dict[str, Any]:
         assert self.crew is not None
@@ -221,8 +227,7 @@ class _Workers(BaseCollector):
 
     def _hold(self, still: bool) -> None:
         assert self.crew is not None
-        for member in self.crew.members:
-            self.crew.tell(member, "pause", still)
+        self.crew.hold(still)
         if still:
             self._call("stats")  # whoever answers has read the message before it
 
@@ -240,16 +245,16 @@ class MultiSyncCollector(_Workers):
     kind = SYNC
 
     def _begin(self) -> None:
+        self._under_way = False
         reused: dict[Any, torch.Tensor] = {}
         self._out = None if self.options.copy else reused
 
     def _gather(self) -> TensorDict:
         assert self.crew is not None
         crew, members = self.crew, self.crew.members
-        self._see_to_failures()
-        self._serial += 1
-        for member in members:
-            crew.order(member, 0, self._serial)
+        if not self._under_way:  # else an interrupt cut short the call before this one
+            self._serial += 1
+            self._under_way = True
         enough = len(members)
         if self.options.preemptive_threshold is not None:
             enough = math.ceil(self.options.preemptive_threshold * len(members))
@@ -259,11 +264,9 @@ class MultiSyncCollector(_Workers):
                 if not self._has_filled(member):
                     member.words.words[CUT] = self._serial
             self._wait_for(len(members))
-        parts = []
-        for member in members:
-            full = member.full.popleft()
-            self._book(member, full)
-            parts.append(self._part(member, full))
+        self._under_way = False
+        crew.arrived.clear()
+        parts = [self._part(member, crew.take(member)) for member in members]
         self._check_alike(parts)
         steps = max(part.frames.layout.num_steps for part in parts)
         batch = assemble(
@@ -283,25 +286,18 @@ class MultiSyncCollector(_Workers):
         assert self.crew is not None
         crew = self.crew
 
-        def done() -> bool:
-            filled = sum(self._has_filled(member) for member in crew.members)
-            return filled >= enough or any(
-                member.failure is not None and not self._has_filled(member)
-                for member in crew.members
-            )
+        def enough_are_full() -> bool:
+            return sum(self._has_filled(member) for member in crew.members) >= enough
 
-        while True:
-            crew.wait(done, None)
+        def free() -> list[Member]:  # new, and not told anything yet
+            return [m for m in crew.members if not m.ordered and not self._has_filled(m)]
+
+        while not enough_are_full() or crew.failed():
+            self._see_to_failures()
+            for member in free():
+                crew.order(member, 0, self._serial)
+            crew.wait(lambda: bool(enough_are_full() or crew.failed() or free()), None)
             self._raise_error()
-            if not crew.failed():
-                return
-            for member in self._see_to_failures():
-                self._reorder(member)
-
-    def _reorder(self, member: Member) -> None:
-        assert self.crew is not None
-        if self._serial and not self._has_filled(member) and self._turn.held:
-            self.crew.order(member, 0, self._serial)
 
     def _check_alike(self, parts: Sequence[Part]) -> None:
         first = parts[0].frames.layout
@@ -370,24 +366,21 @@ class MultiAsyncCollector(_Workers):
             self._give_back(*self._lent)
             self._lent = None
         while True:
-            for member in self._see_to_failures():
-                self._reorder(member)
+            self._see_to_failures()
             if crew.arrived:
                 break
             crew.wait(lambda: bool(crew.arrived or crew.failed()), None)
             self._raise_error()
-        member = crew.arrived.popleft()
-        full = member.full.popleft()
-        self._book(member, full)
+        member, full = crew.take_first()
+        self._lent = (member, full)
         part = self._part(member, full)
         steps = part.frames.layout.num_steps
         batch = assemble(
             [part], num_steps=steps, copy=self.options.copy, stamps=self.tracked is not None
         )
         if self.options.copy:
+            self._lent = None
             self._give_back(member, full)
-        else:
-            self._lent = (member, full)
         return batch
 
     def _give_back(self, member: Member, full: Full) -> None:

@@ -39,8 +39,8 @@ class Words:
 
     def begin(self, block: int) -> None:
         """The worker: from here on frames go into this block."""
+        self.words[_RANGES + 2 * block] = self.words[FRAMES]  # first, or it would begin at 0
         self.words[_RANGES + 2 * block + 1] = OPEN
-        self.words[_RANGES + 2 * block] = self.words[FRAMES]
 
     def finish(self, block: int) -> int:
         """The worker: the block is full; the number of its frames."""

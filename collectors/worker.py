@@ -37,7 +37,7 @@ from torch import nn
 from collectors.environments import Environments, open_environments
 from collectors.frames import FrameLayout, Frames
 from collectors.hosted import Hosted
-from collectors.line import Line, LineClosed
+from collectors.line import Line, LineClosed, dumps
 from collectors.options import Steps
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout
@@ -333,15 +333,11 @@ class Worker:
 
     def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         try:
-            result = getattr(self, f"do_{method}")(*args)
-            answer = ("result", number, True, result)
+            result = dumps(getattr(self, f"do_{method}")(*args))
+            answer: tuple[Any, ...] = ("result", number, True, result)
         except Exception as error:  # noqa: BLE001 - the caller raises it
-            answer = (
-                "result",
-                number,
-                False,
-                f"{type(error).__name__}: {error}\n{traceback.format_exc()}",
-            )
+            told = f"{type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}"
+            answer = ("result", number, False, told)
         self.line.send(answer)
 
     # -- what the trainer can call
