@@ -1,0 +1,137 @@
+"""Show what a run has learned: `python -m harness.play <run dir>` renders its newest checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from harness.checkpoints import CheckpointError, Checkpoints
+from harness.checks import at_least
+from harness.config import Config
+from harness.config.load import read_options, to_config
+from harness.envs import EnvConfig, env_factory
+from harness.evaluate import play
+from harness.pipeline import make_learner
+
+WIDTH = 480  # pixels; wider pictures are made smaller, so that a GIF stays one that can be sent
+FPS = 30  # of environments that do not say
+
+
+class CannotPlay(RuntimeError):
+    """What was asked for cannot be shown; the text says why, in one line."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line says; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m harness.play", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="a run's directory")
+    parser.add_argument("--out", type=Path, help="the .gif or .mp4 to write; <run dir>/play.gif")
+    parser.add_argument("--episodes", type=int, default=1, help="how many, one after another")
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode")
+    options = parser.parse_args(arguments)
+    out = options.out or options.run_dir / "play.gif"
+    try:
+        check_format(out)
+        at_least("--episodes", options.episodes, 1)
+        config, policy, frames = load(options.run_dir)
+        film, fps = perform(config.env, policy, episodes=options.episodes, seed=options.seed)
+        write(film, out, fps)
+    except (CannotPlay, ValueError, CheckpointError) as error:
+        print(f"play: {error}", file=sys.stderr)
+        return 2
+    print(f"{out}: the policy after {frames} frames, {len(film)} pictures at {fps} a second")
+    return 0
+
+
+def load(run_dir: Path) -> tuple[Config, nn.Module, int]:
+    """A run's config, its policy by the newest checkpoint, and after how many frames that was."""
+    options = read_options(run_dir)
+    options["device"] = "cpu"  # wherever it was trained
+    if isinstance(collector := options.get("collector"), dict):
+        for key in ("devices", "cudagraph_policy"):
+            collector.pop(key, None)
+    config = to_config(options)
+    frames, state = Checkpoints(run_dir / "checkpoints").load()
+    policy = make_learner(config).policy
+    policy.load_state_dict(state["learner"]["algorithm"]["policy"])
+    return config, policy, frames
+
+
+def perform(
+    config: EnvConfig, policy: nn.Module, *, episodes: int, seed: int
+) -> tuple[list[Image.Image], int]:
+    """Play, and say how it went: the pictures, and how many a second the environment wants."""
+    one = replace(config, vectorisation="none", num_envs=1)
+    film: list[Image.Image] = []
+    env = env_factory(one, render_mode="rgb_array")()
+    assert isinstance(env, gym.Env)
+    with closing(env):
+        for number in range(episodes):
+            try:
+                (episode,) = play(policy, [env], [seed + number], see=film_with(film))
+            except gym.error.DependencyNotInstalled as error:
+                raise CannotPlay(f"{config.id} cannot be rendered: {error}") from error
+            print(f"episode {number}: return {episode.total:g} in {episode.length} steps")
+        return film, int(env.metadata.get("render_fps") or FPS)
+
+
+def film_with(film: list[Image.Image]) -> Callable[[gym.Env], None]:
+    """A camera: it adds what an environment shows to `film`."""
+    return lambda env: film.append(look(env))
+
+
+def look(env: gym.Env) -> Image.Image:
+    """What the environment shows now, no wider than `WIDTH`."""
+    shown: Any = env.render()
+    if not isinstance(shown, np.ndarray):
+        raise CannotPlay(f"{env} shows no picture: its render() gave {type(shown).__name__}")
+    picture = Image.fromarray(shown)
+    if picture.width > WIDTH:
+        picture = picture.resize((WIDTH, picture.height * WIDTH // picture.width))
+    return picture
+
+
+def check_format(out: Path) -> None:
+    """Raise, before anything is played, if no such file can be written."""
+    if out.suffix not in (".gif", ".mp4"):
+        raise CannotPlay(f"--out is {out}, expected a name that ends in .gif or .mp4")
+    if out.suffix == ".mp4" and shutil.which("ffmpeg") is None:
+        raise CannotPlay(f"--out is {out}, which takes ffmpeg to write; expected a .gif without it")
+
+
+def write(film: list[Image.Image], out: Path, fps: int) -> None:
+    """Write the pictures as a GIF or, by ffmpeg, as an MP4."""
+    if out.suffix == ".gif":
+        first, *others = film
+        # A GIF counts in hundredths of a second, and players slow down what is under two.
+        duration_ms = max(20, round(100 / fps) * 10)
+        first.save(out, save_all=True, append_images=others, duration=duration_ms, loop=0)
+        return
+    width, height = film[0].size
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps)]
+    # The common pixel format wants even sides.
+    target = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", str(out)]
+    command = ["ffmpeg", "-loglevel", "error", "-y", *source, "-i", "-", *target]
+    pictures = b"".join(picture.convert("RGB").tobytes() for picture in film)
+    done = subprocess.run(command, input=pictures, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        complaint = done.stderr.decode(errors="replace").strip().splitlines()
+        raise CannotPlay(
+            f"ffmpeg could not write {out}: {complaint[-1] if complaint else 'no word'}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

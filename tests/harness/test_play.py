@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from harness import play
+from harness.checkpoints import Checkpoints
+from harness.config import plan_run
+from harness.pipeline import make_learner
+
+ROOT = Path(play.__file__).parent.parent
+PAINTED = "tests.harness.painted:Painted-v0"
+
+
+def run_dir(tmp_path: Path, *options: str) -> Path:
+    """What a run leaves behind that is needed to play it."""
+    plan = plan_run([f"env.id={PAINTED}", *options])
+    learner = make_learner(plan.config)
+    (tmp_path / "config.yaml").write_text(plan.yaml)
+    Checkpoints(tmp_path / "checkpoints").save(12_345, {"learner": learner.state_dict()})
+    return tmp_path
+
+
+def pictures(file: Path) -> list[Image.Image]:
+    with Image.open(file) as film:
+        found = []
+        for i in range(getattr(film, "n_frames", 1)):
+            film.seek(i)
+            found.append(film.convert("RGB"))
+        return found
+
+
+def test_the_command_renders_the_newest_checkpoint_to_a_gif(tmp_path):
+    folder = run_dir(tmp_path)
+    command = [sys.executable, "-m", "harness.play", str(folder)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "episode 0: return 10 in 5 steps" in done.stdout
+    assert "the policy after 12345 frames, 6 pictures at 10 a second" in done.stdout
+    film = pictures(folder / "play.gif")
+    assert [picture.getpixel((0, 0))[0] for picture in film] == [0, 40, 80, 120, 160, 200]
+    with Image.open(folder / "play.gif") as opened:
+        assert opened.info["duration"] == 100
+
+
+def test_several_episodes_follow_each_other(tmp_path, capsys):
+    out = tmp_path / "two.gif"
+    arguments = [str(run_dir(tmp_path)), "--episodes", "2", "--out", str(out)]
+    assert play.main(arguments) == 0
+    assert "episode 1: return 10 in 5 steps" in capsys.readouterr().out
+    assert len(pictures(out)) == 12
+
+
+def test_wide_pictures_are_made_smaller(tmp_path):
+    folder = run_dir(tmp_path, "env.kwargs={width: 1000}")
+    assert play.main([str(folder)]) == 0
+    assert pictures(folder / "play.gif")[0].size == (480, 240)
+
+
+def test_a_policy_with_a_memory_can_be_played(tmp_path):
+    assert play.main([str(run_dir(tmp_path, "model=lstm"))]) == 0
+
+
+def test_the_weights_played_are_those_of_the_checkpoint(tmp_path):
+    folder = run_dir(tmp_path)
+    learner = make_learner(plan_run([f"env.id={PAINTED}"]).config)
+    for parameter in learner.policy.parameters():
+        parameter.data.fill_(0.125)
+    Checkpoints(folder / "checkpoints").save(20_000, {"learner": learner.state_dict()})
+    _, policy, frames = play.load(folder)
+    assert frames == 20_000
+    assert all((parameter == 0.125).all() for parameter in policy.parameters())
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
+def test_an_mp4_is_written_by_ffmpeg(tmp_path):
+    out = tmp_path / "film.mp4"
+    assert play.main([str(run_dir(tmp_path)), "--out", str(out)]) == 0
+    assert out.stat().st_size > 0
+
+
+def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert play.main([str(tmp_path), "--out", "film.mp4"]) == 2
+    assert "takes ffmpeg to write; expected a .gif" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--out", "film.avi"], "expected a name that ends in .gif or .mp4"),
+        (["--episodes", "0"], "--episodes is 0, expected 1 or more"),
+        ([], "is no run directory: it holds no config.yaml"),
+    ],
+)
+def test_what_cannot_be_played_is_said_in_one_line(tmp_path, capsys, arguments, complaint):
+    assert play.main([str(tmp_path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path, capsys):
+    folder = run_dir(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    assert play.main([str(folder)]) == 2
+    assert "no checkpoint to load" in capsys.readouterr().err
