@@ -133,6 +133,7 @@ class RunDir:
         before = root.level
         root.setLevel(logging.INFO)
         for handler in handlers:
+            handler.addFilter(_is_worth_keeping)
             root.addHandler(handler)
         logging.captureWarnings(True)
         try:
@@ -155,6 +156,11 @@ class RunDir:
             number += 1
         self.path.rename(place)
         self.path.mkdir()
+
+
+def _is_worth_keeping(record: logging.LogRecord) -> bool:
+    """W&B tells its own log what it does; only its warnings are the run's."""
+    return not record.name.startswith("wandb") or record.levelno >= logging.WARNING
 
 
 def _is_alive(pid: Any) -> bool:

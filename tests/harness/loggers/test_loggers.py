@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from harness.config.schema import LoggerConfig
+from harness.loggers import Histogram, Logger, Loggers, RunInfo, make_loggers
+from harness.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir.open(tmp_path / "run", config="", manifest={})
+
+
+def records(run_dir):
+    return [json.loads(line) for line in run_dir.metrics.read_text().splitlines()]
+
+
+def test_metrics_jsonl_is_written_whatever_else_logs(run_dir):
+    loggers = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    loggers.log(10, {"train/loss": 0.5, "eval/return": float("nan")})
+    (record,) = records(run_dir)  # at once, not at the end
+    assert (record["step"], record["train/loss"], record["eval/return"]) == (10, 0.5, None)
+    assert record["time"] > 0
+    loggers.finish({}, 0)
+
+
+def test_a_logger_that_fails_is_left_out_and_the_others_go_on(run_dir, caplog):
+    class Broken(Logger):
+        def log(self, step, metrics, histograms):
+            raise OSError("the disk is full")
+
+        def finish(self, summary, exit_code):
+            pytest.fail("it logs no more")
+
+    good = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    loggers = Loggers([Broken(), good])
+    with caplog.at_level(logging.ERROR):
+        loggers.log(1, {"a": 1})
+        loggers.log(2, {"a": 2})
+    loggers.finish({}, 0)
+    assert [record["step"] for record in records(run_dir)] == [1, 2]
+    assert caplog.text.count("Broken failed; it logs no more") == 1
+
+
+def test_a_histogram_counts_what_lies_between_its_edges():
+    histogram = Histogram.of([0.0, 0.1, 3.0])
+    assert sum(histogram.counts) == 3
+    assert (histogram.edges[0], histogram.edges[-1]) == (0, 3)
+    assert len(histogram.edges) == len(histogram.counts) + 1

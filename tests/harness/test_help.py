@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.arguments import split_arguments
+from harness.config import groups
+from harness.help import EXAMPLES, page
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_names_every_group_and_each_of_its_options():
+    text = page()
+    for group, names in groups().items():
+        assert f"\n    {group}\n" in text
+        for name in names:
+            assert f" {name} " in text
+
+
+def test_the_page_fits_a_terminal():
+    assert [line for line in page().splitlines() if len(line) > 100] == []
+
+
+def test_there_are_five_examples():
+    assert len(EXAMPLES) == 5
+    for text, arguments in EXAMPLES:
+        assert text in page()
+        assert f"python run.py {arguments}".rstrip() in page()
+
+
+@pytest.mark.parametrize("group", groups())
+def test_a_group_has_a_page_of_its_own(group):
+    text = page(group)
+    for name in groups()[group]:
+        assert f"{group}={name}\n" in text
+    assert page(f"{group}=whatever") == text
+
+
+def test_an_unknown_group_is_answered_with_the_known():
+    assert "groups: algo, collector, sync" in page("nonsense")
+
+
+def test_help_loads_nothing_heavy():
+    code = "import sys, run; run.main(['--help']); print('torch' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.endswith("False\n"), ended.stderr
+
+
+def test_flags_are_told_from_overrides():
+    flags, rest = split_arguments(["-m", "seed=1,2", "--show-config"])
+    assert (flags.multirun, flags.show_config, flags.help) == (True, True, False)
+    assert rest == ["seed=1,2"]
+    assert split_arguments(["--help", "sync"])[0].help_topic == "sync"
