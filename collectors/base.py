@@ -449,10 +449,26 @@ class Turn:
                 self._changed.notify_all()
                 raise
 
-    @property
-    def held(self) -> bool:
-        """Whether it is this thread's turn."""
-        return self._owner == threading.get_ident()
+    def try_enter(self) -> bool:
+        """Take the turn if it is free, or this thread's already; to be ended by `ending`."""
+        me = threading.get_ident()
+        with self._changed:
+            if self._queue and self._owner != me:
+                return False
+            if self._owner == me:
+                self._depth += 1
+            else:
+                self._queue.append(object())
+                self._owner, self._depth = me, 1
+            return True
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """`with` the turn that was taken before."""
+        try:
+            yield
+        finally:
+            self.__exit__()
 
     def __exit__(self, *exception: object) -> None:
         with self._changed:

@@ -172,16 +172,18 @@ class Rollout:
         )
         write, step = self._writer(frames), environments.step
         versions, at_step, halting = frames.version, self.apply_at_step, environments.halting
-        made, words[VERSION] = words[FRAMES], weights.version
+        made, used = words[FRAMES], weights.version
+        words[VERSION] = used
         for t in range(num_steps):
             self.t = t
             if attend is not None and not attend(self):
                 return
             if at_step and weights.has_news():
-                self._first = None  # what the policy said for this row, it said with older weights
                 weights.take()
-                words[VERSION] = weights.version
             version = weights.version
+            if version != used:
+                self._first = None  # what the policy said for this row, it said with older weights
+                used = words[VERSION] = version
             words[STAGE] = ACTING
             if self.random_frames > 0 or self.acting is None:
                 action = self._random_actions(frames, t)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from collectors.seeds import Seeds, Streams, check_seed, next_seed
 from collectors.weights import FixedIntake, Intake, Publisher, SchemeIntake, find_model
 from collectors.words import FRAMES, Words
 from collectors.worker import check_numbers
+from sync.errors import WorkerTimeout
 
 
 class Collector(BaseCollector):
@@ -162,14 +164,24 @@ class Collector(BaseCollector):
         )
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
-        if self.running or not isinstance(self._intake, SchemeIntake):
-            self.publisher.publish(by_model, worker_ids)
-            return
-        # Sender and receiver are this one thread: whoever waits for the other would wait for ever.
         self.publisher.publish(by_model, worker_ids, wait=False)
-        self._intake.take()
-        for model_id in by_model:
-            self.publisher.schemes[model_id].wait_async()
+        if not isinstance(self._intake, SchemeIntake):
+            return
+        schemes = [self.publisher.schemes[model_id] for model_id in by_model]
+        deadline = time.monotonic() + self.options.timeout
+        while True:  # a thread that collects takes them between two steps; else this one does
+            if self._turn.try_enter():
+                with self._turn.ending():
+                    self._intake.take()
+            elif not any(scheme.sync for scheme in schemes):
+                return
+            try:
+                for scheme in schemes:
+                    scheme.wait_async(0.05)
+                return
+            except WorkerTimeout:
+                if time.monotonic() > deadline:
+                    raise
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments and policy, start new episodes; the seed to use for what follows."""

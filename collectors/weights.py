@@ -13,6 +13,7 @@ from torch import nn
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.memory import wait_for
 from sync.strategy import Weights, is_by_worker
+from sync.updaters import LocalWeightUpdaterBase
 
 POLICY = "policy"
 
@@ -203,8 +204,11 @@ class Publisher:
                 continue
             before = scheme.version
             try:
-                if self.updater is not None and model_id == POLICY:
-                    self.updater.update_weights(weights, worker_ids)
+                pulls = isinstance(self.updater, LocalWeightUpdaterBase)
+                if pulls and weights is None:
+                    self.updater.update_weights()  # into what is then published
+                if self.updater is not None and not pulls and model_id == POLICY:
+                    self._push(scheme, weights, worker_ids, wait)
                 elif wait is False:
                     scheme.send_async(weights, worker_ids)
                 else:
@@ -213,6 +217,15 @@ class Publisher:
                 if scheme.version > before:
                     for worker in self.addressed(worker_ids, weights):
                         self.promised[worker][model_id] = scheme.version
+
+    def _push(self, scheme: Any, weights: Any, worker_ids: Any, wait: bool | None) -> None:
+        """Have the updater send, without waiting if that is told."""
+        sync = scheme.sync
+        scheme.sync = sync and wait is not False
+        try:
+            self.updater.update_weights(weights, worker_ids)
+        finally:
+            scheme.sync = sync
 
     def addressed(self, worker_ids: Any, weights: Any = None) -> list[int]:
         """The workers that a send with these arguments goes to."""
