@@ -144,7 +144,7 @@ class Crew:
         )
         name = f"lockstep-worker-{member.worker}"
         process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
-        with self._news, _interrupts_held():
+        with self._news, interrupts_held():
             self._raise_if_closed()
             member.line, member.words, member.job = near, setup.words, job
             member.greeted, member.failure, member.ordered = False, None, 0
@@ -492,7 +492,7 @@ def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fd: int) -> list[F
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """Have a process that starts now block SIGINT until it has decided what that means."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

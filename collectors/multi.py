@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from collectors.base import BaseCollector
 from collectors.batches import Part, assemble
-from collectors.crew import Crew, Full, Member
+from collectors.crew import Crew, Full, Member, interrupts_held
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.weights import Publisher
@@ -90,6 +90,7 @@ class _Workers(BaseCollector):
                 "apply_at",
                 "set_truncated",
                 "timeout",
+                "start_timeout",
             )
         }
         return [
@@ -406,5 +407,6 @@ def _context(start_method: str | None) -> Any:
     if start_method == "forkserver":
         if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
             ctx.set_forkserver_preload(PRELOAD)
-        forkserver.ensure_running()  # it loads while the rest is prepared
+        with interrupts_held():  # for its children too, until they are told what that means
+            forkserver.ensure_running()  # it loads while the rest is prepared
     return ctx

@@ -116,6 +116,7 @@ def main(setup: Setup) -> None:
     status = 0
     try:
         worker = Worker(setup)
+        worker.prepare()
         worker.run()
     except (_Stop, LineClosed):
         pass
@@ -125,8 +126,9 @@ def main(setup: Setup) -> None:
             setup.line.send(("error", type(error).__name__, traceback.format_exc()), timeout=5.0)
     if worker is not None:
         worker.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(status)  # the trainer waits: no time for what libraries do at exit
 
 
@@ -156,7 +158,10 @@ class Worker:
         self.environments: Environments | None = None
         self.hosted: Any = None
         self.intake: Intake = FixedIntake()
-        self.job = job = Job.unpack(setup.job)
+
+    def prepare(self) -> None:
+        """Make policy and environments, and take version 0."""
+        self.job = job = Job.unpack(self._setup.job)
         torch.set_num_threads(job.num_threads)
         self.policy = job.policy_factory() if job.policy_factory is not None else job.policy
         if isinstance(self.policy, nn.Module) and job.policy_device is not None:
@@ -242,6 +247,10 @@ class Worker:
             else:
                 model = find_model(self.policy, model_id)
                 scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
+            # The trainer comes when the slowest worker is ready.
+            scheme.connect_timeout = max(
+                scheme.connect_timeout, self.job.options["start_timeout"] + self._timeout
+            )
             scheme.connect(background=False)
         if not schemes:
             return FixedIntake()
