@@ -20,6 +20,7 @@ import argparse
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ class Entry:
     fps: list[float] = field(default_factory=list)
     problem: str = ""
     remote: Remote | None = None
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (str(self.case), self.name, label(self.options))))
 
     def attempt(self, do: Callable[[], None]) -> None:
         """Do it; a failure ends this contestant's part and nobody else's."""
@@ -102,7 +106,10 @@ def compete(entries: Sequence[Entry], *, rounds: int, seconds: float) -> None:
     with ExitStack() as stack:
         for entry in entries:
             stack.push(entry.abandon)
+            begun = time.perf_counter()
             entry.attempt(lambda entry=entry: entry.open() and None)
+            ready_s = time.perf_counter() - begun
+            say(f"  {entry}: {entry.problem or f'ready after {ready_s:.1f} s'}")
         for number in range(rounds):
             for entry in entries if number % 2 == 0 else reversed(entries):
                 if entry.remote is not None:
@@ -164,7 +171,8 @@ def measure_start(case: Case, names: Sequence[str], *, rounds: int) -> list[Star
 
 
 def say(what: str) -> None:
-    print(f"measuring {what}", file=sys.stderr, flush=True)
+    """Tell whoever waits, beside the results on stdout."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def of(known: Iterable[object]) -> Callable[[str], list[str]]:
@@ -217,13 +225,13 @@ def main() -> int:
     starts: list[StartUp] = []
     for env in arguments.envs:
         for size in map(int, arguments.sizes):
-            say(f"{env} × {size}")
+            say(f"{env} × {size}, {rounds} rounds")
             cases = [Case(env, size, mode) for mode in arguments.modes]
             rows += measure(cases, names, rounds=rounds, seconds=seconds)
     starters = [name for name in ("lockstep", "torchrl") if name in names]
     for mode in arguments.modes:
         if mode != "single" and starters:
-            say(f"start-up, {mode}")
+            say(f"start-up, {mode}, {rounds} rounds")
             case = Case(arguments.envs[0], int(arguments.sizes[0]), mode)
             starts += measure_start(case, starters, rounds=rounds)
     about = {

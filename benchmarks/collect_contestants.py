@@ -38,22 +38,22 @@ def only(options: Options) -> Callable[[Case], list[Options]]:
 
 
 def torchrl_settings(case: Case) -> list[Options]:
-    """What was seen to be fastest in some case or other; for one process, as for each of several.
+    """All that may be fastest in one process; with workers, where a start is dear, what was.
 
-    Only the single collector can do without trajectory ids. Compiling and private buffers were seen
-    to help little or not at all, but that may be the machine.
+    There, other environments than the first and compiled policies were seen to be slower, and only
+    the single collector can do without trajectory ids.
     """
-    if case.num_envs == 1:
-        envs = ["GymEnv"]
-    else:
-        envs = ["SyncVectorEnv", "SerialEnv"]
-        if case.num_envs * case.workers <= MAX_PROCESSES:
-            envs += ["ParallelEnv", "AsyncVectorEnv"]
-    first, *rest = envs
-    variations: list[Options] = [{}, {"use_buffers": False}, {"compile_policy": True}]
+    first = "GymEnv" if case.num_envs == 1 else "SyncVectorEnv"
+    variations: list[Options] = [{}, {"use_buffers": False}]
+    others: list[str] = []
     if case.mode == "single":
         variations.append({"track_traj_ids": False, "use_buffers": False})
-    return [{"env": first, **each} for each in variations] + [{"env": env} for env in rest]
+        variations.append({"compile_policy": True})
+        if case.num_envs > 1:
+            others.append("SerialEnv")
+        if 1 < case.num_envs <= MAX_PROCESSES:
+            others += ["ParallelEnv", "AsyncVectorEnv"]
+    return [{"env": first, **each} for each in variations] + [{"env": env} for env in others]
 
 
 CONTESTANTS = {
