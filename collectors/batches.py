@@ -223,14 +223,17 @@ def _padded(view: Tensor, num_steps: int) -> Tensor:
 
 
 def _compact(out: dict[Key, Tensor]) -> None:
-    """Bring each environment's frames together, where steps that were only resets lie between."""
+    """Bring each environment's frames together, where steps that were none lie between.
+
+    What is no frame is zero.
+    """
     mask = out[("collector", "mask")]
-    gaps = ~(mask[:, :-1] | ~mask[:, 1:]).all(1) if mask.shape[1] else mask.any(1)
-    rows = gaps.nonzero().flatten()
-    if not len(rows):
+    if mask.all():
         return
+    gaps = (~mask[:, :-1] & mask[:, 1:]).any(1)
+    rows = gaps.nonzero().flatten()
     order = torch.argsort((~mask[rows]).to(torch.int8), dim=1, stable=True)
-    for key, value in out.items():
+    for key, value in out.items() if len(rows) else ():
         part = value[rows]
         index = order.reshape(*order.shape, *[1] * (part.ndim - 2)).expand(part.shape)
         out[key][rows] = torch.gather(part, 1, index)
