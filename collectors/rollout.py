@@ -110,12 +110,15 @@ class Rollout:
             return {}
         self.words[STAGE] = ACTING
         if self._first is None:
+            streams = Streams()
             rows = [torch.from_numpy(array) for array in self.environments.current]
             with torch.no_grad(), set_interaction_type(self.exploration):
                 if self.acting.state_keys and not self.state:
                     self.state = self._initial_state(rows)
                 self._first = self.acting(self._inputs(rows, 0))
             self._check(self._first)
+            if self.random_frames > 0:  # asked for shapes only: what it drew is not used
+                streams.resume()
         return {**self.state, **self._first}
 
     def _initial_state(self, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
@@ -152,7 +155,8 @@ class Rollout:
         self.frames, self.t = frames, 0
         with torch.no_grad(), set_interaction_type(self.exploration):
             try:
-                self._run(frames, frames.layout.num_steps)
+                if not (environments.halting and environments.halted.all()):
+                    self._run(frames, frames.layout.num_steps)
             finally:
                 self.frames = None
         steps = frames.num_steps = self.t
@@ -187,7 +191,7 @@ class Rollout:
             words[STAGE] = ACTING
             if self.random_frames > 0 or self.acting is None:
                 action = self._random_actions(frames, t)
-                versions[t] = RANDOM_VERSION if self.acting is not None else version
+                versions[t] = RANDOM_VERSION
             else:
                 action = write(t)
                 versions[t] = version
@@ -195,6 +199,8 @@ class Rollout:
             count = step(frames, t, action)
             if environments.started and self.state:
                 self._clear_state(frames.is_init[t + 1])
+            if self.random_frames > 0:
+                self.random_frames -= count
             made += count
             words[FRAMES] = made
             words[STEPS] += 1
@@ -211,9 +217,6 @@ class Rollout:
         frames.action[t] = torch.from_numpy(action)
         for output in frames.outputs:
             output[t].zero_()
-        if self.acting is not None:
-            self.random_frames -= environments.num_envs
-            self._first = None
         return action
 
     def _writer(self, frames: Frames) -> Callable[[int], np.ndarray[Any, Any]]:
@@ -221,6 +224,8 @@ class Rollout:
         acting = self.acting
         if acting is None:
             return lambda t: self._random_actions(frames, t)
+        if self.random_frames > 0:
+            self._first = None  # nobody acts by it
         rows, actions = frames.observation_rows, frames.action.numpy()
         dtype, shape = actions.dtype, actions.shape[1:]
         keys = [field.key for field in frames.layout.outputs]
