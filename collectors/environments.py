@@ -155,10 +155,8 @@ class Environments(ABC):
         self.env.close()
 
     def __str__(self) -> str:
-        spec = getattr(self.env, "spec", None)
-        name = (
-            spec.id if spec is not None else type(getattr(self.env, "unwrapped", self.env)).__name__
-        )
+        unwrapped = getattr(self.env, "unwrapped", self.env)
+        name = getattr(getattr(self.env, "spec", None), "id", None) or type(unwrapped).__name__
         return f"{self.num_envs} × {name}" if self.num_envs > 1 else str(name)
 
     def _put(self, arrays: Sequence[Array], row: int | None, value: Any) -> None:
@@ -356,6 +354,11 @@ class ManualVector(Vector):
 
 class SameStepVector(Vector):
     """A vector that returns the next episode's first observation, and the last one in `info`."""
+
+    def __init__(self, env: Any):
+        super().__init__(env)
+        # The mode asks no vector to know `reset_mask`; gymnasium's own do.
+        self.can_reset_some = self._seed_each
 
     def _after(self, frames: Frames, t: int, observation: Any, ended: Array, info: Any) -> int:
         over = self._over_length(frames, t, ended)
