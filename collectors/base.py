@@ -157,7 +157,13 @@ class BaseCollector(ABC):
             with self._turn:
                 batch = self._gather()
             self._wait_s += time.monotonic() - began
-            self.frames += frames_of(batch)
+            frames = frames_of(batch)
+            if not frames and not self.options.reset_when_done:
+                raise RuntimeError(
+                    "all episodes have ended, and with reset_when_done=False none is started: "
+                    "call reset()"
+                )
+            self.frames += frames
             if wanted is None:
                 break
             self._whole.add(batch)
