@@ -64,6 +64,7 @@ class Rollout:
         self.state: dict[Key, Tensor] = {}
         self._first: dict[Key, Tensor] | None = None
         self._begun = False
+        self._lost = False  # a block was left in the middle: nobody knows where the episodes are
         self.reseed(seeds)
 
     def reseed(self, seeds: Seeds) -> None:
@@ -103,6 +104,9 @@ class Rollout:
             self.words[STAGE] = RESETTING
             self.environments.reset(self.seeds.environments(self.environments.num_envs))
             self._begun = True
+        if self._lost:
+            self.restart()
+            self._lost = False
 
     def _first_outputs(self) -> dict[Key, Tensor]:
         """The policy's outputs for the first step: their shapes are known only now."""
@@ -157,6 +161,9 @@ class Rollout:
             try:
                 if not (environments.halting and environments.halted.all()):
                     self._run(frames, frames.layout.num_steps)
+            except BaseException:
+                self._lost = True
+                raise
             finally:
                 self.frames = None
         steps = frames.num_steps = self.t
