@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_all_start_methods
 from typing import Any
 
 import gymnasium as gym
@@ -124,12 +125,22 @@ def env_factory(
             return make_one
         case "native":
             return partial(_make_native, config, render_mode)
-        case "sync" | "async" as kind:
-            vector_class = SyncVectorEnv if kind == "sync" else AsyncVectorEnv
-            # Collectors reset, environment by environment: no frame is spent on resetting alone,
-            # and what was reset by them they can bring back when a run is resumed.
-            disabled = AutoresetMode.DISABLED
-            return partial(vector_class, [make_one] * config.num_envs, autoreset_mode=disabled)
+        # Collectors reset, environment by environment: no frame is spent on resetting alone, and
+        # what was reset by them they can bring back when a run is resumed.
+        case "sync":
+            return partial(
+                SyncVectorEnv,
+                [make_one] * config.num_envs,
+                autoreset_mode=AutoresetMode.DISABLED,
+            )
+        case "async":
+            return partial(
+                AsyncVectorEnv,
+                [make_one] * config.num_envs,
+                # Elsewhere than in forks, its locks have names that outlive a worker.
+                context="fork" if "fork" in get_all_start_methods() else None,
+                autoreset_mode=AutoresetMode.DISABLED,
+            )
     raise ValueError(f"env.vectorisation is {config.vectorisation!r}, expected {VECTORISATIONS}")
 
 

@@ -19,10 +19,10 @@ python run.py resume=RUN_DIRECTORY [option=value ...]"""
 
 DESCRIPTION = """\
 Rollout workers step environments with a policy, a learner trains that policy, and a sync scheme
-brings its weights to the workers. Every frame says which version of the weights produced it. What
-takes each part is chosen from a group; every single option can be set by its dotted name. A run
-writes to a directory below outputs/, whatever else logs it. Values are written as in YAML: a list
-is [a,b], nothing is null. What cannot work is refused at once, in one line."""
+brings its weights to the workers. Every frame says which version of the weights produced it.
+What takes each part is chosen from a group; every option can be set by its dotted name. A run
+writes to a directory below outputs/, whatever else logs it. Values are written as in YAML: a
+list is [a,b], nothing is null. What cannot work is refused at once, in one line."""
 
 EXAMPLES = [
     ("PPO on CartPole, two workers ahead of the learner", ""),

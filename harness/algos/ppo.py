@@ -117,6 +117,8 @@ class PPOPolicy(nn.Module):
         inputs = self.prepare(observation)
         carried: tuple[Tensor, ...] = ()
         if isinstance(self.encoder, LSTMEncoder):
+            if state is None:  # as a collector asks for the first one
+                state = self.encoder.initial_state(len(inputs))
             features, after = self.encoder(inputs, state)
             carried = (after,)
         else:

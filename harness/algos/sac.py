@@ -251,6 +251,7 @@ class SAC:
             "generator": self.generator.get_state(),
             "updates": self.updates,
             "frames_owed": self.frames_owed,
+            "policy_metrics": dict(self._policy_metrics),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -263,3 +264,4 @@ class SAC:
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])
         self.frames_owed = float(state["frames_owed"])
+        self._policy_metrics = dict(state["policy_metrics"])

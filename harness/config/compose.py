@@ -67,6 +67,11 @@ def sweep_dir(overrides: Sequence[str]) -> Path:
         raise ConfigError(_first_line(error)) from None
 
 
+def fixed_keys(overrides: Sequence[str]) -> list[str]:
+    """What is given one value for all jobs of a sweep."""
+    return [o.key_or_group for o in parse(overrides) if not o.is_sweep_override()]
+
+
 def _fixed(overrides: Sequence[str]) -> list[str]:
     return [o.input_line for o in parse(overrides) if not o.is_sweep_override() and o.input_line]
 
@@ -74,8 +79,7 @@ def _fixed(overrides: Sequence[str]) -> list[str]:
 def job_name(override_dirname: str) -> str:
     """A job's directory in a sweep: its overrides, fit for a file name and not too long."""
     parts = [part.lstrip("+") for part in override_dirname.split(",") if part]
-    kept = [p for p in parts if p.split("=")[0] not in ("sweep", "skip_done")]
-    name = re.sub(r"[^\w.=,+-]", "_", ",".join(kept)) or "job"
+    name = re.sub(r"[^\w.=,+-]", "_", ",".join(parts)) or "job"
     if len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]

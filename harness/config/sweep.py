@@ -12,7 +12,14 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.compose import CONF, HYDRA_VERSION, expand_sweep, forced_in_sweep, sweep_dir
+from harness.config.compose import (
+    CONF,
+    HYDRA_VERSION,
+    expand_sweep,
+    fixed_keys,
+    forced_in_sweep,
+    sweep_dir,
+)
 from harness.config.errors import ConfigError
 from harness.config.load import RunPlan, plan_from_options, plan_run
 from harness.files import read_json
@@ -29,7 +36,10 @@ def run_sweep(overrides: Sequence[str]) -> int:
             raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
     folder = sweep_dir(overrides)
     before = sys.argv
-    sys.argv = ["run.py", "--multirun", *forced_in_sweep(overrides), f"hydra.sweep.dir={folder}"]
+    # A job is named by what the sweep varies.
+    unnamed = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed_keys(overrides))}]"
+    arguments = [*forced_in_sweep(overrides), f"hydra.sweep.dir={folder}", unnamed]
+    sys.argv = ["run.py", "--multirun", *arguments]
     try:
         hydra.main(version_base=HYDRA_VERSION, config_path=str(CONF), config_name="config")(_job)()
     except SystemExit as ended:  # a signal ended a job, and with it the sweep

@@ -1,0 +1,261 @@
+"""The command as a user runs it: short, but with real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import run
+from harness.checkpoints import Checkpoints
+from harness.files import read_json
+
+SMALL = (
+    "total_frames=384",
+    "collector.frames_per_batch=128",
+    "env.num_envs=4",
+    "algo.minibatch_size=64",
+    "algo.epochs=2",
+    "model.hidden_sizes=[16]",
+    "evaluation.num_episodes=1",
+    "logger=jsonl",
+)
+SMALL_SAC = (
+    "algo=sac",
+    "env=pendulum",
+    "total_frames=96",
+    "collector.frames_per_batch=16",
+    "env.num_envs=4",
+    "algo.learning_starts=32",
+    "algo.batch_size=16",
+    "algo.buffer_size=1000",
+    "model.hidden_sizes=[16]",
+    "evaluation.num_episodes=1",
+    "logger=jsonl",
+)
+
+PAIRS = [
+    (sync, collector)
+    for collector in ("single", "multi_sync", "multi_async")
+    for sync in ("shared_mem", "multiprocess", "hogwild", "none")
+]
+
+IMPOSSIBLE = {
+    ("none", "multi_sync"): "its workers would keep the weights they start with",
+    ("none", "multi_async"): "its workers would keep the weights they start with",
+    ("hogwild", "single"): "one process has nobody to share its memory with",
+}
+
+# What only the clock and the machine decide.
+TIMES = re.compile(r"time.*|sync/.*_ms|system/.*|collector/(fps|wait_ms)")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs write to a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def start(*overrides: str, into: str = "run") -> tuple[int, Path]:
+    status = run.main([*overrides, f"hydra.run.dir={into}"])
+    return status, Path(into)
+
+
+def records(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(directory: Path) -> list[dict]:
+    return [
+        {name: value for name, value in record.items() if not TIMES.fullmatch(name)}
+        for record in records(directory)
+    ]
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    _, state = Checkpoints(directory / "checkpoints").load()
+    return state["learner"]["algorithm"]["policy"]
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    first, second = weights(a), weights(b)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+# -- what a run leaves
+
+
+def test_a_run_leaves_its_directory_behind():
+    status, directory = start(*SMALL, "collector=single")
+    assert status == 0
+    assert {file.name for file in directory.iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "run.log",
+        "status.json",
+        "summary.json",
+    }
+    assert read_json(directory / "status.json")["state"] == "done"
+    assert read_json(directory / "manifest.json")["ended"] is not None
+    assert len(Checkpoints(directory / "checkpoints").files()) == 1
+
+
+def test_records_and_summary_hold_what_the_design_names():
+    _, directory = start(*SMALL, "collector=multi_sync", "evaluation.every_frames=128")
+    record = records(directory)[1]
+    names = {
+        *("step", "time", "train/policy_loss", "eval/return", "episode/return", "episode/length"),
+        *("sync/publish_ms", "sync/ack_ms", "sync/apply_ms", "sync/bytes", "policy/version"),
+        *("policy/lag_mean", "policy/lag_p95", "policy/lag_max", "policy/mixed_batches"),
+        *("collector/fps", "collector/wait_ms", "collector/collected", "collector/delivered"),
+        *("collector/dropped", "time/collect_s", "time/train_s", "time/sync_s", "time/log_s"),
+        *("system/cpu_s", "system/memory_mb"),
+    }
+    assert names <= set(record)
+    summary = read_json(directory / "summary.json")
+    percentiles = {f"sync/{name}_ms_{p}" for name in ("publish", "ack", "apply") for p in ("p50", "p95", "p99")}  # fmt: skip # noqa: E501
+    totals = {"frames", "fps", "wall_s", "eval/return", "policy/lag_mean", "workers"}
+    assert percentiles | totals <= set(summary)
+    assert summary["frames"] == 384
+    assert set(summary["workers"]) == {"0", "1"}
+
+
+# -- every pair
+
+
+@pytest.mark.parametrize(("sync", "collector"), sorted(set(PAIRS) - set(IMPOSSIBLE)))
+def test_every_possible_pair_runs(sync, collector):
+    chosen = (f"sync={sync}", f"collector={collector}", "evaluation.at_end=false")
+    status, directory = start(*SMALL, *chosen)
+    assert status == 0
+    last = records(directory)[-1]
+    assert last["step"] == 384
+    assert last["policy/version"] == 3
+
+
+@pytest.mark.parametrize(("sync", "collector"), IMPOSSIBLE)
+def test_every_impossible_pair_is_refused_with_a_reason(sync, collector, capsys):
+    status, directory = start(*SMALL, f"sync={sync}", f"collector={collector}")
+    assert status == 2
+    assert not directory.exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"sync={sync} collector={collector}: {IMPOSSIBLE[sync, collector]}" in line
+
+
+@pytest.mark.parametrize("collector", ["single", "multi_async"])
+def test_sac_runs(collector):
+    status, directory = start(*SMALL_SAC, f"collector={collector}")
+    assert status == 0
+    assert "train/critic_loss" in records(directory)[-2]
+
+
+@pytest.mark.parametrize("model", ["lstm", "mlp"])
+def test_each_model_for_vectors_runs(model):
+    assert start(*SMALL, "collector=single", f"model={model}")[0] == 0
+
+
+@pytest.mark.parametrize("vectorisation", ["none", "sync", "async", "native"])
+def test_each_vectorisation_runs(vectorisation):
+    num_envs = 1 if vectorisation == "none" else 4
+    given = (f"env.vectorisation={vectorisation}", f"env.num_envs={num_envs}")
+    assert start(*SMALL, "collector=multi_async", *given)[0] == 0
+
+
+# -- the same run again
+
+
+@pytest.mark.parametrize(
+    ("collector", "sync"),
+    [("single", "none"), ("single", "shared_mem"), ("multi_sync", "multiprocess")],
+)
+def test_the_same_seed_gives_the_same_run(collector, sync):
+    given = (*SMALL, f"collector={collector}", f"sync={sync}")
+    _, first = start(*given, into="first")
+    _, second = start(*given, into="second")
+    _, other = start(*given, "seed=2", into="other")
+    assert without_times(first) == without_times(second)
+    assert same_weights(first, second)
+    assert not same_weights(first, other)
+
+
+@pytest.mark.parametrize(("collector", "sync"), [("single", "none"), ("multi_sync", "shared_mem")])
+@pytest.mark.parametrize("settings", [SMALL, SMALL_SAC], ids=["ppo", "sac"])
+def test_a_resumed_run_is_the_uninterrupted_one(collector, sync, settings):
+    given = (*settings, f"collector={collector}", f"sync={sync}", "checkpoint.keep=99")
+    total = int(settings[0 if settings is SMALL else 2].split("=")[1])
+    _, whole = start(*given, f"checkpoint.every_frames={total // 3}", into="whole")
+    _, half = start(*given, f"checkpoint.every_frames={total // 3}", into="half")
+    for file in Checkpoints(half / "checkpoints").files()[1:]:
+        file.unlink()
+    assert run.main([f"resume={half}"]) == 0
+    assert without_times(whole) == without_times(half)
+    assert same_weights(whole, half)
+
+
+def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
+    _, directory = start(*SMALL, "collector=single")
+    assert run.main([f"resume={directory}", "collector=multi_sync"]) == 2
+    assert "keeps its parts" in capsys.readouterr().err
+    assert run.main([f"resume={directory}", "total_frames=512"]) == 0
+    assert read_json(directory / "summary.json")["frames"] == 512
+
+
+# -- when it goes wrong
+
+
+def test_a_failing_run_says_so_and_how(capsys):
+    status, directory = start(*SMALL, "collector=multi_sync", "algo.learning_rate=1e30")
+    assert status == 1
+    found = read_json(directory / "status.json")
+    assert found["state"] == "failed"
+    assert "Traceback" in found["traceback"]
+    assert capsys.readouterr().err.startswith("run.py: failed: ")
+
+
+def test_what_does_not_fit_the_environment_is_refused_before_anything_starts(capsys):
+    status, directory = start(*SMALL_SAC, "env=cartpole")
+    assert status == 2
+    assert not directory.exists()
+    assert "algo=sac acts in Box spaces" in capsys.readouterr().err
+
+
+def test_an_environment_that_cannot_be_made_is_a_mistake_in_the_config(capsys):
+    assert start(*SMALL, "env.kwargs.nonsense=1")[0] == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nonsense" in line
+
+
+# -- sweeps
+
+
+def test_a_sweep_runs_all_jobs_and_leaves_out_what_is_done(capsys):
+    given = ("-m", *SMALL, "collector=single", "sync=none,shared_mem", "sweep=mine")
+    assert run.main([*given]) == 0
+    jobs = sorted(path for path in Path("outputs/mine").iterdir() if path.is_dir())
+    assert [job.name for job in jobs] == ["sync=none", "sync=shared_mem"]
+    assert {read_json(job / "manifest.json")["sweep"] for job in jobs} == {"mine"}
+    before = {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in jobs}
+    assert run.main([*given, "skip_done=true"]) == 0
+    assert {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in jobs} == before
+    assert "2 done" in capsys.readouterr().out
+
+
+def test_a_failed_job_does_not_stop_the_others_and_is_reported(capsys):
+    rates = "algo.learning_rate=1e30,1e-3"
+    assert run.main(["-m", *SMALL, "collector=multi_sync", rates, "sweep=mine"]) == 1
+    states = [read_json(f)["state"] for f in sorted(Path("outputs/mine").glob("*/status.json"))]
+    assert sorted(states) == ["done", "failed"]
+    captured = capsys.readouterr()
+    assert "1 failed" in captured.out
+    assert "failed: outputs/mine/" in captured.err
+
+
+def test_a_sweep_with_one_impossible_job_starts_none(capsys):
+    assert run.main(["-m", *SMALL, "collector=single,multi_sync", "sync=none", "sweep=mine"]) == 2
+    assert "in the job" in capsys.readouterr().err
+    assert not Path("outputs").exists()
