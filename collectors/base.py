@@ -107,8 +107,8 @@ class BaseCollector(ABC):
         """Bring each worker there; whether that worked to the bit."""
 
     @abstractmethod
-    def _trajectory_counts(self) -> list[int]:
-        """How many trajectories of each worker were numbered."""
+    def _trajectory_states(self) -> list[dict[str, Any]]:
+        """How far the trajectories of each worker are numbered."""
 
     @abstractmethod
     def _counters(self) -> dict[str, Any]:
@@ -352,9 +352,9 @@ class BaseCollector(ABC):
         self._raise_error()
         with self._turn:
             states = self._worker_states()
-            counts = self._trajectory_counts()
-            for state, count in zip(states, counts, strict=True):
-                state["trajectories"] = count
+            numbered = self._trajectory_states()
+            for state, trajectories in zip(states, numbered, strict=True):
+                state["trajectories"] = trajectories
             return {
                 "kind": self.kind,
                 "num_workers": self.num_workers,

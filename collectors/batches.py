@@ -52,11 +52,14 @@ class Trajectories:
         return own * self.num_workers + self.worker
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
+        current = None if self._current is None else self._current.tolist()
+        return {"count": self.count, "current": current}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, under_way: bool) -> None:
+        """Go on numbering; `under_way` says whether the trajectories then under way go on too."""
         self.count = int(state["count"])
-        self._current = None
+        goes_on = under_way and state["current"] is not None
+        self._current = np.array(state["current"], np.int64) if goes_on else None
 
 
 _NUMBERS = ("version", "ids", "envs")

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import forkserver
 from typing import Any
 
@@ -203,14 +204,21 @@ class _Workers(BaseCollector):
     def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
         assert self.crew is not None
         base = self.publisher.base
-        exact = self._call("load_state_dict", lambda member: (states[member.worker], base))
-        for member, state in zip(self.crew.members, states, strict=True):
-            member.trajectories.load_state_dict({"count": state["trajectories"]})
+        # On their own, workers are ahead of what was delivered: what lay between is gone.
+        goes_on = self.shares_batch
+        exact: list[bool] = self._call(
+            "load_state_dict", lambda member: (states[member.worker], base, goes_on)
+        )
+        for member, state, same in zip(self.crew.members, states, exact, strict=True):
+            member.trajectories.load_state_dict(state["trajectories"], under_way=same)
+            member.seed = self.seed
+            seeds = self.crew.jobs[member.worker].seeds
+            self.crew.jobs[member.worker].seeds = replace(seeds, seed=self.seed)
         return exact
 
-    def _trajectory_counts(self) -> list[int]:
+    def _trajectory_states(self) -> list[dict[str, Any]]:
         assert self.crew is not None
-        return [member.trajectories.count for member in self.crew.members]
+        return [member.trajectories.state_dict() for member in self.crew.members]
 
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some, counted over all workers."""
@@ -366,6 +374,7 @@ class MultiAsyncCollector(_Workers):
         if self._lent is not None:
             self._give_back(*self._lent)
             self._lent = None
+        crew.look()  # others may deliver so fast that nobody ever waits
         while True:
             self._see_to_failures()
             if crew.arrived:

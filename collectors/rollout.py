@@ -9,6 +9,7 @@ for each step:  is there a message? new weights?
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -298,7 +299,7 @@ class Rollout:
     def state_dict(self) -> dict[str, Any]:
         """Where this worker is: its streams, its environments, what its policy carries."""
         return {
-            "life": self.seeds.life,
+            "seeds": asdict(self.seeds),
             "begun": self._begun,
             "random_frames": self.random_frames,
             "actions": self.actions.bit_generator.state,
@@ -306,10 +307,17 @@ class Rollout:
             "state": {"/".join(key): value.clone() for key, value in self.state.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on from there; False if the environments had to start new episodes instead."""
+    def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
+        """Go on from there; False if the environments had to start new episodes instead.
+
+        Without `goes_on`, and in the midst of a block, they start new ones in any case.
+        """
+        self.seeds = Seeds(**state["seeds"])
         self.random_frames = int(state["random_frames"])
         self.actions.bit_generator.state = state["actions"]
+        if self.frames is not None or not goes_on:
+            self.restart()
+            return False
         self._begun, self._first = bool(state["begun"]), None
         exact = not self._begun or self.environments.load_state_dict(state["environments"])
         self.state = {tuple(name.split("/")): value for name, value in state["state"].items()}

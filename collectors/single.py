@@ -200,13 +200,13 @@ class Collector(BaseCollector):
         (state,) = states
         exact = self._rollout.load_state_dict(state)
         self._streams.load_state_dict(state["streams"])
-        self._trajectories.load_state_dict({"count": state["trajectories"]})
+        self._trajectories.load_state_dict(state["trajectories"], under_way=exact)
         if isinstance(self._intake, SchemeIntake):
             self._intake.rebase(self.publisher.base)
         return [exact]
 
-    def _trajectory_counts(self) -> list[int]:
-        return [self._trajectories.count]
+    def _trajectory_states(self) -> list[dict[str, Any]]:
+        return [self._trajectories.state_dict()]
 
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some: numbers, or a mask."""

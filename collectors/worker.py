@@ -376,8 +376,8 @@ class Worker:
     def do_state_dict(self) -> dict[str, Any]:
         return {**self.rollout.state_dict(), "streams": Streams().state_dict()}
 
-    def do_load_state_dict(self, state: dict[str, Any], base: int) -> bool:
-        exact = self.rollout.load_state_dict(state)
+    def do_load_state_dict(self, state: dict[str, Any], base: int, goes_on: bool) -> bool:
+        exact = self.rollout.load_state_dict(state, goes_on=goes_on)
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
