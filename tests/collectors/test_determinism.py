@@ -1,0 +1,320 @@
+"""Same seed, same bits; and a collector that goes on is one that was never interrupted."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation, TimeLimit
+from tensordict.nn import InteractionType, interaction_type
+from torch import nn
+
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from tests.collectors.support import same_bits
+
+IDS = {"CartPole-v1": 4, "Pendulum-v1": 3}
+
+
+class Sampling(nn.Module):
+    """Draws its actions from torch's global stream."""
+
+    out_keys = ("action", "logits")
+
+    def __init__(self, name: str = "CartPole-v1"):
+        super().__init__()
+        self.discrete = name.startswith("CartPole")
+        torch.manual_seed(7)
+        self.layer = nn.Linear(IDS[name], 2 if self.discrete else 1)
+
+    def forward(self, observation):
+        out = self.layer(observation)
+        if not self.discrete:
+            return out + torch.randn_like(out), out
+        if interaction_type() is InteractionType.RANDOM:
+            return torch.multinomial(out.softmax(-1), 1).squeeze(-1), out
+        return out.argmax(-1), out
+
+
+def make_env(name: str = "CartPole-v1", num_envs: int = 0, late: float = 0.0, mode="NextStep"):
+    """One environment, or a vector of them; `late` says how slow the start is."""
+    time.sleep(late)
+    if not num_envs:
+        return TimeLimit(gym.make(name).unwrapped, 40)
+    made = [lambda: TimeLimit(gym.make(name).unwrapped, 40)] * num_envs
+    return SyncVectorEnv(made, autoreset_mode=mode)
+
+
+def single(name="CartPole-v1", num_envs=0, seed=3, **options):
+    kwargs = {"name": name, "num_envs": num_envs}
+    collector = Collector(
+        make_env, Sampling(name), create_env_kwargs=kwargs, frames_per_batch=60, **options
+    )
+    if seed is not None:
+        collector.set_seed(seed)
+    return collector
+
+
+def multi(name="CartPole-v1", num_envs=3, seed=3, late=(0.0, 0.0), **options):
+    kwargs = [{"name": name, "num_envs": num_envs, "late": one} for one in late]
+    options.setdefault("frames_per_batch", 120)
+    collector = MultiSyncCollector(
+        make_env, Sampling(name), create_env_kwargs=kwargs, num_workers=2, **options
+    )
+    if seed is not None:
+        collector.set_seed(seed)
+    return collector
+
+
+def train(collector):
+    """A step that depends on nothing but what came before it."""
+    with torch.no_grad():
+        for parameter in collector.policy.parameters():
+            parameter.mul_(0.9)
+    collector.update_policy_weights_()
+
+
+def batches(collector, count, disturb=lambda: None):
+    """So many batches, with training between them; the collector is shut down."""
+    found = []
+    with collector:
+        for _ in range(count):
+            found.append(collector.next())
+            disturb()
+            train(collector)
+    return found
+
+
+def assert_same(ones, others):
+    assert len(ones) == len(others)
+    for one, other in zip(ones, others, strict=True):
+        differing = [
+            key
+            for key in one.keys(True, True)
+            if key not in other.keys(True, True) or not torch.equal(one[key], other[key])
+        ]
+        assert same_bits(one, other), differing
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("make", [single, multi])
+def test_the_same_seed_gives_the_same_bits(make, name):
+    assert_same(batches(make(name), 6), batches(make(name), 6))
+
+
+@pytest.mark.parametrize("make", [single, multi])
+def test_another_seed_gives_other_bits(make):
+    (one,), (other,) = batches(make(seed=3), 1), batches(make(seed=4), 1)
+    assert not torch.equal(one["observation"], other["observation"])
+    assert not torch.equal(one["action"], other["action"])
+
+
+@pytest.mark.parametrize("make", [single, multi])
+def test_without_a_seed_no_two_runs_are_alike(make):
+    (one,), (other,) = batches(make(seed=None), 1), batches(make(seed=None), 1)
+    assert not torch.equal(one["observation"], other["observation"])
+
+
+@pytest.fixture(scope="module")
+def by_fork_server():
+    return batches(multi(), 4)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_how_workers_start_makes_no_difference(method, by_fork_server):
+    assert_same(batches(multi(start_method=method), 4), by_fork_server)
+
+
+@pytest.mark.parametrize("late", [(0.0, 0.2), (0.2, 0.0)])
+def test_which_worker_is_first_makes_no_difference(late, by_fork_server):
+    assert_same(batches(multi(late=late), 4), by_fork_server)
+
+
+def test_what_the_trainer_draws_and_asks_makes_no_difference(by_fork_server):
+    def disturb():
+        torch.randn(100)
+        np.random.random(100)
+        collector.stats()
+        collector.getattr_env("spec")
+        collector.state_dict()
+        with collector.pause():
+            torch.randn(3)
+
+    collector = multi()
+    assert_same(batches(collector, 4, disturb), by_fork_server)
+
+
+def test_a_collector_leaves_the_streams_of_its_process_alone():
+    policy = Sampling()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    expected = torch.randn(3), np.random.random(3)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    with Collector(make_env, policy, frames_per_batch=20) as collector:
+        collector.next()
+        collector.reset()
+        collector.set_seed(9)
+        collector.next()
+        drawn = torch.randn(3), np.random.random(3)
+    assert torch.equal(drawn[0], expected[0])
+    assert (drawn[1] == expected[1]).all()
+
+
+def test_what_the_process_draws_does_not_reach_a_collector():
+    def disturb():
+        torch.randn(5)
+
+    assert_same(batches(single(), 4, disturb), batches(single(), 4))
+
+
+def test_workers_and_their_environments_have_streams_of_their_own():
+    (batch,) = batches(multi(), 1)
+    starts = batch["observation"][:, 0]
+    assert len(torch.unique(starts, dim=0)) == 6
+    assert len(torch.unique(batch["action"], dim=0)) == 6
+
+
+def test_a_static_seed_is_everybodys():
+    collector = multi(seed=None)
+    with collector:
+        collector.set_seed(5, static_seed=True)
+        batch = collector.next()
+    starts = batch["observation"][:, 0]
+    assert len(torch.unique(starts, dim=0)) == 1
+    expected, _ = make_env().reset(seed=5)
+    assert torch.equal(starts[0], torch.from_numpy(expected))
+
+
+def test_the_next_seed_is_another_and_always_the_same():
+    with single() as collector:
+        following = collector.set_seed(11)
+        assert following == collector.set_seed(11) != 11
+        assert collector.set_seed(12) != following
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "3", True, None])
+def test_what_is_no_seed_is_refused(seed):
+    with single() as collector, pytest.raises(ValueError, match="seed"):
+        collector.set_seed(seed)
+
+
+def interrupted(make, after, count, **options):
+    """Batches of one collector, then of another that goes on with its state."""
+    first = make(**options)
+    found = []
+    with first:
+        for _ in range(after):
+            found.append(first.next())
+            train(first)
+        state = first.state_dict()
+        weights = {k: v.clone() for k, v in first.policy.state_dict().items()}
+    second = make(**{**options, "seed": None})
+    second.policy.load_state_dict(weights)
+    second.update_policy_weights_()
+    exact = second.load_state_dict(state)
+    return exact, found + batches(second, count - after)
+
+
+@pytest.mark.parametrize("after", [1, 4])
+@pytest.mark.parametrize("num_envs", [0, 3])
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("make", [single, multi])
+def test_a_collector_that_goes_on_was_never_interrupted(make, name, num_envs, after):
+    options = {"name": name, "num_envs": num_envs}
+    exact, found = interrupted(make, after, 7, **options)
+    assert exact is True
+    assert_same(found, batches(make(**options), 7))
+
+
+@pytest.mark.parametrize("make", [single, multi])
+def test_going_on_before_the_first_batch(make):
+    exact, found = interrupted(make, 0, 2)
+    assert exact is True
+    assert_same(found, batches(make(), 2))
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_going_on_amid_random_frames(after):
+    options = {"init_random_frames": 100, "num_envs": 3}
+    exact, found = interrupted(single, after, 5, **options)
+    assert exact is True
+    assert_same(found, batches(single(**options), 5))
+
+
+def test_a_state_can_be_taken_again_from_where_it_was_loaded():
+    exact, _ = interrupted(single, 2, 2)
+    assert exact
+    with single() as collector:
+        collector.next()
+        state = collector.state_dict()
+        one = collector.next()
+        assert collector.load_state_dict(state)
+        again = collector.state_dict()
+        assert_same([collector.next()], [one])
+        assert collector.load_state_dict(again)
+        assert_same([collector.next()], [one])
+
+
+def normalised(**kwargs):
+    return NormalizeObservation(TimeLimit(gym.make("CartPole-v1").unwrapped, 40))
+
+
+def native(**kwargs):
+    return gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
+
+
+@pytest.mark.parametrize("make_env", [normalised, native])
+def test_environments_that_cannot_be_brought_back_start_anew_and_it_says_so(make_env):
+    with Collector(make_env, Sampling(), frames_per_batch=60) as first:
+        for _ in range(3):
+            last = first.next()
+        state = first.state_dict()
+    with Collector(make_env, Sampling(), frames_per_batch=60) as second:
+        assert second.load_state_dict(state) is False
+        batch = second.next()
+    assert batch["is_init"][:, 0].all()
+    assert batch["collector", "traj_ids"].min() > last["collector", "traj_ids"].max()
+
+
+def test_a_collector_of_another_kind_is_refused():
+    with single() as one, multi() as two:
+        with pytest.raises(ValueError, match=r"kind='Collector'.*'MultiSyncCollector'"):
+            two.load_state_dict(one.state_dict())
+        state = two.state_dict()
+    with (
+        MultiSyncCollector(make_env, Sampling(), frames_per_batch=10) as alone,
+        pytest.raises(ValueError, match="num_workers=2"),
+    ):
+        alone.load_state_dict(state)
+
+
+def test_versions_and_frames_go_on():
+    with single() as first:
+        for _ in range(3):
+            first.next()
+            train(first)
+        state = first.state_dict()
+    with single(seed=None) as second:
+        second.load_state_dict(state)
+        assert second.policy_version == 3
+        assert second.frames == 180
+        assert (second.next()["policy_version"] == 3).all()
+
+
+def test_an_async_collector_goes_on_with_whole_episodes_of_its_own():
+    def build():
+        return MultiAsyncCollector(make_env, Sampling(), num_workers=2, frames_per_batch=30)
+
+    with build() as first:
+        batches_ = [first.next() for _ in range(4)]
+        state = first.state_dict()
+    with build() as second:
+        assert second.load_state_dict(state) in (True, False)
+        assert second.frames == 4 * 30
+        known = {int(i) for b in batches_ for i in b["collector", "traj_ids"].unique()}
+        assert known
+        assert second.next().numel() == 30
