@@ -311,6 +311,11 @@ class Crew:
         where = member.words.stage
         return f"{member} died {how} (pid {member.process.pid}) while {where}"
 
+    def look(self) -> None:
+        """Notice who failed or hangs, without waiting."""
+        self.listen(0)
+        self._look_for_hanging()
+
     def _look_for_hanging(self) -> None:
         """A worker that owes something and does not move is a failure."""
         now = time.monotonic()
