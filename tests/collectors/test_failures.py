@@ -1,0 +1,368 @@
+"""Whatever happens to a worker becomes an exception that names it, or a fresh worker; promptly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from collectors import MultiAsyncCollector, MultiSyncCollector
+from collectors.words import STAGES
+from sync import (
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WorkerDied,
+    WorkerError,
+    WorkerRaised,
+    WorkerTimeout,
+)
+from tests.collectors.troubled import (
+    Plain,
+    Troubled,
+    balance,
+    hold,
+    pids,
+    told,
+    wait_until,
+)
+
+MULTI = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
+SCHEMES = {"shared_mem": SharedMemWeightSyncScheme, "multiprocess": MultiProcessWeightSyncScheme}
+
+
+def make(kind: str, *, workers: int = 2, **options: Any) -> Any:
+    trouble = options.pop("trouble", {})
+    return MULTI[kind](
+        Troubled,
+        options.pop("policy", None) or Plain(),
+        num_workers=workers,
+        create_env_kwargs=told(workers, **trouble),
+        **{"frames_per_batch": 40, "timeout": 30.0, **options},
+    )
+
+
+def gather(collector: Any, batches: int | None = None) -> None:
+    """So many batches; for ever, if it is not said how many."""
+    for _ in range(batches) if batches else itertools.count():
+        collector.next()
+
+
+@pytest.mark.parametrize("where", ["make", "reset", "step"])
+@pytest.mark.parametrize("kind", MULTI)
+def test_an_environment_that_raises_is_named_with_the_workers_traceback(kind, where):
+    at = 30 if where == "step" else 1
+    with pytest.raises(WorkerRaised) as raised:  # noqa: SIM117, PT012
+        with make(kind, trouble={"only": 1, "where": where, "at": at}) as collector:
+            collector.set_seed(7)
+            gather(collector)
+    text = str(raised.value)
+    assert raised.value.worker_idx == 1
+    stage = {"make": "starting", "reset": "resetting", "step": "stepping"}[where]
+    assert "worker 1 (" in text
+    assert "Troubled" in text
+    assert f"raised Mishap while {stage}" in text
+    assert "Traceback (most recent call last)" in text
+    assert text.endswith("Mishap: the pole fell off")
+    assert "seed 7" in text or (where == "make" and "seed" in text)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("shape", "returned the observation 'observation' as float32 [3]; its space says"),
+        ("dtype", "returned the observation 'observation' as int64 [2]; its space says"),
+        ("nan", "'observation' is NaN in environment 0, at step"),
+        ("none", "returned the observation 'observation' as"),
+    ],
+)
+@pytest.mark.parametrize("kind", MULTI)
+def test_an_environment_that_returns_garbage_is_named(kind, what, message):
+    with (
+        make(kind, trouble={"only": 1, "where": "step", "at": 30, "what": what}) as collector,
+        pytest.raises(WorkerRaised, match=r"worker 1 .*Troubled") as raised,
+    ):
+        gather(collector)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("exit", "with exit code 7"),
+        ("segv", "by SIGSEGV"),
+        ("sys.exit", "raised SystemExit"),
+    ],
+)
+@pytest.mark.parametrize("kind", MULTI)
+def test_an_environment_that_ends_its_process_is_named_with_its_stage(kind, what, how):
+    with (
+        make(kind, trouble={"only": 1, "where": "step", "at": 30, "what": what}) as collector,
+        pytest.raises(WorkerError, match=r"worker 1 \(Troubled, seed \d+\)") as raised,
+    ):
+        gather(collector)
+    assert how in str(raised.value)
+    assert "while stepping" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_an_environment_that_hangs_is_named_when_its_time_is_over(kind):
+    trouble = {"only": 1, "where": "step", "at": 30, "what": "hang"}
+    with make(kind, trouble=trouble, timeout=1.0) as collector:
+        with pytest.raises(
+            WorkerTimeout, match=r"worker 1 .*hangs: it has been stepping"
+        ) as raised:
+            gather(collector)
+        assert "timeout=1 s" in str(raised.value)
+        collector.shutdown(timeout=0.2)
+
+
+def test_an_environment_that_hangs_while_it_is_made_is_named():
+    trouble = {"only": 1, "where": "make", "what": "hang"}
+    with pytest.raises(
+        WorkerTimeout, match=r"worker 1 .*Troubled.*not ready within start_timeout=3 s: it is start"
+    ):
+        make("sync", trouble=trouble, start_timeout=3.0)
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_policy_that_raises_is_named(kind):
+    with (
+        make(kind, policy=Plain(fail_at=30)) as collector,
+        pytest.raises(WorkerError, match=r"raised Mishap while acting") as raised,
+    ):
+        gather(collector)
+    assert "no action comes to mind" in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", MULTI)
+def test_weights_that_do_not_fit_are_refused_and_nobody_is_worse_off(kind, scheme):
+    policy = Plain()
+    with make(kind, policy=policy, weight_sync_schemes={"policy": SCHEMES[scheme]()}) as collector:
+        for wrong in ({"weight": torch.zeros(3)}, {"other": torch.zeros(())}):
+            with pytest.raises((KeyError, ValueError), match=r"weight|other"):
+                collector.update_policy_weights_(wrong)
+        with pytest.raises(ValueError, match="weight"):
+            collector.update_policy_weights_({"weight": torch.tensor(float("nan"))})
+        hold(policy, 5)
+        collector.update_policy_weights_()
+        for _ in range(6):
+            batch = collector.next()
+        assert set(batch["weight"].flatten().tolist()) == {5.0}
+        assert set(batch["policy_version"].flatten().tolist()) == {1}
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_killed_worker_is_named_however_it_was_started(kind, start_method):
+    with make(kind, start_method=start_method) as collector:
+        collector.next()
+        victim = pids(collector)[1]
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(
+            WorkerDied, match=rf"worker 1 \(Troubled, seed \d+\) died by SIGKILL \(pid {victim}\)"
+        ):
+            gather(collector)
+        with pytest.raises(WorkerDied, match="worker 1"):
+            collector.next()  # it stays dead, and nobody keeps quiet about it
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_worker_that_is_stopped_counts_as_hanging_even_if_it_was_idle(kind):
+    with make(kind, timeout=1.0) as collector:
+        gather(collector, 4)
+        wait_until(lambda: all(w["stage"] == "idle" for w in collector.stats()["workers"]))
+        os.kill(pids(collector)[0], signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match=r"worker 0 .*hangs"):
+            gather(collector)
+        with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not answer 'getattr_env'|hangs"):
+            collector.getattr_env("steps")
+        collector.shutdown(timeout=0.2)
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", MULTI)
+def test_an_update_while_a_worker_is_dead_raises_or_replaces_it(kind, scheme, policy):
+    model = Plain()
+    schemes = {"policy": SCHEMES[scheme]()}
+    with make(
+        kind, policy=model, weight_sync_schemes=schemes, on_worker_failure=policy
+    ) as collector:
+        collector.next()
+        os.kill(pids(collector)[1], signal.SIGKILL)
+        hold(model, 3)
+        if policy == "raise":
+            with pytest.raises(WorkerDied, match="worker 1"):
+                collector.update_policy_weights_()
+            return
+        collector.update_policy_weights_()
+        for _ in range(8):
+            batch = collector.next()
+            if kind == "sync":
+                assert set(batch["weight"].flatten().tolist()) == {3.0}
+        assert set(batch["weight"].flatten().tolist()) == {3.0}
+        assert collector.stats()["restarts"] == 1
+        assert balance(collector) == 0
+
+
+def check(batch: Any, seen: dict[int, int], weights: set[float]) -> None:
+    """Steps go up by one inside a trajectory, and its number is used by nobody else."""
+    mask = batch["collector", "mask"]
+    weights |= set(batch["weight"][mask].tolist())
+    assert torch.equal(batch["weight"][mask], batch["policy_version"][mask].float())
+    for row in range(batch.batch_size[0]):
+        worker = int(batch["collector", "worker"][row, 0])
+        for t in range(int(mask[row].sum())):
+            number = int(batch["collector", "traj_ids"][row, t])
+            step = int(batch["observation"][row, t, 1])
+            assert int(batch["observation"][row, t, 0]) == worker
+            assert batch["is_init"][row, t] == (step == 0)
+            assert seen.get(number, -1) == step - 1, (number, step)
+            seen[number] = step
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", MULTI)
+def test_workers_killed_at_any_moment_are_replaced_and_every_frame_is_accounted_for(kind, scheme):
+    chance = random.Random(f"{kind} {scheme}")
+    model, seen, weights = Plain(), {}, set()
+    kills = 15
+    with make(
+        kind,
+        policy=model,
+        weight_sync_schemes={"policy": SCHEMES[scheme]()},
+        on_worker_failure="restart",
+        max_restarts=kills,
+    ) as collector:
+        for number in range(1, kills + 1):
+            for _ in range(chance.randrange(3)):
+                check(collector.next(), seen, weights)
+            victim = pids(collector)[chance.randrange(2)]
+            timer = threading.Timer(chance.random() * 0.01, os.kill, (victim, signal.SIGKILL))
+            timer.start()
+            hold(model, number)
+            collector.update_policy_weights_()
+            while collector.stats()["restarts"] < number:
+                check(collector.next(), seen, weights)
+                assert balance(collector) == 0
+            timer.join()
+        stats = collector.stats()
+        assert stats["restarts"] == kills
+        assert stats["dropped"] <= kills * 40 * (1 if kind == "sync" else 2)
+        for _ in range(6):
+            batch = collector.next()
+        assert set(batch["weight"].flatten().tolist()) == {float(kills)}
+        lives = [seeds for worker in collector.getattr_env("seeded") for seeds in [worker]]
+        assert lives[0] != lives[1]
+
+
+@pytest.mark.parametrize("stage", ["acting", "stepping", "taking weights", "handing over"])
+def test_workers_killed_in_a_given_stage_are_replaced(stage):
+    assert stage in STAGES
+    model, seen = Plain(), {}
+    chance = random.Random(stage)
+    with make("async", policy=model, on_worker_failure="restart", max_restarts=3) as collector:
+        for kill in range(3):
+            member = collector.crew.members[kill % 2]
+            killed = False
+            numbers = iter(range(1 + 10_000 * kill, 10_000 * (kill + 1)))
+            while not killed and (number := next(numbers, None)):
+                if chance.random() < 0.3:
+                    hold(model, collector.policy_version + 1)
+                    collector.update_policy_weights_()
+                for _ in range(200):
+                    if member.words.stage == stage or number == 2_000:  # too short to be seen
+                        os.kill(member.process.pid, signal.SIGKILL)
+                        killed = True
+                        break
+                check(collector.next(), seen, set())
+            while collector.stats()["restarts"] <= kill:
+                check(collector.next(), seen, set())
+            assert balance(collector) == 0
+
+
+def test_a_newcomer_has_a_new_seed_of_the_runs_own():
+    seeds = []
+    for _ in range(2):
+        with make("sync", on_worker_failure="restart") as collector:
+            collector.set_seed(3)
+            collector.next()
+            before = collector.getattr_env("seeded")
+            os.kill(pids(collector)[1], signal.SIGKILL)
+            collector.next()
+            after = collector.getattr_env("seeded")
+            assert after[0] == before[0]
+            assert after[1] != before[1][-1:]
+            seeds.append((before[0][-1], before[1][-1], after[1][-1]))
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 3
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_only_so_many_restarts_are_made_then_the_last_failure_is_raised(kind):
+    trouble = {"only": 1, "where": "step", "at": 30}
+    with make(kind, trouble=trouble, on_worker_failure="restart", max_restarts=2) as collector:
+        with pytest.raises(WorkerRaised, match="worker 1") as raised:
+            gather(collector)
+        assert raised.value.__notes__ == ["max_restarts=2 are used up"]
+        assert collector.stats()["restarts"] == 2
+
+
+def test_a_newcomer_that_cannot_be_made_counts_as_a_restart(tmp_path):
+    trouble = {"only": 1, "where": "make", "at": 1, "once": str(tmp_path / "made")}
+    (tmp_path / "made").touch()
+    with make("sync", trouble=trouble, on_worker_failure="restart", max_restarts=3) as collector:
+        collector.next()
+        (tmp_path / "made").unlink()
+        os.kill(pids(collector)[1], signal.SIGKILL)
+        collector.next()
+        assert collector.stats()["restarts"] == 2
+        assert balance(collector) == 0
+
+
+@pytest.mark.parametrize("what", ["raise", "exit", "hang"])
+@pytest.mark.parametrize("kind", MULTI)
+def test_trouble_that_passes_costs_only_the_workers_unfinished_block(kind, what, tmp_path):
+    trouble = {"only": 1, "where": "step", "at": 50, "what": what, "once": str(tmp_path / "once")}
+    seen: dict[int, int] = {}
+    with make(kind, trouble=trouble, on_worker_failure="restart", timeout=2.0) as collector:
+        while not collector.stats()["restarts"]:
+            check(collector.next(), seen, set())
+        for _ in range(5):
+            check(collector.next(), seen, set())
+        stats = collector.stats()
+        assert stats["restarts"] == 1
+        assert stats["workers"][0]["dropped"] == 0
+        assert stats["workers"][1]["dropped"] < 40
+        assert balance(collector) == 0
+
+
+def test_several_failures_are_told_together():
+    with make("sync", workers=3, frames_per_batch=42) as collector:
+        collector.next()
+        for pid in pids(collector)[1:]:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="worker 1") as raised:
+            gather(collector)
+        wait_until(lambda: bool(collector.stats()) and len(collector.crew.failed()) == 2)
+        with pytest.raises(WorkerError, match="2 workers failed") as raised:
+            collector.next()
+        assert set(raised.value.failures) == {1, 2}
+
+
+def test_a_call_that_fails_in_a_worker_says_so_and_the_worker_goes_on():
+    with make("async") as collector:
+        collector.next()
+        with pytest.raises(WorkerRaised, match=r"worker 0 .*asked to getattr_env.*'nothing'"):
+            collector.getattr_env("nothing")
+        with pytest.raises(WorkerRaised, match="asked to getattr_env: TypeError: cannot pickle"):
+            collector.getattr_env("lock")
+        gather(collector, 5)
+        assert balance(collector) == 0
