@@ -85,10 +85,13 @@ class Hosted:
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "outer": torch.from_numpy(self._outer)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
+    def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
         self._outer = state["outer"].numpy().copy()
         exact: bool = self.collector.load_state_dict(state["collector"])
-        return exact
+        self._first = None
+        if not goes_on:
+            self.collector.reset()
+        return exact and goes_on
 
 
 def _layout(batch: TensorDict) -> FrameLayout:
