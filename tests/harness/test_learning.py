@@ -46,6 +46,8 @@ FAST: dict[str, Any] = {
     "gamma": 0.98,
     "gae_lambda": 0.8,
     "entropy_weight": 0.0,
+    "minibatch_size": 64,
+    "clip_value": False,
 }
 
 
@@ -60,7 +62,7 @@ def test_ppo_with_normalisation_solves_cartpole():
 
 def test_ppo_with_a_memory_learns_cartpole():
     model = ModelConfig(name="lstm", hidden_sizes=[32], lstm_size=32)
-    assert ppo_returns(40_000, model, **{**FAST, "epochs": 4}) >= 150
+    assert ppo_returns(30_000, model, **{**FAST, "epochs": 5}) >= 100
 
 
 @pytest.mark.parametrize(
