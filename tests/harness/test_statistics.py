@@ -1,0 +1,335 @@
+"""Statistics of runs: worked examples, scipy where it is installed, and what few seeds allow."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.statistics import (
+    band,
+    caution,
+    compare_paired,
+    estimate,
+    holm,
+    interpolate,
+    iqm,
+    mean,
+    median,
+    optimality_gap,
+    pair_by_seed,
+    probability_of_improvement,
+    profile,
+    resample,
+    student,
+    trailing_mean,
+)
+from harness.statistics.compare import paired_test
+
+TEN = np.arange(1.0, 11.0)
+FIVE = np.array([1.0, 2.0, 3.0, 4.0, 100.0])
+
+
+# -- point estimates
+
+
+def test_iqm_cuts_a_quarter_of_the_runs_at_each_end():
+    assert iqm(np.array([0.0, 1.0, 2.0, 3.0, 1000.0])) == 2  # one of five
+    assert iqm(np.array([0.0, 2.0, 4.0, 1000.0])) == 3  # one of four
+    assert iqm(np.array([0.0, 3.0, 6.0])) == 3  # none of three
+    assert iqm(np.array([7.0])) == 7
+
+
+def test_iqm_takes_scores_in_any_order():
+    assert iqm(np.array([1000.0, 1.0, 3.0, 0.0, 2.0])) == 2
+
+
+def test_the_optimality_gap_rewards_nothing_above_the_target():
+    gap = optimality_gap(475)
+    assert gap(np.array([500.0, 475.0, 375.0])) == pytest.approx(100 / 3)
+    assert optimality_gap(-100)(np.array([-150.0, -80.0])) == 25
+
+
+def test_a_target_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="nan"):
+        optimality_gap(math.nan)
+
+
+def test_measures_work_along_the_last_axis():
+    table = np.array([FIVE, FIVE + 1])
+    for measure in (mean, median, iqm, optimality_gap(3)):
+        assert measure(table).tolist() == [measure(FIVE), measure(FIVE + 1)]
+
+
+# -- intervals
+
+
+def test_an_estimate_pools_tasks_and_holds_its_own_value():
+    found = estimate([np.array([1.0, 2.0]), np.array([3.0, 6.0])], mean)
+    assert found.value == 3
+    assert found.low <= 3 <= found.high
+    assert found.num_seeds == 2
+
+
+def test_resamples_are_drawn_within_tasks():
+    # Whatever is drawn, each task keeps its weight: two tasks without spread have no interval.
+    found = estimate([np.full(3, 1.0), np.full(3, 9.0)], mean)
+    assert (found.low, found.value, found.high) == (5, 5, 5)
+
+
+def test_two_seeds_give_the_interval_that_can_be_counted():
+    # Of [0, 1] the resampled means are 0, 1/2 and 1 with probabilities 1/4, 1/2 and 1/4.
+    means = resample([np.array([0.0, 1.0])], mean, num_resamples=40_000)
+    shares = [np.mean(means == value) for value in (0, 0.5, 1)]
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_does_not():
+    scores = [np.random.default_rng(0).normal(size=7)]
+    assert estimate(scores, iqm) == estimate(scores, iqm)
+    assert estimate(scores, iqm) != estimate(scores, iqm, rng_seed=1)
+
+
+def test_one_seed_has_no_interval():
+    found = estimate([np.array([4.0])])
+    assert found.value == 4
+    assert not found.has_interval
+
+
+def test_few_seeds_come_with_a_caution():
+    assert caution(0) == "no seed: no number"
+    assert caution(1) == "one seed: no interval"
+    assert "3 seeds" in caution(3)
+    assert caution(5) == ""
+
+
+def test_scores_that_are_no_numbers_are_refused():
+    with pytest.raises(ValueError, match="finite"):
+        estimate([np.array([1.0, math.nan])])
+
+
+def test_scores_without_tasks_are_refused_with_the_right_form():
+    with pytest.raises(ValueError, match=r"a single task is \[scores\]"):
+        estimate(FIVE)
+    with pytest.raises(ValueError, match="one row"):
+        estimate([])
+
+
+def test_a_level_beyond_one_is_refused():
+    with pytest.raises(ValueError, match="95"):
+        estimate([FIVE], level=95)
+
+
+# -- Student's t
+
+
+@pytest.mark.parametrize(
+    ("freedom", "critical"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (30, 2.042)]
+)
+def test_quantiles_are_those_of_the_printed_tables(freedom, critical):
+    assert student.quantile(0.95, freedom) == pytest.approx(critical, abs=5e-4)
+    assert student.two_sided_p(critical, freedom) == pytest.approx(0.05, abs=5e-5)
+
+
+def test_the_sign_of_t_does_not_matter_and_infinity_leaves_nothing():
+    assert student.two_sided_p(-2.0, 5) == student.two_sided_p(2.0, 5)
+    assert student.two_sided_p(math.inf, 5) == 0
+    assert student.two_sided_p(0.0, 5) == 1
+
+
+# -- comparisons
+
+
+def test_a_paired_test_worked_by_hand():
+    # Differences 1, 2, 3, 4, 5: mean 3, spread sqrt(2.5), so t = 3 / sqrt(0.5) = 4.2426.
+    found, p = paired_test(np.array([2.0, 4.0, 6.0, 8.0, 10.0]), np.arange(1.0, 6.0))
+    assert found.value == 3
+    assert found.high - found.value == pytest.approx(2.7764 * math.sqrt(0.5), abs=1e-3)
+    assert p == pytest.approx(0.01324, abs=1e-4)
+
+
+def test_holm_worked_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def test_holm_leaves_out_what_was_no_test():
+    assert holm([math.nan, 0.02]) == pytest.approx([math.nan, 0.02], nan_ok=True)
+    assert holm([]) == []
+
+
+def test_scores_are_paired_by_the_seeds_that_both_have():
+    left, right = pair_by_seed({3: 1.0, 1: 2.0, 9: 3.0}, {1: 5.0, 3: 6.0, 4: 7.0})
+    assert left.tolist() == [2, 1]
+    assert right.tolist() == [5, 6]
+
+
+def test_every_strategy_meets_the_baseline_and_the_findings_are_sentences():
+    seeds = range(5)
+    scores = {
+        "base": {seed: 100.0 + seed for seed in seeds},
+        "better": {seed: 150.0 + seed + 0.1 * (-1) ** seed for seed in seeds},
+        "noise": {seed: 100.0 + seed + 30 * (-1) ** seed for seed in seeds},
+        "same": {seed: 100.0 + seed for seed in seeds},
+        "lonely": {0: 3.0},
+        "elsewhere": {77: 3.0},
+    }
+    found = {c.name: c for c in compare_paired(scores, "base")}
+    assert "base" not in found
+    assert "scores 50.02 higher than base" in found["better"].sentence()
+    assert "cannot tell noise and base apart" in found["noise"].sentence()
+    assert "the same in all 5 pairs" in found["same"].sentence()
+    assert "one pair cannot tell" in found["lonely"].sentence()
+    assert "share no seed" in found["elsewhere"].sentence()
+    assert [name for name, c in found.items() if c.is_told_apart()] == ["better"]
+
+
+def test_a_difference_without_any_spread_is_said_and_not_tested():
+    (found,) = compare_paired({"a": {1: 1.0, 2: 2.0}, "b": {1: 2.0, 2: 3.0}}, "b")
+    assert not found.is_told_apart()
+    assert "no spread" in found.sentence()
+
+
+def test_rounding_is_not_taken_for_a_difference():
+    (found,) = compare_paired({"a": {1: 0.1 + 0.2, 2: 0.3}, "b": {1: 0.3, 2: 0.3}}, "b")
+    assert "the same in all 2 pairs" in found.sentence()
+
+
+def test_an_unknown_baseline_is_refused_with_the_known():
+    with pytest.raises(ValueError, match="expected one of a, b"):
+        compare_paired({"a": {}, "b": {}}, "c")
+
+
+def test_a_family_of_comparisons_without_differences_is_rarely_told_apart():
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(300):
+        scores = {
+            str(name): dict(enumerate(rng.normal(size=5))) for name in range(8)
+        }  # nothing differs
+        wrong += any(found.is_told_apart() for found in compare_paired(scores, "0"))
+    assert wrong / 300 < 0.08
+
+
+def test_the_probability_of_improvement_counts_pairs_and_halves_ties():
+    # Of 1, 2, 3 against 2, 2: 1 loses twice, 2 ties twice, 3 wins twice.
+    found = probability_of_improvement([np.array([1.0, 2.0, 3.0])], [np.array([2.0, 2.0])])
+    assert found.value == 0.5
+    assert found.low < 0.5 < found.high
+
+
+def test_runs_that_always_win_leave_no_doubt_and_one_seed_leaves_all():
+    better, worse = [TEN + 100], [TEN]
+    found = probability_of_improvement(better, worse)
+    assert (found.low, found.value, found.high) == (1, 1, 1)
+    assert not probability_of_improvement([np.array([5.0])], worse).has_interval
+
+
+def test_tasks_count_alike_however_many_seeds_they_have():
+    left = [np.full(2, 1.0), np.full(8, 0.0)]
+    right = [np.full(2, 0.0), np.full(8, 1.0)]
+    assert probability_of_improvement(left, right).value == 0.5
+
+
+def test_different_numbers_of_tasks_cannot_be_compared():
+    with pytest.raises(ValueError, match="left has 1 tasks and right 2"):
+        probability_of_improvement([TEN], [TEN, TEN])
+
+
+# -- curves
+
+
+def test_a_curve_is_linear_between_its_points_and_nowhere_beyond():
+    got = interpolate(np.array([10, 20, 40]), np.array([1.0, 2.0, 4.0]), np.array([5, 10, 30, 41]))
+    assert got == pytest.approx([math.nan, 1, 3, math.nan], nan_ok=True)
+
+
+def test_points_without_a_value_are_bridged_and_the_last_of_a_frame_counts():
+    frames = np.array([10, 20, 20, 30, 40])
+    values = np.array([1.0, 9.0, 2.0, math.nan, 4.0])
+    assert interpolate(frames, values, np.array([20, 30])) == pytest.approx([2, 3])
+    assert np.isnan(interpolate(frames, np.full(5, math.nan), np.array([20]))).all()
+
+
+def test_a_trailing_mean_looks_back_and_never_ahead():
+    frames = np.array([1.0, 2, 3, 4, 10])
+    got = trailing_mean(frames, np.array([1.0, 3, 5, 7, 100]), width=2)
+    assert got == pytest.approx([1, 2, 4, 6, 100])
+
+
+def test_a_band_ends_where_the_shortest_run_ends():
+    grid = np.array([0.0, 1.0, 2.0])
+    found = band([np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, math.nan])], grid, mean)
+    assert found.value == pytest.approx([2, 3, math.nan], nan_ok=True)
+    assert np.isnan(found.low[2])
+    assert (found.low[:2] <= found.value[:2]).all()
+    assert (found.high[:2] >= found.value[:2]).all()
+
+
+def test_a_band_draws_whole_curves():
+    # Each resample is one of a+a, a+b, b+b: mirrored curves stay mirrored.
+    curves = np.array([[0.0, 1.0], [1.0, 0.0]])
+    found = resample([curves], mean, num_resamples=100)
+    assert found.sum(axis=1) == pytest.approx(np.ones(100))
+
+
+def test_a_single_curve_has_no_band():
+    found = band([TEN], TEN)
+    assert found.value.tolist() == TEN.tolist()
+    assert np.isnan(found.low).all()
+
+
+def test_a_profile_falls_from_all_runs_to_none():
+    found = profile([np.array([1.0, 2.0, 3.0, 4.0])], np.array([0.0, 1.0, 2.5, 4.0]))
+    assert found.share.tolist() == [1, 0.75, 0.5, 0]
+    assert (found.low <= found.share).all()
+    assert (found.share <= found.high).all()
+
+
+def test_a_profile_weighs_tasks_alike():
+    found = profile([np.array([1.0]), np.array([0.0] * 9)], np.array([0.5]))
+    assert found.share.tolist() == [0.5]
+    assert np.isnan(found.low).all()
+
+
+# -- against scipy
+
+
+def test_estimates_and_tests_agree_with_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(1)
+    for n in (2, 3, 4, 5, 8, 11, 30):
+        a, b = rng.normal(size=n), rng.normal(0.5, 2, size=n)
+        assert iqm(a) == pytest.approx(stats.trim_mean(a, 0.25))
+        found, p = paired_test(a, b)
+        theirs = stats.ttest_rel(a, b)
+        inside = theirs.confidence_interval(0.95)
+        assert p == pytest.approx(theirs.pvalue, rel=1e-9)
+        assert (found.low, found.high) == pytest.approx((inside.low, inside.high), rel=1e-9)
+        wins = probability_of_improvement([a], [b]).value
+        assert wins == pytest.approx(stats.mannwhitneyu(a, b).statistic / n**2)
+
+
+def test_bootstrap_intervals_agree_with_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    scores = np.random.default_rng(2).normal(size=12)
+    for measure in (mean, iqm, optimality_gap(0.3)):
+        theirs = stats.bootstrap(
+            (scores,),
+            lambda x, axis, measure=measure: measure(np.moveaxis(x, axis, -1)),
+            n_resamples=20_000,
+            method="percentile",
+            rng=0,
+        ).confidence_interval
+        found = estimate([scores], measure, num_resamples=20_000)
+        assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.03)
+
+
+def test_holm_agrees_with_a_plain_walk():
+    p = np.random.default_rng(3).uniform(0, 0.2, size=9)
+    running, expected = 0.0, {}
+    for rank, index in enumerate(np.argsort(p)):
+        running = max(running, min(1.0, (9 - rank) * p[index]))
+        expected[index] = running
+    assert holm(p.tolist()) == pytest.approx([expected[i] for i in range(9)])
