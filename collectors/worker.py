@@ -428,11 +428,11 @@ def check_numbers(frames: Frames, steps: int, environments: Environments) -> Non
             if ended.any():
                 at_end = ended.reshape(*ended.shape, *[1] * (follows.ndim - 2))
                 named.append(("/".join(leaf.key), np.where(at_end, finals[:steps], follows)))
-            named.append(("/".join(leaf.key), follows))
+            named += [("/".join(leaf.key), follows), ("/".join(leaf.key), rows[: min(1, steps)])]
     for name, values in named:
         if not np.isnan(values.sum(dtype=np.float64)):
             continue
-        bad = np.isnan(values).reshape(*live.shape, -1).any(-1) & live
+        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1) & live[: len(values)]
         if bad.any():
             t, env = (int(i) for i in np.argwhere(bad)[0])
             raise ValueError(f"{name!r} is NaN in environment {env}, at step {t} of this batch")
