@@ -210,7 +210,10 @@ class OneEnv(Environments):
         self.history.actions.append((given,))  # type: ignore[union-attr, arg-type]
         observation, reward, terminated, truncated, _ = self.env.step(given)
         self._write(frames.observation_arrays, t + 1, observation)
-        frames.reward[t, 0] = reward
+        try:
+            frames.reward[t, 0] = reward
+        except (TypeError, ValueError):
+            raise ValueError(f"{self} returned the reward {reward!r}, not a number") from None
         self._length += 1
         if self._length == self.max_frames and not terminated:
             truncated = True
@@ -272,6 +275,11 @@ class Vector(Environments):
     def step(self, frames: Frames, t: int, action: Array) -> int:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._put(frames.observation_arrays, t + 1, observation)
+        if np.shape(reward) != (self.num_envs,):
+            raise ValueError(
+                f"{self} returned a reward of shape {list(np.shape(reward))}, "
+                f"not one for each of {self.num_envs} environments"
+            )
         frames.reward[t] = reward
         frames.terminated[t] = terminated
         frames.truncated[t] = truncated
@@ -370,15 +378,18 @@ class SameStepVector(Vector):
             self._restart(frames, t, over)
         for member in np.flatnonzero(ended):
             for leaf, array in zip(self.observations, frames.final_arrays, strict=True):
-                array[t, member] = self._final(info, leaf)[member]
+                array[t, member] = self._final(info, leaf, member)
         ended = ended if over is None else ended | over
         frames.is_init[t + 1] = ended
         return self._halt(frames, t, ended) if self.halting else self.num_envs
 
-    def _final(self, info: Any, leaf: Leaf) -> Any:
+    def _final(self, info: Any, leaf: Leaf, member: int) -> Any:
         for name in ("final_obs", "final_observation"):
             if name in info:
-                return leaf.of(info[name])
+                finals = info[name]
+                if isinstance(finals, np.ndarray) and finals.dtype == object:
+                    return leaf.of(finals[member])  # each member's own, as its space nests it
+                return leaf.of(finals)[member]
         raise ValueError(
             f"{self} says it resets within the same step, but its info has no 'final_obs'"
         )
