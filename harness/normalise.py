@@ -88,14 +88,16 @@ class DiscountedReturns:
         return sums
 
     def _remember(self, envs: list[tuple[int, int]], batch: TensorDictBase, sums: Tensor) -> None:
-        lengths = batch["collector", "mask"].sum(1)
-        last = (lengths - 1).clamp(min=0).unsqueeze(1)
+        mask = batch["collector", "mask"]
+        places = torch.arange(mask.shape[1], device=mask.device)
+        last = torch.where(mask, places, 0).amax(1, keepdim=True)
         columns = (batch["collector", "traj_ids"], sums, batch["next", "done"])
         ends = zip(*(c.gather(1, last).squeeze(1).tolist() for c in columns), strict=True)
-        for env, length, (traj_id, total, done) in zip(envs, lengths.tolist(), ends, strict=True):
-            if length and not done:
+        is_seen = mask.any(1).tolist()
+        for env, seen, (traj_id, total, done) in zip(envs, is_seen, ends, strict=True):
+            if seen and not done:
                 self._sums[env] = (traj_id, total)
-            elif length:
+            elif seen:
                 self._sums.pop(env, None)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -120,6 +120,15 @@ def test_padding_is_no_reward_and_ends_nothing():
     assert sums.follow(batch([[0.0]])).tolist() == [[0.5]]
 
 
+def test_a_frame_that_is_only_a_reset_may_lie_within_a_row():
+    """As it does with environments that reset in the step after an episode's last."""
+    sums = DiscountedReturns(0.5)
+    mask, traj_ids = [[True, True, False, True]], [[0, 0, 0, 1]]
+    first = batch([[1.0, 1.0, 99.0, 4.0]], mask=mask, done=[(0, 1)], traj_ids=traj_ids)
+    assert sums.follow(first)[0, [0, 1, 3]].tolist() == [1.0, 1.5, 4.0]
+    assert sums.follow(batch([[1.0]], traj_ids=[[1]])).tolist() == [[3.0]]
+
+
 def test_sums_survive_a_checkpoint():
     sums, restored = DiscountedReturns(0.5), DiscountedReturns(0.5)
     sums.follow(batch([[0.1], [0.7]]))

@@ -71,6 +71,15 @@ def test_a_new_trajectory_begins_where_the_number_changes_even_if_nothing_was_do
     assert continues(done, traj_ids, mask).tolist() == [[True, False, True, False]]
 
 
+def test_a_frame_that_is_only_a_reset_is_passed_over():
+    row = steps([1.0, 77.0, 2.0], [0.5, 88.0, 0.25], [3.0, 99.0, 4.0], breaks=(0,))
+    mask = torch.tensor([[True, False, True]])
+    goes_on = continues(torch.tensor([[True, False, False]]), torch.tensor([[0, 1, 1]]), mask)
+    row = row._replace(mask=mask, continues=goes_on)
+    first, last = 1.0 + GAMMA * 3.0 - 0.5, 2.0 + GAMMA * 4.0 - 0.25
+    assert gae(row, gamma=GAMMA, lam=LAM).advantages.tolist() == [pytest.approx([first, 0, last])]
+
+
 # -- V-trace
 
 
