@@ -378,7 +378,7 @@ class SameStepVector(Vector):
             self._restart(frames, t, over)
         for member in np.flatnonzero(ended):
             for leaf, array in zip(self.observations, frames.final_arrays, strict=True):
-                array[t, member] = self._final(info, leaf, member)
+                array[t, member] = self._final(info, leaf, int(member))
         ended = ended if over is None else ended | over
         frames.is_init[t + 1] = ended
         return self._halt(frames, t, ended) if self.halting else self.num_envs
