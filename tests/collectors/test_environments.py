@@ -1,0 +1,368 @@
+"""Which environments are taken, in what form their data comes, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import (
+    FlattenObservation,
+    NormalizeObservation,
+    RecordEpisodeStatistics,
+    TimeLimit,
+)
+from gymnasium.wrappers import vector as vector_wrappers
+
+from collectors import Collector, MultiSyncCollector
+from tests.collectors.support import Checker, CodeEnv, CodePolicy, CodeVector, make_env
+
+CARTPOLE = gym.make("CartPole-v1").unwrapped.observation_space
+
+
+class SpaceEnv(gym.Env):
+    """Shows samples of any space and remembers what it was told to do."""
+
+    def __init__(self, observation=CARTPOLE, action=None, length=5):
+        self.observation_space = observation
+        self.action_space = action if action is not None else spaces.Discrete(2)
+        self.length = length
+        self.told, self.shown = [], []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        return self._show(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), (action, type(action))
+        self.told.append(action)
+        self.t += 1
+        return self._show(), float(self.t), self.t == self.length, False, {}
+
+    def _show(self):
+        self.shown.append(self.observation_space.sample())
+        return self.shown[-1]
+
+
+def collect(env, policy=None, frames=20, **options):
+    with Collector(lambda: env, policy, frames_per_batch=frames, **options) as collector:
+        collector.set_seed(0)
+        return collector.next()
+
+
+ACTIONS = {
+    "Discrete": (spaces.Discrete(4), torch.int64, ()),
+    "Discrete from -2": (spaces.Discrete(4, start=-2), torch.int64, ()),
+    "MultiDiscrete": (spaces.MultiDiscrete([2, 5]), torch.int64, (2,)),
+    "MultiBinary": (spaces.MultiBinary(3), torch.int8, (3,)),
+    "Box": (spaces.Box(-2, 2, (3,), np.float32), torch.float32, (3,)),
+    "Box of no dimension": (spaces.Box(0, 1, (), np.float32), torch.float32, ()),
+    "open Box": (spaces.Box(-np.inf, np.inf, (2,), np.float32), torch.float32, (2,)),
+    "half open Box": (spaces.Box(1, np.inf, (2,), np.float64), torch.float64, (2,)),
+    "integer Box": (spaces.Box(-3, 3, (2, 2), np.int32), torch.int32, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
+@pytest.mark.parametrize("name", ACTIONS)
+def test_actions_are_recorded_as_the_environment_was_told(name, vector):
+    space, dtype, shape = ACTIONS[name]
+    envs = [SpaceEnv(action=space) for _ in range(3 if vector else 1)]
+    env = SyncVectorEnv([lambda e=e: e for e in envs]) if vector else envs[0]
+    batch = collect(env, frames=20 * len(envs))
+    assert batch["action"].dtype == dtype
+    assert batch["action"].shape == (len(envs), 20, *shape)
+    for row, member in zip(batch["action"], envs, strict=True):
+        assert np.array_equal(row.numpy(), np.stack([np.asarray(a) for a in member.told]))
+    assert len(batch["action"].reshape(20 * len(envs), -1).unique(dim=0)) > 1
+
+
+def nested(space):
+    """An observation space's keys, as a batch has them, and how to find each in a sample."""
+    if isinstance(space, spaces.Dict):
+        return {
+            (name, *key): (lambda value, name=name, find=find: find(value[name]))
+            for name, part in space.spaces.items()
+            for key, find in nested(part).items()
+        }
+    if isinstance(space, spaces.Tuple):
+        return {
+            (str(i), *key): (lambda value, i=i, find=find: find(value[i]))
+            for i, part in enumerate(space.spaces)
+            for key, find in nested(part).items()
+        }
+    return {(): lambda value: value}
+
+
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+OBSERVATIONS = {
+    "Box": spaces.Box(-1, 1, (3,), np.float32),
+    "float64 Box": spaces.Box(-1, 1, (2, 2), np.float64),
+    "image": IMAGE,
+    "Discrete": spaces.Discrete(9),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 4]),
+    "MultiBinary": spaces.MultiBinary(5),
+    "Dict": spaces.Dict(image=IMAGE, where=spaces.Box(-1, 1, (2,), np.float32)),
+    "nested Dict": spaces.Dict(
+        a=spaces.Dict(b=spaces.Discrete(3), c=spaces.Dict(d=IMAGE)), e=spaces.MultiBinary(2)
+    ),
+    "Tuple": spaces.Tuple([spaces.Discrete(5), spaces.Box(0, 1, (2,), np.float32)]),
+    "Dict of Tuple": spaces.Dict(x=spaces.Tuple([spaces.Discrete(5), IMAGE])),
+}
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_observations_are_recorded_as_they_were_shown(name, mode):
+    space = OBSERVATIONS[name]
+    envs = [SpaceEnv(space) for _ in range(2 if mode else 1)]
+    env = SyncVectorEnv([lambda e=e: e for e in envs], autoreset_mode=mode) if mode else envs[0]
+    batch = collect(env, frames=20 * len(envs))
+    for path, find in nested(space).items():
+        key = path or ("observation",)
+        first = batch["observation"] if not path else batch[key]
+        for row, member in enumerate(envs):
+            shown = [find(one) for one in member.shown]
+            # every episode of 5 steps shows 6 observations
+            before = [np.asarray(o) for i, o in enumerate(shown) if i % 6 != 5][:20]
+            after = [np.asarray(o) for i, o in enumerate(shown) if i % 6 != 0][:20]
+            assert np.array_equal(first[row].numpy(), np.stack(before)), key
+            assert np.array_equal(batch[("next", *key)][row].numpy(), np.stack(after)), key
+        assert first.numpy().dtype == np.asarray(shown[0]).dtype
+
+
+def test_images_in_bytes_stay_bytes_through_workers():
+    def make():
+        return SpaceEnv(IMAGE)
+
+    with MultiSyncCollector(make, None, num_workers=2, frames_per_batch=20) as collector:
+        batch = collector.next()
+    assert batch["observation"].dtype == torch.uint8
+    assert batch["observation"].shape == (2, 10, 8, 8, 3)
+    assert len(batch["observation"].unique()) > 200
+
+
+def test_wrapped_environments_end_as_their_wrappers_say():
+    batch = collect(TimeLimit(CodeEnv(endless=True), 4), CodePolicy())
+    ends = batch["next", "truncated"][0].nonzero().flatten().tolist()
+    assert ends == [3, 7, 11, 15, 19]
+    assert not batch["next", "terminated"].any()
+
+
+def test_normalised_observations_are_those_that_the_policy_saw():
+    seen = []
+
+    def policy(observation):
+        seen.append(observation.clone())
+        return torch.zeros(1, dtype=torch.int64)
+
+    batch = collect(NormalizeObservation(gym.make("CartPole-v1")), policy)
+    assert torch.equal(batch["observation"][0], torch.cat(seen)[:20])
+
+
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+def test_vector_wrappers_do_not_disturb_the_data(mode):
+    def make():
+        members = [lambda i=i: CodeEnv(0, i) for i in range(3)]
+        return vector_wrappers.RecordEpisodeStatistics(SyncVectorEnv(members, autoreset_mode=mode))
+
+    checker = Checker([3])
+    with Collector(make, CodePolicy(), frames_per_batch=30) as collector:
+        for _ in range(10):
+            checker.check(collector.next())
+
+
+def test_statistics_wrappers_do_not_disturb_the_data():
+    checker = Checker([1])
+    env = RecordEpisodeStatistics(CodeEnv())
+    with Collector(lambda: env, CodePolicy(), frames_per_batch=30) as collector:
+        for _ in range(5):
+            checker.check(collector.next())
+        assert collector.getattr_env("episode_count") == [env.episode_count]
+
+
+def test_flattened_dicts_come_as_one_observation():
+    batch = collect(FlattenObservation(SpaceEnv(OBSERVATIONS["Dict"])))
+    assert batch["observation"].shape == (1, 20, 8 * 8 * 3 + 2)
+
+
+@pytest.mark.parametrize("how", ["sync", "vector_entry_point"])
+def test_vectors_that_gymnasium_makes_are_taken(how):
+    def make():
+        return gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode=how)
+
+    with Collector(make, None, frames_per_batch=200) as collector:
+        for _ in range(5):
+            batch = collector.next()
+            mask = batch["collector", "mask"]
+            done = batch["next", "done"] & mask
+            starts = batch["is_init"][:, 1:] & mask[:, 1:]
+            assert torch.equal(starts, done[:, :-1] & mask[:, 1:])
+            going = mask[:, 1:] & ~batch["is_init"][:, 1:]
+            follows = batch["next", "observation"][:, :-1]
+            assert torch.equal(batch["observation"][:, 1:][going], follows[going])
+            assert done.any()
+            # at the end a cart or pole is out of its bounds, so it is the final observation
+            ends = batch["next", "observation"][batch["next", "terminated"] & mask]
+            assert ((ends[:, 0].abs() > 2.4) | (ends[:, 2].abs() > 0.2094)).all()
+
+
+def test_environments_are_made_with_their_arguments():
+    checker = Checker([2, 3])
+    with MultiSyncCollector(
+        [make_env, lambda **kwargs: make_env("sync_disabled", **kwargs)],
+        CodePolicy(),
+        create_env_kwargs=[
+            {"kind": "native_same_step", "num_envs": 2, "worker": 0},
+            {"num_envs": 3, "worker": 1},
+        ],
+        frames_per_batch=[10, 15],
+    ) as collector:
+        for _ in range(5):
+            checker.check(collector.next())
+
+
+# What is refused
+
+
+class Bad(gym.Env):
+    """Goes wrong at its third step, in a way that is asked for."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, **wrong):
+        self.wrong = wrong
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.wrong.get("start", np.zeros(3, np.float32)), {}
+
+    def step(self, action):
+        self.t += 1
+        now = self.wrong if self.t == 3 else {}
+        observation = now.get("observation", np.zeros(3, np.float32))
+        return observation, now.get("reward", 0.0), False, False, {}
+
+
+NAN = np.array([0, np.nan, 0], np.float32)
+WRONG = {
+    "shape": ({"observation": np.zeros(4, np.float32)}, r"'observation' as float32 \[4\].*\[3\]"),
+    "dtype": ({"observation": np.zeros(3)}, r"'observation' as float64 \[3\].*float32 \[3\]"),
+    "type": ({"observation": "three"}, r"'observation' as <U5 \[\]; its space says"),
+    "None": ({"observation": None}, r"'observation' as object \[\]; its space says"),
+    "NaN": ({"observation": NAN}, r"'observation' is NaN in environment 0, at step 2"),
+    "NaN reward": ({"reward": np.nan}, r"'reward' is NaN in environment 0, at step 2"),
+    "reward of a shape": ({"reward": np.zeros(2)}, r"the reward array\(\[0., 0.\]\), not a number"),
+    "reward None": ({"reward": None}, "'reward' is NaN"),
+    "start of a shape": ({"start": np.zeros(2, np.float32)}, r"'observation' as float32 \[2\]"),
+    "start at NaN": ({"start": NAN}, r"'observation' is NaN in environment 0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_not_as_the_space_says_is_an_error_that_says_so(case):
+    wrong, message = WRONG[case]
+    with (
+        Collector(lambda: Bad(**wrong), None, frames_per_batch=10) as collector,
+        pytest.raises((ValueError, TypeError), match=message),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize("case", ["shape", "NaN", "reward of a shape"])
+def test_in_a_worker_the_error_comes_with_the_environments_name(case):
+    wrong, message = WRONG[case]
+    with (
+        MultiSyncCollector(lambda: Bad(**wrong), None, frames_per_batch=10) as collector,
+        pytest.raises(RuntimeError, match=rf"(?s)worker 0 \(Bad.*{message}"),
+    ):
+        collector.next()
+
+
+def test_the_shape_of_a_vectors_observations_is_checked_too():
+    class Wrong(CodeVector):
+        def step(self, actions):
+            observation, *rest = super().step(actions)
+            return observation[:, :4], *rest
+
+    env = Wrong(0, 3, AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=r"'observation' as float32 \[3, 4\].*\[3, 5\]"):
+        collect(env, frames=12)
+
+
+def test_a_vector_without_final_observations_is_refused_where_they_are_due():
+    class Forgetful(CodeVector):
+        def step(self, actions):
+            return *super().step(actions)[:4], {}
+
+    env = Forgetful(0, 3, AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match="no 'final_obs'"):
+        collect(env, frames=60)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "message"),
+    [
+        (spaces.Text(5), spaces.Discrete(2), "Text spaces have no fixed array form"),
+        (
+            spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))),
+            spaces.Discrete(2),
+            "Sequence spaces have no fixed array form",
+        ),
+        (CARTPOLE, spaces.Dict(a=spaces.Discrete(2)), "Dict action spaces are not supported"),
+        (CARTPOLE, spaces.Tuple([spaces.Discrete(2)]), "Tuple action spaces are not supported"),
+        (CARTPOLE, spaces.Text(3), "Text spaces have no fixed array form"),
+    ],
+)
+def test_spaces_that_do_not_fit_in_arrays_are_refused(observation, action, message):
+    with pytest.raises(TypeError, match=message):
+        collect(SpaceEnv(observation, action))
+
+
+@pytest.mark.parametrize("name", ["action", "next", "collector", "is_init", "policy_version"])
+def test_observation_keys_that_batches_use_themselves_are_refused(name):
+    with pytest.raises(ValueError, match=f"observation key '{name}'.*rename it"):
+        collect(SpaceEnv(spaces.Dict({name: spaces.Discrete(2)})))
+
+
+@pytest.mark.parametrize("made", [None, 3, "CartPole-v1", CodeEnv])
+def test_what_is_no_environment_is_refused(made):
+    with pytest.raises(TypeError, match=r"must make a gymnasium.Env.*it made a"):
+        Collector(lambda: made, None, frames_per_batch=10)
+
+
+@pytest.mark.parametrize("given", ["CartPole-v1", CodeEnv(), None])
+def test_what_makes_no_environment_is_refused(given):
+    with pytest.raises(TypeError, match="create_env_fn must be a function"):
+        Collector(given, None, frames_per_batch=10)
+
+
+def test_what_the_factory_raises_is_raised():
+    def make():
+        raise OSError("no such level")
+
+    with pytest.raises(OSError, match="no such level"):
+        Collector(make, None, frames_per_batch=10)
+
+
+def test_environments_are_closed_unless_told_otherwise():
+    class Closing(CodeEnv):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    for close_env in (True, False):
+        env = Closing()
+        collector = Collector(lambda env=env: env, CodePolicy(), frames_per_batch=10)
+        collector.next()
+        collector.shutdown(close_env=close_env)
+        collector.shutdown()
+        assert env.closed == close_env
