@@ -150,6 +150,9 @@ class Rollout:
                 f"the policy's actions are {list(action.shape)}; "
                 f"the action space says {[count, *leaf.shape]}"
             )
+        if action.is_floating_point() and leaf.dtype.kind != "f":
+            kind = str(action.dtype).removeprefix("torch.")
+            raise ValueError(f"the policy's actions are {kind}; the action space says {leaf.dtype}")
 
     def collect(self, frames: Frames) -> int:
         """Fill the block; how many rows were, fewer only if `attend` said to stop."""
