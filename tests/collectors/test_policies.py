@@ -1,0 +1,402 @@
+"""Policies of every form act as they would by hand, and bad ones are told what is wrong."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    TensorDictModule,
+    TensorDictSequential,
+    interaction_type,
+    set_interaction_type,
+)
+from torch import nn
+
+from collectors import Collector, MultiSyncCollector
+from tests.collectors.support import (
+    NUM_ACTIONS,
+    Checker,
+    CodeEnv,
+    CodePolicy,
+    make_env,
+    same_bits,
+    workers_of,
+)
+
+KIND = "sync_same_step"
+
+
+def collect(policy, batches=4, **options):
+    """What a collector of three environments gets with this policy, verified."""
+    checker = Checker([3], policy=False)
+    options.setdefault("frames_per_batch", 30)
+    with Collector(lambda: make_env(KIND), policy, **options) as collector:
+        collector.set_seed(0)
+        found = [collector.next() for _ in range(batches)]
+    for batch in found:
+        checker.check(batch)
+    return torch.cat(found, 1)
+
+
+def by_sum(observation):
+    return observation.abs().sum(-1).long() % NUM_ACTIONS
+
+
+class BySum(nn.Module):
+    def forward(self, observation):
+        return by_sum(observation)
+
+
+class TakesTensorDict:
+    def __call__(self, td):
+        return td.set("action", by_sum(td["observation"]))
+
+
+def annotated(data: TensorDict) -> TensorDict:
+    return data.set("action", by_sum(data["observation"])).set("extra", data["observation"][:, :2])
+
+
+FORMS = {
+    "module": BySum(),
+    "TensorDictModule": TensorDictModule(BySum(), ["observation"], ["action"]),
+    "TensorDictSequential": TensorDictSequential(
+        TensorDictModule(lambda o: o.abs(), ["observation"], ["size"]),
+        TensorDictModule(by_sum, ["size"], ["action"]),
+    ),
+    "function": by_sum,
+    "lambda": lambda observation: by_sum(observation),
+    "takes a TensorDict by name": TakesTensorDict(),
+    "takes a TensorDict by annotation": annotated,
+    "gives a dict": lambda observation: {"action": by_sum(observation)},
+    "gives a tuple": lambda observation: (by_sum(observation),),
+    "gives its actions as a column": lambda observation: by_sum(observation)[:, None],
+    "gives its actions in few bits": lambda observation: by_sum(observation).to(torch.int8),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_policies_of_this_form_act(form):
+    batch = collect(FORMS[form])
+    assert torch.equal(batch["action"], by_sum(batch["observation"]))
+
+
+def test_whatever_else_a_policy_puts_out_is_in_the_batch():
+    batch = collect(FORMS["TensorDictSequential"])
+    assert torch.equal(batch["size"], batch["observation"].abs())
+    batch = collect(annotated)
+    assert torch.equal(batch["extra"], batch["observation"][..., :2])
+
+
+def test_outputs_may_be_nested_and_of_any_type():
+    class Rich(nn.Module):
+        out_keys = ("action", ("deep", "half"), ("deep", "flag"), "_")
+
+        def forward(self, observation):
+            half = observation.to(torch.bfloat16)
+            return by_sum(observation), half, observation > 1, observation
+
+    batch = collect(Rich())
+    assert torch.equal(batch["deep", "half"], batch["observation"].to(torch.bfloat16))
+    assert torch.equal(batch["deep", "flag"], batch["observation"] > 1)
+    assert "_" not in batch.keys()  # noqa: SIM118
+
+
+def test_hooks_of_a_module_are_called():
+    module, calls = TensorDictModule(BySum(), ["observation"], ["action"]), []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    collect(module, batches=1, weight_sync_schemes={})
+    assert len(calls) == 10
+
+
+def test_trust_policy_hands_a_tensordict_to_whatever_it_is():
+    given = []
+
+    def policy(anything):
+        given.append(type(anything))
+        return TensorDict(action=by_sum(anything["observation"]), batch_size=[3])
+
+    batch = collect(policy, batches=1, trust_policy=True)
+    assert torch.equal(batch["action"], by_sum(batch["observation"]))
+    assert set(given) == {TensorDict}
+
+
+def probabilistic():
+    def logits(observation):
+        return torch.eye(NUM_ACTIONS)[by_sum(observation)]
+
+    return TensorDictSequential(
+        TensorDictModule(logits, ["observation"], ["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )
+
+
+@pytest.mark.parametrize("how", ["mode", "deterministic", InteractionType.MODE])
+def test_probabilistic_modules_act_by_their_mode_when_told_to(how):
+    batch = collect(probabilistic(), exploration_type=how)
+    assert torch.equal(batch["action"], by_sum(batch["observation"]))
+
+
+def test_probabilistic_modules_sample_by_default():
+    batch = collect(probabilistic())
+    share = (batch["action"] == by_sum(batch["observation"])).float().mean()
+    assert 0.1 < share < 0.6  # e / (e + 6) is 0.31
+    expected = batch["logits"].log_softmax(-1).gather(-1, batch["action"][..., None]).squeeze(-1)
+    assert torch.allclose(batch["action_log_prob"], expected)
+
+
+@pytest.mark.parametrize("name", ["random", "mode", "mean", "deterministic"])
+@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
+def test_a_policy_can_ask_how_to_explore(name, make):
+    class Telling(nn.Module):
+        out_keys = ("action", "how")
+
+        def forward(self, observation):
+            number = list(InteractionType).index(interaction_type())
+            return by_sum(observation), torch.full((len(observation),), number)
+
+    with make(CodeEnv, Telling(), frames_per_batch=10, exploration_type=name) as collector:
+        batch = collector.next()
+    expected = list(InteractionType).index(InteractionType.from_str(name))
+    assert (batch["how"] == expected).all()
+
+
+def test_no_gradients_are_recorded_and_modes_are_put_back():
+    def policy(observation):
+        assert not torch.is_grad_enabled()
+        return by_sum(observation)
+
+    with set_interaction_type(InteractionType.MEAN):
+        collect(policy)
+        assert interaction_type() is InteractionType.MEAN
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("form", ["lambda", "local class", "takes a TensorDict by name"])
+def test_lambdas_and_local_classes_travel_to_workers(form):
+    class Local(nn.Module):
+        def forward(self, observation):
+            return by_sum(observation)
+
+    policy = Local() if form == "local class" else FORMS[form]
+    told = workers_of(KIND, 2)
+    checker = Checker([3, 3], policy=False)
+    with MultiSyncCollector(
+        make_env, policy, num_workers=2, create_env_kwargs=told, frames_per_batch=60
+    ) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            checker.check(batch)
+            assert torch.equal(batch["action"], by_sum(batch["observation"]))
+
+
+def constant(action):
+    return lambda: TensorDictModule(
+        lambda o: torch.full((len(o),), action), ["observation"], ["action"]
+    )
+
+
+def test_factories_make_the_policy_where_it_acts():
+    with Collector(CodeEnv, policy_factory=constant(5), frames_per_batch=10) as collector:
+        assert (collector.next()["action"] == 5).all()
+    for factory, expected in ((constant(5), [5, 5]), ([constant(1), constant(2)], [1, 2])):
+        with MultiSyncCollector(
+            CodeEnv, policy_factory=factory, num_workers=2, frames_per_batch=20
+        ) as collector:
+            batch = collector.next()
+        assert batch["action"][:, 0].tolist() == expected
+        assert (batch["action"] == batch["action"][:, :1]).all()
+
+
+@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
+def test_with_a_factory_the_policy_is_the_source_of_weights(make):
+    source = CodePolicy()
+    with torch.no_grad():
+        source.number += 7
+    with make(CodeEnv, source, policy_factory=CodePolicy, frames_per_batch=10) as collector:
+        assert (collector.next()["weights"] == 7).all()
+        with torch.no_grad():
+            source.number += 1
+        assert (collector.next()["weights"] == 7).all()
+        collector.update_policy_weights_()
+        assert (collector.next()["weights"] == 8).all()
+
+
+class Recurrent(nn.Module):
+    """Remembers a running sum of what it saw in this episode, and how many steps that was."""
+
+    in_keys = ("observation", "memory", "count", "is_init")
+    out_keys = ("action", ("next", "memory"), ("next", "count"))
+
+    def forward(self, observation, memory, count, is_init):
+        memory = torch.zeros_like(observation) if memory is None else memory
+        count = torch.zeros(len(observation), dtype=torch.int64) if count is None else count
+        assert not (is_init & (count != 0)).any()
+        memory = 0.5 * memory + observation
+        return memory.sum(-1).abs().long() % NUM_ACTIONS, memory, count + 1
+
+
+@pytest.mark.parametrize(
+    "kind", ["one", "sync_next_step", "sync_same_step", "native_next_step", "native_disabled"]
+)
+@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
+def test_state_is_carried_and_starts_anew_with_every_episode(make, kind):
+    n = 1 if kind == "one" else 3
+    with make(
+        make_env, Recurrent(), create_env_kwargs={"kind": kind}, frames_per_batch=11 * n
+    ) as collector:
+        batches = [collector.next() for _ in range(8)]
+        collector.reset()
+        batches += [collector.next() for _ in range(2)]
+    for row in range(n):
+        by_hand, count = torch.zeros(5), 0
+        for batch in batches:
+            frames = batch[row][batch["collector", "mask"][row]]
+            for frame in frames:
+                if frame["is_init"]:
+                    by_hand, count = torch.zeros(5), 0
+                assert torch.equal(frame["memory"], by_hand)
+                assert frame["count"] == count
+                by_hand, count = 0.5 * by_hand + frame["observation"], count + 1
+                assert torch.equal(frame["next", "memory"], by_hand)
+                assert frame["next", "count"] == count
+                assert frame["action"] == by_hand.sum().abs().long() % NUM_ACTIONS
+
+
+def test_state_of_a_tensordict_module_is_carried_too():
+    def remember(observation, memory):
+        memory = torch.zeros(len(observation)) if memory is None else memory
+        return by_sum(observation), memory + 1
+
+    policy = TensorDictModule(remember, ["observation", "memory"], ["action", ("next", "memory")])
+    batch = collect(policy)
+    assert torch.equal(batch["memory"], batch["observation"][..., 3])  # the step in its episode
+
+
+def test_state_goes_on_in_a_collector_that_goes_on():
+    class Two(Recurrent):
+        def forward(self, *inputs):
+            action, *state = super().forward(*inputs)
+            return action % 2, *state
+
+    def build():
+        return Collector(lambda: gym.make("CartPole-v1"), Two(), frames_per_batch=7)
+
+    with build() as first:
+        first.set_seed(1)
+        first.next()
+        state = first.state_dict()
+        expected = first.next()
+    with build() as second:
+        assert second.load_state_dict(state)
+        assert same_bits(second.next(), expected)
+    assert expected["count"][0, 0] > 0
+
+
+@pytest.mark.slow
+def test_compiled_policies_act_alike():
+    policy = BySum()
+    try:
+        torch.compile(policy)(torch.zeros(3, 5))
+    except Exception as error:  # noqa: BLE001 - whatever a missing compiler does
+        pytest.skip(f"torch.compile does not work here: {type(error).__name__}")
+    for how in (True, {"dynamic": False}):
+        batch = collect(policy, compile_policy=how)
+        assert torch.equal(batch["action"], by_sum(batch["observation"]))
+
+
+def with_keys(function, **keys):
+    class Module(nn.Module):
+        def forward(self, *inputs):
+            return function(*inputs)
+
+    for name, value in keys.items():
+        setattr(Module, name, value)
+    return Module()
+
+
+BAD = {
+    "an unknown input": (
+        with_keys(by_sum, in_keys=["pixels"]),
+        ValueError,
+        "the policy wants 'pixels'; the environment gives 'observation'",
+    ),
+    "no action among its keys": (
+        with_keys(by_sum, out_keys=["logits"]),
+        ValueError,
+        "the policy puts out 'logits', but no 'action'",
+    ),
+    "no action in its dict": (
+        lambda observation: {"logits": observation},
+        ValueError,
+        "the policy put out 'logits', but no 'action'",
+    ),
+    "tensors without names": (
+        lambda observation: (by_sum(observation), observation),
+        ValueError,
+        "the policy returned 2 tensors and has no out_keys",
+    ),
+    "fewer tensors than names": (
+        with_keys(by_sum, out_keys=["action", "value"]),
+        ValueError,
+        "the policy returned 1 tensors and has 'action', 'value'",
+    ),
+    "no tensor": (lambda observation: 3, TypeError, "the policy returned a int"),
+    "an array": (
+        lambda observation: by_sum(observation).numpy(),
+        TypeError,
+        "the policy returned a ndarray",
+    ),
+    "one action for all": (
+        lambda observation: by_sum(observation)[:1],
+        ValueError,
+        r"output 'action' is \[1\]; the first dimension must be the 3 environments",
+    ),
+    "scores for actions": (
+        lambda observation: torch.zeros(3, NUM_ACTIONS),
+        ValueError,
+        r"the policy's actions are \[3, 7\]; the action space says \[3\]",
+    ),
+    "broken numbers for whole ones": (
+        lambda observation: by_sum(observation) + 0.5,
+        ValueError,
+        "the policy's actions are float32; the action space says int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_policy_that_gives_the_wrong_thing_is_told_so(case):
+    policy, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        collect(policy)
+
+
+@pytest.mark.parametrize("case", ["an unknown input", "scores for actions"])
+def test_in_a_worker_it_is_told_too(case):
+    policy, _, message = BAD[case]
+
+    def collect():
+        with MultiSyncCollector(
+            make_env, policy, create_env_kwargs={"kind": KIND}, frames_per_batch=30
+        ) as collector:
+            collector.next()
+
+    with pytest.raises(RuntimeError, match=message):
+        collect()
+
+
+def test_what_a_policy_raises_is_raised():
+    def policy(observation):
+        raise ArithmeticError("no idea")
+
+    with pytest.raises(ArithmeticError, match="no idea"):
+        collect(policy)
