@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.collect_case import Case
+from benchmarks.collect_group import end_group
 
 WARM_UP_SHARE = 0.2  # of a turn: drains what was collected ahead while others had theirs
 WATCH_INTERVAL_S = 0.25
@@ -110,7 +110,7 @@ def end_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(WATCH_INTERVAL_S)
         if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
+            end_group(os.getpid())
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

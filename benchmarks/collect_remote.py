@@ -10,17 +10,16 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.collect_group import end_group, wait_for_group
+
 ROOT = Path(__file__).resolve().parents[1]
 EXIT_S = 15.0
-GROUP_EXIT_S = 3.0
-POLL_S = 0.02
 
 
 class ContestantFailed(Exception):
@@ -92,29 +91,18 @@ class Remote:
             try:
                 self.process.stdin.close()
                 self.process.wait(EXIT_S)
-                self._wait_for_group()
+                wait_for_group(self.process.pid)  # helpers tidy up a moment after it
             except (BrokenPipeError, subprocess.TimeoutExpired):
                 pass  # then by force
         self.kill()
 
-    def _wait_for_group(self) -> None:
-        """Its helpers, such as multiprocessing's, tidy up a moment after it."""
-        deadline = time.monotonic() + GROUP_EXIT_S
-        while self._signal_group(0) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-
     def kill(self) -> None:
-        """End the process and all that it started, at once. A second call does nothing."""
-        self._signal_group(signal.SIGKILL)
+        """End the process and all that it started. A second call does nothing."""
+        if self._stderr.closed:
+            return
+        end_group(self.process.pid)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout, self._stderr):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):  # something was unsent, for nobody
                 pipe.close()
-
-    def _signal_group(self, number: int) -> bool:
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return False
-        return True

@@ -47,6 +47,7 @@ class Contestant(Session):
             sys.stderr.write("the last word")
             os._exit(3)
         if self.how == "hangs":
+            self.queue = multiprocessing.get_context("spawn").Queue()  # semaphores in /dev/shm
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
             time.sleep(600)
         return 100 * len(self.how), 2.0
@@ -85,7 +86,7 @@ def test_a_contestant_that_cannot_go_on_is_named_and_the_others_are_measured(kno
     assert sound.problem == ""
 
 
-def test_a_contestant_that_hangs_is_ended_with_its_workers(known):
+def test_a_contestant_that_hangs_is_ended_with_its_workers_and_shared_memory(known):
     known()
     remote = Remote(OUR_PYTHON, "host_of_tests")
     remote.ask(WAIT_S, cmd="open", case=CASE.message(), options={"how": "hangs"})
