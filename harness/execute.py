@@ -180,7 +180,9 @@ class Execution:
         finally:
             shown = None if state == "interrupted" else error
             self.run_dir.end(state, summary=self.summary, error=shown)
-        if error is not None:
+        if state == "interrupted":
+            print(f"run.py: interrupted by {error}", file=sys.stderr)
+        elif error is not None:
             print(f"run.py: {state}: {type(error).__name__}: {error}", file=sys.stderr)
-            print(f"run.py: details are in {self.run_dir.status}", file=sys.stderr)
+            print(f"run.py: the traceback is in {self.run_dir.status}", file=sys.stderr)
         self.display.finish(state, self.summary)

@@ -75,6 +75,7 @@ class Runner:
                 self.attend()
             if self.config.evaluation.at_end and self._evaluated_at < self.frames:
                 self.evaluate()
+            if self._evaluated:
                 self._loggers.log(self.frames, self._evaluated)
 
     # -- the four steps
