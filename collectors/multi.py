@@ -19,7 +19,7 @@ from collectors.batches import Part, assemble
 from collectors.crew import Crew, Full, Member, interrupts_held
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
-from collectors.weights import Publisher
+from collectors.weights import Publisher, find_model
 from collectors.words import CUT
 from collectors.worker import Job
 from sync.errors import WorkerError
@@ -34,12 +34,17 @@ class _Workers(BaseCollector):
     crew: Crew | None = None
 
     def _make_publisher(self) -> Publisher:
-        self._ctx = _context(self.options.start_method)
-        options = self.options
-        self._factories = per_worker(options.policy_factory, self.num_workers, "policy_factory")
+        options, n = self.options, self.num_workers
+        self._frames_of = share_frames(options.frames_per_batch, n, each=not self.shares_batch)
+        self._factories = per_worker(options.policy_factory, n, "policy_factory")
+        per_worker(options.create_env_kwargs, n, "create_env_kwargs")
+        options.devices(n)
         source = self.policy
         if source is None and self._factories[0] is not None:
             source = self._factories[0]()
+        for model_id in options.weight_sync_schemes or {}:
+            find_model(source, model_id)
+        self._ctx = _context(options.start_method)  # starts the fork server: after all checks
         return Publisher(
             source,
             options.weight_sync_schemes,
@@ -52,9 +57,6 @@ class _Workers(BaseCollector):
         options = self.options
         self._serial = 0
         self._mending = threading.RLock()
-        self._frames_of = share_frames(
-            options.frames_per_batch, self.num_workers, each=not self.shares_batch
-        )
         self.preempted = 0
         self.crew = Crew(
             self._jobs(),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from collectors.checks import check_kinds
 from collectors.policies import interaction_type
 
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
@@ -83,8 +84,9 @@ class Options:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{kind}() has no argument {name!r}{hint}")
         options = cls(**arguments)
-        options._check()
+        check_kinds(options)
         options._check_kind(kind)
+        options._check()
         return options
 
     def _check(self) -> None:
@@ -92,7 +94,7 @@ class Options:
             value = getattr(self, name)
             many = isinstance(value, Sequence) and not isinstance(value, str)
             for one in value if many else [value]:
-                if one is not None and (isinstance(one, bool) or one < low):
+                if one is not None and one < low:
                     raise ValueError(f"{name}={value!r}: it must be at least {low}")
         if self.total_frames != -1 and self.total_frames < 1:
             raise ValueError(
@@ -116,6 +118,14 @@ class Options:
             (
                 self.split_trajs and self.trajs_per_batch is not None,
                 "trajs_per_batch gives whole trajectories already: leave split_trajs out",
+            ),
+            (
+                self.cat_results not in (None, 0) and self.split_trajs,
+                "cat_results arranges frames by worker, split_trajs by trajectory: give one",
+            ),
+            (
+                self.cat_results not in (None, 0) and self.trajs_per_batch is not None,
+                "cat_results arranges frames by worker, trajs_per_batch by trajectory: give one",
             ),
             (
                 self.use_buffers is False and not self.copy,
@@ -149,11 +159,14 @@ class Options:
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
-        if self.env_device is not None and torch.device(self.env_device).type != "cpu":
-            raise ValueError(
-                f"env_device={self.env_device}: gymnasium environments live in CPU memory; "
-                "policy_device and storing_device can be elsewhere"
-            )
+        placed = self.env_device
+        for one in placed if isinstance(placed, list | tuple) else [placed]:
+            if one is not None and torch.device(one).type != "cpu":
+                raise ValueError(
+                    f"env_device={placed}: gymnasium environments live in CPU memory; "
+                    "policy_device and storing_device can be elsewhere"
+                )
+        self.storing()
         if self.cudagraph_policy:
             placed = self.policy_device if self.policy_device is not None else self.device
             many = isinstance(placed, Sequence) and not isinstance(placed, str)
@@ -204,8 +217,7 @@ _AT_LEAST = {
     "num_threads": 1,
     "num_sub_threads": 1,
     "max_restarts": 0,
-    "timeout": 0,
-    "start_timeout": 0,
+    "worker_idx": 0,
 }
 _CHOICES = {
     "apply_at": ("step", "batch"),
