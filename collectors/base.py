@@ -455,12 +455,16 @@ class Turn:
                 self._changed.notify_all()
                 raise
 
-    def try_enter(self) -> bool:
-        """Take the turn if it is free, or this thread's already; to be ended by `ending`."""
+    def try_enter(self, timeout: float = 0.0) -> bool:
+        """Take the turn if it gets free in time, or is this thread's; to be ended by `ending`."""
         me = threading.get_ident()
+        deadline = time.monotonic() + timeout
         with self._changed:
-            if self._queue and self._owner != me:
-                return False
+            while self._queue and self._owner != me:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                self._changed.wait(remaining)
             if self._owner == me:
                 self._depth += 1
             else:

@@ -85,6 +85,7 @@ class Collector(BaseCollector):
             random_frames=options.init_random_frames,
             set_truncated=options.set_truncated,
             words=self._words,
+            attend=lambda _: not self._stopping,
         )
         self._streams = Streams()
         outside.resume()
@@ -151,6 +152,7 @@ class Collector(BaseCollector):
         before = self._words.words[FRAMES]
         try:
             steps = rollout.collect(self._block)
+            self._raise_error()  # if another thread shut down, the block was cut short
             check_numbers(self._block, steps, self.environments)
         except BaseException:
             self._dropped += self._words.words[FRAMES] - before
@@ -237,12 +239,14 @@ class Collector(BaseCollector):
         }
 
     def _close(self, timeout: float, close_env: bool) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
-        if getattr(self, "_intake", None) is not None:
-            self._intake.close()
-        if self.environments is not None and close_env:
-            self.environments.close()
+        # A thread that collects at this moment stops at its next step.
+        if not self._turn.try_enter(timeout):
+            return
+        with self._turn.ending():
+            if getattr(self, "_intake", None) is not None:
+                self._intake.close()
+            if self.environments is not None and close_env:
+                self.environments.close()
 
 
 class Direct(FixedIntake):

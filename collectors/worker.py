@@ -19,6 +19,7 @@ The trainer's death is noticed by a thread that sleeps until then; it ends the p
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -112,6 +113,10 @@ def main(setup: Setup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_leave_with, args=(setup.trainer_pid,), daemon=True).start()
+    if "fork" in multiprocessing.get_all_start_methods():
+        # For environments with processes of their own: their semaphores then have no names, so
+        # that nothing stays in /dev/shm however this process ends.
+        multiprocessing.set_start_method("fork", force=True)
     worker: Worker | None = None
     status = 0
     try:
