@@ -1,0 +1,325 @@
+"""What makes no sense is refused in one line before anything starts; nothing is ignored."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+
+import pytest
+import torch
+
+from collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    PolicyVersion,
+    ReplayBuffer,
+)
+from collectors.options import Options
+from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from tests.collectors.support import CodeEnv, CodePolicy, make_env, workers_of
+
+KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+EACH = tuple(KINDS)
+MULTI = ("sync", "async")
+
+# kinds, arguments, what the error says
+REFUSED = [
+    (EACH, {"frames_per_bach": 10}, TypeError, "no argument 'frames_per_bach'.*'frames_per_batch'"),
+    (EACH, {"frames_per_batch": 0}, ValueError, "frames_per_batch=0: it must be at least 1"),
+    (EACH, {"frames_per_batch": "10"}, TypeError, "frames_per_batch='10'.*whole number"),
+    (EACH, {"frames_per_batch": 10.5}, TypeError, "frames_per_batch=10.5.*whole number"),
+    (EACH, {"frames_per_batch": True}, TypeError, "frames_per_batch=True.*whole number"),
+    (EACH, {"frames_per_batch": None}, TypeError, "frames_per_batch=None.*whole number"),
+    (("single",), {"frames_per_batch": [10]}, ValueError, "frames_per_batch is a list"),
+    (MULTI, {"frames_per_batch": [10]}, ValueError, "frames_per_batch has 1 entries for 2"),
+    (("sync",), {"frames_per_batch": 9}, ValueError, "frames_per_batch=9.*for instance 8 or 10"),
+    (EACH, {"total_frames": 0}, ValueError, "total_frames=0: a number of frames, or -1"),
+    (EACH, {"total_frames": "all"}, TypeError, "total_frames='all'.*whole number"),
+    (MULTI, {"num_workers": 0}, ValueError, "num_workers=0: it must be at least 1"),
+    (("single",), {"num_workers": 2}, ValueError, "num_workers=2 is for Multi.*not for Collector"),
+    (EACH, {"max_frames_per_traj": 0}, ValueError, "max_frames_per_traj=0: it must be at least"),
+    (EACH, {"init_random_frames": -1}, ValueError, "init_random_frames=-1: it must be at least 0"),
+    (EACH, {"trajs_per_batch": 0}, ValueError, "trajs_per_batch=0: it must be at least 1"),
+    (EACH, {"num_threads": 0}, ValueError, "num_threads=0: it must be at least 1"),
+    (MULTI, {"num_sub_threads": 0}, ValueError, "num_sub_threads=0: it must be at least 1"),
+    (("single",), {"num_sub_threads": 2}, ValueError, "num_sub_threads=2 is for"),
+    (EACH, {"exploration_type": "loud"}, ValueError, "exploration_type='loud'.*random, mode"),
+    (EACH, {"apply_at": "once"}, ValueError, "apply_at='once': it is one of 'step', 'batch'"),
+    (MULTI, {"on_worker_failure": "cry"}, ValueError, "on_worker_failure='cry': it is one of"),
+    (MULTI, {"start_method": "thread"}, ValueError, "start_method='thread': it is one of"),
+    (("single",), {"start_method": "fork"}, ValueError, "start_method='fork' is for"),
+    (MULTI, {"max_restarts": 3}, ValueError, "max_restarts is for on_worker_failure"),
+    (EACH, {"timeout": 0}, ValueError, "timeout=0.*above 0"),
+    (EACH, {"timeout": "soon"}, TypeError, "timeout='soon'.*number"),
+    (EACH, {"start_timeout": -1}, ValueError, "start_timeout=-1.*above 0"),
+    (("sync",), {"preemptive_threshold": 0}, ValueError, "preemptive_threshold=0: a share"),
+    (("sync",), {"preemptive_threshold": 1.5}, ValueError, "preemptive_threshold=1.5: a share"),
+    (("sync",), {"preemptive_threshold": "half"}, TypeError, "preemptive_threshold='half'"),
+    (("single", "async"), {"preemptive_threshold": 0.5}, ValueError, "preemptive_threshold=0.5 is"),
+    (("single", "async"), {"cat_results": "stack"}, ValueError, "cat_results='stack' is for"),
+    (("sync",), {"cat_results": "pile"}, ValueError, "cat_results='pile'.*'stack'"),
+    (("sync",), {"cat_results": 2}, ValueError, "cat_results=2.*'stack'"),
+    (
+        ("sync",),
+        {"cat_results": "stack", "split_trajs": True},
+        ValueError,
+        "cat_results.*split_trajs",
+    ),
+    (("sync",), {"cat_results": 1, "trajs_per_batch": 3}, ValueError, "cat_results.*trajs_per_ba"),
+    (EACH, {"split_trajs": True, "trajs_per_batch": 3}, ValueError, "leave split_trajs out"),
+    (EACH, {"use_buffers": False, "copy": False}, ValueError, "copy=False.*use_buffers=False"),
+    (EACH, {"copy": False, "split_trajs": True}, ValueError, "copy=False hands out views"),
+    (
+        EACH,
+        {"reset_when_done": False, "max_frames_per_traj": 5},
+        ValueError,
+        "max_frames_per_traj cuts by a reset",
+    ),
+    (
+        EACH,
+        {"reset_when_done": False, "trajs_per_batch": 5},
+        ValueError,
+        "trajs_per_batch waits for many episodes",
+    ),
+    (EACH, {"replay_buffer": 3}, TypeError, "replay_buffer=3.*extend"),
+    (EACH, {"postproc": "flip"}, TypeError, "postproc='flip'.*callable"),
+    (EACH, {"policy_factory": CodePolicy()(torch.zeros(1, 5))}, TypeError, "policy_factory"),
+    (EACH, {"create_env_kwargs": 3}, TypeError, "create_env_kwargs=3"),
+    (MULTI, {"create_env_kwargs": [{}]}, ValueError, "create_env_kwargs has 1 entries for 2"),
+    (MULTI, {"policy_factory": [CodePolicy]}, ValueError, "policy_factory has 1 entries for 2"),
+    (MULTI, {"collector_class": 3}, TypeError, "collector_class=3.*callable"),
+    (EACH, {"device": "gpu"}, ValueError, "device='gpu'"),
+    (EACH, {"policy_device": "gpu"}, ValueError, "policy_device='gpu'"),
+    (EACH, {"storing_device": "gpu"}, ValueError, "storing_device='gpu'"),
+    (EACH, {"env_device": "meta"}, ValueError, "env_device.*meta.*CPU memory"),
+    (MULTI, {"env_device": ["cpu", "meta"]}, ValueError, "env_device.*meta.*CPU memory"),
+    (MULTI, {"policy_device": ["cpu"]}, ValueError, "policy_device has 1 entries for 2"),
+    (MULTI, {"storing_device": ["cpu", "meta"]}, ValueError, "storing_device: a batch is in one"),
+    (EACH, {"cudagraph_policy": True}, ValueError, "cudagraph_policy=True needs a CUDA"),
+    (EACH, {"track_policy_version": "roman"}, ValueError, "track_policy_version='roman'"),
+    (EACH, {"weight_sync_schemes": {"actor": SharedMemWeightSyncScheme()}}, ValueError, "'actor'"),
+    (EACH, {"weight_sync_schemes": SharedMemWeightSyncScheme()}, TypeError, "weight_sync_schemes"),
+    (
+        EACH,
+        {"weight_sync_schemes": {"policy": 3}},
+        TypeError,
+        "weight_sync_schemes=<dict>.*a dict",
+    ),
+    (
+        EACH,
+        {"weight_recv_schemes": {"policy": 3}},
+        TypeError,
+        "weight_recv_schemes=<dict>.*a dict",
+    ),
+    (
+        EACH,
+        {"weight_updater": object(), "weight_sync_schemes": {}},
+        ValueError,
+        "weight_updater and weight_sync_schemes exclude",
+    ),
+    (EACH, {"update_at_each_batch": "often"}, TypeError, "update_at_each_batch='often'.*True or"),
+    (EACH, {"copy": 1}, TypeError, "copy=1.*True or False"),
+]
+if not torch.cuda.is_available():
+    REFUSED += [
+        (EACH, {"policy_device": "cuda"}, ValueError, "policy_device='cuda'.*no CUDA"),
+        (EACH, {"storing_device": "cuda:1"}, ValueError, "storing_device='cuda:1'.*no CUDA"),
+    ]
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def build(kind, policy=None, **options):
+    options.setdefault("frames_per_batch", 10)
+    if kind in MULTI and "num_workers" not in options:
+        options["num_workers"] = 2
+    return KINDS[kind](CodeEnv, policy or CodePolicy(), **options)
+
+
+CASES = [
+    pytest.param(kind, arguments, error, message, id=f"{kind}-{'-'.join(arguments)}")
+    for kinds, arguments, error, message in REFUSED
+    for kind in kinds
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "error", "message"), CASES)
+def test_it_is_refused_in_one_line(kind, arguments, error, message, monkeypatch):
+    def start(self):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", start)
+    files = open_files()
+    with pytest.raises(error, match=message) as caught:
+        build(kind, **arguments)
+    assert "\n" not in str(caught.value)
+    del caught
+    assert open_files() <= files
+
+
+def test_extending_by_steps_needs_a_buffer():
+    with pytest.raises(ValueError, match=r"extend_buffer=False.*replay_buffer"):
+        build("single", extend_buffer=False)
+
+
+def test_too_few_or_many_factories_are_refused():
+    with pytest.raises(ValueError, match="num_workers=3, but create_env_fn has 2 factories"):
+        MultiSyncCollector([CodeEnv, CodeEnv], CodePolicy(), num_workers=3)
+    with pytest.raises(ValueError, match="create_env_fn is an empty list"):
+        MultiSyncCollector([], CodePolicy())
+
+
+def test_a_policy_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="policy must be callable, got int"):
+        Collector(CodeEnv, 3)
+
+
+def test_frames_that_environments_cannot_share_are_refused():
+    with pytest.raises(ValueError, match=r"10 frames cannot be shared evenly by 3.*9 or 12"):
+        Collector(make_env, CodePolicy(), create_env_kwargs={"kind": "sync_same_step"},
+                  frames_per_batch=10)  # fmt: skip
+
+
+def test_workers_whose_batches_differ_are_told_so():
+    import gymnasium as gym
+
+    with (
+        MultiSyncCollector(
+            [CodeEnv, lambda: gym.make("CartPole-v1")], None, frames_per_batch=20
+        ) as collector,
+        pytest.raises(ValueError, match="worker 0 and worker 1 differ in 'observation'"),
+    ):
+        collector.next()
+
+
+def test_the_signature_shows_every_option():
+    shown = inspect.signature(Collector).parameters
+    assert set(Options.__dataclass_fields__) <= set(shown)
+    assert shown["copy"].default is True
+
+
+# What is accepted does something (what is not here has tests beside it: data, policies, failures)
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_workers_use_as_many_threads_as_they_are_given(kind):
+    def counting(observation):
+        return {"action": torch.zeros(1, dtype=torch.int64), "n": torch.tensor([threads()])}
+
+    threads = torch.get_num_threads
+    with KINDS[kind](CodeEnv, counting, frames_per_batch=4, num_sub_threads=3) as collector:
+        assert (collector.next()["n"] == 3).all()
+
+
+def test_the_trainer_uses_as_many_threads_as_it_is_given_while_it_collects():
+    before = torch.get_num_threads()
+    with build("single", num_threads=before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_extend_buffer_says_whether_frames_come_at_once_or_step_by_step():
+    class Counting(ReplayBuffer):
+        calls = 0
+
+        def extend(self, frames):
+            self.calls += 1
+            return super().extend(frames)
+
+    for at_once, calls in ((True, 3), (False, 30)):
+        buffer = Counting(100)
+        with build("single", replay_buffer=buffer, extend_buffer=at_once) as collector:
+            assert [collector.next() for _ in range(3)] == [None] * 3
+        assert buffer.calls == calls
+        assert buffer[:]["collector", "traj_ids"].diff().min() >= 0
+        assert len(buffer) == 30
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_devices_may_be_named_for_all_or_for_each(kind):
+    each = "cpu" if kind == "single" else ["cpu", torch.device("cpu")]
+    options = {"device": each, "policy_device": each, "storing_device": each, "env_device": each}
+    with build(kind, **options) as collector:
+        assert collector.next()["observation"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+def test_schemes_bring_the_weights_of_the_models_they_are_for(kind, scheme):
+    policy = CodePolicy()
+    with build(kind, policy, weight_sync_schemes={"policy": scheme()}) as collector:
+        collector.next()
+        with torch.no_grad():
+            policy.number += 5
+        collector.update_policy_weights_()
+        while (batch := collector.next())["policy_version"].min() < 1:
+            pass
+        assert (batch["weights"] == 5).all()
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_weight_sync_schemes_may_be_none_at_all(kind):
+    with build(kind, weight_sync_schemes={}) as collector:
+        assert (collector.next()["policy_version"] == 0).all()
+        with pytest.raises(ValueError, match="no weights are sent for model 'policy'"):
+            collector.update_policy_weights_(model_id="policy")
+
+
+def test_a_policy_version_of_ones_own_is_used():
+    mine = PolicyVersion("uuid")
+    with build("single", track_policy_version=mine) as collector:
+        collector.next()
+        collector.increment_version()
+        assert collector.policy_version == mine.version == str(mine.uuid(1))
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_workers_may_host_collectors(kind):
+    with build(kind, collector_class=Collector) as collector:
+        batch = collector.next()
+        assert (batch["seen"] == batch["observation"]).all()
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_workers_are_started_as_told(kind):
+    def policy(observation):
+        return torch.full((1,), os.getppid() == trainer, dtype=torch.int64)
+
+    trainer = os.getpid()
+    for method, ours in (("fork", 1), ("forkserver", 0)):
+        with KINDS[kind](
+            CodeEnv, policy, frames_per_batch=4, start_method=method, num_workers=1
+        ) as collector:
+            assert (collector.next()["action"] == ours).all()
+
+
+def test_every_option_is_read_by_some_code():
+    """An option that nobody reads would be accepted and ignored."""
+    import collectors
+
+    folder = os.path.dirname(inspect.getfile(collectors))
+    texts = []
+    for name in os.listdir(folder):
+        if name.endswith(".py") and name != "options.py":
+            with open(os.path.join(folder, name)) as file:
+                texts.append(file.read())
+    code = (
+        "\n".join(texts) + inspect.getsource(Options.devices) + inspect.getsource(Options.storing)
+    )
+    checked_only = {"env_device"}  # there is one place where environments can be
+    for field in dataclasses.fields(Options):
+        if field.name not in checked_only:
+            used = f".{field.name}" in code or f'"{field.name}"' in code
+            assert used, f"{field.name} does nothing"
+
+
+def test_told_workers_are_who_they_were_told_to_be():
+    told = workers_of("one", 2)
+    with MultiSyncCollector(
+        make_env, CodePolicy(), num_workers=2, create_env_kwargs=told, frames_per_batch=10
+    ) as collector:
+        assert collector.getattr_env("worker") == [0, 1]
