@@ -7,6 +7,7 @@ a list of one array. Everything is deterministic given `rng_seed`.
 from harness.statistics.compare import (
     Comparison,
     compare_paired,
+    compare_pairs,
     holm,
     pair_by_seed,
     probability_of_improvement,
@@ -35,6 +36,7 @@ __all__ = [
     "band",
     "caution",
     "compare_paired",
+    "compare_pairs",
     "estimate",
     "holm",
     "interpolate",

@@ -84,12 +84,23 @@ def compare_paired(
     """Every other strategy (name → seed → score) against `baseline`, as one family of tests."""
     if baseline not in scores:
         raise ValueError(f"baseline is {baseline!r}, expected one of {', '.join(scores)}")
-    others = [name for name in scores if name != baseline]
-    found = [paired_test(*pair_by_seed(scores[name], scores[baseline]), level) for name in others]
+    return compare_pairs(scores, [(x, baseline) for x in scores if x != baseline], level=level)
+
+
+def compare_pairs(
+    scores: Mapping[str, Mapping[int, float]],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    level: float = LEVEL,
+) -> list[Comparison]:
+    """The first of each pair against the second, as one family of tests."""
+    found = [paired_test(*pair_by_seed(scores[a], scores[b]), level) for a, b in pairs]
     adjusted = holm([p for _, p in found])
     return [
         Comparison(name, baseline, difference, p, p_adjusted)
-        for name, (difference, p), p_adjusted in zip(others, found, adjusted, strict=True)
+        for (name, baseline), (difference, p), p_adjusted in zip(
+            pairs, found, adjusted, strict=True
+        )
     ]
 
 

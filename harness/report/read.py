@@ -1,0 +1,281 @@
+"""Run directories as they are found: whole, cut off or damaged. Nothing in them is trusted.
+
+Files are parsed as JSON and plain YAML, within bounds; nothing is unpickled, resolved or executed.
+What cannot be read becomes one of the run's `problems` and stops nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
+STATES = ("done", "running", "failed", "interrupted")
+DEEPEST = 4  # folders below what was named: outputs/<day>/<sweep>/<job>
+MOST_BYTES = 1 << 30  # of one metrics.jsonl
+MOST_BYTES_JSON = 1 << 26  # a manifest may hold a long diff
+MOST_BYTES_CONFIG = 1 << 18
+MOST_RECORDS = 2_000_000
+MARK = "report.html"  # a folder that holds one is a report and no run
+
+
+@dataclass
+class Run:
+    """What is known of one run."""
+
+    name: str  # as the report calls it: relative to what was named on the command line
+    source: str  # what was named
+    state: str = "unknown"
+    error: str = ""
+    seed: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # by dotted names
+    summary: dict[str, float] = field(default_factory=dict)
+    steps: np.ndarray = field(default_factory=lambda: np.zeros(0))  # frames at each record
+    metrics: dict[str, np.ndarray] = field(default_factory=dict)  # NaN where a record lacks it
+    manifest: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return self.state == "done"
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The records that have this metric: their indices, and the values."""
+        values = self.metrics.get(name, np.full(len(self.steps), np.nan))
+        known = np.flatnonzero(np.isfinite(values))
+        return known, values[known]
+
+    def seconds(self) -> np.ndarray:
+        """The time in the loop up to each record; start-up and pauses are not in it."""
+        phases = [values for name, values in self.metrics.items() if name.startswith("time/")]
+        if phases:
+            return np.cumsum(np.nansum(phases, axis=0))
+        times = self.metrics.get("time", np.full(len(self.steps), np.nan))
+        return times - times[0] if len(times) else times
+
+
+def find_runs(
+    places: Sequence[Path], wanted: Collection[str], progress: Callable[[str], None]
+) -> list[Run]:
+    """All runs in the places named, in a steady order; a `ValueError` if there is none."""
+    found: dict[Path, tuple[Path, Path]] = {}
+    for place in places:
+        if not place.is_dir():
+            kind = "no directory" if place.exists() else "not there"
+            raise ValueError(f"{place} is {kind}, expected a run's or a sweep's directory")
+        for directory in search(place):
+            found.setdefault(directory.resolve(), (place, directory))
+    if not found:
+        named = ", ".join(str(place) for place in places)
+        raise ValueError(f"no run in {named}: a run's directory holds {FILES[0]} or {FILES[1]}")
+    own = {place: place.resolve().name or "runs" for place in places}
+    if len(set(own.values())) < len(own):
+        own = {place: str(place) for place in places}
+    runs = []
+    for number, (place, directory) in enumerate(found.values(), 1):
+        progress(f"reading {number}/{len(found)}: {directory.name}")
+        inside = directory.relative_to(place).as_posix()
+        name = own[place] if inside == "." else f"{own[place]}/{inside}"
+        runs.append(read_run(directory, wanted, name=name, source=own[place]))
+    return runs
+
+
+def search(place: Path, depth: int = 0) -> Iterator[Path]:
+    """Run directories at and below a place, and the empty folders beside them: lost runs."""
+    if is_run(place):
+        yield place
+        return
+    if depth == DEEPEST:
+        return
+    children = [path for path in sorted(place.iterdir()) if _is_place(path)]
+    found = {child: list(search(child, depth + 1)) for child in children}
+    beside_runs = any(is_run(child) for child in children)
+    for child, runs in found.items():
+        if runs:
+            yield from runs
+        elif beside_runs:
+            yield child
+
+
+def is_run(directory: Path) -> bool:
+    """Whether it holds one of the files of a run."""
+    return any((directory / name).is_file() for name in FILES)
+
+
+def _is_place(path: Path) -> bool:
+    hidden = path.name.startswith(".") or path.is_symlink()
+    return not hidden and path.is_dir() and not (path / MARK).exists()
+
+
+def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str) -> Run:
+    """Whatever of a run can be read; of its records the `wanted` metrics."""
+    run = Run(name, source)
+    if not any((directory / file).exists() for file in FILES):
+        run.problems.append("it holds no file of a run")
+        return run
+    status = _read_object(run, directory / "status.json")
+    _take_status(run, status)
+    run.manifest = _read_object(run, directory / "manifest.json")
+    run.options = _read_options(run, directory / "config.yaml")
+    seed = run.options.get("seed", run.manifest.get("seed"))
+    run.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+    if run.seed is None:
+        run.problems.append("its seed is not known")
+    if run.state != "running":
+        run.summary = _numbers(_read_object(run, directory / "summary.json"))
+    _read_metrics(run, directory / "metrics.jsonl", wanted)
+    return run
+
+
+def _take_status(run: Run, status: dict[str, Any]) -> None:
+    state = status.get("state")
+    run.error = str(status.get("error") or "")
+    if not status:
+        return
+    if state not in STATES:
+        run.problems.append(f"status.json: state is {state!r}, expected one of {', '.join(STATES)}")
+        return
+    run.state = str(state)
+    if state == "running" and not _is_alive(status.get("pid")):
+        run.state = "interrupted"
+        run.error = "its process is gone and left no word (killed, or it ran on another machine)"
+
+
+def _is_alive(pid: Any) -> bool:
+    if not isinstance(pid, int) or not 0 < pid < 1 << 31:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _read_text(run: Run, file: Path, most: int) -> str:
+    """The text of an ordinary file; empty, with the problem noted, if there is none."""
+    try:
+        if not file.is_file():
+            run.problems.append(f"{file.name} is {'no file' if file.exists() else 'missing'}")
+            return ""
+        if (size := file.stat().st_size) > most:
+            run.problems.append(f"{file.name} has {size} bytes, more than the {most} looked at")
+            return ""
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        run.problems.append(f"{file.name} cannot be read: {error.strerror}")
+        return ""
+
+
+def _read_object(run: Run, file: Path) -> dict[str, Any]:
+    text = _read_text(run, file, MOST_BYTES_JSON)
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        run.problems.append(f"{file.name} is damaged: not JSON")
+        return {}
+    if not isinstance(value, dict):
+        run.problems.append(f"{file.name} holds {type(value).__name__}, expected an object")
+        return {}
+    return value
+
+
+def _read_options(run: Run, file: Path) -> dict[str, Any]:
+    """The config by dotted names. References between options were resolved when it was written."""
+    text = _read_text(run, file, MOST_BYTES_CONFIG)
+    if not text:
+        return {}
+    try:
+        value = yaml.load(text, Loader=_PlainLoader)
+        if isinstance(value, dict):
+            return dict(_flat(value))
+        run.problems.append(f"{file.name} holds {type(value).__name__}, expected options")
+    except yaml.YAMLError:
+        run.problems.append(f"{file.name} is damaged: not plain YAML")
+    except (ValueError, TypeError, RecursionError) as error:
+        run.problems.append(f"{file.name} is damaged: {type(error).__name__}")
+    return {}
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without references, by which a few lines can stand for more than memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("references are not read")
+        return super().compose_node(parent, index)
+
+
+def _flat(value: dict[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        name = f"{above}{key}"
+        if isinstance(item, dict) and item:
+            yield from _flat(item, f"{name}.")
+        elif isinstance(item, list):
+            yield name, f"[{', '.join(map(str, item))}]"
+        else:
+            yield name, item
+
+
+def _numbers(value: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers of an object."""
+    found = {key: as_number(item) for key, item in value.items()}
+    return {key: number for key, number in found.items() if math.isfinite(number)}
+
+
+def as_number(value: Any) -> float:
+    """A JSON number as a float; NaN for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
+    """The records as columns, frames ascending. Lines that are no records are counted, not lost."""
+    records: list[dict[str, float]] = []
+    damaged = 0
+    for line in _read_text(run, file, MOST_BYTES).splitlines():
+        record = _record(line, wanted)
+        if record is None:
+            damaged += bool(line.strip())
+        elif len(records) < MOST_RECORDS:
+            records.append(record)
+    if damaged:
+        run.problems.append(f"metrics.jsonl: {damaged} damaged lines were left out")
+    elif not records and file.is_file():
+        run.problems.append("metrics.jsonl holds no record")
+    if len(records) == MOST_RECORDS:
+        run.problems.append(f"metrics.jsonl: records beyond {MOST_RECORDS} were left out")
+    records.sort(key=lambda record: record["step"])
+    run.steps = np.array([record["step"] for record in records])
+    names = sorted({name for record in records for name in record} - {"step"})
+    run.metrics = {
+        name: np.array([record.get(name, math.nan) for record in records]) for name in names
+    }
+
+
+def _record(line: str, wanted: Collection[str]) -> dict[str, float] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    numbers = {name: as_number(value[name]) for name in ("step", *wanted) if name in value}
+    if not numbers.get("step", -1.0) >= 0:
+        return None
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
