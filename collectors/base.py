@@ -269,11 +269,12 @@ class BaseCollector(ABC):
         """Collect in the background into the replay buffer, until `shutdown` or `total_frames`."""
         if self.options.replay_buffer is None:
             raise RuntimeError("start() collects into a replay buffer: give replay_buffer=...")
-        if self._thread is not None:
-            raise RuntimeError("the collector is running already")
         if self._shut:
             raise RuntimeError("the collector was shut down")
+        if self._thread is not None:
+            raise RuntimeError("the collector is running already")
         self._stopping = False
+        self._tell_buffer("begin")
         self._thread = threading.Thread(target=self._run_free, name="lockstep-collect", daemon=True)
         self._thread.start()
 
@@ -289,8 +290,14 @@ class BaseCollector(ABC):
         except BaseException as error:  # noqa: BLE001 - raised by whatever the user calls next
             if not self._stopping:
                 self._error = error
-                if hasattr(self.options.replay_buffer, "fail"):
-                    self.options.replay_buffer.fail(error)
+                self._tell_buffer("fail", error)
+        finally:
+            self._tell_buffer("end")
+
+    def _tell_buffer(self, what: str, *args: Any) -> None:
+        """Tell the replay buffer, if it is one that listens."""
+        if hasattr(self.options.replay_buffer, what):
+            getattr(self.options.replay_buffer, what)(*args)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

@@ -41,6 +41,7 @@ class ReplayBuffer:
         self._storage: dict[Any, Tensor] = {}
         self._news = threading.Condition()
         self._failure: BaseException | None = None
+        self._ended = False  # nobody fills it any more
         self._generator: torch.Generator | None = None
         if seed is not None:
             self._generator = torch.Generator().manual_seed(seed)
@@ -94,11 +95,16 @@ class ReplayBuffer:
             return self._gather(places.to(self.device) if self.device else places)
 
     def wait(self, frames: int, timeout: float | None = None) -> int:
-        """Wait until so many frames ever came; how many did. Raises what ended the collector."""
+        """Wait until so many frames ever came; how many did, fewer if no more will come.
+
+        Raises what ended the collector.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._news:
             while self.written < frames:
                 self._raise_failure()
+                if self._ended:
+                    break
                 remaining = 1.0 if deadline is None else deadline - time.monotonic()
                 if remaining <= 0:
                     break
@@ -109,6 +115,17 @@ class ReplayBuffer:
         """Have everybody who waits or samples get this error: no more frames will come."""
         with self._news:
             self._failure = error
+            self._news.notify_all()
+
+    def begin(self) -> None:
+        """A collector starts to fill it."""
+        with self._news:
+            self._ended, self._failure = False, None
+
+    def end(self) -> None:
+        """Have those who wait for frames go on: the collector has ended."""
+        with self._news:
+            self._ended = True
             self._news.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
