@@ -1,0 +1,196 @@
+"""Collecting in the background into a replay buffer, while a learner samples from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
+from sync import WorkerDied, WorkerRaised
+from tests.collectors.troubled import (
+    Mishap,
+    Plain,
+    Troubled,
+    balance,
+    hold,
+    pids,
+    told,
+    wait_until,
+)
+
+KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+
+
+def make(kind: str, buffer: ReplayBuffer, **options: Any) -> Any:
+    trouble = options.pop("trouble", {})
+    if kind == "single":
+        options["create_env_kwargs"] = {"worker": 0, **trouble, "only": 0}
+    else:
+        options |= {"num_workers": 2, "create_env_kwargs": told(2, **{"only": 1, **trouble})}
+    policy = options.pop("policy", None) or Plain()
+    return KINDS[kind](
+        Troubled, policy, **{"frames_per_batch": 40, "replay_buffer": buffer, **options}
+    )
+
+
+def agrees(frames: Any) -> bool:
+    """Whether all fields of every frame tell of the same step."""
+    step, after = frames["observation"][:, 1], frames["next", "observation"][:, 1]
+    same = torch.equal(step + 1, after)
+    same &= torch.equal(frames["next", "terminated"], after % 13 == 0)
+    same &= torch.equal(frames["is_init"], step == 0)
+    same &= torch.equal(frames["observation"][:, 0].long(), frames["collector", "worker"])
+    own = frames["policy_version"] >= 0
+    return same and torch.equal(frames["weight"][own].long(), frames["policy_version"][own])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learner_samples_whole_frames_and_publishes_meanwhile(kind):
+    buffer, policy = ReplayBuffer(500), Plain()
+    with make(kind, buffer, policy=policy) as collector:
+        collector.start()
+        buffer.wait(1, timeout=30.0)
+        versions: set[int] = set()
+        number = 0
+        while buffer.written < 3_000 or len(versions) < 5:
+            number += 1
+            hold(policy, number)
+            collector.update_policy_weights_()
+            frames = buffer.sample(64)
+            assert agrees(frames)
+            versions |= set(frames["policy_version"].tolist())
+            assert balance(collector) == 0
+        assert collector.running
+        assert len(buffer) == 500
+        assert agrees(buffer[:])
+        with pytest.raises(RuntimeError, match="runs free"):
+            collector.next()
+    assert not collector.running
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_stepped_while_it_pauses(kind):
+    buffer, policy = ReplayBuffer(1_000), Plain()
+    with make(kind, buffer, policy=policy) as collector:
+        collector.start()
+        buffer.wait(100, timeout=30.0)
+        for apply in range(1, 4):
+            with collector.pause():
+                before = collector.stats()["collected"], collector.getattr_env("steps")
+                hold(policy, apply)
+                collector.update_policy_weights_()
+                assert (collector.stats()["collected"], collector.getattr_env("steps")) == before
+            written = buffer.written
+            assert buffer.wait(written + 100, timeout=30.0) >= written + 100
+        assert agrees(buffer[:])
+
+
+@pytest.mark.parametrize("apply_at", ["step", "batch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_in_a_pause_is_not_waited_for_by_those_who_stand_still(kind, apply_at):
+    buffer, policy = ReplayBuffer(1_000), Plain()
+    with make(kind, buffer, policy=policy, apply_at=apply_at) as collector:
+        collector.start()
+        buffer.wait(100, timeout=30.0)
+        with collector.pause():
+            hold(policy, 1)
+            collector.update_policy_weights_()
+        written = buffer.written
+        buffer.wait(written + 300, timeout=30.0)
+        assert set(buffer[-40:]["policy_version"].tolist()) == {1}
+        assert agrees(buffer[:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_frames_are_random_and_say_so(kind):
+    buffer = ReplayBuffer(1_000)
+    with make(kind, buffer, init_random_frames=100) as collector:
+        collector.start()
+        buffer.wait(400, timeout=30.0)
+    versions = buffer[:400]["policy_version"]
+    assert 100 <= int((versions == -1).sum()) <= 102
+    assert agrees(buffer[:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_total_frames_end_it(kind):
+    buffer = ReplayBuffer(1_000)
+    with make(kind, buffer, total_frames=400) as collector:
+        collector.start()
+        wait_until(lambda: not collector.running)
+        assert buffer.written == 400
+        assert buffer.wait(401) == 400  # nobody waits for frames that will not come
+    collector.async_shutdown()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_environment_that_raises_meanwhile_is_heard_by_all(kind):
+    buffer = ReplayBuffer(1_000)
+    collector = make(kind, buffer, trouble={"where": "step", "at": 150})
+    expected = Mishap if kind == "single" else WorkerRaised
+    collector.start()
+    with pytest.raises(expected, match="the pole fell off"):
+        buffer.wait(1_000_000, timeout=30.0)
+    with pytest.raises(expected, match="the pole fell off"):
+        buffer.sample(3)
+    with pytest.raises(expected, match="the pole fell off"):
+        collector.update_policy_weights_()
+    with pytest.raises(expected, match="the pole fell off"):
+        collector.async_shutdown()
+    collector.async_shutdown()  # told once
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_worker_killed_meanwhile_is_heard_of_or_replaced(kind):
+    buffer = ReplayBuffer(1_000)
+    collector = make(kind, buffer)
+    collector.start()
+    buffer.wait(100, timeout=30.0)
+    os.kill(pids(collector)[1], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="worker 1"):
+        buffer.wait(1_000_000, timeout=30.0)
+    with pytest.raises(WorkerDied, match="worker 1"):
+        collector.async_shutdown()
+    buffer = ReplayBuffer(1_000)
+    with make(kind, buffer, on_worker_failure="restart") as collector:
+        collector.start()
+        buffer.wait(100, timeout=30.0)
+        os.kill(pids(collector)[1], signal.SIGKILL)
+        wait_until(lambda: collector.stats()["restarts"] == 1)
+        buffer.wait(buffer.written + 300, timeout=30.0)
+        assert agrees(buffer[:])
+        assert balance(collector) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_wakes_a_learner_that_waits(kind):
+    buffer = ReplayBuffer(1_000)
+    collector = make(kind, buffer)
+    collector.start()
+    waited: list[int] = []
+    thread = threading.Thread(target=lambda: waited.append(buffer.wait(10**9)))
+    thread.start()
+    buffer.wait(100, timeout=30.0)
+    collector.async_shutdown()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    assert waited[0] == buffer.written < 10**9
+
+
+def test_it_needs_a_buffer_and_runs_once():
+    with make("single", ReplayBuffer(100)) as collector:
+        collector.start()
+        with pytest.raises(RuntimeError, match="already"):
+            collector.start()
+    with pytest.raises(RuntimeError, match="shut down"):
+        collector.start()
+    with (
+        Collector(Troubled, Plain(), frames_per_batch=40) as bare,
+        pytest.raises(RuntimeError, match="replay_buffer"),
+    ):
+        bare.start()
