@@ -49,9 +49,13 @@ def pad(rows: list[TensorDictBase]) -> TensorDict:
 
 
 class Whole:
-    """Gathers pieces until trajectories have ended, and gives those out in the order of ends."""
+    """Gathers pieces until trajectories have ended, and gives those out in the order of ends.
+
+    One that its environment left for another, since it was reset, ends there as truncated.
+    """
 
     def __init__(self) -> None:
+        self._latest: dict[int, int] = {}  # the trajectory of each environment
         self._open: dict[int, list[TensorDictBase]] = defaultdict(list)
         self._done: list[TensorDictBase] = []
 
@@ -59,10 +63,18 @@ class Whole:
         """Take a batch's frames in."""
         for piece in pieces(batch):
             number = int(piece["collector", "traj_ids"][0])
+            env = int(piece["collector", "env"][0])
+            before, self._latest[env] = self._latest.get(env, number), number
+            if before != number and before in self._open:
+                self._end(before)
+                self._done[-1] = _cut(self._done[-1])
             self._open[number].append(piece)
             if bool(piece["next", "done"][-1]):
-                parts = self._open.pop(number)
-                self._done.append(torch.cat(parts) if len(parts) > 1 else parts[0])  # type: ignore[arg-type]
+                self._end(number)
+
+    def _end(self, number: int) -> None:
+        parts = self._open.pop(number)
+        self._done.append(torch.cat(parts) if len(parts) > 1 else parts[0])  # type: ignore[arg-type]
 
     def take(self, count: int) -> TensorDict | None:
         """So many whole trajectories, padded; None if there are not yet."""
@@ -76,3 +88,10 @@ class Whole:
         """How many frames wait here."""
         rows = [*self._done, *(piece for parts in self._open.values() for piece in parts)]
         return sum(row.batch_size[0] for row in rows)
+
+
+def _cut(trajectory: TensorDictBase) -> TensorDictBase:
+    """The same, with its last frame truncated."""
+    cut = trajectory.clone()
+    cut["next", "truncated"][-1] = cut["next", "done"][-1] = True
+    return cut
