@@ -32,8 +32,8 @@ class Display:
         self.console.print(f"writing to {directory}", soft_wrap=True)
         if self.console.is_terminal:
             self._progress = Progress(
-                BarColumn(bar_width=20),
-                TextColumn("{task.completed}/{task.total} frames {task.fields[words]}"),
+                BarColumn(bar_width=10),
+                TextColumn("{task.completed}/{task.total}  {task.fields[words]}"),
                 TimeRemainingColumn(),
                 console=self.console,
             )

@@ -24,6 +24,7 @@ from harness.provenance import manifest
 from harness.run_dir import RunDir, RunDirInUse
 from harness.runner import Runner
 from harness.signals import Interrupted, Interruption
+from harness.sources import make_source
 from harness.sync_metrics import SyncMeter
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Execution:
                 self.plan.config,
                 learner=self.learner,
                 collector=collector,
+                source=make_source(self.plan.config, collector, self.learner),
                 sync=SyncMeter(scheme, self.plan.config.collector.num_workers),
                 evaluate=lambda: evaluator.run(self.learner.policy),
                 checkpoints=self.checkpoints,

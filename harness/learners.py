@@ -54,11 +54,15 @@ class OnPolicy:
 
 
 class OffPolicy:
-    """Batches go into a replay buffer, samples out of it."""
+    """Batches go into a replay buffer, samples out of it.
 
-    def __init__(self, algorithm: SAC, replay: ReplayBuffer):
+    extend: whether to put batches there; not if the collector does.
+    """
+
+    def __init__(self, algorithm: SAC, replay: ReplayBuffer, *, extend: bool = True):
         self.algorithm = algorithm
         self.replay = replay
+        self._extend = extend
         self._frames = 0
 
     @property
@@ -66,12 +70,9 @@ class OffPolicy:
         return self.algorithm.policy
 
     def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
-        count = int(batch["collector", "mask"].sum())
-        self.replay.extend(batch)
-        return self.catch_up(count)
-
-    def catch_up(self, num_frames: int) -> dict[str, float]:
-        """Take the gradient steps that so many new frames, which the buffer holds, are worth."""
+        if self._extend:
+            self.replay.extend(batch)
+        num_frames = int(batch["collector", "mask"].sum())
         config = self.algorithm.config
         self._frames += num_frames
         metrics = {"train/replay_frames": float(len(self.replay))}

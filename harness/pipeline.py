@@ -59,7 +59,8 @@ def make_learner(config: Config) -> Learner:
         sac = SAC(config.algo, config.model, observations, actions, seed=config.seed, device=device)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return OffPolicy(sac, ReplayBuffer(config.algo.buffer_size, seed=config.seed))
+    replay = ReplayBuffer(config.algo.buffer_size, seed=config.seed)
+    return OffPolicy(sac, replay, extend=not config.collector.free_running)
 
 
 def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
@@ -96,6 +97,7 @@ def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -
         frames_per_batch=config.collector.frames_per_batch,
         weight_sync_schemes={"policy": scheme},
         apply_at=config.sync.apply_at,
+        **_free_running(config, learner),
         **_placement(config.collector),
         **_episodes(config),
         **_workers(config.collector),
@@ -106,6 +108,13 @@ def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -
         collector.shutdown()
         raise
     return collector
+
+
+def _free_running(config: Config, learner: Learner) -> dict[str, Any]:
+    """What a collector is told that fills the replay buffer by itself."""
+    if not (config.collector.free_running and isinstance(learner, OffPolicy)):
+        return {}
+    return {"replay_buffer": learner.replay, "total_frames": config.total_frames}
 
 
 def _placement(config: CollectorConfig) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from harness.loggers import Histogram, Loggers
 from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, system_metrics
 from harness.pipeline import AnyCollector
 from harness.signals import Interruption
+from harness.sources import Source
 from harness.sync_metrics import SyncMeter
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Runner:
         *,
         learner: Learner,
         collector: AnyCollector,
+        source: Source,
         sync: SyncMeter,
         evaluate: Evaluate,
         checkpoints: Checkpoints,
@@ -44,6 +46,7 @@ class Runner:
         self.config = config
         self.learner = learner
         self.collector = collector
+        self.source = source
         self.sync = sync
         self._evaluate = evaluate
         self._checkpoints = checkpoints
@@ -68,8 +71,10 @@ class Runner:
         self._started_at = self.frames
         with self._interruption.whole():
             while self.frames < self.config.total_frames:
-                batch, version = self.collect()
-                self.update(batch, version)
+                batch = self.collect()
+                if batch is None:
+                    break
+                self.update(batch)
                 self.publish()
                 self.log(batch)
                 self.attend()
@@ -80,15 +85,18 @@ class Runner:
 
     # -- the four steps
 
-    def collect(self) -> tuple[TensorDictBase, int]:
-        """The next batch, and the newest published version at this moment."""
+    def collect(self) -> TensorDictBase | None:
+        """The next batch; None if there will be no more."""
         with self.clock.phase("collect"):
-            batch = self.collector.next()
-        self.frames += int(batch["collector", "mask"].sum())
-        return batch, int(self.collector.policy_version)
+            found = self.source.next(self.frames)
+        if found is None:
+            return None
+        batch, self.frames = found
+        return batch
 
-    def update(self, batch: TensorDictBase, version: int) -> None:
+    def update(self, batch: TensorDictBase) -> None:
         """Let the learner learn from it."""
+        version = int(self.collector.policy_version)
         with self.clock.phase("train"):
             self._trained.add(self.learner.learn(batch, version))
         self.updates += 1

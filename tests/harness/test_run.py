@@ -154,6 +154,17 @@ def test_sac_runs(collector):
     assert "train/critic_loss" in records(directory)[-2]
 
 
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_sac_learns_beside_a_collector_that_runs_free(collector):
+    given = (f"collector={collector}", "collector.free_running=true", "collector.timeout_s=20")
+    status, directory = start(*SMALL_SAC, *given)
+    assert status == 0
+    summary = read_json(directory / "summary.json")
+    assert summary["frames"] == 96
+    assert summary["collector/delivered"] == 96
+    assert "train/critic_loss" in records(directory)[-2]
+
+
 @pytest.mark.parametrize("model", ["lstm", "mlp"])
 def test_each_model_for_vectors_runs(model):
     assert start(*SMALL, "collector=single", f"model={model}")[0] == 0

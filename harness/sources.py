@@ -1,0 +1,99 @@
+"""Where the runner's batches come from: from the collector in turn, or from what it collects alone.
+
+in turn        the learner asks, and gets a batch
+free running   the collector fills the replay buffer in the background; the learner is shown
+               what came, a batch at a time, and is never ahead of it
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from tensordict import TensorDictBase
+
+from collectors import ReplayBuffer
+from harness.config.schema import Config
+from harness.learners import Learner, OffPolicy
+from harness.pipeline import AnyCollector
+
+LOOK_EVERY_S = 0.2
+
+
+class Source(Protocol):
+    """Gives the batches of a run."""
+
+    def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
+        """The batch after the first `seen` frames, and how many are seen then.
+
+        Waits for it; None if there will be no more.
+        """
+
+
+class InTurn:
+    """The collector's batches as it makes them."""
+
+    def __init__(self, collector: AnyCollector):
+        self._collector = collector
+
+    def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
+        batch = self._collector.next()
+        return batch, seen + int(batch["collector", "mask"].sum())
+
+
+class FreeRunning:
+    """The frames that a collector puts into a replay buffer, in the order in which they came."""
+
+    def __init__(
+        self,
+        collector: AnyCollector,
+        replay: ReplayBuffer,
+        *,
+        frames_per_batch: int,
+        timeout_s: float,
+    ):
+        self._collector = collector
+        self._replay = replay
+        self._frames_per_batch = frames_per_batch
+        self._timeout_s = timeout_s
+        self._started = False
+
+    def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
+        if not self._started:
+            self._collector.start()
+            self._started = True
+        wanted = seen + self._frames_per_batch
+        deadline = time.monotonic() + self._timeout_s
+        while (written := self._replay.wait(wanted, LOOK_EVERY_S)) < wanted:
+            if not self._collector.running:
+                wanted = min(wanted, self._replay.written)  # all that there will be
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{written - seen} of {self._frames_per_batch} frames came within "
+                    f"{self._timeout_s:g} s"
+                )
+        return (self._between(seen, wanted), wanted) if wanted > seen else None
+
+    def _between(self, first: int, last: int) -> TensorDictBase:
+        """Frames by when they came, as far as the ring still holds them."""
+        while True:
+            gone = self._gone()
+            frames = self._replay[max(first - gone, 0) : max(last - gone, 0)]
+            if self._gone() == gone:  # else the ring moved on in between
+                return frames
+
+    def _gone(self) -> int:
+        return max(0, self._replay.written - self._replay.capacity)
+
+
+def make_source(config: Config, collector: AnyCollector, learner: Learner) -> Source:
+    """As the config says."""
+    if not (config.collector.free_running and isinstance(learner, OffPolicy)):
+        return InTurn(collector)
+    return FreeRunning(
+        collector,
+        learner.replay,
+        frames_per_batch=config.collector.frames_per_batch,
+        timeout_s=config.collector.timeout_s,
+    )

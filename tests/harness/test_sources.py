@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from collectors import ReplayBuffer
+from harness.sources import FreeRunning
+
+
+class Collector:
+    """Puts frames into a buffer when it is told to."""
+
+    def __init__(self, replay: ReplayBuffer):
+        self.replay = replay
+        self.starts = 0
+        self.running = False
+
+    def start(self) -> None:
+        self.starts += 1
+        self.running = True
+
+    def put(self, first: int, last: int) -> None:
+        self.replay.extend(TensorDict({"x": torch.arange(first, last)}, [last - first]))
+
+
+def source(capacity: int = 100, timeout_s: float = 10.0) -> tuple[FreeRunning, Collector]:
+    replay = ReplayBuffer(capacity)
+    collector = Collector(replay)
+    free = FreeRunning(collector, replay, frames_per_batch=4, timeout_s=timeout_s)  # type: ignore[arg-type]
+    return free, collector
+
+
+def shown(free: FreeRunning, seen: int) -> tuple[list[int], int]:
+    found = free.next(seen)
+    assert found is not None
+    return found[0]["x"].tolist(), found[1]
+
+
+def test_frames_are_shown_in_the_order_in_which_they_came():
+    free, collector = source()
+    collector.put(0, 6)
+    collector.put(6, 8)
+    assert shown(free, 0) == ([0, 1, 2, 3], 4)
+    assert shown(free, 4) == ([4, 5, 6, 7], 8)
+    assert collector.starts == 1
+
+
+def test_a_ring_that_was_overwritten_shows_what_it_still_holds():
+    free, collector = source(capacity=5)
+    collector.put(0, 5)
+    collector.put(5, 7)
+    assert shown(free, 0) == ([2, 3], 4)
+    collector.put(7, 20)
+    assert shown(free, 4) == ([], 8)
+    assert shown(free, 16) == ([16, 17, 18, 19], 20)
+
+
+def test_the_learner_waits_for_a_whole_batch():
+    free, collector = source()
+    collector.put(0, 3)
+    thread = threading.Timer(0.05, collector.put, (3, 5))
+    thread.start()
+    assert shown(free, 0) == ([0, 1, 2, 3], 4)
+    thread.join()
+
+
+def test_the_last_batch_may_be_smaller_and_then_there_is_none():
+    free, collector = source()
+    collector.put(0, 4)
+    free.next(0)
+    collector.put(4, 6)
+    collector.running = False
+    assert shown(free, 4) == ([4, 5], 6)
+    assert free.next(6) is None
+
+
+def test_a_run_that_goes_on_is_not_shown_what_it_has_seen():
+    free, collector = source()
+    collector.put(0, 8)
+    assert shown(free, 4) == ([4, 5, 6, 7], 8)
+
+
+def test_frames_that_do_not_come_are_an_error():
+    free, collector = source(timeout_s=0.01)
+    collector.put(0, 1)
+    with pytest.raises(TimeoutError, match="1 of 4 frames came within"):
+        free.next(0)
