@@ -1,0 +1,291 @@
+"""Control calls work in the middle of iteration, from any thread, on every collector."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, PolicyVersion
+from sync import (
+    MultiProcessedRemoteWeightUpdate,
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    VanillaLocalWeightUpdater,
+)
+from tests.collectors.troubled import Plain, Troubled, balance, hold, told, wait_until
+
+KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+
+
+def make(kind: str, policy: Any = None, **options: Any) -> Any:
+    if kind == "single":
+        options["create_env_kwargs"] = {"worker": 0}
+    else:
+        options |= {"num_workers": 2, "create_env_kwargs": told(2)}
+    return KINDS[kind](Troubled, policy or Plain(), **{"frames_per_batch": 40, **options})
+
+
+def settled(collector: Any) -> Any:
+    """A batch that was begun after this call, of each worker."""
+    batches = [collector.next() for _ in range(1 if len(collector_workers(collector)) == 1 else 6)]
+    return batches[-1]
+
+
+def collector_workers(collector: Any) -> list[Any]:
+    workers: list[Any] = collector.stats().get("workers", [None])
+    return workers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_is_answered_in_the_middle_of_iteration(kind):
+    policy = Plain()
+    with make(kind, policy) as collector:
+        workers = len(collector_workers(collector))
+        for number, _ in zip(range(1, 9), collector, strict=False):
+            stats = collector.stats()
+            assert stats["batches"] == number
+            assert balance(collector) == 0
+            assert collector.getattr_env("worker") == list(range(workers))
+            assert collector.getattr_policy("weight") is policy.weight
+            assert collector.getattr_policy("weight.dtype") == torch.float32
+            assert collector.get_model() is policy
+            state = collector.state_dict()
+            assert state["frames"] == collector.frames
+            assert len(state["workers"]) == workers
+        with pytest.raises(AttributeError, match="nothing"):
+            collector.getattr_policy("nothing")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_is_answered_while_another_thread_iterates(kind):
+    policy = Plain()
+    stop = threading.Event()
+    raised: list[BaseException] = []
+
+    with make(kind, policy) as collector:
+
+        def iterate() -> None:
+            try:
+                while not stop.is_set():
+                    batch = collector.next()
+                    stamps = batch["policy_version"]
+                    assert torch.equal(batch["weight"], stamps.float())
+            except BaseException as error:  # noqa: BLE001 - raised below
+                raised.append(error)
+
+        thread = threading.Thread(target=iterate)
+        thread.start()
+        try:
+            for number in range(1, 15):
+                assert balance(collector) == 0
+                assert collector.getattr_env("worker")[0] == 0
+                hold(policy, number)
+                collector.update_policy_weights_()
+                collector.state_dict()
+                with collector.pause():
+                    frames = collector.stats()["collected"]
+                    assert collector.stats()["collected"] == frames
+                collector.set_seed(number)
+                collector.reset()
+        finally:
+            stop.set()
+            thread.join(30.0)
+    assert not thread.is_alive()
+    assert raised == []
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_stats_do_not_wait_for_a_worker_that_hangs(kind):
+    trouble = told(2, only=1, where="step", what="hang", at=5)
+    collector = KINDS[kind](
+        Troubled, Plain(), num_workers=2, create_env_kwargs=trouble, frames_per_batch=40
+    )
+    thread = threading.Thread(target=lambda: _until_shut_down(collector))
+    thread.start()
+    wait_until(lambda: collector.stats()["workers"][1]["stage"] == "stepping")
+    for _ in range(200):
+        assert balance(collector) == 0
+    assert collector.crew.call("stats", members=[collector.crew.members[0]])[0]["pid"] > 0
+    collector.shutdown(timeout=0.2)
+    thread.join(20.0)
+    assert not thread.is_alive()
+
+
+def _until_shut_down(collector: Any) -> None:
+    with pytest.raises(RuntimeError, match="shut down"):
+        _for_ever(collector)
+
+
+def _for_ever(collector: Any) -> None:
+    while True:
+        collector.next()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_set_seed_and_reset_start_new_episodes(kind):
+    with make(kind) as collector:
+        collector.next()
+        follow_up = collector.set_seed(11)
+        assert follow_up != 11
+        seeds = [seeded[-1] for seeded in collector.getattr_env("seeded")]
+        assert len(set(seeds)) == len(seeds)
+        collector.set_seed(11, static_seed=True)
+        assert {seeded[-1] for seeded in collector.getattr_env("seeded")} == {11}
+        before = [calls["reset"] for calls in collector.getattr_env("calls")]
+        collector.reset()
+        after = [calls["reset"] for calls in collector.getattr_env("calls")]
+        assert all(late > early for early, late in zip(before, after, strict=True))
+        collector.next()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_can_be_given_in_any_form(kind):
+    policy, other = Plain(), Plain()
+    with make(kind, policy) as collector:
+        hold(other, 1)
+        collector.update_policy_weights_(other)
+        assert set(settled(collector)["weight"].flatten().tolist()) == {1.0}
+        hold(other, 2)
+        collector.update_policy_weights_(policy=other)
+        assert set(settled(collector)["weight"].flatten().tolist()) == {2.0}
+        collector.update_policy_weights_(weights=TensorDict({"weight": torch.tensor(3.0)}))
+        assert set(settled(collector)["weight"].flatten().tolist()) == {3.0}
+        collector.update_policy_weights_({"weight": torch.tensor(4.0)})
+        assert set(settled(collector)["weight"].flatten().tolist()) == {4.0}
+        collector.update_policy_weights_(weights_dict={"policy": other})
+        batch = settled(collector)
+        assert set(batch["weight"].flatten().tolist()) == {2.0}
+        assert set(batch["policy_version"].flatten().tolist()) == {5}
+        assert policy.weight.item() == 0
+        with pytest.raises(ValueError, match="give the weights once"):
+            collector.update_policy_weights_(other, weights=other)
+        with pytest.raises(ValueError, match="no weights are sent for model 'critic'"):
+            collector.update_policy_weights_(model_id="critic")
+
+
+class ActorCritic(nn.Module):
+    in_keys = ("observation",)
+    out_keys = ("action", "weight", "value")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = Plain(), Plain()
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
+        action, weight = self.actor(observation)
+        return action, weight, self.critic(observation)[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_models_have_a_scheme_each(kind):
+    model = ActorCritic()
+    schemes = {"actor": SharedMemWeightSyncScheme(), "critic": MultiProcessWeightSyncScheme()}
+    with make(kind, model, weight_sync_schemes=schemes) as collector:
+        hold(model.actor, 1)
+        hold(model.critic, 2)
+        collector.update_policy_weights_(model_id="critic")
+        batch = settled(collector)
+        assert set(batch["weight"].flatten().tolist()) == {0.0}
+        assert set(batch["value"].flatten().tolist()) == {2.0}
+        collector.update_policy_weights_()
+        batch = settled(collector)
+        assert set(batch["weight"].flatten().tolist()) == {1.0}
+        assert set(batch["policy_version"].flatten().tolist()) == {1}
+        collector.update_policy_weights_(
+            weights_dict={"actor": {"weight": torch.tensor(7.0)}, "critic": model.actor}
+        )
+        batch = settled(collector)
+        assert set(batch["weight"].flatten().tolist()) == {7.0}
+        assert set(batch["value"].flatten().tolist()) == {1.0}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_updater_pushes_to_workers(kind):
+    policy = Plain()
+    updater = MultiProcessedRemoteWeightUpdate(
+        lambda: policy, {"cpu": policy}, devices=["cpu", "cpu"]
+    )
+    with make(kind, policy, weight_updater=updater) as collector:
+        assert updater.collector is collector
+        hold(policy, 1)
+        collector.update_policy_weights_()
+        batch = settled(collector)
+        assert set(batch["weight"].flatten().tolist()) == {1.0}
+        assert set(batch["policy_version"].flatten().tolist()) == {1}
+
+
+def test_an_updater_pulls_into_the_policy():
+    server, policy = Plain(), Plain()
+    updater = VanillaLocalWeightUpdater(lambda: server, policy)
+    with make("single", policy, weight_updater=updater) as collector:
+        hold(server, 5)
+        assert set(settled(collector)["weight"].flatten().tolist()) == {0.0}
+        collector.update_policy_weights_()
+        assert policy.weight.item() == 5
+        batch = settled(collector)
+        assert set(batch["weight"].flatten().tolist()) == {5.0}
+        assert set(batch["policy_version"].flatten().tolist()) == {1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_versions_can_be_shown_as_uuids(kind):
+    run = uuid.uuid4()
+    version = PolicyVersion("uuid", run=run)
+    with make(kind, track_policy_version=version) as collector:
+        collector.update_policy_weights_()
+        assert collector.policy_version == version.version == str(uuid.uuid5(run, "1"))
+        halves = settled(collector)["policy_version"]
+        assert halves.shape[-1] == 2
+        assert str(PolicyVersion.read(halves[0, 0])) == collector.policy_version
+        collector.increment_version()
+        assert collector.policy_version == str(uuid.uuid5(run, "2"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_can_bring_an_update(kind):
+    policy = Plain()
+    with make(kind, policy, update_at_each_batch=True) as collector:
+        for number in range(1, 5):
+            hold(policy, number)
+            batch = collector.next()
+            assert collector.policy_version == number
+        batch = settled(collector)
+        assert set(batch["weight"].flatten().tolist()) == {4.0}
+
+
+def test_several_collectors_in_one_process_and_in_threads_do_not_meet():
+    results: dict[str, set[float]] = {}
+
+    def work(name: str, number: int) -> None:
+        policy = Plain()
+        with make(name, policy) as collector:
+            hold(policy, number)
+            collector.update_policy_weights_()
+            for _ in range(5):
+                batch = settled(collector)
+            results[f"{name} {number}"] = set(batch["weight"].flatten().tolist())
+            assert balance(collector) == 0
+
+    threads = [
+        threading.Thread(target=work, args=(name, number))
+        for number in (1, 2)
+        for name in ("sync", "async")
+    ]
+    for thread in threads:
+        thread.start()
+    work("single", 3)
+    for thread in threads:
+        thread.join(50.0)
+    assert results == {
+        "sync 1": {1.0},
+        "sync 2": {2.0},
+        "async 1": {1.0},
+        "async 2": {2.0},
+        "single 3": {3.0},
+    }
