@@ -158,7 +158,7 @@ class Runner:
         lags, lag_histogram = self.lags.read()
         sync, histograms = self.sync.read()
         if lag_histogram is not None:
-            histograms["policy/lag"] = lag_histogram
+            histograms["histogram/lag"] = lag_histogram
         metrics = {
             **self._trained.read(),
             **self.episodes.read(),

@@ -48,15 +48,10 @@ class SyncMeter:
         """Means, and histograms of the latencies, since the last reading."""
         ack_ms, apply_ms = self._fresh_answers()
         publish_ms, self._fresh_publish_ms = self._fresh_publish_ms, []
-        groups = {"publish": publish_ms, "ack": ack_ms, "apply": apply_ms}
-        metrics = {
-            f"sync/{name}_ms": sum(values) / len(values)
-            for name, values in groups.items()
-            if values
-        }
-        histograms = {
-            f"sync/{name}_ms": Histogram.of(values) for name, values in groups.items() if values
-        }
+        groups = {"publish_ms": publish_ms, "ack_ms": ack_ms, "apply_ms": apply_ms}
+        found = {name: values for name, values in groups.items() if values}
+        metrics = {f"sync/{name}": sum(values) / len(values) for name, values in found.items()}
+        histograms = {f"histogram/{name}": Histogram.of(found[name]) for name in found}
         return metrics, histograms
 
     def _fresh_answers(self) -> tuple[list[float], list[float]]:

@@ -12,6 +12,7 @@ import torch
 import run
 from harness.checkpoints import Checkpoints
 from harness.files import read_json
+from tests.harness.loggers import wandb_file
 
 SMALL = (
     "total_frames=384",
@@ -123,6 +124,34 @@ def test_records_and_summary_hold_what_the_design_names():
     assert percentiles | totals <= set(summary)
     assert summary["frames"] == 384
     assert set(summary["workers"]) == {"0", "1"}
+
+
+def test_wandb_gets_everything_offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    status, directory = start(*SMALL, "logger=wandb", "collector=multi_async", "logger.tags=[t]")
+    assert status == 0
+    found = wandb_file.read(directory)
+    (named,) = (r.run for r in found if r.WhichOneof("record_type") == "run")
+    assert named.run_id == read_json(directory / "manifest.json")["wandb_id"]
+    assert named.job_type == "shared_mem/multi_async"
+    config = {item.key: json.loads(item.value_json) for item in named.config.update}
+    assert config["collector"]["name"] == "multi_async"
+    history = [
+        {"/".join(item.nested_key) or item.key for item in record.history.item}
+        for record in found
+        if record.history.item
+    ]
+    written = {name for name in records(directory)[0] if name not in ("step", "time")}
+    assert written <= history[0]
+    assert {"histogram/lag/values", "histogram/ack_ms/values"} <= set().union(*history)
+    (ended,) = (r.exit for r in found if r.WhichOneof("record_type") == "exit")
+    assert ended.exit_code == 0
+
+
+def test_tensorboard_gets_an_event_file():
+    _, directory = start(*SMALL, "logger=tensorboard", "collector=single")
+    (file,) = (directory / "tensorboard").iterdir()
+    assert b"train/policy_loss" in file.read_bytes()
 
 
 # -- every pair

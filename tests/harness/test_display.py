@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from harness.display import Display
+
+OPTIONS = {"algo": {"name": "ppo", "clip": 0.2}, "seed": 1, "env": {"id": "X", "wrappers": ["a"]}}
+METRICS = {"collector/fps": 1234.5, "policy/lag_mean": 1.5, "sync/publish_ms": 0.25}
+
+
+def shown(*, terminal: bool, **options: float) -> tuple[Display, io.StringIO]:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=100, highlight=False)
+    return Display(1000, console=console, print_every_s=options.get("print_every_s", 0)), text
+
+
+def test_a_run_starts_with_its_config_and_its_place():
+    display, text = shown(terminal=False)
+    display.start(OPTIONS, "outputs/here")
+    printed = text.getvalue()
+    assert "algo: ppo" in printed
+    assert "clip=0.2" in printed
+    assert "wrappers=[a]" in printed
+    assert "writing to outputs/here" in printed
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then():
+    display, text = shown(terminal=False)
+    display.start(OPTIONS, "here")
+    display.update(500, METRICS, episode_return=21.5)
+    line = text.getvalue().splitlines()[-1]
+    for part in ("500/1000 frames", "return 21.5", "1234 frames/s", "lag 1.5", "0.25 ms", "s left"):
+        assert part in line
+
+
+def test_lines_do_not_come_more_often_than_wanted():
+    display, text = shown(terminal=False, print_every_s=1000)
+    display.start(OPTIONS, "here")
+    before = text.getvalue()
+    display.update(500, METRICS, episode_return=1)
+    assert text.getvalue() == before
+
+
+def test_on_a_terminal_there_is_a_bar():
+    display, text = shown(terminal=True)
+    display.start(OPTIONS, "here")
+    display.update(500, METRICS, episode_return=21.5)
+    display.stop()
+    assert "500/1000" in text.getvalue()
+    assert "return 21.5" in text.getvalue()
+
+
+def test_the_table_at_the_end_leaves_out_what_is_not_known():
+    display, text = shown(terminal=False)
+    display.finish("done", {"frames": 1000, "eval/return": 475.0, "fps": 99.5})
+    printed = text.getvalue()
+    assert "run done" in printed
+    assert "475" in printed
+    assert "lag" not in printed
+    assert "publish" not in printed
