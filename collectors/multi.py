@@ -7,7 +7,7 @@ import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import numpy as np
@@ -415,6 +415,8 @@ def _context(start_method: str | None) -> Any:
     elif start_method not in methods:
         raise ValueError(f"start_method={start_method!r}: here there are {', '.join(methods)}")
     ctx = multiprocessing.get_context(start_method)
+    if start_method != "fork":
+        resource_tracker.ensure_running()  # its start would end what `interrupts_held` holds
     if start_method == "forkserver":
         if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
             ctx.set_forkserver_preload(PRELOAD)
