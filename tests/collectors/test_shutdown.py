@@ -1,0 +1,295 @@
+"""Every ending is bounded and silent, and leaves no process and nothing in shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from collectors import MultiAsyncCollector, MultiSyncCollector
+from tests.collectors.troubled import Plain, Troubled, is_gone, pids, told, wait_until
+
+ROOT = Path(__file__).parents[2]
+MULTI = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
+PROGRAM = """
+import functools, os, signal, sys, threading, time
+import gymnasium as gym
+import torch
+
+torch.set_num_threads(1)
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from tests.collectors.troubled import Plain, Troubled
+
+CLASSES = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+
+
+def vector():
+    return gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
+
+
+def go_on(collector):
+    try:
+        for batch in collector:
+            pass
+    except RuntimeError as error:
+        assert str(error) == "the collector was shut down"
+
+
+def main(kind, method, ending):
+    options = {} if kind == "single" else {"num_workers": 2, "start_method": method}
+    make = vector if ending.endswith("vector") else Troubled
+    print("starting", flush=True)
+    collector = CLASSES[kind](make, Plain(), frames_per_batch=40, **options)
+    batches = iter(collector)
+    next(batches)
+    print("ready", flush=True)
+    if ending in ("for ever", "for ever vector"):
+        for batch in batches:
+            collector.update_policy_weights_()
+    elif ending == "del":
+        del batches, collector
+    elif ending == "twice":
+        collector.shutdown()
+        collector.shutdown()
+    elif ending == "crash":
+        raise RuntimeError("the user's own mistake")
+    elif ending == "thread":
+        threading.Thread(target=go_on, args=(collector,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        sys.exit(130)
+"""
+
+
+@contextmanager
+def program(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The program above in a session of its own, of which nothing may be left."""
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, str(file), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for one in of_session(process.pid):
+            one.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def of_session(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    while (said := process.stdout.readline().strip()) != line:
+        assert said, "it ended before that"
+
+
+ENDINGS = ["twice", "del", "exit", "thread", "twice vector"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("kind", ["single", "sync", "async"])
+def test_an_ending_is_silent(tmp_path, kind, ending):
+    with program(tmp_path, kind, "forkserver", ending) as process:
+        _, errors = process.communicate(timeout=60.0)
+        assert (process.returncode, errors) == (0, "")
+        wait_until(lambda: not of_session(process.pid))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_it_is_silent_however_workers_were_started(tmp_path, kind, method):
+    with program(tmp_path, kind, method, "exit") as process:
+        _, errors = process.communicate(timeout=60.0)
+        assert (process.returncode, errors) == (0, "")
+        wait_until(lambda: not of_session(process.pid))
+
+
+@pytest.mark.parametrize("kind", ["single", "sync", "async"])
+def test_a_crash_shows_the_users_error_and_nothing_of_ours(tmp_path, kind):
+    with program(tmp_path, kind, "forkserver", "crash") as process:
+        _, errors = process.communicate(timeout=60.0)
+        assert process.returncode == 1
+        assert errors.strip().endswith("RuntimeError: the user's own mistake")
+        assert errors.count("Traceback") == 1
+        wait_until(lambda: not of_session(process.pid))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_when_the_trainer_is_killed_its_workers_go_too(tmp_path, kind, method):
+    before = set(os.listdir("/dev/shm"))
+    with program(tmp_path, kind, method, "for ever") as process:
+        wait_for(process, "ready")
+        mine = {p.pid for p in of_session(process.pid)}
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(timeout=10.0)
+        wait_until(lambda: not of_session(process.pid))
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    ours = [f"{pid}" for pid in mine]
+    left = set(os.listdir("/dev/shm")) - before
+    assert not [name for name in left if any(pid in name for pid in ours) or "lockstep" in name]
+
+
+def test_when_the_trainer_is_killed_the_workers_own_children_go_too(tmp_path):
+    with program(tmp_path, "async", "forkserver", "for ever vector") as process:
+        wait_for(process, "ready")
+        assert len(of_session(process.pid)) >= 1 + 2 + 4
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(timeout=10.0)
+        wait_until(lambda: not of_session(process.pid))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_interrupt_at_any_moment_ends_all_in_silence(tmp_path, kind, method):
+    chance = random.Random(f"{kind} {method}")
+    for phase in ("starting", "ready"):
+        with program(tmp_path, kind, method, "for ever") as process:
+            wait_for(process, phase)
+            time.sleep(chance.random() * (1.0 if phase == "starting" else 0.1))
+            os.killpg(process.pid, signal.SIGINT)
+            said, errors = process.communicate(timeout=30.0)
+            assert (process.returncode, errors) == (130, "")
+            assert said.endswith("interrupted\n")
+            wait_until(lambda p=process: not of_session(p.pid))
+
+
+def make(kind: str, **options: Any) -> Any:
+    trouble = options.pop("trouble", {})
+    return MULTI[kind](
+        Troubled,
+        Plain(),
+        num_workers=2,
+        create_env_kwargs=told(2, **trouble),
+        frames_per_batch=40,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_shutdown_twice_and_from_del(kind):
+    collector = make(kind)
+    collector.next()
+    workers = pids(collector)
+    collector.shutdown()
+    collector.shutdown()
+    assert all(is_gone(pid) for pid in workers)
+    with pytest.raises(RuntimeError, match="shut down"):
+        collector.next()
+    with pytest.raises(RuntimeError, match="shut down"):
+        collector.getattr_env("steps")
+    collector = make(kind)
+    workers = pids(collector)
+    del collector
+    gc.collect()
+    wait_until(lambda: all(is_gone(pid) for pid in workers))
+
+
+@pytest.mark.parametrize(("where", "what"), [("step", "hang"), ("close", "hang")])
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_worker_that_hangs_does_not_keep_shutdown_from_ending(kind, where, what):
+    at = 25 if where == "step" else 1
+    collector = make(kind, trouble={"only": 1, "where": where, "what": what, "at": at})
+    workers = pids(collector)
+    if kind == "sync":
+        collector.next()
+    collector.shutdown(timeout=0.5)
+    assert all(is_gone(pid) for pid in workers)
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_stopped_worker_does_not_keep_shutdown_from_ending(kind):
+    collector = make(kind)
+    workers = pids(collector)
+    os.kill(workers[0], signal.SIGSTOP)
+    collector.shutdown(timeout=0.5)
+    assert all(is_gone(pid) for pid in workers)
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_shutdown_while_another_thread_waits_for_a_batch_ends_that_wait(kind):
+    collector = make(kind, trouble={"only": 1, "where": "step", "what": "hang", "at": 5})
+    raised: list[BaseException] = []
+
+    def iterate() -> None:
+        try:
+            while True:
+                collector.next()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    wait_until(lambda: collector.stats()["workers"][1]["stage"] == "stepping")
+    collector.shutdown(timeout=0.5)
+    thread.join(20.0)
+    assert not thread.is_alive()
+    assert "shut down" in str(raised[0])
+
+
+def test_a_start_that_fails_leaves_nothing():
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(RuntimeError, match="worker 1"):
+        make("sync", trouble={"only": 1, "where": "make"})
+    with pytest.raises(RuntimeError, match="worker 1"):
+        make("async", trouble={"only": 1, "where": "make", "what": "hang"}, start_timeout=1.5)
+    wait_until(
+        lambda: all(
+            is_gone(child.pid)
+            for child in set(psutil.Process().children(recursive=True)) - before
+            if "forkserver" not in " ".join(child.cmdline()[:4])
+            and "resource_tracker" not in " ".join(child.cmdline()[:4])
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_forked_child_does_not_end_the_workers_of_its_parent(kind):
+    with make(kind) as collector:
+        collector.next()
+        child = os.fork()
+        if child == 0:
+            collector.shutdown()
+            collector.__del__()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        for _ in range(5):
+            collector.next()
