@@ -19,9 +19,8 @@ BIN := .venv/bin
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: $(READY) ## run an experiment (today: the weight synchronisation example)
-	@echo "run.py is not here yet; this runs examples/standalone_sync.py, weight synchronisation alone."
-	@$(BIN)/python examples/standalone_sync.py $(ARGS)
+run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
+	@$(BIN)/python run.py $(ARGS)
 
 test: check ## run the checks, then the tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -7,7 +7,7 @@ Nothing heavy is imported here: every worker process imports this file once more
 
 import sys
 
-USAGE_ERROR = 2
+USAGE_ERROR, INTERRUPTED = 2, 130
 
 
 def main(arguments: list[str]) -> int:
@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:  # before there was a run to end
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -58,8 +58,11 @@ def execute(plan: RunPlan) -> Outcome:
     learner = make_learner(plan.config)
     run_dir = open_directory(plan)
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)
-    with run_dir.logging(), Interruption() as interruption:
-        return Execution(plan, run_dir, learner, display, interruption).outcome()
+    try:
+        with run_dir.logging(), Interruption() as interruption:
+            return Execution(plan, run_dir, learner, display, interruption).outcome()
+    except Interrupted as again:  # a second signal, while the first one's end was under way
+        return Outcome(again.exit_status, "interrupted")
 
 
 def open_directory(plan: RunPlan) -> RunDir:
@@ -144,12 +147,19 @@ class Execution:
                     self._save(runner)
                 raise
             finally:
-                self.summary = runner.summary()
+                self._summarise(runner)
             self._save(runner)
 
     def _evaluator(self) -> Evaluator:
         config = self.plan.config
         return Evaluator(config.env, episodes=config.evaluation.num_episodes, seed=EVALUATION_SEED)
+
+    def _summarise(self, runner: Runner) -> None:
+        """Whatever ended the run is what is reported, and not what that did to the figures."""
+        try:
+            self.summary = runner.summary()
+        except Exception:
+            log.exception("the run cannot be summed up")
 
     def _save(self, runner: Runner) -> None:
         if self.plan.config.checkpoint.at_end:

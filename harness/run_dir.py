@@ -63,6 +63,9 @@ class RunDir:
             pid = run_dir.read_status().get("pid")
             raise RunDirInUse(f"{path} belongs to a run that is still alive (process {pid})")
         write_atomic(run_dir.config, config)
+        known = read_json(run_dir.manifest)
+        resumed = [*known.get("resumed", []), now()]
+        write_json(run_dir.manifest, known | {"ended": None, "resumed": resumed})
         run_dir.summary.unlink(missing_ok=True)
         run_dir.set_state("running")
         run_dir.metrics.touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from harness.config.compose import (
 from harness.config.errors import ConfigError
 from harness.config.load import RunPlan, plan_from_options, plan_run
 from harness.files import read_json
+from harness.run_dir import RunDir
 
 FAILED = 1
 
@@ -58,7 +60,12 @@ def _job(composed: DictConfig) -> float:
     assert isinstance(options, dict)
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.runtime.output_dir)
-    outcome = execute(_plan(options, directory, list(hydra_config.overrides.task)))
+    try:
+        outcome = execute(_plan(options, directory, list(hydra_config.overrides.task)))
+    except ConfigError as error:  # found too late to refuse the sweep; the other jobs go on
+        run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
+        run_dir.end("failed", summary={}, error=error)
+        return math.nan
     if outcome.exit_status > 128:
         raise SystemExit(outcome.exit_status)
     return outcome.objective

@@ -295,6 +295,14 @@ def test_a_failed_job_does_not_stop_the_others_and_is_reported(capsys):
     assert "failed: outputs/mine/" in captured.err
 
 
+def test_a_job_whose_environment_cannot_be_made_is_a_failed_job():
+    kwargs = "env.kwargs={},{nonsense:1}"
+    assert run.main(["-m", *SMALL, "collector=single", kwargs, "sweep=mine"]) == 1
+    found = [read_json(f) for f in sorted(Path("outputs/mine").glob("*/status.json"))]
+    assert sorted(status["state"] for status in found) == ["done", "failed"]
+    assert any("nonsense" in (status["error"] or "") for status in found)
+
+
 def test_a_sweep_with_one_impossible_job_starts_none(capsys):
     assert run.main(["-m", *SMALL, "collector=single,multi_sync", "sync=none", "sweep=mine"]) == 2
     assert "in the job" in capsys.readouterr().err
