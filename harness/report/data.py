@@ -14,7 +14,7 @@ from harness.report.analysis import Findings
 from harness.report.read import Run
 from harness.statistics import Band
 
-Cell = str | float | None
+Cell = str | float | int | None
 
 
 def files(found: Sequence[Findings], runs: Sequence[Run]) -> dict[str, str]:
@@ -71,6 +71,8 @@ def _cell(cell: Cell) -> str:
     """Numbers in full and nothing for NaN; text that no spreadsheet takes for a formula."""
     if cell is None:
         return ""
+    if isinstance(cell, int):
+        return str(cell)
     if not isinstance(cell, str):
         return repr(float(cell)) if math.isfinite(cell) else ""
     return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

@@ -65,7 +65,7 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
     for run in runs:
         states[run.state] = states.get(run.state, 0) + 1
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    yield Text(f"{len(runs)} runs: {counted}. Only finished ones enter the numbers below.")
+    yield Text(f"{_runs(len(runs))}: {counted}. Only finished ones enter the numbers below.")
     if plan.notes:
         yield Bullets(plan.notes)
     if plan.differing:
@@ -99,8 +99,8 @@ def _results(findings: Findings, suffix: str) -> Iterator[Block]:
     target = findings.target
     yield Text(
         f"{findings.score} at the end of each run; the unit of replication is the seed. IQM is the "
-        "mean without the lowest and the highest quarter of the seeds, in whole seeds. Brackets hold 95 % "
-        "percentile intervals of a bootstrap over seeds (10,000 resamples)."
+        "mean without the lowest and the highest quarter of the seeds, in whole seeds. Brackets "
+        "hold 95 % percentile intervals of a bootstrap over seeds (10,000 resamples)."
         + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
     )
     columns = ["setting", "seeds", "IQM", "mean", "median"] + ["gap"] * (target is not None)
@@ -266,12 +266,12 @@ def _failures(plan: Plan, runs: Sequence[Run]) -> Iterator[Block]:
     unfinished = [run for run in runs if not run.is_done and run.state != "running"]
     damaged = [run for run in runs if run.problems]
     if running:
-        yield Text(f"{running} of {len(runs)} runs are still running and enter no number above.")
+        yield Text(f"Still running, and in no number above: {running} of {_runs(len(runs))}.")
     elif not unfinished and not damaged:
         yield Text("None: every run finished, and every file could be read.")
     if unfinished:
         yield Text(
-            f"{len(unfinished)} of {len(runs)} runs did not finish and enter no number above. "
+            f"Not finished, and in no number above: {len(unfinished)} of {_runs(len(runs))}. "
             "If what failed is not chance, the numbers flatter the settings it happened to."
         )
         rows = [
@@ -291,6 +291,10 @@ def _reached(run: Run) -> str:
     return f"{run.steps[-1]:.0f}" if len(run.steps) else NONE
 
 
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
+
+
 def _told(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]}…"
@@ -307,7 +311,7 @@ def _provenance(runs: Sequence[Run]) -> Iterator[Block]:
         return
     rows = []
     for key, values in facts.items():
-        said = [f"{v} ({n} runs)" if len(values) > 1 else v for v, n in sorted(values.items())]
+        said = [f"{v} ({_runs(n)})" if len(values) > 1 else v for v, n in sorted(values.items())]
         rows.append([key, "; ".join(said)])
     yield Table(["what", "value"], rows, numbers=False)
     changed = facts.get("changes on top", {})
@@ -328,7 +332,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if git:
         yield "commit", _told(f"{git.get('sha')} on {git.get('branch')}")
         files = str(git.get("diff") or "").count("\ndiff --git ") + bool(git.get("diff"))
-        yield "changes on top", f"{files} changed files" if files else "none"
+        yield "changes on top", f"{files} changed file{'s' * (files != 1)}" if files else "none"
     if manifest.get("python"):
         yield "python", _told(str(manifest["python"]))
     for name, version in packages.items():

@@ -21,11 +21,12 @@ from harness.metrics import PHASES
 from harness.report.analysis import LATENCIES, POINTS, Findings, Result
 from harness.statistics import Band
 
-WIDTH = 6.4  # inches: at a phone's width the letters are still of a size to read
+WIDTH = 5.8  # inches: at a phone's width the letters are still of a size to read
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
 FILLS = dict(zip(DASHES, ("full", "left", "none", "top"), strict=True))
 MOST_TOGETHER = 6  # settings in one panel; more get a panel each
+MOST_BANDS = 3  # of profiles, which leave no room between them for more
 LONGEST_LABEL = 48
 PHASE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#999999")
 INKS = {"light": ("#1b1b1b", "#ffffff", "#d9d9d9"), "dark": ("#e8e8e8", "#16181c", "#3c4048")}
@@ -76,7 +77,7 @@ def _style(theme: str) -> Any:
         **dict.fromkeys(inked, ink),
         **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper),
         **dict.fromkeys(("axes.edgecolor", "grid.color"), line),
-        "font.size": 10,
+        "font.size": 10.5,
         "axes.titlesize": 10,
         "axes.grid": True,
         "axes.axisbelow": True,
@@ -226,7 +227,7 @@ def profiles(findings: Findings) -> Figure | None:
         assert result.profile is not None
         found, look = result.profile, looks(findings.results)[result.label]
         axes.step(found.thresholds, found.share, where="post", **look)
-        if len(drawn) <= MOST_TOGETHER and np.isfinite(found.low).any():
+        if len(drawn) <= MOST_BANDS and np.isfinite(found.low).any():
             axes.fill_between(
                 found.thresholds,
                 found.low,

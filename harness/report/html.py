@@ -28,11 +28,11 @@ p, ul { max-width: 46rem; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .75rem .35rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); overflow-wrap: normal; }
-td.text { overflow-wrap: anywhere; min-width: 9rem; }
+td.text { overflow-wrap: anywhere; min-width: 6rem; }
 thead th { color: var(--soft); font-weight: 600; }
 .number { text-align: right; white-space: nowrap; }
 figure { margin: 1.5rem 0; }
-figure img { display: block; width: 100%; max-width: 46rem; height: auto; }
+figure img { display: block; width: 100%; max-width: 37rem; height: auto; }
 figcaption { max-width: 46rem; margin-top: .5rem; color: var(--soft); font-size: .875rem; }
 pre { padding: .75rem; background: var(--shade); font-size: .8125rem; white-space: pre-wrap; }
 .dark { display: none !important; }

@@ -170,6 +170,8 @@ def _read_text(run: Run, file: Path, most: int) -> str:
         if (size := file.stat().st_size) > most:
             run.problems.append(f"{file.name} has {size} bytes, more than the {most} looked at")
             return ""
+        if size == 0:
+            run.problems.append(f"{file.name} is empty")
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         run.problems.append(f"{file.name} cannot be read: {error.strerror}")
@@ -248,7 +250,8 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
     """The records as columns, frames ascending. Lines that are no records are counted, not lost."""
     records: list[dict[str, float]] = []
     damaged = 0
-    for line in _read_text(run, file, MOST_BYTES).splitlines():
+    text = _read_text(run, file, MOST_BYTES)
+    for line in text.splitlines():
         record = _record(line, wanted)
         if record is None:
             damaged += bool(line.strip())
@@ -256,7 +259,7 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
             records.append(record)
     if damaged:
         run.problems.append(f"metrics.jsonl: {damaged} damaged lines were left out")
-    elif not records and file.is_file():
+    elif text and not records:
         run.problems.append("metrics.jsonl holds no record")
     if len(records) == MOST_RECORDS:
         run.problems.append(f"metrics.jsonl: records beyond {MOST_RECORDS} were left out")

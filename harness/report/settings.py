@@ -69,7 +69,7 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
     ]
     lost = len(runs) - len(known)
     if lost:
-        notes.append(f"{lost} runs have no readable config: they are named below and not counted")
+        notes.append(f"Without a readable config, so in no setting: {lost} of {len(runs)} runs")
     return Plan(tasks, differing, common, notes)
 
 
@@ -117,7 +117,16 @@ def _settings(
         setting.runs.append(run)
     for setting in found.values():
         _pick_done(setting, notes)
-    return [found[values] for values in sorted(found, key=lambda v: [_natural(x) for x in v])]
+    named = list(dict.fromkeys(own[SOURCE] for own in options.values() if SOURCE in own))
+
+    def place(values: tuple[str, ...]) -> list[tuple[int, float, str]]:
+        """Sweeps as they were named, everything else by its value."""
+        return [
+            (named.index(value), 0.0, "") if key == SOURCE else _natural(value)
+            for key, value in zip(keys, values, strict=True)
+        ]
+
+    return [found[values] for values in sorted(found, key=place)]
 
 
 def telling(options: Sequence[dict[str, str]]) -> list[str]:

@@ -1,0 +1,112 @@
+"""Run directories made up for tests, whole or damaged in every way that was thought of."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from harness.metrics import PHASES
+
+HOSTILE = '<script>alert("x")</script> $\\frac{ | `a` [b](http://evil.example) \x07 ${oc.env:HOME}'
+
+
+def make_sweep(root: Path, *, seeds: range = range(1, 4), schemes: dict[str, float]) -> Path:
+    """A sweep with runs of each scheme, whose returns lie about the value given for it."""
+    for scheme, level in schemes.items():
+        for seed in seeds:
+            make_run(root / f"sync={scheme},seed={seed}", scheme=scheme, seed=seed, level=level)
+    return root
+
+
+def make_run(
+    directory: Path,
+    *,
+    scheme: str = "shared_mem",
+    collector: str = "multi_async",
+    seed: int = 1,
+    level: float = 100.0,
+    frames: int = 2000,
+    state: str = "done",
+    error: str | None = None,
+    pid: int | None = None,
+    **options: Any,
+) -> Path:
+    """One run whose return climbs to about `level`; `options` go into its config."""
+    rng = np.random.default_rng([seed, int(level)])
+    directory.mkdir(parents=True)
+    config = {
+        "algo": {"name": "ppo"},
+        "collector": {"name": collector, "num_workers": 1 if collector == "single" else 2},
+        "sync": {"name": scheme, "interval": 1},
+        "env": {"id": "CartPole-v1"},
+        "logger": {"tags": [str(seed)]},
+        "total_frames": frames,
+        "seed": seed,
+        **options,
+    }
+    (directory / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    records = [_record(step, frames, level, rng) for step in range(100, frames + 1, 100)]
+    lines = [json.dumps(record) + "\n" for record in records]
+    (directory / "metrics.jsonl").write_text("".join(lines))
+    final = level + float(rng.normal())
+    _write(directory / "summary.json", _summary(frames, final, rng))
+    status = {"state": state, "error": error, "pid": pid if pid is not None else os.getpid()}
+    _write(directory / "status.json", status)
+    _write(directory / "manifest.json", _manifest(seed))
+    return directory
+
+
+def _record(step: int, frames: int, level: float, rng: np.random.Generator) -> dict[str, float]:
+    return {
+        "step": step,
+        "time": 1e9 + step / 100,
+        "episode/return": level * step / frames + float(rng.normal()),
+        "sync/publish_ms": float(rng.lognormal()),
+        "sync/ack_ms": float(rng.lognormal(1)),
+        "policy/lag_mean": float(rng.uniform(0, 2)),
+        **{f"time/{phase}_s": 0.25 for phase in PHASES},
+    }
+
+
+def _summary(frames: int, final: float, rng: np.random.Generator) -> dict[str, Any]:
+    latencies = {
+        f"sync/{name}_ms_{share}": float(rng.lognormal())
+        for name in ("publish", "ack", "apply")
+        for share in ("p50", "p95", "p99")
+    }
+    lags = {"policy/lag_mean": 1.0, "policy/lag_p95": 2.0, "policy/lag_max": 3.0}
+    times = {f"time/{phase}_s": 5.0 for phase in PHASES}
+    return {
+        "frames": frames,
+        "wall_s": 25.0,
+        "fps": frames / 25.0,
+        "episode/return": final,
+        "eval/return": final,
+        "workers": {"0": {}},
+        **latencies,
+        **lags,
+        **times,
+    }
+
+
+def _manifest(seed: int) -> dict[str, Any]:
+    return {
+        "command": "python run.py --multirun sync=a,b",
+        "seed": seed,
+        "started": f"2020-01-01T00:00:{seed:02d}+00:00",
+        "git": {"sha": "0123abcd", "branch": "main", "diff": "", "untracked": []},
+        "python": "3.11",
+        "packages": {"torch": "2.0"},
+        "hardware": {"processor": "Abacus", "cores": 2, "cuda": []},
+        "host": "a-private-host",
+        "user": "a-private-user",
+    }
+
+
+def _write(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value))

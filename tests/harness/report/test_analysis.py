@@ -1,0 +1,151 @@
+"""The numbers of a report are those of the runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.report.analysis import WANTED, Findings, analyse, known_target
+from harness.report.read import find_runs
+from harness.report.settings import arrange
+from tests.harness.report.synthetic import make_run, make_sweep
+
+
+def findings(*places: Path, compare: bool = False, **options) -> Findings:
+    runs = find_runs(places, WANTED, lambda text: None)
+    given = {"metric": None, "baseline": None, "target": None} | options
+    (found,) = analyse(
+        arrange(runs, by_source=compare), by_source=compare, progress=lambda text: None, **given
+    )
+    return found
+
+
+def change(directory: Path, **summary: float | None) -> None:
+    file = directory / "summary.json"
+    changed = json.loads(file.read_text()) | summary
+    file.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
+
+
+def test_scores_are_the_final_evaluations_by_seed(tmp_path):
+    for seed in (1, 2, 3):
+        change(make_run(tmp_path / str(seed), seed=seed), **{"eval/return": 10.0 * seed})
+    found = findings(tmp_path)
+    assert found.score == "eval/return"
+    assert found.results[0].scores == {1: 10, 2: 20, 3: 30}
+    assert found.results[0].estimates["mean"].value == 20
+    assert found.results[0].estimates["gap"].value == 475 - 20
+
+
+def test_without_an_evaluation_of_every_run_all_are_scored_by_training(tmp_path):
+    change(make_run(tmp_path / "1", seed=1), **{"episode/return": 5.0})
+    change(make_run(tmp_path / "2", seed=2), **{"episode/return": 7.0, "eval/return": None})
+    found = findings(tmp_path)
+    assert found.score == "episode/return"
+    assert found.results[0].scores == {1: 5, 2: 7}
+
+
+def test_any_number_of_the_summary_may_be_the_score(tmp_path):
+    make_run(tmp_path / "run")
+    found = findings(tmp_path, metric="fps")
+    assert found.results[0].scores == {1: 80}
+    assert found.target is None  # a return's target is none of frames a second
+
+
+def test_a_run_without_a_score_is_left_out_of_the_scores_alone(tmp_path):
+    make_run(tmp_path / "1", seed=1)
+    change(make_run(tmp_path / "2", seed=2), **{"eval/return": None, "episode/return": None})
+    found = findings(tmp_path)
+    assert list(found.results[0].scores) == [1]
+    assert found.results[0].by_frames.num_seeds == 2
+
+
+def test_failed_runs_enter_no_number(tmp_path):
+    make_run(tmp_path / "1", seed=1)
+    make_run(tmp_path / "2", seed=2, state="failed")
+    (result,) = findings(tmp_path).results
+    assert list(result.scores) == [1]
+    assert result.by_frames.num_seeds == 1
+    assert not result.estimates["iqm"].has_interval
+
+
+def test_nothing_finished_is_no_error(tmp_path):
+    make_run(tmp_path / "1", state="failed")
+    found = findings(tmp_path)
+    assert found.results[0].scores == {}
+    assert found.baseline is None
+    assert math.isnan(found.results[0].middle("fps"))
+
+
+def test_curves_end_with_the_shortest_run_of_a_setting(tmp_path):
+    make_run(tmp_path / "long", seed=1, frames=2000, total_frames=1)
+    make_run(tmp_path / "short", seed=2, frames=1000, total_frames=1)
+    band = findings(tmp_path).results[0].by_frames
+    shown = band.grid[np.isfinite(band.value)]
+    assert band.grid[-1] == 2000
+    assert shown.min() >= 100  # where the first record is
+    assert shown.max() == 1000
+
+
+def test_curves_take_evaluations_where_there_are_some_on_the_way(tmp_path):
+    directory = make_run(tmp_path / "run")
+    assert findings(tmp_path).curve == "episode/return"
+    with (directory / "metrics.jsonl").open("a") as stream:
+        for step in (500, 1000, 1500):
+            stream.write(json.dumps({"step": step, "eval/return": 1.0}) + "\n")
+    assert findings(tmp_path).curve == "eval/return"
+
+
+def test_every_setting_is_compared_with_the_baseline_by_seed(tmp_path):
+    make_sweep(tmp_path, schemes={"low": 50, "high": 150, "middle": 100}, seeds=range(6))
+    found = findings(tmp_path, baseline="middle")
+    assert found.baseline == "middle"
+    high, low = found.comparisons
+    assert (high.name, low.name) == ("high", "low")
+    assert high.difference.value == pytest.approx(50, abs=3)
+    assert high.is_told_apart()
+    assert low.is_told_apart()
+    assert found.improvements["high"].value == 1
+    assert found.improvements["low"].value == 0
+
+
+def test_the_baseline_may_be_named_by_a_part_that_only_one_has(tmp_path):
+    make_sweep(tmp_path, schemes={"shared_mem": 1, "shared_disk": 2, "none": 3})
+    assert findings(tmp_path, baseline="mem").baseline == "shared_mem"
+    with pytest.raises(ValueError, match="may be shared_disk, shared_mem: name one"):
+        findings(tmp_path, baseline="shared")
+    with pytest.raises(ValueError, match="did you mean 'none'"):
+        findings(tmp_path, baseline="nome")
+
+
+def test_two_sweeps_are_compared_setting_by_setting(tmp_path):
+    make_sweep(tmp_path / "old", schemes={"a": 50, "b": 60})
+    make_sweep(tmp_path / "new", schemes={"a": 70, "b": 80, "c": 90})
+    found = findings(tmp_path / "old", tmp_path / "new", compare=True)
+    pairs = [(c.name, c.baseline, round(c.difference.value, -1)) for c in found.comparisons]
+    assert pairs == [("new · a", "old · a", 20), ("new · b", "old · b", 20)]
+
+
+def test_time_is_told_per_frame_of_this_part_of_a_resumed_run(tmp_path):
+    directory = make_run(tmp_path / "run")
+    change(directory, frames=1_000_000)  # most of them before it was resumed
+    (result,) = findings(tmp_path).results
+    assert result.seconds_per_1000_frames("train") == pytest.approx(2.5)  # 5 s in 2000 frames
+    assert result.seconds_per_1000_frames("other") == pytest.approx(2.5)
+
+
+def test_targets_are_those_that_gymnasium_knows():
+    assert known_target("CartPole-v1") == 475
+    assert known_target("Pendulum-v1") is None
+    assert known_target("no:Such-v0") is None
+
+
+def test_the_same_runs_give_the_same_numbers(tmp_path):
+    make_sweep(tmp_path, schemes={"a": 50, "b": 60})
+    first, second = findings(tmp_path), findings(tmp_path)
+    for one, other in zip(first.results, second.results, strict=True):
+        assert one.estimates == other.estimates
+        assert np.array_equal(one.by_frames.low, other.by_frames.low, equal_nan=True)

@@ -1,0 +1,181 @@
+"""Run directories are read as they are: whole, cut off, damaged or hostile."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from harness.report.analysis import WANTED
+from harness.report.read import Run, find_runs
+from tests.harness.report.synthetic import make_run, make_sweep
+
+
+def read(*places) -> list[Run]:
+    return find_runs(places, WANTED, lambda text: None)
+
+
+def read_one(place) -> Run:
+    (run,) = read(place)
+    return run
+
+
+def test_a_whole_run_is_read_without_problems(tmp_path):
+    run = read_one(make_run(tmp_path / "run", seed=7))
+    assert (run.name, run.state, run.seed, run.problems) == ("run", "done", 7, [])
+    assert run.options["sync.name"] == "shared_mem"
+    assert run.summary["frames"] == 2000
+    assert run.steps[-1] == 2000
+
+
+def test_a_sweep_is_read_in_order_at_whatever_depth(tmp_path):
+    make_sweep(tmp_path / "day" / "sweep", schemes={"a": 1, "b": 2}, seeds=range(2))
+    names = [run.name for run in read(tmp_path / "day")]
+    assert names == [
+        "day/sweep/sync=a,seed=0",
+        "day/sweep/sync=a,seed=1",
+        "day/sweep/sync=b,seed=0",
+        "day/sweep/sync=b,seed=1",
+    ]
+
+
+def test_a_run_named_twice_counts_once(tmp_path):
+    make_run(tmp_path / "sweep" / "run")
+    assert len(read(tmp_path / "sweep", tmp_path / "sweep" / "run")) == 1
+
+
+def test_earlier_attempts_links_and_reports_are_no_runs(tmp_path):
+    make_run(tmp_path / "run")
+    make_run(tmp_path / ".earlier" / "run-1")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.html").touch()
+    assert [run.name for run in read(tmp_path)] == [f"{tmp_path.name}/run"]
+
+
+def test_an_empty_folder_beside_runs_is_a_lost_run(tmp_path):
+    make_run(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (_, lost) = read(tmp_path)
+    assert lost.state == "unknown"
+    assert lost.problems == ["it holds no file of a run"]
+
+
+def test_two_places_of_one_name_are_told_apart(tmp_path):
+    make_run(tmp_path / "x" / "sweep" / "run")
+    make_run(tmp_path / "y" / "sweep" / "run")
+    first, second = read(tmp_path / "x" / "sweep", tmp_path / "y" / "sweep")
+    assert first.source != second.source
+
+
+def test_a_place_without_runs_is_an_error_that_says_what_a_run_holds(tmp_path):
+    with pytest.raises(ValueError, match=r"a run's directory holds status\.json"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match="is not there"):
+        read(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is no directory"):
+        read(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "name", ["status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json"]
+)
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"\xff\xfe\x00",
+        b"{",
+        b"[1, 2]",
+        b"null",
+        b"[" * 100_000,
+        b"9" * 10_000,
+        b"{a: &a [1], b: *a}",
+    ],
+    ids=["missing", "empty", "binary", "cut", "list", "null", "deep", "digits", "reference"],
+)
+def test_a_damaged_file_is_named_and_the_rest_is_read(tmp_path, name, content):
+    directory = make_run(tmp_path / "run")
+    (directory / name).unlink()
+    if content is not None:
+        (directory / name).write_bytes(content)
+    run = read_one(directory)
+    assert any(name in problem for problem in run.problems)
+    assert run.seed == 1  # the config and the manifest both know it
+    assert bool(run.options) == (name != "config.yaml")
+    assert bool(len(run.steps)) == (name != "metrics.jsonl")
+    assert bool(run.summary) == (name != "summary.json")
+
+
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    directory = make_run(tmp_path / "run")
+    (directory / "metrics.jsonl").unlink()
+    os.mkfifo(directory / "metrics.jsonl")
+    assert read_one(directory).problems == ["metrics.jsonl is no file"]
+
+
+def test_cut_and_foreign_lines_are_counted_and_the_others_kept(tmp_path):
+    directory = make_run(tmp_path / "run")
+    with (directory / "metrics.jsonl").open("a") as stream:
+        stream.write('{"no": "step"}\n\n[]\n{"step": -5}\n{"step": 2100, "episode/return": 4')
+    run = read_one(directory)
+    assert run.problems == ["metrics.jsonl: 4 damaged lines were left out"]
+    assert len(run.steps) == 20
+
+
+def test_what_is_no_finite_number_is_no_value(tmp_path):
+    directory = make_run(tmp_path / "run")
+    summary = {"fps": math.nan, "frames": math.inf, "wall_s": "5", "flag": True, "x": 10**400}
+    (directory / "summary.json").write_text(json.dumps({**summary, "updates": 3}))
+    records = ['{"step": 1, "episode/return": NaN}', '{"step": 2, "episode/return": 5}']
+    (directory / "metrics.jsonl").write_text("\n".join(records))
+    run = read_one(directory)
+    assert run.summary == {"updates": 3}
+    known, values = run.curve("episode/return")
+    assert run.steps[known].tolist() == [2]
+    assert values.tolist() == [5]
+
+
+def test_records_are_read_in_the_order_of_their_frames(tmp_path):
+    directory = make_run(tmp_path / "run")
+    (directory / "metrics.jsonl").write_text('{"step": 20}\n{"step": 10}\n')
+    assert read_one(directory).steps.tolist() == [10, 20]
+
+
+def test_yaml_cannot_make_objects(tmp_path):
+    directory = make_run(tmp_path / "run")
+    made = tmp_path / "made"
+    (directory / "config.yaml").write_text(f"a: !!python/object/apply:os.mkdir ['{made}']")
+    assert "config.yaml is damaged: not plain YAML" in read_one(directory).problems
+    assert not made.exists()
+
+
+def test_interpolations_stay_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "told")
+    directory = make_run(tmp_path / "run", note="${oc.env:SECRET}")
+    assert read_one(directory).options["note"] == "${oc.env:SECRET}"
+
+
+def test_a_living_run_is_running_and_a_vanished_one_was_interrupted(tmp_path):
+    alive = read_one(make_run(tmp_path / "alive", state="running"))
+    assert alive.state == "running"
+    assert alive.summary == {}  # of an earlier part, if at all
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead = read_one(make_run(tmp_path / "dead", state="running", pid=gone.pid))
+    assert dead.state == "interrupted"
+    assert "left no word" in dead.error
+
+
+def test_seconds_are_those_in_the_loop(tmp_path):
+    run = read_one(make_run(tmp_path / "run"))
+    assert run.seconds()[:3].tolist() == [1, 2, 3]  # four phases of a quarter each
+    run.metrics = {"time": np.array([5.0, 7.0, 8.0])}
+    assert run.seconds().tolist() == [0, 2, 3]

@@ -1,0 +1,252 @@
+"""The whole command: what it writes, what it survives and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from harness.report.__main__ import main
+from harness.report.data import _cell
+from harness.report.figures import LONGEST_LABEL, shown
+from harness.report.markdown import plain
+from tests.harness.report.synthetic import HOSTILE, make_run, make_sweep
+
+FIGURES = (
+    *("scores", "profiles", "learning-frames", "learning-seconds"),
+    *("latencies", "lags", "times", "throughput"),
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a sweep in which everything happened at once."""
+    root = tmp_path_factory.mktemp("sweep")
+    make_sweep(root, schemes={"shared_mem": 100, "hogwild": 20}, seeds=range(1, 6))
+    make_run(root / "hostile", scheme=HOSTILE, seed=1, level=50)
+    make_run(root / "failed", seed=8, state="failed", error=f"RuntimeError: {HOSTILE}")
+    make_run(root / "interrupted", seed=9, state="interrupted")
+    cut = make_run(root / "cut", seed=10)
+    with (cut / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 21')
+    (cut / "summary.json").unlink()
+    (root / "lost").mkdir()
+    assert main([str(root), "--baseline", "shared_mem", "--out", str(root / "report")]) == 0
+    return root / "report"
+
+
+class Page(HTMLParser):
+    """Tags, addresses and text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "srcset", "action")]
+        assert not [k for k, _ in attrs if k.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_but_itself(report):
+    text = (report / "report.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert not {"script", "iframe", "object", "embed", "form"} & set(page.tags)
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "default-src 'none'" in text
+
+
+def test_what_came_from_files_is_shown_and_not_obeyed(report):
+    page = Page()
+    page.feed((report / "report.html").read_text())
+    assert '<script>alert("x")</script>' in page.text
+    assert "[b](http" not in (report / "report.md").read_text()
+    assert "<script" not in (report / "report.md").read_text()
+
+
+def test_the_page_is_made_for_phones_dark_screens_and_paper(report):
+    text = (report / "report.html").read_text()
+    assert 'name="viewport"' in text
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    assert text.count('class="light"') == text.count('class="dark"') == len(FIGURES)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_each_figure_is_there_as_png_and_as_sound_svg(report, name):
+    assert (report / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    svg = ElementTree.parse(report / "figures" / f"{name}.svg").getroot()
+    assert svg.tag.endswith("svg")
+    assert not list(svg.iter("{http://www.w3.org/2000/svg}script"))
+    assert f"figures/{name}.png" in (report / "report.md").read_text()
+
+
+def test_what_failed_or_is_damaged_is_named(report):
+    for file in ("report.html", "report.md"):
+        text = (report / file).read_text()
+        assert "Failures and damage" in text
+        for name in ("failed", "interrupted", "cut", "lost"):
+            assert f"/{name}" in text
+        assert "summary.json is missing" in text.replace("\\", "")
+        assert "1 damaged lines" in text
+
+
+def test_the_findings_are_sentences(report):
+    text = (report / "report.md").read_text().replace("\\", "")
+    assert re.search(r"hogwild scores [\d.]+ lower than shared_mem \(5 pairs", text)
+    assert "one seed: no interval" in text
+
+
+def test_provenance_has_versions_hardware_commit_and_command_but_nobody(report):
+    text = (report / "report.html").read_text()
+    for fact in ("0123abcd", "Abacus", "python run.py --multirun sync=a,b"):
+        assert fact in text
+    assert "private" not in text
+
+
+def rows(report: Path, name: str) -> list[dict[str, str]]:
+    with (report / "data" / name).open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_every_number_is_in_a_csv(report):
+    runs = rows(report, "runs.csv")
+    assert len(runs) == 15
+    counted = [run for run in runs if run["counted"] == "True"]
+    assert len(counted) == 12
+    summary = json.loads((report.parent / "sync=hogwild,seed=1" / "summary.json").read_text())
+    own = next(run for run in runs if run["run"].endswith("sync=hogwild,seed=1"))
+    assert float(own["eval/return"]) == summary["eval/return"]
+    assert {row["measure"] for row in rows(report, "results.csv")} == {
+        *("mean", "median", "iqm", "gap")
+    }
+    assert {row["axis"] for row in rows(report, "curves.csv")} == {"frames", "seconds"}
+    names = ("comparisons", "profiles", "distributions", "time", "options")
+    assert all(rows(report, f"{name}.csv") for name in names)
+
+
+def test_the_tables_of_the_page_are_the_numbers_of_the_csv(report):
+    (found,) = (
+        row
+        for row in rows(report, "results.csv")
+        if row["setting"] == "hogwild" and row["measure"] == "iqm"
+    )
+    told = f"{float(found['value']):.4g} [{float(found['low']):.4g}, {float(found['high']):.4g}]"
+    assert told in (report / "report.html").read_text()
+
+
+def test_made_again_it_is_the_same_to_the_byte(report, tmp_path):
+    arguments = [str(report.parent), "--baseline", "shared_mem", "--out", str(tmp_path / "again")]
+    settings = dict(matplotlib.rcParams)
+    assert main(arguments) == 0
+    assert dict(matplotlib.rcParams) == settings
+    first, second = (
+        {file.relative_to(root): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+        for root in (report, tmp_path / "again")
+    )
+    assert first == second
+
+
+def test_a_single_damaged_run_still_makes_a_report(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text("{")
+    assert main([str(tmp_path / "run")]) == 0
+    text = (tmp_path / "run" / "report" / "report.html").read_text()
+    assert "status.json is damaged" in text
+
+
+def test_sweeps_side_by_side(tmp_path):
+    for name, level in (("old", 50), ("new", 70)):
+        make_sweep(tmp_path / name, schemes={"a": level})
+    places = [str(tmp_path / "old"), str(tmp_path / "new")]
+    assert main(["--compare", *places, "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "new scores" in text
+    assert "higher than old" in text
+
+
+def test_watching_ends_with_the_last_running_run(tmp_path, monkeypatch):
+    directory = make_run(tmp_path / "run", state="running")
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        status = json.loads((directory / "status.json").read_text())
+        (directory / "status.json").write_text(json.dumps(status | {"state": "done"}))
+
+    monkeypatch.setattr("harness.report.__main__.time.sleep", pause)
+    assert main([str(tmp_path), "--watch", "3"]) == 0
+    assert pauses == [3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nowhere"], "nowhere is not there"),
+        (["."], "no run in"),
+        (["run", "--baseline", "x"], "--baseline is 'x', expected one of all runs"),
+        (["run", "--compare"], "--compare got 1 directory, expected 2 or more"),
+        (["run", "run", "--compare", "--baseline", "x"], "--compare takes no --baseline"),
+        (["run", "--out", "file/below"], "file"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, capsys, arguments, complaint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    if arguments[0] == "run":
+        make_run(tmp_path / "run")
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("report: ")
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["x", "--target", "nan"], ["x", "--watch", "0"], ["x", "--unknown"]]
+)
+def test_a_wrong_command_line_is_a_usage_error(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m harness.report" in capsys.readouterr().err
+
+
+def test_help_says_what_is_written(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_markdown_shows_text_as_it_is():
+    assert plain("a|b *c* [d](e)") == r"a\|b \*c\* \[d\](e)"
+    assert plain("1. x") == r"1\. x"
+    assert plain("-99.5") == "-99.5"
+    assert plain("<b>\n& x") == "&lt;b&gt; &amp; x"
+
+
+def test_cells_are_no_formulas():
+    assert _cell("=1+1") == "'=1+1"
+    assert _cell(-1.5) == "-1.5"
+    assert _cell(float("nan")) == _cell(None) == ""
+
+
+def test_names_in_figures_are_printable_and_short():
+    assert shown("a\x07b") == "a�b"
+    assert shown("_hidden").strip() == "_hidden"
+    assert len(shown("x" * 500)) <= LONGEST_LABEL + 1

@@ -1,0 +1,97 @@
+"""Runs find their setting by what differs between them, and seeds their replicates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.report.read import Run
+from harness.report.settings import SOURCE, Plan, arrange
+
+BASE = {"algo.name": "ppo", "env.id": "E", "sync.name": "a", "collector.name": "c", "seed": 1}
+
+
+def run(name: str = "run", state: str = "done", source: str = "sweep", **options: Any) -> Run:
+    own = BASE | {key.replace("__", "."): value for key, value in options.items()}
+    return Run(name, source, state=state, seed=own["seed"], options=own)
+
+
+def labels(plan: Plan) -> list[str]:
+    return [setting.label for task in plan.tasks for setting in task.settings]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_setting():
+    plan = arrange([run(seed=1), run(seed=2)])
+    (setting,) = plan.tasks[0].settings
+    assert setting.label == "all runs"
+    assert list(setting.done) == [1, 2]
+    assert plan.differing == {"seed": ["1", "2"]}
+
+
+def test_parts_are_called_by_their_names_and_options_with_theirs():
+    plan = arrange([run(), run(sync__name="b"), run(sync__name="b", sync__interval=4)])
+    assert labels(plan) == ["a · interval=(not set)", "b · interval=4", "b · interval=(not set)"]
+
+
+def test_what_follows_from_another_option_is_not_said_again():
+    runs = [run(collector__num_workers=1), run(collector__name="d", collector__num_workers=2)]
+    assert labels(arrange(runs)) == ["c", "d"]
+    assert "collector.num_workers" in arrange(runs).differing
+
+
+def test_options_of_one_last_name_are_told_apart():
+    runs = [
+        run(sync__max_lag=a, algo__max_lag=b, seed=a) for a, b in ((1, 1), (1, 2), (2, 1), (2, 2))
+    ]
+    assert "sync.max_lag=1 · algo.max_lag=2" in labels(arrange(runs)) or (
+        "algo.max_lag=2 · sync.max_lag=1" in labels(arrange(runs))
+    )
+
+
+def test_values_are_sorted_as_numbers():
+    runs = [run(sync__interval=n) for n in (10, 9, 100)]
+    assert labels(arrange(runs)) == ["interval=9", "interval=10", "interval=100"]
+    assert arrange(runs).differing == {"sync.interval": ["9", "10", "100"]}
+
+
+def test_loggers_and_checkpoints_make_no_setting():
+    plan = arrange([run(logger__wandb="offline"), run(seed=2, checkpoint__keep=9, name_=1)])
+    assert "logger.wandb" in plan.differing
+    assert labels(arrange([run(), run(logger__tags="[x]", checkpoint__keep=9)])) == ["all runs"]
+
+
+def test_environments_and_algorithms_are_tasks_of_their_own():
+    plan = arrange([run(), run(env__id="F"), run(algo__name="sac")])
+    assert [task.name for task in plan.tasks] == ["ppo on E", "ppo on F", "sac on E"]
+
+
+def test_of_two_finished_runs_of_a_seed_the_later_counts_and_the_other_is_named():
+    old, new = run("old"), run("new")
+    old.manifest = {"started": "2020-01-01"}
+    new.manifest = {"started": "2020-01-02"}
+    for order in ([old, new], [new, old]):
+        plan = arrange(order)
+        assert plan.tasks[0].settings[0].done == {1: new}
+        (note,) = plan.notes
+        assert note.startswith("old is left out: new ran")
+
+
+def test_unfinished_runs_belong_to_a_setting_but_are_not_done():
+    plan = arrange([run(), run(seed=2, state="failed")])
+    (setting,) = plan.tasks[0].settings
+    assert len(setting.runs) == 2
+    assert list(setting.done) == [1]
+
+
+def test_runs_without_a_config_are_in_no_setting_and_are_mentioned():
+    lost = Run("lost", "sweep")
+    plan = arrange([run(), lost])
+    assert plan.notes == ["Without a readable config, so in no setting: 1 of 2 runs"]
+    assert arrange([lost]).tasks == []
+
+
+def test_sweeps_are_kept_apart_where_they_are_to_be_compared():
+    runs = [run(source="x"), run(source="y")]
+    assert labels(arrange(runs)) == ["all runs"]
+    plan = arrange(runs, by_source=True)
+    assert labels(plan) == ["x", "y"]
+    assert plan.differing[SOURCE] == ["x", "y"]
