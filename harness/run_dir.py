@@ -41,17 +41,12 @@ class RunDir:
 
         If a living run is in the way, a number is added to the name.
         """
-        candidate = path
-        for number in range(2, 1000):
-            run_dir = cls(candidate)
-            if not run_dir.is_alive():
-                break
-            candidate = path.with_name(f"{path.name}-{number}")
-        run_dir._move_aside()
-        run_dir.checkpoints.mkdir(parents=True)
+        run_dir, number = cls(path), 2
+        while run_dir.is_alive() or not run_dir._claim():
+            run_dir, number = cls(path.with_name(f"{path.name}-{number}")), number + 1
+        run_dir.checkpoints.mkdir()
         write_atomic(run_dir.config, config)
         write_json(run_dir.manifest, manifest)
-        run_dir.set_state("running")
         run_dir.metrics.touch()
         return run_dir
 
@@ -148,9 +143,24 @@ class RunDir:
                 root.removeHandler(handler)
                 handler.close()
 
+    def _claim(self) -> bool:
+        """Make the directory this run's; False if another run was faster."""
+        self._move_aside()
+        self.path.mkdir(parents=True, exist_ok=True)
+        mine = RunDir(self.path)
+        mine.status = self.path / f".status-{os.getpid()}"
+        mine.set_state("running")
+        try:
+            os.link(mine.status, self.status)  # which fails if there is one, and is whole if not
+        except FileExistsError:
+            return False
+        finally:
+            mine.status.unlink()
+        return True
+
     def _move_aside(self) -> None:
+        """Keep what an ended run left here, elsewhere."""
         if not self.status.exists():
-            self.path.mkdir(parents=True, exist_ok=True)
             return
         earlier = self.path.parent / EARLIER
         earlier.mkdir(exist_ok=True)
@@ -158,7 +168,6 @@ class RunDir:
         while (place := earlier / f"{self.path.name}-{number}").exists():
             number += 1
         self.path.rename(place)
-        self.path.mkdir()
 
 
 def _is_worth_keeping(record: logging.LogRecord) -> bool:

@@ -55,6 +55,7 @@ class Runner:
         self._interruption = interruption
         self.frames = 0
         self.updates = 0
+        self.dropped = 0  # frames that the learner would not take, for their lag
         self.clock = Clock()
         self.episodes = Episodes()
         self.lags = Lags()
@@ -98,7 +99,9 @@ class Runner:
         """Let the learner learn from it."""
         version = int(self.collector.policy_version)
         with self.clock.phase("train"):
-            self._trained.add(self.learner.learn(batch, version))
+            metrics = self.learner.learn(batch, version)
+        self._trained.add(metrics)
+        self.dropped += int(metrics.get("train/dropped", 0))
         self.updates += 1
         self.lags.add(batch, version)
 
@@ -167,6 +170,7 @@ class Runner:
             "sync/bytes": float(self.sync.num_bytes),
             "policy/version": float(self.collector.policy_version),
             **lags,
+            "policy/dropped": float(self.dropped),
             "collector/fps": (self.frames - self._logged_at) / max(elapsed_s, 1e-9),
             "collector/wait_ms": times["time/collect_s"] * 1e3,
             **self._counts(),
@@ -196,6 +200,7 @@ class Runner:
             **self._last_evaluation,
             **self.sync.summary(),
             **lags,
+            "policy/dropped": self.dropped,
             "policy/mixed_batches": self.lags.mixed_batches,
             "policy/version": int(self.collector.policy_version),
             **self._counts(),
@@ -212,6 +217,7 @@ class Runner:
             "streams": Streams().state_dict(),
             "frames": self.frames,
             "updates": self.updates,
+            "dropped": self.dropped,
             "logged_at": self._logged_at,
             "evaluated_at": self._evaluated_at,
             "evaluated": self._evaluated,
@@ -230,6 +236,7 @@ class Runner:
             log.warning("some environments cannot be brought back: their episodes start anew")
         self.frames = self._saved_at = state["frames"]
         self.updates = state["updates"]
+        self.dropped = state["dropped"]
         self._logged_at = state["logged_at"]
         self._evaluated_at = state["evaluated_at"]
         self._evaluated = state["evaluated"]

@@ -24,8 +24,9 @@ CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 HYDRA_VERSION = "1.3"
 LONGEST_NAME = 120
 
-# `${lockstep.job_name:...}` in config.yaml names the directories of a sweep's jobs.
+# Used in config.yaml, for the directories of runs and of a sweep's jobs.
 OmegaConf.register_new_resolver("lockstep.job_name", lambda text: job_name(text), replace=True)
+OmegaConf.register_new_resolver("lockstep.file_name", lambda text: file_name(text), replace=True)
 
 
 def compose_job(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
@@ -79,7 +80,12 @@ def _fixed(overrides: Sequence[str]) -> list[str]:
 def job_name(override_dirname: str) -> str:
     """A job's directory in a sweep: its overrides, fit for a file name and not too long."""
     parts = [part.lstrip("+") for part in override_dirname.split(",") if part]
-    name = re.sub(r"[^\w.=,+-]", "_", ",".join(parts)) or "job"
+    return file_name(",".join(parts)) or "job"
+
+
+def file_name(text: str) -> str:
+    """`text` as part of one file's name."""
+    name = re.sub(r"[^\w.=,+-]", "_", text)
     if len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]

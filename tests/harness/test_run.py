@@ -154,6 +154,16 @@ def test_tensorboard_gets_an_event_file():
     assert b"train/policy_loss" in file.read_bytes()
 
 
+def test_frames_that_lag_too_much_are_dropped_and_counted():
+    given = ("collector=multi_async", "sync.max_lag=0", "total_frames=1280")
+    _, directory = start(*SMALL, *given)
+    summary = read_json(directory / "summary.json")
+    late = sum(
+        record["train/dropped"] for record in records(directory) if "train/dropped" in record
+    )
+    assert summary["policy/dropped"] == late > 0
+
+
 # -- every pair
 
 
@@ -174,6 +184,38 @@ def test_every_impossible_pair_is_refused_with_a_reason(sync, collector, capsys)
     assert not directory.exists()
     (line,) = capsys.readouterr().err.splitlines()
     assert f"sync={sync} collector={collector}: {IMPOSSIBLE[sync, collector]}" in line
+
+
+@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
+@pytest.mark.parametrize(
+    ("option", "version"),
+    [
+        ("sync.blocking=true", 3),
+        ("sync.interval=2", 1),
+        ("sync.apply_at=batch", 3),
+        ("sync.strategy=state_dict", 3),
+        ("sync.check_finite=false", 3),
+    ],
+)
+def test_each_sync_option_runs(collector, option, version):
+    _, directory = start(*SMALL, f"collector={collector}", option, "evaluation.at_end=false")
+    assert records(directory)[-1]["policy/version"] == version
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "collector.exploration=mode",
+        "collector.reset_at_each_iter=true",
+        "collector.max_frames_per_traj=10",
+        "collector.devices.policy=[cpu,cpu]",
+        "collector.num_threads=2",
+        "collector.on_worker_failure=restart",
+        "collector.preemptive_threshold=0.5",
+    ],
+)
+def test_each_collector_option_runs(option):
+    assert start(*SMALL, "collector=multi_sync", option, "evaluation.at_end=false")[0] == 0
 
 
 @pytest.mark.parametrize("collector", ["single", "multi_async"])

@@ -93,6 +93,12 @@ def test_values_may_be_written_in_the_usual_ways():
     assert config.model.hidden_sizes == [8]
 
 
+def test_a_runs_name_is_one_file_name():
+    plan = plan_run(["name=a/b c"])
+    assert plan.directory.name.endswith("-a_b_c")
+    assert plan.config.name == "a/b c"
+
+
 # -- mistakes
 
 
