@@ -49,6 +49,10 @@ class BaseCollector(ABC):
         self.num_workers = count_workers(create_env_fn, self.options.num_workers)
         if policy is not None and not callable(policy):
             raise TypeError(f"policy must be callable, got {type(policy).__name__}")
+        if policy is None and self.options.policy_factory is None:
+            for name in ("trust_policy", "compile_policy", "cudagraph_policy"):
+                if getattr(self.options, name):
+                    raise ValueError(f"{name}: there is no policy, actions are random")
         self.create_env_fn = create_env_fn
         self.policy = policy
         self.seed = fresh_seed()
@@ -152,7 +156,7 @@ class BaseCollector(ABC):
         self._raise_error()
         self.receive_weights()
         wanted = self.options.trajs_per_batch
-        while True:
+        while wanted is None or (batch := self._whole.take(wanted)) is None:
             began = time.monotonic()
             with self._turn:
                 batch = self._gather()
@@ -167,9 +171,6 @@ class BaseCollector(ABC):
             if wanted is None:
                 break
             self._whole.add(batch)
-            if (whole := self._whole.take(wanted)) is not None:
-                batch = whole
-                break
         if self.options.update_at_each_batch:
             self.update_policy_weights_()
         return self._finish(batch)
@@ -323,6 +324,9 @@ class BaseCollector(ABC):
     def stats(self) -> dict[str, Any]:
         """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
         counters = self._counters()
+        gathered = self._whole.frames  # for a batch of whole trajectories, which is not out yet
+        counters["delivered"] -= gathered
+        counters["in_flight"] += gathered
         return {
             **counters,
             "batches": self.frames // max(1, self.frames_per_batch),
@@ -369,6 +373,7 @@ class BaseCollector(ABC):
                 "frames": self.frames,
                 "policy_version": self.publisher.version,
                 "workers": states,
+                "whole": self._whole.state_dict(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -387,6 +392,7 @@ class BaseCollector(ABC):
             self.frames = self._frames_before = int(state["frames"])
             self.publisher.base += int(state["policy_version"]) - self.publisher.version
             exact = self._load_worker_states(list(state["workers"]))
+            self._whole.load_state_dict(state["whole"])
         return all(exact)
 
     # -- ending

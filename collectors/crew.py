@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 import pickle
@@ -198,7 +199,7 @@ class Crew:
             member.life += 1
             member.restarts += 1
         job = self.jobs[member.worker]
-        job.seeds = type(job.seeds)(job.seeds.seed, job.seeds.worker, member.life, job.seeds.static)
+        job.seeds = dataclasses.replace(job.seeds, life=job.seeds.life + 1)
         self._launch(member, job.pack())
         try:
             self._await_greetings([member])

@@ -320,7 +320,7 @@ class Vector(Environments):
         return observation
 
     def attribute(self, name: str) -> Any:
-        if self._seed_each and not hasattr(type(self.env), name):
+        if self._seed_each and not hasattr(self.env, name):
             return self.env.get_attr(name)
         return getattr(self.env, name)
 

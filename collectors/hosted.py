@@ -9,6 +9,7 @@ Messages and weights are seen to between two of its batches, not between two ste
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,11 @@ class Hosted:
         return steps
 
     def state_dict(self) -> dict[str, Any]:
-        return {"collector": self.collector.state_dict(), "outer": torch.from_numpy(self._outer)}
+        return {
+            "seeds": asdict(self.seeds),
+            "collector": self.collector.state_dict(),
+            "outer": torch.from_numpy(self._outer.copy()),
+        }
 
     def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
         self._outer = state["outer"].numpy().copy()

@@ -6,7 +6,6 @@ import math
 import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -196,7 +195,7 @@ class _Workers(BaseCollector):
         assert self.crew is not None
         for member, job in zip(self.crew.members, self.crew.jobs, strict=True):
             member.seed = self.seed
-            job.seeds = Seeds(self.seed, member.worker, member.life, static_seed)
+            job.seeds = Seeds(self.seed, member.worker, member.restarts, static_seed)
         self._call("set_seed", lambda member: (self.crew.jobs[member.worker].seeds,))
         return next_seed(self.seed)
 
@@ -214,8 +213,7 @@ class _Workers(BaseCollector):
         for member, state, same in zip(self.crew.members, states, exact, strict=True):
             member.trajectories.load_state_dict(state["trajectories"], under_way=same)
             member.seed = self.seed
-            seeds = self.crew.jobs[member.worker].seeds
-            self.crew.jobs[member.worker].seeds = replace(seeds, seed=self.seed)
+            self.crew.jobs[member.worker].seeds = Seeds(**state["seeds"])
         return exact
 
     def _trajectory_states(self) -> list[dict[str, Any]]:

@@ -235,6 +235,7 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
     "preemptive_threshold": (SYNC,),
     "cat_results": (SYNC,),
     "extend_buffer": (SINGLE,),
+    "use_buffers": (SINGLE,),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -14,7 +15,11 @@ def split(batch: TensorDictBase) -> TensorDict:
 
     What is padding is False in ("collector", "mask").
     """
-    return pad(pieces(batch))
+    rows = pieces(batch)
+    if rows:
+        return pad(rows)
+    nothing: TensorDict = batch[:0]
+    return nothing
 
 
 def pieces(batch: TensorDictBase) -> list[TensorDictBase]:
@@ -88,6 +93,37 @@ class Whole:
         """How many frames wait here."""
         rows = [*self._done, *(piece for parts in self._open.values() for piece in parts)]
         return sum(row.batch_size[0] for row in rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What waits here, as tensors by name."""
+        return {
+            "latest": {str(env): number for env, number in self._latest.items()},
+            "open": {
+                str(number): _named(torch.cat(parts))  # type: ignore[arg-type]
+                for number, parts in self._open.items()
+            },
+            "done": [_named(trajectory) for trajectory in self._done],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._latest = {int(env): int(number) for env, number in state["latest"].items()}
+        self._open = defaultdict(list)
+        for number, fields in state["open"].items():
+            self._open[int(number)] = [_nested(fields)]
+        self._done = [_nested(fields) for fields in state["done"]]
+
+
+def _named(trajectory: Any) -> dict[str, Tensor]:
+    keys = list(trajectory.keys(True, True))
+    return {"/".join((k,) if isinstance(k, str) else k): trajectory.get(k).clone() for k in keys}
+
+
+def _nested(fields: dict[str, Tensor]) -> TensorDict:
+    length = len(next(iter(fields.values())))
+    trajectory = TensorDict({}, batch_size=[length])
+    for name, value in fields.items():
+        trajectory.set(tuple(name.split("/")), value)
+    return trajectory
 
 
 def _cut(trajectory: TensorDictBase) -> TensorDictBase:

@@ -69,7 +69,13 @@ REFUSED = [
     ),
     (("sync",), {"cat_results": 1, "trajs_per_batch": 3}, ValueError, "cat_results.*trajs_per_ba"),
     (EACH, {"split_trajs": True, "trajs_per_batch": 3}, ValueError, "leave split_trajs out"),
-    (EACH, {"use_buffers": False, "copy": False}, ValueError, "copy=False.*use_buffers=False"),
+    (
+        ("single",),
+        {"use_buffers": False, "copy": False},
+        ValueError,
+        "copy=False.*use_buffers=False",
+    ),
+    (MULTI, {"use_buffers": False}, ValueError, "use_buffers=False is for Collector"),
     (EACH, {"copy": False, "split_trajs": True}, ValueError, "copy=False hands out views"),
     (
         EACH,
@@ -159,6 +165,13 @@ def test_it_is_refused_in_one_line(kind, arguments, error, message, monkeypatch)
     assert "\n" not in str(caught.value)
     del caught
     assert open_files() <= files
+
+
+@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("name", ["trust_policy", "compile_policy"])
+def test_options_of_a_policy_need_one(kind, name):
+    with pytest.raises(ValueError, match=f"{name}: there is no policy"):
+        KINDS[kind](CodeEnv, frames_per_batch=10, **{name: True})
 
 
 def test_extending_by_steps_needs_a_buffer():
