@@ -1,0 +1,43 @@
+"""Whole runs learn, with every collector and every scheme on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import run
+from harness.files import read_json
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PAIRS = [
+    ("none", "single"),
+    *((sync, "single") for sync in ("shared_mem", "multiprocess")),
+    *((sync, "multi_sync") for sync in ("shared_mem", "multiprocess", "hogwild")),
+    *((sync, "multi_async") for sync in ("shared_mem", "multiprocess", "hogwild")),
+]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def summary(*overrides: str) -> dict:
+    assert run.main([*overrides, "logger=jsonl", "hydra.run.dir=run"]) == 0
+    return read_json(Path("run/summary.json"))
+
+
+@pytest.mark.parametrize(("sync", "collector"), PAIRS)
+def test_ppo_solves_cartpole(sync, collector):
+    found = summary("experiment=ppo_cartpole", f"sync={sync}", f"collector={collector}")
+    assert found["eval/return"] >= 475
+
+
+def test_the_default_run_learns():
+    assert summary("total_frames=200_000")["eval/return"] >= 200
+
+
+def test_sac_learns_pendulum():
+    assert summary("experiment=sac_pendulum")["eval/return"] >= -250
