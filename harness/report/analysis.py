@@ -43,7 +43,7 @@ WANTED = (
 )  # of a run's records
 POINTS = 101  # of a curve's grid, of a profile and of a distribution
 SMOOTHING = 0.05  # of a run's length: what a point of a curve looks back on
-FEWEST_POINTS = 3  # of a metric that is worth a curve
+FEWEST_POINTS = 10  # of a metric that is worth a curve
 
 
 @dataclass
