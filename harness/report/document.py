@@ -69,7 +69,8 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
     if plan.notes:
         yield Bullets(plan.notes)
     if plan.differing:
-        yield Text("The options in which these runs differ; all others are the same.")
+        only = " of one task" * (len(found) > 1)
+        yield Text(f"The options in which runs{only} differ; all others are the same.")
         rows = [[key, _told(", ".join(values))] for key, values in plan.differing.items()]
         yield Table(["option", "values"], rows, numbers=False)
     shared = ("algo.name", "env.id", "total_frames", "collector.name", "sync.name")
@@ -266,7 +267,10 @@ def _failures(plan: Plan, runs: Sequence[Run]) -> Iterator[Block]:
     unfinished = [run for run in runs if not run.is_done and run.state != "running"]
     damaged = [run for run in runs if run.problems]
     if running:
-        yield Text(f"Still running, and in no number above: {running} of {_runs(len(runs))}.")
+        yield Text(
+            f"Still running, and in no number above: {running} of {_runs(len(runs))}. Whether a run "
+            "on another machine still lives cannot be seen from here."
+        )
     elif not unfinished and not damaged:
         yield Text("None: every run finished, and every file could be read.")
     if unfinished:
@@ -314,6 +318,12 @@ def _provenance(runs: Sequence[Run]) -> Iterator[Block]:
         said = [f"{v} ({_runs(n)})" if len(values) > 1 else v for v, n in sorted(values.items())]
         rows.append([key, "; ".join(said)])
     yield Table(["what", "value"], rows, numbers=False)
+    mixed = [key for key, values in facts.items() if len(values) > 1]
+    if mixed:
+        yield Text(
+            f"These runs differ in where they come from ({_told(', '.join(mixed))}): what looks "
+            "like a setting's doing may be that."
+        )
     changed = facts.get("changes on top", {})
     if any(value != "none" for value in changed):
         yield Text("The code was not exactly a commit; each run's manifest.json holds the diff.")

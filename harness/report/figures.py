@@ -49,25 +49,30 @@ Plot = Callable[[Findings], "Figure | None"]
 
 def draw(plot: Plot, findings: Findings, *, slug: str, caption: str, alt: str) -> Drawn | None:
     """Draw a figure for a white page and for a dark one; None if it would show nothing."""
-    light = _render(plot, findings, "light")
+    light = _render(plot, findings, "light", ("png", "svg"))
     if light is None:
         return None
-    dark = _render(plot, findings, "dark")
+    dark = _render(plot, findings, "dark", ("svg",))
     assert dark is not None
-    return Drawn(slug, caption, alt, png=light[0], svg=light[1], svg_dark=dark[1])
+    svg, svg_dark = light["svg"].decode(), dark["svg"].decode()
+    return Drawn(slug, caption, alt, png=light["png"], svg=svg, svg_dark=svg_dark)
 
 
-def _render(plot: Plot, findings: Findings, theme: str) -> tuple[bytes, str] | None:
+def _render(
+    plot: Plot, findings: Findings, theme: str, formats: Sequence[str]
+) -> dict[str, bytes] | None:
     with matplotlib.rc_context(_style(theme)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script
         figure = plot(findings)
-        if figure is None:
-            return None
-        FigureCanvasAgg(figure)
-        png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-        return png.getvalue(), svg.getvalue()
+        return None if figure is None else {name: _save(figure, name) for name in formats}
+
+
+def _save(figure: Figure, form: str) -> bytes:
+    FigureCanvasAgg(figure)
+    stream = io.BytesIO()
+    undated = {"png": {"Software": None}, "svg": {"Date": None}}[form]
+    figure.savefig(stream, format=form, dpi=160, metadata=undated)
+    return stream.getvalue()
 
 
 def _style(theme: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,9 +122,8 @@ def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str
     if not any((directory / file).exists() for file in FILES):
         run.problems.append("it holds no file of a run")
         return run
-    status = _read_object(run, directory / "status.json")
-    _take_status(run, status)
     run.manifest = _read_object(run, directory / "manifest.json")
+    _take_status(run, _read_object(run, directory / "status.json"))
     run.options = _read_options(run, directory / "config.yaml")
     seed = run.options.get("seed", run.manifest.get("seed"))
     run.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
@@ -144,9 +144,10 @@ def _take_status(run: Run, status: dict[str, Any]) -> None:
         run.problems.append(f"status.json: state is {state!r}, expected one of {', '.join(STATES)}")
         return
     run.state = str(state)
-    if state == "running" and not _is_alive(status.get("pid")):
+    here = run.manifest.get("host") in (None, socket.gethostname())
+    if state == "running" and here and not _is_alive(status.get("pid")):
         run.state = "interrupted"
-        run.error = "its process is gone and left no word (killed, or it ran on another machine)"
+        run.error = "its process is gone and left no word"
 
 
 def _is_alive(pid: Any) -> bool:

@@ -42,7 +42,7 @@ class Plan:
     """All runs in their places."""
 
     tasks: list[Task]
-    differing: dict[str, list[str]]  # option → its values over all runs
+    differing: dict[str, list[str]]  # option → its values, if it differs within a task
     common: dict[str, str]  # options that are the same everywhere
     notes: list[str]  # what was left out, and why
 
@@ -51,18 +51,19 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
     """Sort runs into tasks and settings. `by_source` keeps what was named separately apart."""
     known = [run for run in runs if run.options]
     options = {id(run): _described(run, by_source) for run in known}
-    differing: dict[str, list[str]] = {}
-    common: dict[str, str] = {}
-    for key in _keys(list(options.values())):
-        values = list(dict.fromkeys(own.get(key, MISSING) for own in options.values()))
-        if len(values) > 1:
-            differing[key] = sorted(values, key=_natural)
-        else:
-            common[key] = values[0]
     notes: list[str] = []
     named: dict[str, list[Run]] = {}
     for run in known:
         named.setdefault(_task_name(options[id(run)]), []).append(run)
+    groups = [[options[id(run)] for run in group] for group in named.values()]
+    differing: dict[str, list[str]] = {}
+    common: dict[str, str] = {}
+    for key in _keys(list(options.values())):
+        values = {own.get(key, MISSING) for own in options.values()}
+        if len(values) == 1:
+            common[key] = values.pop()
+        elif key in TASK or any(len({own.get(key, MISSING) for own in g}) > 1 for g in groups):
+            differing[key] = sorted(values, key=_natural)
     tasks = [
         Task(name, options[id(group[0])].get("env.id", ""), _settings(group, options, notes))
         for name, group in sorted(named.items())

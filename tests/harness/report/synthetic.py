@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def make_run(
     state: str = "done",
     error: str | None = None,
     pid: int | None = None,
+    host: str | None = None,
     **options: Any,
 ) -> Path:
     """One run whose return climbs to about `level`; `options` go into its config."""
@@ -57,7 +59,7 @@ def make_run(
     _write(directory / "summary.json", _summary(frames, final, rng))
     status = {"state": state, "error": error, "pid": pid if pid is not None else os.getpid()}
     _write(directory / "status.json", status)
-    _write(directory / "manifest.json", _manifest(seed))
+    _write(directory / "manifest.json", _manifest(seed, host or socket.gethostname()))
     return directory
 
 
@@ -94,7 +96,7 @@ def _summary(frames: int, final: float, rng: np.random.Generator) -> dict[str, A
     }
 
 
-def _manifest(seed: int) -> dict[str, Any]:
+def _manifest(seed: int, host: str) -> dict[str, Any]:
     return {
         "command": "python run.py --multirun sync=a,b",
         "seed": seed,
@@ -103,7 +105,7 @@ def _manifest(seed: int) -> dict[str, Any]:
         "python": "3.11",
         "packages": {"torch": "2.0"},
         "hardware": {"processor": "Abacus", "cores": 2, "cuda": []},
-        "host": "a-private-host",
+        "host": host,
         "user": "a-private-user",
     }
 

@@ -172,6 +172,8 @@ def test_a_living_run_is_running_and_a_vanished_one_was_interrupted(tmp_path):
     dead = read_one(make_run(tmp_path / "dead", state="running", pid=gone.pid))
     assert dead.state == "interrupted"
     assert "left no word" in dead.error
+    there = make_run(tmp_path / "there", state="running", pid=gone.pid, host="elsewhere")
+    assert read_one(there).state == "running"  # nobody here can tell
 
 
 def test_seconds_are_those_in_the_loop(tmp_path):

@@ -31,7 +31,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_sweep(root, schemes={"shared_mem": 100, "hogwild": 20}, seeds=range(1, 6))
     make_run(root / "hostile", scheme=HOSTILE, seed=1, level=50)
     make_run(root / "failed", seed=8, state="failed", error=f"RuntimeError: {HOSTILE}")
-    make_run(root / "interrupted", seed=9, state="interrupted")
+    make_run(root / "interrupted", seed=9, state="interrupted", host="a-private-host")
     cut = make_run(root / "cut", seed=10)
     with (cut / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 21')

@@ -64,6 +64,11 @@ def test_environments_and_algorithms_are_tasks_of_their_own():
     assert [task.name for task in plan.tasks] == ["ppo on E", "ppo on F", "sac on E"]
 
 
+def test_what_differs_between_tasks_alone_is_left_to_their_names():
+    plan = arrange([run(total_frames=1), run(algo__name="sac", total_frames=2, algo__tau=3)])
+    assert plan.differing == {"algo.name": ["ppo", "sac"]}
+
+
 def test_of_two_finished_runs_of_a_seed_the_later_counts_and_the_other_is_named():
     old, new = run("old"), run("new")
     old.manifest = {"started": "2020-01-01"}
