@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,14 @@ from torch import Tensor
 
 from collectors.frames import FrameLayout, Frames
 from collectors.spaces import Key
+
+TERMINATED: Key = ("next", "terminated")
+TRUNCATED: Key = ("next", "truncated")
+DONE: Key = ("next", "done")
+TRAJ_IDS: Key = ("collector", "traj_ids")
+WORKER: Key = ("collector", "worker")
+ENV: Key = ("collector", "env")
+VERSION: Key = ("policy_version",)
 
 
 class Trajectories:
@@ -62,7 +71,7 @@ class Trajectories:
         self._current = np.array(state["current"], np.int64) if goes_on else None
 
 
-_NUMBERS = ("version", "ids", "envs")
+_NUMBERS = ("version", "ids", "envs")  # what is not handed out as it lies in the block
 
 
 @dataclass
@@ -75,6 +84,32 @@ class Part:
     first_env: int
     trajectories: Trajectories
 
+    @property
+    def num_envs(self) -> int:
+        return self.frames.layout.num_envs
+
+    def is_full(self, num_steps: int) -> bool:
+        """Whether every place up to `num_steps` holds a frame."""
+        live = self.frames.live[: self.steps]
+        return self.steps == num_steps and np.count_nonzero(live) == live.size
+
+    def ended(self) -> np.ndarray[Any, Any]:
+        frames, steps = self.frames, self.steps
+        ended: np.ndarray[Any, Any] = frames.terminated[:steps] | frames.truncated[:steps]
+        return ended
+
+    def numbered(self) -> np.ndarray[Any, Any]:
+        """The trajectory of every frame [time, environments]."""
+        if self.frames.layout.hosted:
+            return self.trajectories.adopt(self.frames.tensors["ids"][: self.steps].numpy())
+        return self.trajectories.number(self.frames.is_init[: self.steps])
+
+    def environments(self) -> Tensor:
+        """The number of each row's environment, over all workers: [environments, 1]."""
+        if self.frames.layout.hosted:
+            return self.frames.tensors["envs"][:1].T + self.first_env
+        return torch.arange(self.first_env, self.first_env + self.num_envs)[:, None]
+
 
 def assemble(
     parts: Sequence[Part],
@@ -86,164 +121,135 @@ def assemble(
 ) -> TensorDict:
     """One batch of these blocks, one below the other.
 
-    With `copy` it has memory of its own; without it (one part only), it is a view of the block.
-    into: memory to use again; if it is empty, what was allocated is left there.
-    Rows beyond what was collected are masked, and so is what was no frame.
+    With `copy` it has memory of its own; without it (one part only), it is a view of the block, if
+    every place of that is a frame. into: memory to use again; what was allocated is left there.
+    Frames come first in each row; what is none is masked, and zero.
     """
-    if not copy:
+    if not copy and parts[0].is_full(num_steps):
         (part,) = parts
-        _complete(part)
-        return _as_batch(_views(part), part, num_steps, stamps)
-    layout = parts[0].frames.layout
-    total = sum(part.frames.layout.num_envs for part in parts)
+        return _as_views(part, num_steps, stamps)
+    total = sum(part.num_envs for part in parts)
     out: dict[Key, Tensor] = {} if into is None else into
+    if not out:
+        for key, shape, dtype in _fields(parts[0].frames.layout, stamps):
+            out[key] = torch.empty((total, num_steps, *shape), dtype=dtype)
     row = 0
     for part in parts:
-        count = part.frames.layout.num_envs
-        views = _views(part)
-        if not out:
-            out = {
-                key: torch.empty((total, num_steps, *view.shape[2:]), dtype=view.dtype)
-                for key, view in views.items()
-            }
-        target = {key: value[row : row + count] for key, value in out.items()}
-        _fill(target, views, part, num_steps)
-        row += count
-    return _finish(dict(out), parts, layout, total, num_steps, stamps)
-
-
-def _views(part: Part) -> dict[Key, Tensor]:
-    """The block's fields as [environments, time], without moving anything."""
-    layout, tensors, steps = part.frames.layout, part.frames.tensors, part.steps
-    views: dict[Key, Tensor] = {}
-    for name, field in layout.fields.items():
-        if name not in _NUMBERS:
-            views[field.key] = tensors[name][:steps].transpose(0, 1)
-    return views
-
-
-def _numbered(part: Part) -> Tensor:
-    """The trajectory of every frame [environments, time]."""
-    frames, steps = part.frames, part.steps
-    if frames.layout.hosted:
-        ids = part.trajectories.adopt(frames.tensors["ids"][:steps].numpy())
-    else:
-        ids = part.trajectories.number(frames.is_init[:steps])
-    return torch.from_numpy(ids.T)
-
-
-def _environments(part: Part) -> Tensor:
-    """The number of each row's environment, over all workers: [environments, 1]."""
-    if part.frames.layout.hosted:
-        return part.frames.tensors["envs"][:1].T + part.first_env
-    count = part.frames.layout.num_envs
-    return torch.arange(part.first_env, part.first_env + count)[:, None]
-
-
-def _ended(part: Part) -> np.ndarray[Any, Any]:
-    frames, steps = part.frames, part.steps
-    ended: np.ndarray[Any, Any] = frames.terminated[:steps] | frames.truncated[:steps]
-    return ended
-
-
-def _complete(part: Part) -> None:
-    """Write into the block's `next` what follows each step, but where an episode ended."""
-    frames, steps = part.frames, part.steps
-    ended = torch.from_numpy(_ended(part))
-    for finals, rows in zip(frames.finals, frames.observations, strict=True):
-        mask = ended.reshape(*ended.shape, *[1] * (rows.ndim - 2))
-        finals[:steps] = torch.where(mask, finals[:steps], rows[1 : steps + 1])
-
-
-def _fill(target: dict[Key, Tensor], views: dict[Key, Tensor], part: Part, num_steps: int) -> None:
-    """Copy one block's rows into their place in the batch, each environment's frames together."""
-    frames, steps = part.frames, part.steps
-    layout = frames.layout
-    follow = {
-        layout.fields[f"next/{i}"].key: rows[1 : steps + 1].transpose(0, 1)
-        for i, rows in enumerate(frames.observations)
-    }
-    ended = torch.from_numpy(_ended(part).T.copy())
-    any_ended = bool(ended.any())
-    for key, place in target.items():
-        source = follow.get(key)
-        place[:, :steps] = views[key] if source is None else source
-        if source is not None and any_ended:
-            place[:, :steps][ended] = views[key][ended]
-        if steps < num_steps:
-            place[:, steps:] = 0
-
-
-def _finish(
-    out: dict[Key, Tensor],
-    parts: Sequence[Part],
-    layout: FrameLayout,
-    total: int,
-    num_steps: int,
-    stamps: bool,
-) -> TensorDict:
-    ids = torch.zeros((total, num_steps), dtype=torch.int64)
-    version = torch.zeros((total, num_steps), dtype=torch.int64)
-    worker = torch.zeros((total, num_steps), dtype=torch.int64)
-    env = torch.zeros((total, num_steps), dtype=torch.int64)
-    row = 0
-    for part in parts:
-        count, steps = part.frames.layout.num_envs, part.steps
-        rows = slice(row, row + count)
-        ids[rows, :steps] = _numbered(part)
-        version[rows, :steps] = torch.from_numpy(part.frames.version[:steps].T)
-        worker[rows] = part.worker
-        env[rows] = _environments(part)
-        row += count
-    out[("next", "done")] = out[("next", "terminated")] | out[("next", "truncated")]
-    out[("collector", "traj_ids")] = ids
-    out[("collector", "worker")] = worker
-    out[("collector", "env")] = env
-    if stamps:
-        out[("policy_version",)] = version
-    _compact(out)
+        rows = slice(row, row + part.num_envs)
+        _fill({key: value[rows] for key, value in out.items()}, part, num_steps)
+        row += part.num_envs
     return _tensordict(out, (total, num_steps))
 
 
-def _as_batch(views: dict[Key, Tensor], part: Part, num_steps: int, stamps: bool) -> TensorDict:
-    count, steps = part.frames.layout.num_envs, part.steps
-    views = dict(views)
-    views[("next", "done")] = views[("next", "terminated")] | views[("next", "truncated")]
-    views[("collector", "traj_ids")] = _numbered(part)
-    views[("collector", "worker")] = torch.full((1, 1), part.worker).expand(count, steps)
-    views[("collector", "env")] = _environments(part).expand(count, steps)
+def _fields(
+    layout: FrameLayout, stamps: bool
+) -> Iterator[tuple[Key, tuple[int, ...], torch.dtype]]:
+    """Everything that a batch holds."""
+    for name, field in layout.fields.items():
+        if name not in _NUMBERS:
+            yield field.key, field.shape, field.dtype
+    yield DONE, (), torch.bool
+    for key in (TRAJ_IDS, WORKER, ENV, *([VERSION] if stamps else [])):
+        yield key, (), torch.int64
+
+
+def _fill(target: dict[Key, Tensor], part: Part, num_steps: int) -> None:
+    """Copy one block into its rows of the batch."""
+    frames, layout, num_envs = part.frames, part.frames.layout, part.num_envs
+    places = _Places(part, num_steps)
+    for name, field in layout.fields.items():
+        if name not in _NUMBERS and not name.startswith("next/"):
+            places.copy(frames.bytes[name], target[field.key])
+    ended = np.flatnonzero(places.pick(part.ended()))
+    for i, field in enumerate(layout.observations):
+        follows = target[("next", *field.key)]
+        places.copy(frames.bytes[f"obs/{i}"][num_envs:], follows)
+        if len(ended) and follows.numel():
+            finals = frames.bytes[f"next/{i}"]
+            _as_bytes(follows)[ended] = finals[places.source[ended]]
+    torch.logical_or(target[TERMINATED], target[TRUNCATED], out=target[DONE])
+    places.copy(part.numbered().reshape(-1, 1).view(np.uint8), target[TRAJ_IDS])
+    target[WORKER].fill_(part.worker)
+    target[ENV].copy_(part.environments())
+    if VERSION in target:
+        places.copy(frames.bytes["version"], target[VERSION])
+
+
+class _Places:
+    """Where each place of a batch comes from: time is first there, environments are first here."""
+
+    def __init__(self, part: Part, num_steps: int):
+        num_envs = part.num_envs
+        self.plain = False
+        self.padding: np.ndarray[Any, Any] | None = None
+        if part.is_full(num_steps):
+            self.plain = num_envs == 1
+            self.source = _transposed(num_steps, num_envs)
+            return
+        live = part.frames.live[: part.steps].T
+        envs, times = np.nonzero(live)
+        counts = np.count_nonzero(live, axis=1)
+        nth = np.arange(len(envs)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.source = np.zeros(num_envs * num_steps, np.intp)
+        self.source[envs * num_steps + nth] = times * num_envs + envs
+        beyond = np.arange(num_steps) >= counts[:, None]
+        self.padding = np.flatnonzero(beyond)
+
+    def copy(self, block: np.ndarray[Any, Any], place: Tensor) -> None:
+        """Copy a field, given as the bytes of each frame; what is no frame is zero."""
+        if not place.numel():
+            return
+        target = _as_bytes(place)
+        if not len(block):
+            target[...] = 0
+        elif self.plain:
+            target[...] = block[: len(target)]
+        else:
+            np.take(block, self.source, axis=0, out=target, mode="clip")
+            if self.padding is not None:
+                target[self.padding] = 0
+
+    def pick(self, flags: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """These flags [time, environments] in the places of the batch; False where no frame is."""
+        if not flags.size:
+            return np.zeros(len(self.source), bool)
+        picked = flags.reshape(-1)[self.source]
+        if self.padding is not None:
+            picked[self.padding] = False
+        return picked
+
+
+@functools.lru_cache(maxsize=16)
+def _transposed(num_steps: int, num_envs: int) -> np.ndarray[Any, Any]:
+    places = np.arange(num_steps * num_envs, dtype=np.intp)
+    return np.ascontiguousarray(places.reshape(num_steps, num_envs).T).reshape(-1)
+
+
+def _as_bytes(place: Tensor) -> np.ndarray[Any, Any]:
+    """A contiguous [rows, columns, ...] as the bytes of each place."""
+    return place.view(-1).view(torch.uint8).view(place.shape[0] * place.shape[1], -1).numpy()
+
+
+def _as_views(part: Part, num_steps: int, stamps: bool) -> TensorDict:
+    """The block itself as [environments, time]; `next` is completed in it."""
+    frames, layout = part.frames, part.frames.layout
+    ended = torch.from_numpy(part.ended())
+    for finals, rows in zip(frames.finals, frames.observations, strict=True):
+        mask = ended.reshape(*ended.shape, *[1] * (rows.ndim - 2))
+        torch.where(mask, finals, rows[1 : num_steps + 1], out=finals)
+    views = {
+        field.key: frames.tensors[name][:num_steps].transpose(0, 1)
+        for name, field in layout.fields.items()
+        if name not in _NUMBERS
+    }
+    shape = (part.num_envs, num_steps)
+    views[DONE] = ended.T
+    views[TRAJ_IDS] = torch.from_numpy(part.numbered().T)
+    views[WORKER] = torch.full((1, 1), part.worker).expand(shape)
+    views[ENV] = part.environments().expand(shape)
     if stamps:
-        views[("policy_version",)] = torch.from_numpy(part.frames.version[:steps].T)
-    if steps < num_steps or not part.frames.live[:steps].all():
-        views = {key: _padded(view, num_steps) for key, view in views.items()}
-        _compact(views)
-    return _tensordict(views, (count, num_steps))
-
-
-def _padded(view: Tensor, num_steps: int) -> Tensor:
-    missing = num_steps - view.shape[1]
-    return torch.cat([view, view.new_zeros((view.shape[0], missing, *view.shape[2:]))], 1)
-
-
-def _compact(out: dict[Key, Tensor]) -> None:
-    """Bring each environment's frames together, where steps that were none lie between.
-
-    What is no frame is zero.
-    """
-    mask = out[("collector", "mask")]
-    if mask.all():
-        return
-    gaps = (~mask[:, :-1] & mask[:, 1:]).any(1)
-    rows = gaps.nonzero().flatten()
-    order = torch.argsort((~mask[rows]).to(torch.int8), dim=1, stable=True)
-    for key, value in out.items() if len(rows) else ():
-        part = value[rows]
-        index = order.reshape(*order.shape, *[1] * (part.ndim - 2)).expand(part.shape)
-        out[key][rows] = torch.gather(part, 1, index)
-    beyond = ~out[("collector", "mask")]
-    for key, value in out.items():
-        if key[0] != "collector":
-            value[beyond] = 0
+        views[VERSION] = frames.tensors["version"].transpose(0, 1)
+    return _tensordict(views, shape)
 
 
 def _tensordict(fields: dict[Key, Tensor], batch_size: tuple[int, int]) -> TensorDict:

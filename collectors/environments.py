@@ -187,7 +187,7 @@ class Environments(ABC):
     def _halt(self, frames: Frames, t: int, ended: Array) -> int:
         """Mark what halted environments do as no frames; how many frames are left."""
         frames.live[t] = ~self.halted
-        count = int(frames.live[t].sum())
+        count = int(np.count_nonzero(frames.live[t]))
         self.halted |= ended
         return count
 
@@ -296,7 +296,7 @@ class Vector(Environments):
         self.lengths += 1
         over = (self.lengths >= self.max_frames) & ~ended
         self.lengths[ended | over] = 0
-        if not over.any():
+        if not np.count_nonzero(over):
             return None
         frames.truncated[t] |= over
         return over
@@ -351,7 +351,7 @@ class ManualVector(Vector):
         over = self._over_length(frames, t, ended)
         if over is not None:
             ended = ended | over
-        self.started = bool(ended.any())
+        self.started = bool(np.count_nonzero(ended))
         count = self._halt(frames, t, ended) if self.halting else self.num_envs
         if self.started:
             self._keep_finals(frames, t, ended, observation)
@@ -370,7 +370,7 @@ class SameStepVector(Vector):
 
     def _after(self, frames: Frames, t: int, observation: Any, ended: Array, info: Any) -> int:
         over = self._over_length(frames, t, ended)
-        self.started = over is not None or bool(ended.any())
+        self.started = over is not None or bool(np.count_nonzero(ended))
         if not self.started:
             return self._halt(frames, t, ended) if self.halting else self.num_envs
         if over is not None:
@@ -412,14 +412,14 @@ class NextStepVector(Vector):
         if self._any_ended:
             frames.is_init[t + 1] = self._ended
             frames.live[t] = ~self._ended
-            count -= int(self._ended.sum())
-        self._any_ended = bool(ended.any())
+            count -= int(np.count_nonzero(self._ended))
+        self._any_ended = bool(np.count_nonzero(ended))
         self._ended = ended
         if self.halting:
             live = frames.live[t] & ~self.halted
             self.halted |= ended
             frames.live[t] = live
-            count = int(live.sum())
+            count = int(np.count_nonzero(live))
         return count
 
     def begin(self, frames: Frames, t: int = 0) -> None:

@@ -423,21 +423,22 @@ def _attribute(thing: Any, path: str) -> Any:
 
 def check_numbers(frames: Frames, steps: int, environments: Environments) -> None:
     """Raise if an environment gave NaN: what is trained on must be numbers."""
-    live = frames.live[:steps]
     ended = frames.terminated[:steps] | frames.truncated[:steps]
-    named = [("reward", frames.reward[:steps])]
+    any_ended = np.count_nonzero(ended)
+    suspects = [("reward", frames.reward[:steps], frames.live[:steps], 0)]
     for i, leaf in enumerate(environments.observations):
         if leaf.dtype.kind == "f":
             rows, finals = frames.observation_arrays[i], frames.final_arrays[i]
-            follows = rows[1 : steps + 1]
-            if ended.any():
-                at_end = ended.reshape(*ended.shape, *[1] * (follows.ndim - 2))
-                named.append(("/".join(leaf.key), np.where(at_end, finals[:steps], follows)))
-            named += [("/".join(leaf.key), follows), ("/".join(leaf.key), rows[: min(1, steps)])]
-    for name, values in named:
-        if not np.isnan(values.sum(dtype=np.float64)):
+            name = "/".join(leaf.key)
+            every = np.ones(rows.shape[:2], bool)
+            suspects.append((name, rows[: steps + 1], every[: steps + 1], 1))
+            if any_ended and np.isnan(finals[:steps][ended].sum(dtype=np.float64)):
+                suspects.append((name, finals[:steps], ended, 0))
+    for name, values, counts, ahead in suspects:
+        if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
             continue
-        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1) & live[: len(values)]
+        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1) & counts
         if bad.any():
             t, env = (int(i) for i in np.argwhere(bad)[0])
-            raise ValueError(f"{name!r} is NaN in environment {env}, at step {t} of this batch")
+            step = max(0, t - ahead)
+            raise ValueError(f"{name!r} is NaN in environment {env}, at step {step} of this batch")
