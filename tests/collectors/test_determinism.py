@@ -278,7 +278,7 @@ def test_environments_that_cannot_be_brought_back_start_anew_and_it_says_so(make
         batch = second.next()
     assert batch["is_init"][:, 0].all()
     fresh = batch["collector", "traj_ids"][batch["collector", "mask"]]
-            assert fresh.min() > last["collector", "traj_ids"].max()
+    assert fresh.min() > last["collector", "traj_ids"].max()
 
 
 def test_a_collector_of_another_kind_is_refused():
