@@ -29,6 +29,7 @@ table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tab
 th, td { padding: .35rem .75rem .35rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); overflow-wrap: normal; }
 td.text { overflow-wrap: anywhere; min-width: 6rem; }
+td.text:first-child { overflow-wrap: break-word; }
 thead th { color: var(--soft); font-weight: 600; }
 .number { text-align: right; white-space: nowrap; }
 figure { margin: 1.5rem 0; }
@@ -42,7 +43,9 @@ pre { padding: .75rem; background: var(--shade); font-size: .8125rem; white-spac
   .light { display: none !important; }
   .dark { display: block !important; }
 }
+@page { margin: 1.5cm; }
 @media print {
+  figure img { width: auto; max-width: min(100%, 15cm); max-height: 21cm; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   nav { display: none; }
   figure, tr { break-inside: avoid; }
