@@ -268,8 +268,8 @@ def _failures(plan: Plan, runs: Sequence[Run]) -> Iterator[Block]:
     damaged = [run for run in runs if run.problems]
     if running:
         yield Text(
-            f"Still running, and in no number above: {running} of {_runs(len(runs))}. Whether a run "
-            "on another machine still lives cannot be seen from here."
+            f"Still running, and in no number above: {running} of {_runs(len(runs))}. Whether a "
+            "run on another machine still lives cannot be seen from here."
         )
     elif not unfinished and not damaged:
         yield Text("None: every run finished, and every file could be read.")
