@@ -144,7 +144,9 @@ class Runner:
         self._evaluated_at = self.frames
 
     def save(self) -> None:
-        """Write a checkpoint of everything that a resumed run needs."""
+        """Write a checkpoint of everything that a resumed run needs, unless there is one."""
+        if self._saved_at == self.frames:
+            return
         with self.clock.phase("log"):
             file = self._checkpoints.save(self.frames, self.state_dict())
         self._saved_at = self.frames

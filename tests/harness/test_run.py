@@ -106,6 +106,13 @@ def test_a_run_leaves_its_directory_behind():
     assert len(Checkpoints(directory / "checkpoints").files()) == 1
 
 
+def test_a_frame_has_one_checkpoint():
+    given = ("collector=single", "checkpoint.every_frames=128", "checkpoint.keep=99")
+    _, directory = start(*SMALL, *given)
+    names = [file.name.split("-")[0] for file in Checkpoints(directory / "checkpoints").files()]
+    assert [int(name) for name in names] == [128, 256, 384]
+
+
 def test_records_and_summary_hold_what_the_design_names():
     _, directory = start(*SMALL, "collector=multi_sync", "evaluation.every_frames=128")
     record = records(directory)[1]
