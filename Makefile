@@ -14,7 +14,7 @@ PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench peers clean
+.PHONY: help run test check bench report peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ check: $(READY) ## format, lint and types
 
 bench: $(READY) $(PEERS) ## measure, and compare with the peers
 	@set -e; for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py $(ARGS); done
+
+report: $(READY) ## make a report of runs: ARGS=outputs/sync_ablation
+	@$(BIN)/python -m harness.report $(ARGS)
 
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
 
