@@ -50,12 +50,12 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]] | None:
     if not str(sweeper._target_).endswith("BasicSweeper"):
         return None
     from_config = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    by_key = {o.get_key_element(): o for o in parse([*from_config, *overrides])}
+    by_key = {o.get_key_element().lstrip("+"): o for o in parse([*from_config, *overrides])}
     columns = [
-        [f"{key}={value}" for value in o.sweep_string_iterator()]
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
         if o.is_discrete_sweep()
         else [o.input_line or ""]
-        for key, o in by_key.items()
+        for o in by_key.values()
     ]
     return [list(job) for job in itertools.product(*columns)]
 
