@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-BENCH ?= sync_latency collect
+BENCH ?= sync_latency collect train
 
 # One stamp per interpreter, written last: changing PYTHON makes the environment anew.
 READY := .venv/.ready-$(subst /,_,$(PYTHON))
@@ -14,7 +14,7 @@ PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench report peers clean
+.PHONY: help run test slow check bench report peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,9 @@ run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 
 test: check ## run the checks, then the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+slow: $(READY) ## run the slow tests: whole runs that learn
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(READY) ## format, lint and types
 	$(BIN)/ruff format --check .
