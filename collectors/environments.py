@@ -325,18 +325,37 @@ class Vector(Environments):
         return getattr(self.env, name)
 
 
+# What of gymnasium's SyncVectorEnv is touched from here; without them it is reset from outside.
+_INSIDES = ("envs", "_env_obs", "_terminations", "_truncations", "_autoreset_envs")
+
+
 class ManualVector(Vector):
     """A vector that leaves resetting to its user, or lets itself be reset member by member."""
 
     def __init__(self, env: Any):
         super().__init__(env)
-        if type(env) is SyncVectorEnv:
+        if type(env) is SyncVectorEnv and all(hasattr(env, name) for name in _INSIDES):
             self.history = History(env.envs)
 
     def step(self, frames: Frames, t: int, action: Array) -> int:
         if self.history is not None:
             self.history.actions.append(action.copy())
         return super().step(frames, t, action)
+
+    def _restart(self, frames: Frames, t: int, which: Array) -> None:
+        if self.history is None:
+            super()._restart(frames, t, which)
+            return
+        # What the vector's own reset would do, without copying everybody's observations.
+        self.history.reset(which, None)
+        env = self.env
+        for member in np.flatnonzero(which):
+            observation, _ = env.envs[member].reset()
+            env._env_obs[member] = observation
+            for leaf, array in zip(self.observations, frames.observation_arrays, strict=True):
+                array[t + 1, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
+        for flags in (env._terminations, env._truncations, env._autoreset_envs):
+            flags[which] = False
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         repeated = super().load_state_dict(state)
