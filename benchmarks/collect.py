@@ -221,19 +221,6 @@ def main() -> int:
     if any(CONTESTANTS[name].is_peer for name in names) and not PEER_PYTHON.exists():
         print("the peers' environment is missing: run `make peers`, or pass --no-peers")
         return 2
-    rows: list[Row] = []
-    starts: list[StartUp] = []
-    for env in arguments.envs:
-        for size in map(int, arguments.sizes):
-            say(f"{env} × {size}, {rounds} rounds")
-            cases = [Case(env, size, mode) for mode in arguments.modes]
-            rows += measure(cases, names, rounds=rounds, seconds=seconds)
-    starters = [name for name in ("lockstep", "torchrl") if name in names]
-    for mode in arguments.modes:
-        if mode != "single" and starters:
-            say(f"start-up, {mode}, {rounds} rounds")
-            case = Case(arguments.envs[0], int(arguments.sizes[0]), mode)
-            starts += measure_start(case, starters, rounds=rounds)
     about = {
         "machine": {"processor": platform.processor(), "cores": os.cpu_count()},
         "torch": torch.__version__,
@@ -242,8 +229,25 @@ def main() -> int:
         "seconds": seconds,
         "contestants": {name: CONTESTANTS[name].what for name in names},
     }
+    rows: list[Row] = []
+    starts: list[StartUp] = []
+    file = arguments.output / "collect.json"
+    for env in arguments.envs:
+        for size in map(int, arguments.sizes):
+            say(f"{env} × {size}, {rounds} rounds")
+            cases = [Case(env, size, mode) for mode in arguments.modes]
+            measured = measure(cases, names, rounds=rounds, seconds=seconds)
+            rows += measured
+            show(Rows(measured), [])  # what is measured is kept, however the rest ends
+            save(Rows(rows), starts, about, file)
+    starters = [name for name in ("lockstep", "torchrl") if name in names]
+    for mode in arguments.modes:
+        if mode != "single" and starters:
+            say(f"start-up, {mode}, {rounds} rounds")
+            case = Case(arguments.envs[0], int(arguments.sizes[0]), mode)
+            starts += measure_start(case, starters, rounds=rounds)
     show(Rows(rows), starts)
-    save(Rows(rows), starts, about, arguments.output / "collect.json")
+    save(Rows(rows), starts, about, file)
     return 0
 
 
