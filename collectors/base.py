@@ -59,7 +59,6 @@ class BaseCollector(ABC):
         self.worker_idx = self.options.worker_idx
         self.tracked = PolicyVersion.of(self.options.track_policy_version)
         self.frames = 0  # delivered, also before a resumed run
-        self._frames_before = 0
         self._turn = Turn()
         self._whole = Whole()
         self._thread: threading.Thread | None = None
@@ -68,7 +67,6 @@ class BaseCollector(ABC):
         self._threads_before: int | None = None
         self._receivers: dict[str, WeightSyncScheme] = {}
         self._wait_s = 0.0
-        self._began = time.monotonic()
         self._shut = False
         _OPEN.add(self)
         try:
@@ -389,7 +387,7 @@ class BaseCollector(ABC):
                 )
         with self._turn:
             self.seed = int(state["seed"])
-            self.frames = self._frames_before = int(state["frames"])
+            self.frames = int(state["frames"])
             self.publisher.base += int(state["policy_version"]) - self.publisher.version
             exact = self._load_worker_states(list(state["workers"]))
             self._whole.load_state_dict(state["whole"])

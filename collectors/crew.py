@@ -77,10 +77,6 @@ class Member:
         known = self.environment or f"environment made by {self.factory}"
         return f"worker {self.worker} ({known}, seed {self.seed})"
 
-    @property
-    def collected(self) -> int:
-        return self.before + self.words.words[FRAMES]
-
 
 class Crew:
     """All workers of one collector. Its methods may be called from several threads."""
@@ -93,7 +89,6 @@ class Crew:
         ctx: Any,
         timeout: float,
         start_timeout: float,
-        devices: list[Any],
     ):
         self.members = [
             Member(
@@ -110,7 +105,6 @@ class Crew:
         self._ctx = ctx
         self._timeout = timeout
         self._start_timeout = start_timeout
-        self._devices = devices
         self._news = threading.Condition(threading.RLock())
         self._listening = False
         self._numbers = 0

@@ -20,7 +20,7 @@ from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.weights import Publisher, find_model
 from collectors.words import CUT
-from collectors.worker import Job
+from collectors.worker import PASSED_ON, Job
 from sync.errors import WorkerError
 
 PRELOAD = ["collectors.preload", "collectors.worker", "gymnasium.envs.classic_control"]
@@ -63,7 +63,6 @@ class _Workers(BaseCollector):
             ctx=self._ctx,
             timeout=options.timeout,
             start_timeout=options.start_timeout,
-            devices=options.devices(self.num_workers),
         )
         self.crew.start()
         self._first_env = np.concatenate([[0], np.cumsum([m.num_envs for m in self.crew.members])])
@@ -79,22 +78,7 @@ class _Workers(BaseCollector):
         factories = per_worker(self.create_env_fn, n, "create_env_fn")
         kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
         devices = options.devices(n)
-        shared = {
-            name: getattr(options, name)
-            for name in (
-                "max_frames_per_traj",
-                "reset_when_done",
-                "reset_at_each_iter",
-                "trust_policy",
-                "compile_policy",
-                "cudagraph_policy",
-                "exploration_type",
-                "apply_at",
-                "set_truncated",
-                "timeout",
-                "start_timeout",
-            )
-        }
+        shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
         return [
             Job(
                 create_env_fn=factories[i],

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector
-from collectors.batches import Part, Trajectories, assemble
+from collectors.batches import Part, Trajectories, assemble, frames_of
 from collectors.environments import Environments, open_environments
 from collectors.frames import Frames, allocate
 from collectors.options import SINGLE, Steps
@@ -62,7 +62,8 @@ class Collector(BaseCollector):
         self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
         self._words = Words()
         self._trajectories = Trajectories()
-        self._dropped = 0
+        self._delivered = self._dropped = 0
+        self._accounts = threading.Lock()  # a block leaves one count and enters another at once
         self._intake, self._acting_policy = self._take_weights(device)
         acting = None
         if self._acting_policy is not None:
@@ -149,21 +150,27 @@ class Collector(BaseCollector):
             rollout.restart()
         if self._block is None or options.use_buffers is False:
             self._block = allocate(rollout.plan(self._steps))
-        before = self._words.words[FRAMES]
+        self._words.begin(0)
         try:
             steps = rollout.collect(self._block)
             self._raise_error()  # if another thread shut down, the block was cut short
             check_numbers(self._block, steps, self.environments)
+            part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
+            batch = assemble(
+                [part],
+                num_steps=self._steps,
+                copy=options.copy and options.use_buffers is not False,
+                stamps=self.tracked is not None,
+            )
         except BaseException:
-            self._dropped += self._words.words[FRAMES] - before
+            with self._accounts:
+                self._dropped += self._words.finish(0)
+                self._words.clear(0)
             raise
-        part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
-        return assemble(
-            [part],
-            num_steps=self._steps,
-            copy=options.copy and options.use_buffers is not False,
-            stamps=self.tracked is not None,
-        )
+        with self._accounts:
+            self._delivered += frames_of(batch)
+            self._words.clear(0)
+        return batch
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
@@ -227,16 +234,16 @@ class Collector(BaseCollector):
             return [self.environments.attribute(*args)]
 
     def _counters(self) -> dict[str, Any]:
-        collected = self._words.words[FRAMES]
-        delivered = self.frames - self._frames_before
-        return {
-            "collected": collected,
-            "delivered": delivered,
-            "dropped": self._dropped,
-            "in_flight": collected - delivered - self._dropped,
-            "restarts": 0,
-            "preempted": 0,
-        }
+        with self._accounts:
+            collected = self._words.words[FRAMES]
+            return {
+                "collected": collected,
+                "delivered": self._delivered,
+                "dropped": self._dropped,
+                "in_flight": self._words.frames_in(0, collected),
+                "restarts": 0,
+                "preempted": 0,
+            }
 
     def _close(self, timeout: float, close_env: bool) -> None:
         # A thread that collects at this moment stops at its next step.

@@ -215,7 +215,7 @@ class Worker:
         """Have a collector of its own do the work."""
         job, options = self.job, self.job.options
         assert job.collector_class is not None
-        passed = {name: options[name] for name in _PASSED_ON}
+        passed = {name: options[name] for name in PASSED_ON}
         self.hosted = job.collector_class(
             job.create_env_fn,
             self.policy,
@@ -365,9 +365,6 @@ class Worker:
         assert self.environments is not None
         return self.environments.attribute(name)
 
-    def do_getattr_policy(self, name: str) -> Any:
-        return _attribute(self.policy, name)
-
     def do_set_seed(self, seeds: Seeds) -> None:
         self.rollout.reseed(seeds)
 
@@ -396,12 +393,14 @@ class Worker:
         if self.hosted is not None:
             self.hosted.shutdown(timeout=1.0, close_env=self._close_env, raise_on_error=False)
         if self.environments is not None and self._close_env:
-            with contextlib.suppress(Exception):
+            try:
                 self.environments.close()
+            except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
+                traceback.print_exc()
 
 
-# The options that a hosted collector is given as they are.
-_PASSED_ON = (
+# The options that a worker is told as they are, and a hosted collector too.
+PASSED_ON = (
     "max_frames_per_traj",
     "reset_when_done",
     "reset_at_each_iter",
@@ -413,12 +412,6 @@ _PASSED_ON = (
     "set_truncated",
     "timeout",
 )
-
-
-def _attribute(thing: Any, path: str) -> Any:
-    for part in path.split("."):
-        thing = getattr(thing, part)
-    return thing
 
 
 def check_numbers(frames: Frames, steps: int, environments: Environments) -> None:
