@@ -1,0 +1,58 @@
+"""Engines: running functions in processes on other machines, whatever brings the call there.
+
+Schemes and collectors for several machines are written once, on this; Ray, torch.distributed.rpc
+and torch.distributed differ in their engines alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from torch import Tensor
+
+
+class PeerDied(ConnectionError):
+    """The process that was called is gone, or cannot be reached any more; the text says why."""
+
+
+class Engine(ABC):
+    """The trainer's side of a line to each of its peers, which are numbered from 0.
+
+    Functions are found by name in the peer's process (module-level ones), and run there in a thread
+    of their own, so that a call can be served while another one takes its time.
+    """
+
+    num_peers: int
+
+    @abstractmethod
+    def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have `function(*args)` run in the peer's process; returns at once.
+
+        The future ends in what it returned, in what it raised (the peer's traceback in a note), or
+        in `PeerDied`, which comes as soon as the engine notices.
+        """
+
+    def spread(
+        self, peers: Sequence[int], function: Callable[..., Any], block: Tensor, *args: Any
+    ) -> dict[int, Future[Any]]:
+        """`function(block, *args)` in each of these processes.
+
+        The block may be written again only when all the futures are done. An engine that can
+        brings it to each node once, and not out of the trainer's process once a peer.
+        """
+        return {peer: self.call(peer, function, block, *args) for peer in peers}
+
+    @abstractmethod
+    def gone(self, peer: int) -> str | None:
+        """Why the peer can be called no more; None while it can. Costs next to nothing."""
+
+    @abstractmethod
+    def describe(self, peer: int) -> str:
+        """What error messages call the peer: its name and address."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what the engine itself began, within a bounded time; harmless when done twice."""
