@@ -51,6 +51,7 @@ class CategoricalHead(nn.Module):
         super().__init__()
         self.choices = choices
         self.flat = flat
+        self.from_zero = not any(starts)
         self.logits = orthogonal(nn.Linear(num_features, sum(choices)), gain=0.01)
         self.register_buffer("starts", torch.tensor(starts), persistent=False)
 
@@ -67,14 +68,18 @@ class CategoricalHead(nn.Module):
         if wants_sample(mode):
             # The largest of log-probability plus Gumbel noise is a sample.
             score = log_probs - torch.empty_like(log_probs).exponential_().log_()
+        if self.flat:
+            chosen = score.argmax(-1)
+            return chosen if self.from_zero else chosen + self.starts[0]
         parts = [part.argmax(-1) for part in score.split(self.choices, -1)]
-        return parts[0] + self.starts[0] if self.flat else torch.stack(parts, -1) + self.starts
+        return torch.stack(parts, -1) + self.starts
 
     def log_prob(self, log_probs: Tensor, action: Tensor) -> Tensor:
+        if not self.from_zero:
+            action = action - self.starts
         if self.flat:
-            chosen = (action - self.starts[0]).unsqueeze(-1)
-            return log_probs.gather(-1, chosen).squeeze(-1)
-        parts, chosen = log_probs.split(self.choices, -1), (action - self.starts).split(1, -1)
+            return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        parts, chosen = log_probs.split(self.choices, -1), action.split(1, -1)
         found = [part.gather(-1, c) for part, c in zip(parts, chosen, strict=True)]
         return torch.cat(found, -1).sum(-1)
 
