@@ -35,6 +35,17 @@ class Engine(ABC):
         in `PeerDied`, which comes as soon as the engine notices.
         """
 
+    def parcel(self, block: Tensor) -> Any:
+        """The block in the form in which `post` takes it, made once for all that are sent it."""
+        return block
+
+    def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
+        """`function(block, *args)` in the peer's process, which may keep the block.
+
+        The block may be written again only when the futures of all posts of it are done.
+        """
+        return self.call(peer, function, parcel, *args)
+
     def spread(
         self, peers: Sequence[int], function: Callable[..., Any], block: Tensor, *args: Any
     ) -> dict[int, Future[Any]]:
@@ -43,7 +54,8 @@ class Engine(ABC):
         The block may be written again only when all the futures are done. An engine that can
         brings it to each node once, and not out of the trainer's process once a peer.
         """
-        return {peer: self.call(peer, function, block, *args) for peer in peers}
+        parcel = self.parcel(block)
+        return {peer: self.post(peer, function, parcel, *args) for peer in peers}
 
     @abstractmethod
     def gone(self, peer: int) -> str | None:

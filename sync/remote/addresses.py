@@ -1,0 +1,48 @@
+"""Where a process can be reached: loopback unless told otherwise, and what that exposes."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+import warnings
+
+LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; a name counts as what it resolves to."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except OSError:
+        return False
+
+
+def warn_if_exposed(host: str, transport: str) -> None:
+    """One warning if others can reach `host`: whoever can connect can run code there."""
+    if not is_loopback(host):
+        warnings.warn(
+            f"{transport} on {host} has no authentication: whoever can reach it can run code as "
+            "this user; keep it inside a network that you trust",
+            stacklevel=3,
+        )
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this IPv4 address."""
+    wanted = socket.gethostbyname(address)
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an address
+            found[socket.inet_ntoa(answer[20:24])] = name
+    if wanted not in found:
+        own = ", ".join(f"{at} ({name})" for at, name in found.items())
+        raise ValueError(f"address={address!r} is not of this machine, which has {own}")
+    return found[wanted]

@@ -1,0 +1,214 @@
+"""Calls over torch.distributed: rank 0 is the trainer, every other rank a peer.
+
+    trainer (rank 0)                          peer i (rank i + 1)
+    ----------------                          -------------------
+    DistributedEngine(n, host, port)          serve(i, host, port)
+      opens a TCPStore at host:port  <-----     writes down that it is there
+    connect()  or  admit(i)          ----->     a gloo group of these two, and a `Line` over it
+    call(i, f, x)                    <---->     runs f(x)
+    close()                          ----->     serve() returns
+
+A peer that comes late, or in the place of a dead one, is met in the same way at any time. Nothing
+here is authenticated, so everything binds to loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from sync.remote.addresses import LOOPBACK, warn_if_exposed
+from sync.remote.engine import Engine, PeerDied
+from sync.remote.line import Line, make_group
+
+_LOOK_S = 0.01
+
+
+class DistributedEngine(Engine):
+    """The trainer's side.
+
+    host, port: where peers find the trainer's store; port 0 takes a free one, see `port`.
+    address: what this process's own connections bind to; `host` unless told.
+    timeout: seconds that `connect` and `admit` wait.
+    silence_s: seconds without a sign of life after which a peer counts as gone.
+    """
+
+    def __init__(
+        self,
+        num_peers: int,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        address: str | None = None,
+        timeout: float = 60.0,
+        silence_s: float = 60.0,
+    ):
+        warn_if_exposed(host, "torch.distributed (a TCPStore)")
+        self.num_peers = num_peers
+        self.timeout = timeout
+        self._silence_s = silence_s
+        self._address = address or host
+        self._lines: dict[int, Line] = {}
+        self._met: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._store = _open_store(host, port, timeout)
+        self.host, self.port = host, self._store.port
+
+    def connect(self) -> None:
+        """Meet every peer that has not been met."""
+        deadline = time.monotonic() + self.timeout
+        missing = [peer for peer in range(self.num_peers) if peer not in self._lines]
+        while True:
+            for peer in [peer for peer in missing if self._is_there(peer)]:
+                self._meet(peer, deadline)
+                missing.remove(peer)
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(self._absent(missing))
+            time.sleep(_LOOK_S)
+
+    def admit(self, peer: int) -> None:
+        """Meet a peer that came late, or one that takes the place of a dead one."""
+        deadline = time.monotonic() + self.timeout
+        while not self._is_there(peer):
+            if time.monotonic() > deadline:
+                raise TimeoutError(self._absent([peer]))
+            time.sleep(_LOOK_S)
+        if (before := self._lines.pop(peer, None)) is not None:
+            before.close()
+        self._meet(peer, deadline)
+
+    def _is_there(self, peer: int) -> bool:
+        return self._store.add(_came(peer), 0) > self._met.get(peer, 0)
+
+    def _absent(self, peers: list[int]) -> str:
+        ranks = ", ".join(f"{peer} (rank {peer + 1})" for peer in peers)
+        return (
+            f"peer {ranks} did not come to {self.host}:{self.port} within {self.timeout:g} s: was "
+            "its process started, and does it call serve() with this host and port?"
+        )
+
+    def _meet(self, peer: int, deadline: float) -> None:
+        number = self._store.add(_came(peer), 0)
+        self._names[peer] = self._store.get(f"{_came(peer)}/{number}").decode()
+        self._met[peer] = number
+        pair = f"pair/{peer}/{number}"
+        self._store.set(f"{pair}/go", "")
+        left = max(1.0, deadline - time.monotonic())
+        try:
+            group = make_group(self._store, pair, 0, self._address, left)
+        except RuntimeError as error:
+            raise ConnectionError(
+                f"{self.describe(peer)} came, and then could not be connected with from "
+                f"{self._address} within {left:g} s: {str(error).splitlines()[0]}"
+            ) from None
+        self._lines[peer] = Line(group, 1, self.describe(peer), silence_s=self._silence_s)
+
+    def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        if (line := self._lines.get(peer)) is None:
+            future: Future[Any] = Future()
+            future.set_exception(PeerDied(f"{self.describe(peer)} was never met: call connect()"))
+            return future
+        return line.call(function, *args)
+
+    def gone(self, peer: int) -> str | None:
+        if (line := self._lines.get(peer)) is None:
+            return "it was never met"
+        return line.why if line.ended.is_set() else None
+
+    def describe(self, peer: int) -> str:
+        where = f": {self._names[peer]}" if peer in self._names else ""
+        return f"peer {peer} (rank {peer + 1}{where})"
+
+    def close(self) -> None:
+        """Let every peer's `serve` return."""
+        for line in self._lines.values():
+            line.close()
+
+
+def serve(
+    peer: int,
+    *,
+    host: str = LOOPBACK,
+    port: int,
+    address: str | None = None,
+    timeout: float = 60.0,
+    silence_s: float = 60.0,
+) -> str:
+    """Be peer number `peer` of the trainer at `host:port` until it closes or is gone; says which.
+
+    address: what this process's connections bind to; loopback if the host is, else this machine's
+        address on the way to the host.
+    timeout: seconds to find the trainer, and to be met by it.
+    """
+    warn_if_exposed(host, "torch.distributed (gloo)")
+    where = f"the trainer at {host}:{port}"
+    begun = time.monotonic()
+    store = _find_store(host, port, timeout, peer)
+    address = address or _address_towards(host, port)
+    number = store.add(f"peer/{peer}/counted", 1)
+    store.set(f"{_came(peer)}/{number}", f"{socket.gethostname()}, {address}, pid {os.getpid()}")
+    store.add(_came(peer), 1)
+    left = max(1.0, timeout - (time.monotonic() - begun))
+    pair = f"pair/{peer}/{number}"
+    try:
+        store.wait([f"{pair}/go"], timedelta(seconds=left))
+        group = make_group(store, pair, 1, address, left)
+    except RuntimeError as error:
+        raise ConnectionError(
+            f"peer {peer}: {where} did not meet it within {timeout:g} s; does it call connect() "
+            f"for {peer + 1} peers or more? ({str(error).splitlines()[0]})"
+        ) from None
+    line = Line(group, 0, where, silence_s=silence_s)
+    line.ended.wait()
+    line.close()
+    return line.why
+
+
+def _came(peer: int) -> str:
+    return f"peer/{peer}/came"
+
+
+def _open_store(host: str, port: int, timeout: float) -> Any:
+    try:
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        said = str(error)
+        why = "the port is taken" if "EADDRINUSE" in said else said.splitlines()[0]
+        raise ConnectionError(f"no store can be opened at {host}:{port}: {why}") from None
+
+
+def _find_store(host: str, port: int, timeout: float, peer: int) -> Any:
+    deadline = time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0:
+        # torch would look again and again too, and print a page each time it gives up.
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, port), timeout=left).close()
+            limit = timedelta(seconds=max(1.0, left))
+            return dist.TCPStore(host, port, is_master=False, timeout=limit)
+        time.sleep(_LOOK_S)
+    raise ConnectionError(
+        f"peer {peer}: no trainer answered at {host}:{port} within {timeout:g} s; is that its "
+        "address, and did it open its engine?"
+    )
+
+
+def _address_towards(host: str, port: int) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
