@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -46,10 +48,10 @@ def compose_job(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]] | None:
     """The overrides of each job of a sweep; None if only its sweeper knows what it will try."""
-    sweeper = _compose(forced(_fixed(overrides))).hydra.sweeper
-    if not str(sweeper._target_).endswith("BasicSweeper"):
+    sweeper = sweeper_options(overrides)
+    if not str(sweeper["_target_"]).endswith("BasicSweeper"):
         return None
-    from_config = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    from_config = [f"{key}={value}" for key, value in (sweeper["params"] or {}).items()]
     by_key = {o.get_key_element().lstrip("+"): o for o in parse([*from_config, *overrides])}
     columns = [
         [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
@@ -58,6 +60,13 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]] | None:
         for o in by_key.values()
     ]
     return [list(job) for job in itertools.product(*columns)]
+
+
+def sweeper_options(overrides: Sequence[str]) -> dict[Any, Any]:
+    """The options of hydra's sweeper, as they stand in the config."""
+    options = OmegaConf.to_container(_compose(forced(_fixed(overrides))).hydra.sweeper)
+    assert isinstance(options, dict)
+    return options
 
 
 def sweep_dir(overrides: Sequence[str]) -> Path:
@@ -168,11 +177,20 @@ def _check_group(override: Override) -> None:
 
 def _compose(overrides: list[str]) -> DictConfig:
     GlobalHydra.instance().clear()
+    _keep_own_plugins()
     try:
         with initialize_config_dir(str(CONF), version_base=HYDRA_VERSION, job_name="run"):
             return compose("config", overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(_first_line(error)) from None
+
+
+def _keep_own_plugins() -> None:
+    """Let files in conf/hydra/ say alone what they say, though another plugin has their name."""
+    Plugins.instance()  # which finds all plugins, and so their options
+    stored = ConfigStore.instance().repo.get("hydra", {})
+    for file in (CONF / "hydra").glob("*/*.yaml"):
+        stored.get(file.parent.name, {}).pop(file.name, None)
 
 
 def _first_line(error: BaseException) -> str:

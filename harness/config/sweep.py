@@ -20,36 +20,70 @@ from harness.config.compose import (
     fixed_keys,
     forced_in_sweep,
     sweep_dir,
+    sweeper_options,
 )
 from harness.config.errors import ConfigError
 from harness.config.load import RunPlan, plan_from_options, plan_run
+from harness.config.plugins import check_launcher, check_plugins
+from harness.config.space import corners, split
 from harness.files import read_json
 from harness.run_dir import RunDir
+from harness.search import SearchConfig, Trial
 
 FAILED = 1
+OUTPUTS = "outputs"
+SOUND = {"done", "pruned"}
+LONGEST_ERROR = 300
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
     """Run all jobs and report those that did not get done; the exit status."""
-    for job in expand_sweep(overrides) or []:
-        try:
-            plan_run(job)
-        except ConfigError as error:
-            raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
+    check_plugins(overrides)
+    jobs = expand_sweep(overrides)
+    plans = _plans(_corners(overrides) if jobs is None else jobs)
+    check_launcher(overrides, [plan.config for plan in plans])
     folder = sweep_dir(overrides)
     before = sys.argv
     # A job is named by what the sweep varies.
     unnamed = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed_keys(overrides))}]"
     arguments = [*forced_in_sweep(overrides), f"hydra.sweep.dir={folder}", unnamed]
     sys.argv = ["run.py", "--multirun", *arguments]
+    num_jobs = None if jobs is None else len(jobs)
     try:
         hydra.main(version_base=HYDRA_VERSION, config_path=str(CONF), config_name="config")(_job)()
     except SystemExit as ended:  # a signal ended a job, and with it the sweep
-        report(folder)
+        report(folder, num_jobs)
         return ended.code if isinstance(ended.code, int) else FAILED
+    except KeyboardInterrupt:
+        report(folder, num_jobs)
+        raise
     finally:
         sys.argv = before
-    return report(folder)
+    return report(folder, num_jobs)
+
+
+def _plans(jobs: Sequence[Sequence[str]]) -> list[RunPlan]:
+    plans = []
+    for job in jobs:
+        try:
+            plans.append(plan_run(job))
+        except ConfigError as error:
+            raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
+    return plans
+
+
+def _corners(overrides: Sequence[str]) -> list[list[str]]:
+    """Jobs that a search may come to: each option at its ends. Empty for others' sweepers."""
+    options = sweeper_options(overrides)
+    if not str(options.get("_target_")).endswith(".OptunaSweeper"):
+        return []
+    fixed, space = split(options.get("params") or {}, overrides)
+    if not space:
+        raise ConfigError(
+            "hydra/sweeper=optuna has nothing to search: name options with several values, "
+            "as in algo.learning_rate=tag(log,interval(1e-4,1e-2))"
+        )
+    return [[*fixed, corner] for corner in corners(space)]
 
 
 def _job(composed: DictConfig) -> float:
@@ -61,7 +95,9 @@ def _job(composed: DictConfig) -> float:
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.runtime.output_dir)
     try:
-        outcome = execute(_plan(options, directory, list(hydra_config.overrides.task)))
+        plan = _plan(options, directory, list(hydra_config.overrides.task))
+        plan.trial = _trial(hydra_config)
+        outcome = execute(plan)
     except ConfigError as error:  # found too late to refuse the sweep; the other jobs go on
         run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
         run_dir.end("failed", summary={}, error=error)
@@ -73,19 +109,47 @@ def _job(composed: DictConfig) -> float:
 
 def _plan(options: dict[Any, Any], directory: Path, overrides: list[str]) -> RunPlan:
     plan = plan_from_options({str(k): v for k, v in options.items()}, directory, overrides)
-    plan.sweep = directory.parent.name
+    plan.sweep = sweep_name(directory.parent)
     return plan
 
 
-def report(folder: Path) -> int:
+def _trial(hydra_config: Any) -> Trial | None:
+    """The job's line to the search that it belongs to, if it does."""
+    options = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
+    assert isinstance(options, dict)
+    number = options.pop("trial", None)
+    if number is None:
+        return None
+    known = {key: options[key] for key in options if key in SearchConfig.__dataclass_fields__}
+    return Trial(SearchConfig(folder=Path(hydra_config.sweep.dir), **known), int(number))
+
+
+def sweep_name(folder: Path) -> str:
+    """What groups the jobs of a sweep: its place below outputs/."""
+    parts = folder.parts
+    return "/".join(parts[parts.index(OUTPUTS) + 1 :]) if OUTPUTS in parts else folder.name
+
+
+def report(folder: Path, num_jobs: int | None = None) -> int:
     """Say how the jobs of a sweep ended; the exit status."""
     found = {file.parent: read_json(file) for file in sorted(folder.glob("*/status.json"))}
-    states = Counter(status.get("state") for status in found.values())
-    print(f"{folder}: " + ", ".join(f"{count} {state}" for state, count in states.items()))
+    states = {directory: _state(directory, status) for directory, status in found.items()}
+    counts = Counter(states.values())
+    if num_jobs is not None and num_jobs > len(found):
+        counts["never started"] = num_jobs - len(found)
+    print(f"{folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
     for directory, status in found.items():
-        if status.get("state") != "done":
-            print(f"  {status.get('state')}: {directory}: {status.get('error')}", file=sys.stderr)
-    return 0 if set(states) <= {"done"} else FAILED
+        if states[directory] not in SOUND:
+            error = " ".join(str(status.get("error") or "").split())[:LONGEST_ERROR]
+            said = f": {error}" if error else ""
+            print(f"  {states[directory]}: {directory}{said}", file=sys.stderr)
+    return 0 if set(counts) <= SOUND else FAILED
+
+
+def _state(directory: Path, status: dict[str, Any]) -> str:
+    """The state, but that a run without a process is not running."""
+    state = str(status.get("state"))
+    return "died" if state == "running" and not RunDir(directory).is_alive() else state
 
 
 def show_config(overrides: Sequence[str]) -> int:

@@ -1,0 +1,75 @@
+"""A search space as hydra's overrides say it, in optuna's words.
+
+algo.learning_rate=tag(log,interval(1e-5,1e-2))    a number between, evenly over magnitudes
+algo.epochs=int(interval(2,10))                     a whole number between
+algo.minibatch_size=choice(64,128,256) or 64,128    one of these
+model.hidden_sizes=[64,64],[256,256]                one of these lists
+algo.gae_lambda=range(0.8,1.0,0.05)                 one of these steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+
+from harness.config.compose import parse
+from harness.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+Space = dict[str, "BaseDistribution"]
+
+
+def split(params: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], Space]:
+    """What is fixed for all trials, as overrides, and what is searched, by option.
+
+    What the command line says about an option takes the place of `params`.
+    """
+    given = [f"{key}={value}" for key, value in params.items()]
+    by_key = {o.key_or_group: o for o in parse([*given, *overrides])}
+    fixed = [o.input_line or "" for o in by_key.values() if not o.is_sweep_override()]
+    space = {key: distribution(o) for key, o in by_key.items() if o.is_sweep_override()}
+    return fixed, space
+
+
+def distribution(override: Override) -> BaseDistribution:
+    """Where an option's values come from."""
+    from optuna.distributions import CategoricalDistribution
+
+    value = override.value()
+    if isinstance(value, IntervalSweep | RangeSweep):
+        try:
+            return _numbers(value)
+        except ValueError as error:
+            raise ConfigError(f"{override.input_line}: {error}") from None
+    if override.is_discrete_sweep():
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    raise ConfigError(f"{override.input_line}: expected values, choice, range or interval")
+
+
+def _numbers(value: IntervalSweep | RangeSweep) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    low, log = value.start, "log" in value.tags
+    if isinstance(value, IntervalSweep):
+        high, step = value.end, None
+    else:
+        assert value.step is not None and value.stop is not None  # noqa: PT018
+        high, step = value.stop, value.step
+        if isinstance(step, int):
+            high = high - 1  # a range ends before its end, an interval with it
+    assert low is not None
+    assert high is not None
+    if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
+        return IntDistribution(low, high, log=log, step=step or 1)
+    return FloatDistribution(float(low), float(high), log=log, step=step)
+
+
+def corners(space: Space) -> Iterator[str]:
+    """Overrides that set one option to each value there is, or to both its ends."""
+    for key, found in space.items():
+        for value in getattr(found, "choices", None) or (found.low, found.high):  # type: ignore[attr-defined]
+            yield f"{key}={value}"
