@@ -2,9 +2,13 @@
 
 A checkpoint is one safetensors file. Its tensors are those of the state; the rest of the state
 (numbers, text, lists, names) is JSON in the file's header, with `{"tensor": name}` where a tensor
-belongs. The file's name holds the frame it was written at and the start of its SHA-256:
+belongs. The header also says in what format, by which run and at which frame it was written. The
+file's name holds that frame, too, and the start of the file's SHA-256:
 
     checkpoints/000000102400-1f2e3d4c5b6a7988.safetensors
+
+The hash tells damage, not forgery: whoever can write a file can compute it. A forged checkpoint can
+hold wrong numbers, but nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -21,14 +25,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from harness.files import sync_folder
+from harness.files import check_ordinary, one_line, sync_folder
 
 log = logging.getLogger(__name__)
 
 State = dict[str, Any]
-NAME = re.compile(r"(\d{12,})-([0-9a-f]{16})\.safetensors")
+NAME = re.compile(r"([0-9]{12,})-([0-9a-f]{16})\.safetensors")
 TENSOR = "tensor"
-HEADER = "state"
+FORMAT = "1"
+
+
+# What a file that is no checkpoint may raise on its way through the parsers.
+UNREADABLE = (
+    *(OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError),
+    *(RuntimeError, OverflowError, MemoryError),
+)
 
 
 class CheckpointError(RuntimeError):
@@ -36,11 +47,15 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-    """The checkpoints of one run; the newest `keep` stay."""
+    """The checkpoints of one run; the newest `keep` stay.
 
-    def __init__(self, folder: Path, *, keep: int = 3):
+    run: the run's id, by which a checkpoint of another run is told; not looked at if it is None.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 3, run: str | None = None):
         self.folder = folder
         self.keep = keep
+        self.run = run
 
     def files(self) -> list[Path]:
         """Oldest first."""
@@ -52,7 +67,8 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         beside = self.folder / f".writing-{os.getpid()}"
         try:
-            write(beside, state)
+            beside.unlink(missing_ok=True)  # never through a link that somebody laid there
+            write(beside, state, frames=frames, run=self.run)
             file = self.folder / f"{frames:012d}-{digest(beside)}.safetensors"
             beside.replace(file)
         finally:
@@ -66,7 +82,7 @@ class Checkpoints:
         files = self.files()
         for file in reversed(files):
             try:
-                return frames_of(file), read(file)
+                return frames_of(file), read(file, run=self.run)
             except CheckpointError as error:
                 log.error("%s; falling back to the one before", error)
         tried = f"all {len(files)} are damaged" if files else "there is none"
@@ -86,32 +102,48 @@ def frames_of(file: Path) -> int:
     return int(match[1])
 
 
-def write(file: Path, state: State) -> None:
+def write(file: Path, state: State, *, frames: int, run: str | None = None) -> None:
     """Write a state, synced but not yet under its name."""
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _take_apart(state, "", tensors)
-    save_file(_apart(tensors), file, metadata={HEADER: json.dumps(skeleton)})
+    header = {"format": FORMAT, "run": run or "", "frames": str(frames)}
+    save_file(_apart(tensors), file, metadata={**header, "state": json.dumps(skeleton)})
     with open(file, "rb") as stream:
         os.fsync(stream.fileno())
 
 
-def read(file: Path) -> State:
-    """The state in a checkpoint; `CheckpointError` if it is not what was written."""
+def read(file: Path, *, run: str | None = None) -> State:
+    """The state in a checkpoint; `CheckpointError` if it is not what that run wrote."""
     match = NAME.fullmatch(file.name)
     if match is None:
         raise CheckpointError(f"{file.name} is no checkpoint's name")
     try:
+        check_ordinary(file)
         if digest(file) != match[2]:
             raise CheckpointError(f"{file} is damaged: its hash is not that in its name")
         with safe_open(file, framework="pt") as stored:
+            header = stored.metadata() or {}
+            _check_header(header, file, run)
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            skeleton = json.loads((stored.metadata() or {})[HEADER])
-        state = _put_together(skeleton, tensors)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
+        state = _put_together(json.loads(header["state"]), tensors)
+    except CheckpointError:
+        raise
+    except UNREADABLE as error:
+        raise CheckpointError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{file} holds no state")
     return state
+
+
+def _check_header(header: dict[str, str], file: Path, run: str | None) -> None:
+    if (found := header.get("format")) != FORMAT:
+        written = "does not say its format" if found is None else f"is of format {found}"
+        raise CheckpointError(f"{file} {one_line(written)}, expected {FORMAT}")
+    if header.get("frames") != str(frames_of(file)):
+        raise CheckpointError(f"{file} was written at frame {one_line(header.get('frames'))}")
+    if run is not None and header.get("run") != run:
+        writer = one_line(header.get("run") or "no run that is known")
+        raise CheckpointError(f"{file} is another run's: {writer} wrote it, this is {run}")
 
 
 def digest(file: Path) -> str:

@@ -1,23 +1,41 @@
-"""Files that are whole or not there: written beside their place, synced, then renamed into it."""
+"""Files: written whole or not at all, and read within bounds.
+
+What is written goes beside its place, is synced, then renamed into it. What is read may come from
+anywhere: only ordinary files of a bounded size are opened, links are not followed (they may lead
+out of the directory), and nothing in a file is resolved or executed.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
+import stat
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+MOST_BYTES = 1 << 26  # of a JSON file: a manifest may hold a long diff
+MOST_BYTES_YAML = 1 << 18
+DEEPEST = 64  # levels of nesting
+LONGEST_LINE = 1000  # characters of a message
 
 
 def write_atomic(file: Path, content: bytes | str) -> None:
     """Replace `file` by `content`; a reader, or a crash, sees the old or the new, never a part."""
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     data = content.encode() if isinstance(content, str) else content
-    with open(beside, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.replace(file)
+    beside.unlink(missing_ok=True)
+    try:
+        with open(beside, "xb") as stream:  # x: through no link that somebody laid there
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
     sync_folder(file.parent)
 
 
@@ -35,15 +53,124 @@ def write_json(file: Path, value: Any) -> None:
     write_atomic(file, json.dumps(plain(value), indent=2) + "\n")
 
 
+def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
+    """The text of an ordinary file; what else is there is an `OSError` or `ValueError`."""
+    check_ordinary(file, most_bytes)
+    with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+        return stream.read(most_bytes).decode(errors="replace")
+
+
+def check_ordinary(file: Path, most_bytes: int | None = None) -> None:
+    """Raise unless it is a file, no link, and not larger than that."""
+    found = file.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise ValueError(f"{file} is a link, expected a file: links are not followed")
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{file} is no file")
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise ValueError(f"{file} has {found.st_size} bytes, expected {most_bytes} or less")
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object that a JSON file holds; empty if there is no such file."""
     try:
-        value = json.loads(file.read_text())
+        value = parse_json(read_text(file))
     except FileNotFoundError:
         return {}
+    except DamagedError as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{file} holds {type(value).__name__}, expected an object")
     return value
+
+
+class DamagedError(ValueError):
+    """A text is not what it should be."""
+
+
+def parse_json(text: str) -> Any:
+    """A JSON value, not nested too deeply."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DamagedError("not JSON") from None
+    return _not_too_deep(value)
+
+
+def parse_yaml(text: str) -> Any:
+    """A value of plain YAML: text, numbers, lists, mappings; no references and no other tags."""
+    try:
+        value = yaml.load(text, Loader=_PlainLoader)
+    except yaml.YAMLError:
+        raise DamagedError("not plain YAML") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{type(error).__name__} in it") from None
+    return _not_too_deep(value)
+
+
+def to_yaml(value: Any) -> str:
+    """Plain YAML, which `parse_yaml` reads as the same value."""
+    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
+
+
+KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
+KNOWN = tuple(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
+# YAML 1.1 takes 1e-3 for text; people, and what composes the config, take it for a number.
+FLOAT = re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without references, by which a few lines can stand for more than memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("references are not read")
+        return super().compose_node(parent, index)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > 400:  # longer than any float, and slow to write as decimals
+            raise yaml.YAMLError("a number of more than 400 digits")
+        return super().construct_yaml_int(node)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """What `_PlainLoader` reads."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_PlainLoader.yaml_constructors = {
+    tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in (None, *KNOWN)
+}
+_PlainLoader.add_constructor(KNOWN[2], _PlainLoader.construct_yaml_int)
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in pairs if tag in KNOWN]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind in (_PlainLoader, _PlainDumper):
+    _kind.add_implicit_resolver(KNOWN[3], FLOAT, list("-+0123456789"))
+
+
+def one_line(text: object) -> str:
+    """A text for a message: on one line, not endless, and nothing in it that moves a cursor."""
+    line = "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(text))
+    line = " ".join(line.split())
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+
+
+def _not_too_deep(value: Any) -> Any:
+    layer = [value]
+    for _ in range(DEEPEST):
+        layer = [
+            item
+            for holder in layer
+            if isinstance(holder, dict | list)
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+        if not layer:
+            return value
+    raise DamagedError(f"nested in more than {DEEPEST} levels")
 
 
 def plain(value: Any) -> Any:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.files import read_json, write_atomic, write_json
+from harness.files import (
+    check_ordinary,
+    parse_json,
+    read_json,
+    read_text,
+    write_atomic,
+    write_json,
+)
 from harness.provenance import now
 
+log = logging.getLogger(__name__)
+
 EARLIER = ".earlier"
-STATES = ("running", "done", "failed", "interrupted")
+STATES = ("running", "done", "failed", "interrupted", "pruned")
+ID = re.compile(r"[0-9a-z]{1,64}")
 
 
 class RunDirInUse(RuntimeError):
@@ -52,23 +63,43 @@ class RunDir:
 
     @classmethod
     def reopen(cls, path: Path, *, config: str) -> RunDir:
-        """The directory of a run that goes on."""
+        """The directory of a run that goes on, which is looked at before anything is changed."""
         run_dir = cls(path)
-        if run_dir.is_alive():
-            pid = run_dir.read_status().get("pid")
-            raise RunDirInUse(f"{path} belongs to a run that is still alive (process {pid})")
-        write_atomic(run_dir.config, config)
+        run_dir.check()
         known = read_json(run_dir.manifest)
-        resumed = [*known.get("resumed", []), now()]
+        earlier = known.get("resumed")
+        resumed = [*(earlier if isinstance(earlier, list) else []), now()]
+        write_atomic(run_dir.config, config)
         write_json(run_dir.manifest, known | {"ended": None, "resumed": resumed})
         run_dir.summary.unlink(missing_ok=True)
         run_dir.set_state("running")
         run_dir.metrics.touch()
         return run_dir
 
+    def check(self) -> None:
+        """Raise if a run cannot go on here: another one does, or these are not a run's files."""
+        if self.is_alive():
+            pid = self.read_status().get("pid")
+            raise RunDirInUse(f"{self.path} belongs to a run that is still alive (process {pid})")
+        for file in (self.config, self.manifest, self.status, self.metrics, self.summary, self.log):
+            if file.exists() or file.is_symlink():
+                check_ordinary(file)
+        for folder in (self.checkpoints, self.path / "wandb", self.path / "tensorboard"):
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                raise ValueError(f"{folder} is a link or no folder, expected one of the run's own")
+
+    def read_id(self) -> str | None:
+        """What tells this run from all others; None if the manifest does not say."""
+        found = read_json(self.manifest).get("wandb_id")
+        return found if isinstance(found, str) and ID.fullmatch(found) else None
+
     def read_status(self) -> dict[str, Any]:
-        """What status.json says; empty before a run."""
-        return read_json(self.status)
+        """What status.json says; empty before a run, and if it is damaged."""
+        try:
+            return read_json(self.status)
+        except ValueError as error:
+            log.warning("%s", error)
+            return {}
 
     def is_alive(self) -> bool:
         """Whether a run, on this machine, is writing here now."""
@@ -78,7 +109,7 @@ class RunDir:
     def is_done_with(self, config: str) -> bool:
         """Whether it holds a finished run of this very config."""
         done = self.read_status().get("state") == "done"
-        return done and self.config.is_file() and self.config.read_text() == config
+        return done and self.config.is_file() and read_text(self.config) == config
 
     def set_state(self, state: str, error: BaseException | None = None) -> None:
         """Say in status.json how the run stands."""
@@ -103,19 +134,10 @@ class RunDir:
 
     def cut_metrics(self, last_step: int) -> int:
         """Take back the records after a frame, when a run goes on from there; how many."""
-        kept, cut = [], 0
-        for line in self.metrics.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # half a line, from a crash
-                cut += 1
-                continue
-            if record["step"] <= last_step:
-                kept.append(line + "\n")
-            else:
-                cut += 1
+        lines = self.metrics.read_text(errors="replace").splitlines()
+        kept = [line + "\n" for line in lines if _step_of(line) <= last_step]
         write_atomic(self.metrics, "".join(kept))
-        return cut
+        return len(lines) - len(kept)
 
     @contextmanager
     def logging(self) -> Iterator[None]:
@@ -175,8 +197,18 @@ def _is_worth_keeping(record: logging.LogRecord) -> bool:
     return not record.name.startswith("wandb") or record.levelno >= logging.WARNING
 
 
+def _step_of(line: str) -> float:
+    """A record's frame; beyond all frames for half a line, from a crash, and what else is none."""
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return math.inf
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int | float) and step >= 0 else math.inf
+
+
 def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or pid == os.getpid():
+    if not isinstance(pid, int) or not 0 < pid < 1 << 31 or pid == os.getpid():
         return False
     try:
         os.kill(pid, 0)

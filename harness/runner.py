@@ -184,7 +184,7 @@ class Runner:
 
     def _counts(self) -> dict[str, float]:
         stats = self.collector.stats()
-        names = ("collected", "delivered", "dropped")
+        names = ("collected", "delivered", "dropped", "in_flight")
         counts = {f"collector/{name}": float(stats[name]) for name in names}
         return {key: n + self._counted_before.get(key, 0) for key, n in counts.items()}
 
@@ -236,17 +236,21 @@ class Runner:
         self.collector.update_policy_weights_()
         if not self.collector.load_state_dict(state["collector"]):
             log.warning("some environments cannot be brought back: their episodes start anew")
-        self.frames = self._saved_at = state["frames"]
-        self.updates = state["updates"]
-        self.dropped = state["dropped"]
-        self._logged_at = state["logged_at"]
-        self._evaluated_at = state["evaluated_at"]
-        self._evaluated = state["evaluated"]
-        self._last_evaluation = state["last_evaluation"]
-        self._counted_before = state["counts"]
-        self.sync.num_publishes = state["publishes"]
+        self.frames = self._saved_at = int(state["frames"])
+        self.updates = int(state["updates"])
+        self.dropped = int(state["dropped"])
+        self._logged_at = int(state["logged_at"])
+        self._evaluated_at = int(state["evaluated_at"])
+        self._evaluated = _floats(state["evaluated"])
+        self._last_evaluation = _floats(state["last_evaluation"])
+        self._counted_before = _floats(state["counts"])
+        self.sync.num_publishes = int(state["publishes"])
         self.episodes.load_state_dict(state["episodes"])
         self.lags.load_state_dict(state["lags"])
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
+
+
+def _floats(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}

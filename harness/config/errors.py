@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from harness.files import one_line
+
 
 class ConfigError(ValueError):
     """A mistake in the config or on the command line; its text is one line."""
 
     def __init__(self, text: str):
-        super().__init__(" ".join(text.split()))
+        super().__init__(one_line(text))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
