@@ -6,30 +6,34 @@ import logging
 import math
 import secrets
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from harness.checkpoints import Checkpoints
+from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config import ConfigError, RunPlan
 from harness.display import Display
 from harness.evaluate import Evaluator
-from harness.files import read_json
+from harness.files import one_line, read_json
+from harness.isolation import own_state
 from harness.learners import Learner
 from harness.loggers import Loggers, RunInfo, make_loggers
 from harness.pipeline import make_collector, make_learner, make_scheme
 from harness.provenance import manifest
 from harness.run_dir import RunDir, RunDirInUse
 from harness.runner import Runner
+from harness.search import Pruned, objective
 from harness.signals import Interrupted, Interruption
 from harness.sources import make_source
 from harness.sync_metrics import SyncMeter
+from sync.errors import WorkerDied, WorkerTimeout
 
 log = logging.getLogger(__name__)
 
-FAILED = 1
+FAILED, USAGE_ERROR = 1, 2
+# What loading a state may raise that somebody else has written, beside what workers report.
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 EVALUATION_SEED = 1_000_000  # the same for every run, so that runs can be compared
 
 
@@ -44,8 +48,7 @@ class Outcome:
     @property
     def objective(self) -> float:
         """What a sweeper may optimise: the return, in evaluation if there was any."""
-        found = self.summary.get("eval/return", self.summary.get("episode/return"))
-        return math.nan if found is None else float(found)
+        return objective(self.summary) if self.state == "done" else math.nan
 
 
 def execute(plan: RunPlan) -> Outcome:
@@ -53,25 +56,55 @@ def execute(plan: RunPlan) -> Outcome:
     if plan.skip_done and RunDir(plan.directory).is_done_with(plan.yaml):
         print(f"{plan.directory} is done already")
         return Outcome(0, "done", read_json(plan.directory / "summary.json"))
-    torch.set_num_threads(plan.config.num_threads)
-    torch.manual_seed(plan.config.seed)
+    with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
+        return _execute(plan)
+
+
+def _execute(plan: RunPlan) -> Outcome:
     learner = make_learner(plan.config)
+    state = saved_state(plan, learner) if plan.resume else None
     run_dir = open_directory(plan)
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)
     try:
         with run_dir.logging(), Interruption() as interruption:
-            return Execution(plan, run_dir, learner, display, interruption).outcome()
+            return Execution(plan, run_dir, learner, display, interruption, state).outcome()
     except Interrupted as again:  # a second signal, while the first one's end was under way
         return Outcome(again.exit_status, "interrupted")
+
+
+def saved_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:
+    """The newest sound checkpoint's frame and state, tried on the learner; nothing is changed yet.
+
+    A checkpoint that does not fit is a mistake in what the run was told to go on from.
+    """
+    run_dir = RunDir(plan.directory)
+    try:
+        run_dir.check()
+        with run_dir.logging():
+            frames, state = Checkpoints(run_dir.checkpoints, run=run_dir.read_id()).load()
+        with fits_this_run():
+            learner.load_state_dict(state["learner"])
+    except (RunDirInUse, CheckpointError, ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    return frames, state
+
+
+@contextmanager
+def fits_this_run() -> Iterator[None]:
+    """Whatever loading a state raises, as a `CheckpointError` of one line."""
+    try:
+        yield
+    except (WorkerDied, WorkerTimeout):  # which say nothing of the state
+        raise
+    except MISFITS as error:
+        text = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the checkpoint does not fit this run: {one_line(text)}") from error
 
 
 def open_directory(plan: RunPlan) -> RunDir:
     """The run's directory, new or gone on with."""
     if plan.resume:
-        try:
-            return RunDir.reopen(plan.directory, config=plan.yaml)
-        except RunDirInUse as error:
-            raise ConfigError(str(error)) from error
+        return RunDir.reopen(plan.directory, config=plan.yaml)
     found = manifest(seed=plan.config.seed, overrides=plan.overrides)
     found |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
     return RunDir.open(plan.directory, config=plan.yaml, manifest=found)
@@ -87,13 +120,17 @@ class Execution:
         learner: Learner,
         display: Display,
         interruption: Interruption,
+        state: tuple[int, dict[str, Any]] | None = None,
     ):
         self.plan = plan
         self.run_dir = run_dir
         self.learner = learner
         self.display = display
         self.interruption = interruption
-        self.checkpoints = Checkpoints(run_dir.checkpoints, keep=plan.config.checkpoint.keep)
+        self.state = state
+        self.checkpoints = Checkpoints(
+            run_dir.checkpoints, keep=plan.config.checkpoint.keep, run=run_dir.read_id()
+        )
         self.loggers = Loggers([])
         self.runner: Runner | None = None
         self.summary: dict[str, Any] = {}
@@ -106,6 +143,10 @@ class Execution:
             self._run()
         except Interrupted as interrupted:
             status, state, error = interrupted.exit_status, "interrupted", interrupted
+        except CheckpointError as misfit:
+            status, state, error = USAGE_ERROR, "failed", misfit
+        except Pruned as pruned:
+            status, state, error = 0, "pruned", pruned
         except Exception as failure:
             log.info("the run failed", exc_info=True)
             status, state, error = FAILED, "failed", failure
@@ -117,7 +158,7 @@ class Execution:
 
     def _run(self) -> None:
         with ExitStack() as stack:
-            state = self._load() if self.plan.resume else None
+            self._cut_metrics()
             self.loggers = make_loggers(self.plan.config.logger, self.run_dir, self._info())
             scheme = make_scheme(self.plan.config.sync)
             stack.callback(scheme.shutdown)
@@ -131,14 +172,16 @@ class Execution:
                 collector=collector,
                 source=make_source(self.plan.config, collector, self.learner),
                 sync=SyncMeter(scheme, self.plan.config.collector.num_workers),
-                evaluate=lambda: evaluator.run(self.learner.policy),
+                evaluate=lambda: self._evaluate(evaluator),
                 checkpoints=self.checkpoints,
                 loggers=self.loggers,
                 display=self.display,
                 interruption=self.interruption,
             )
-            if state is not None:
-                runner.load_state_dict(state)
+            if self.state is not None:
+                with fits_this_run():
+                    runner.load_state_dict(self.state[1])
+                self.state = None
             self.display.start(self.plan.options, self.run_dir.path, frames=runner.frames)
             try:
                 runner.run()
@@ -154,6 +197,16 @@ class Execution:
         config = self.plan.config
         return Evaluator(config.env, episodes=config.evaluation.num_episodes, seed=EVALUATION_SEED)
 
+    def _evaluate(self, evaluator: Evaluator) -> dict[str, float]:
+        """Evaluate; a search hears of it, and may have seen enough."""
+        found = evaluator.run(self.learner.policy)
+        if self.plan.trial is not None:
+            assert self.runner is not None
+            frames = self.runner.frames
+            final = frames >= self.plan.config.total_frames
+            self.plan.trial.report(frames, objective(found), final=final)
+        return found
+
     def _summarise(self, runner: Runner) -> None:
         """Whatever ended the run is what is reported, and not what that did to the figures."""
         try:
@@ -165,11 +218,11 @@ class Execution:
         if self.plan.config.checkpoint.at_end:
             runner.save()
 
-    def _load(self) -> dict[str, Any]:
-        frames, state = self.checkpoints.load()
-        cut = self.run_dir.cut_metrics(frames)
-        log.info("going on at frame %d; %d later records taken back", frames, cut)
-        return state
+    def _cut_metrics(self) -> None:
+        if self.state is not None:
+            frames = self.state[0]
+            cut = self.run_dir.cut_metrics(frames)
+            log.info("going on at frame %d; %d later records taken back", frames, cut)
 
     def _info(self) -> RunInfo:
         config = self.plan.config
@@ -177,9 +230,9 @@ class Execution:
         return RunInfo(
             name=self.run_dir.path.name,
             options=self.plan.options,
-            group=known.get("sweep"),
+            group=group if isinstance(group := known.get("sweep"), str) else None,
             job_type=f"{config.sync.name}/{config.collector.name}",
-            wandb_id=known.get("wandb_id") or "",
+            wandb_id=self.run_dir.read_id() or "",
             resumed=self.plan.resume,
             tags=config.logger.tags,
         )
@@ -194,6 +247,10 @@ class Execution:
             self.run_dir.end(state, summary=self.summary, error=shown)
         if state == "interrupted":
             print(f"run.py: interrupted by {error}", file=sys.stderr)
+        elif state == "pruned":
+            print(f"run.py: pruned: {error}", file=sys.stderr)
+        elif isinstance(error, CheckpointError):
+            print(f"run.py: {error}", file=sys.stderr)
         elif error is not None:
             print(f"run.py: {state}: {type(error).__name__}: {error}", file=sys.stderr)
             print(f"run.py: the traceback is in {self.run_dir.status}", file=sys.stderr)

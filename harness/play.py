@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shutil
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from torch import nn
 from harness.checkpoints import CheckpointError, Checkpoints
 from harness.checks import at_least
 from harness.config import Config
-from harness.config.load import read_options, to_config
+from harness.config.load import check_stored_env, read_options, to_config
 from harness.envs import EnvConfig, env_factory
 from harness.evaluate import play
+from harness.files import one_line, write_atomic
 from harness.pipeline import make_learner
+from harness.run_dir import RunDir
 
 WIDTH = 480  # pixels; wider pictures are made smaller, so that a GIF stays one that can be sent
 FPS = 30  # of environments that do not say
@@ -40,32 +43,44 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the .gif or .mp4 to write; <run dir>/play.gif")
     parser.add_argument("--episodes", type=int, default=1, help="how many, one after another")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode")
+    parser.add_argument(
+        "--import-env",
+        action="store_true",
+        help="import the package that the run's env.id names; its code runs",
+    )
     options = parser.parse_args(arguments)
     out = options.out or options.run_dir / "play.gif"
     try:
         check_format(out)
         at_least("--episodes", options.episodes, 1)
-        config, policy, frames = load(options.run_dir)
+        config, policy, frames = load(options.run_dir, import_env=options.import_env)
         film, fps = perform(config.env, policy, episodes=options.episodes, seed=options.seed)
         write(film, out, fps)
-    except (CannotPlay, ValueError, CheckpointError) as error:
-        print(f"play: {error}", file=sys.stderr)
+    except (CannotPlay, ValueError, OSError, CheckpointError) as error:
+        print(f"play: {one_line(error)}", file=sys.stderr)
         return 2
     print(f"{out}: the policy after {frames} frames, {len(film)} pictures at {fps} a second")
     return 0
 
 
-def load(run_dir: Path) -> tuple[Config, nn.Module, int]:
+def load(run_dir: Path, *, import_env: bool = False) -> tuple[Config, nn.Module, int]:
     """A run's config, its policy by the newest checkpoint, and after how many frames that was."""
     options = read_options(run_dir)
+    if not import_env:
+        check_stored_env(options, run_dir, say="--import-env")
     options["device"] = "cpu"  # wherever it was trained
     if isinstance(collector := options.get("collector"), dict):
         for key in ("devices", "cudagraph_policy"):
             collector.pop(key, None)
     config = to_config(options)
-    frames, state = Checkpoints(run_dir / "checkpoints").load()
+    run_id = RunDir(run_dir).read_id()
+    frames, state = Checkpoints(run_dir / "checkpoints", run=run_id).load()
     policy = make_learner(config).policy
-    policy.load_state_dict(state["learner"]["algorithm"]["policy"])
+    try:
+        policy.load_state_dict(state["learner"]["algorithm"]["policy"])
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CannotPlay(f"the checkpoint in {run_dir} does not fit its config: {what}") from error
     return config, policy, frames
 
 
@@ -117,7 +132,10 @@ def write(film: list[Image.Image], out: Path, fps: int) -> None:
         first, *others = film
         # A GIF counts in hundredths of a second, and players slow down what is under two.
         duration_ms = max(20, round(100 / fps) * 10)
-        first.save(out, save_all=True, append_images=others, duration=duration_ms, loop=0)
+        content = io.BytesIO()
+        options = {"append_images": others, "duration": duration_ms, "loop": 0}
+        first.save(content, "GIF", save_all=True, **options)
+        write_atomic(out, content.getvalue())
         return
     width, height = film[0].size
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps)]

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from hydra.core.override_parser.types import Override
 
 from harness.config.checks import check
 from harness.config.compose import compose_job, parse
 from harness.config.errors import ConfigError, suggest
 from harness.config.schema import ALGOS, Config
 from harness.config.typed import UnknownOption, build, paths
+from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text, to_yaml
+from harness.search import Trial
 
 # Options of the command rather than of the run; they do not belong to what a run directory stores.
 OF_THE_COMMAND = ("resume", "skip_done", "sweep")
@@ -31,11 +32,12 @@ class RunPlan:
     resume: bool = False
     skip_done: bool = False
     sweep: str | None = None
+    trial: Trial | None = None  # of a search
 
     @property
     def yaml(self) -> str:
         """The options as config.yaml holds them."""
-        return OmegaConf.to_yaml(OmegaConf.create(self.options))
+        return to_yaml(self.options)
 
 
 def plan_run(overrides: Sequence[str]) -> RunPlan:
@@ -85,41 +87,78 @@ def _hint(error: UnknownOption, algo: type) -> str:
 
 
 def read_options(directory: Path) -> dict[str, Any]:
-    """The options that a run directory stores."""
+    """The options that a run directory stores, as plain data: whoever wrote it is not trusted."""
     file = directory / "config.yaml"
     try:
-        options = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except FileNotFoundError:
+        options = parse_yaml(read_text(file, MOST_BYTES_YAML))
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{directory} is no run directory: it holds no config.yaml") from None
-    except (OmegaConfBaseException, OSError, ValueError) as error:
+    except DamagedError as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(options, dict):
         raise ConfigError(f"{file} holds no options")
     return {str(key): value for key, value in options.items()}
 
 
+def check_stored_env(options: Mapping[str, Any], directory: Path, *, say: str) -> None:
+    """Raise if a stored config would have a package imported; `say` is how a person allows it."""
+    env = options.get("env")
+    env_id = env.get("id") if isinstance(env, Mapping) else None
+    if isinstance(env_id, str) and ":" in env_id:
+        module = env_id.rpartition(":")[0]
+        raise ConfigError(
+            f"env.id={env_id}, stored in {directory}, would import {module}, and its code would "
+            f"run; if you trust it, say {say}"
+        )
+
+
 def _plan_resumed(directory: Path, overrides: Sequence[str]) -> RunPlan:
     """The stored config, with the options given beside `resume=` changed."""
-    stored = OmegaConf.create(read_options(directory))
+    options = read_options(directory)
+    given = set()
     for override in parse(overrides):
         key = override.key_or_group
         if key in OF_THE_COMMAND:
             continue
-        if override.is_delete() or OmegaConf.is_dict(OmegaConf.select(stored, key)):
+        given.add(key)
+        if override.is_delete() or not _change(options, key.split("."), _given(override)):
             raise ConfigError(
                 f"{override.input_line}: a resumed run keeps its parts; single options may change"
             )
-        OmegaConf.update(stored, key, override.value(), force_add=True)
-    options = OmegaConf.to_container(stored, resolve=True)
-    assert isinstance(options, dict)
-    plain = {str(key): value for key, value in options.items()}
+    if "env.id" not in given:
+        env_id = options["env"].get("id") if isinstance(options.get("env"), dict) else ""
+        check_stored_env(options, directory, say=f"env.id={env_id} on the command line, too")
     return RunPlan(
-        config=to_config(plain),
-        options=plain,
+        config=to_config(options),
+        options=options,
         directory=directory,
         overrides=list(overrides),
         resume=True,
     )
+
+
+def _given(override: Override) -> Any:
+    """What an override sets, which in a resumed run is no reference to other options."""
+    value = override.value()
+    if "${" in str(value):
+        raise ConfigError(f"{override.input_line}: a resumed run's options are given as they are")
+    return value
+
+
+def _change(options: dict[str, Any], path: list[str], value: Any) -> bool:
+    """Set one option in place; False if there is a group of options at its path, or none above."""
+    *above, last = path
+    for name in above:
+        inner = options.setdefault(name, {})
+        if not isinstance(inner, dict):
+            return False
+        options = inner
+    if isinstance(options.get(last), dict):
+        return False
+    options[last] = value
+    return True
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -38,7 +38,7 @@ def pictures(file: Path) -> list[Image.Image]:
 
 def test_the_command_renders_the_newest_checkpoint_to_a_gif(tmp_path):
     folder = run_dir(tmp_path)
-    command = [sys.executable, "-m", "harness.play", str(folder)]
+    command = [sys.executable, "-m", "harness.play", str(folder), "--import-env"]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -57,7 +57,7 @@ def test_the_command_renders_the_newest_checkpoint_to_a_gif(tmp_path):
 
 def test_several_episodes_follow_each_other(tmp_path, capsys):
     out = tmp_path / "two.gif"
-    arguments = [str(run_dir(tmp_path)), "--episodes", "2", "--out", str(out)]
+    arguments = [str(run_dir(tmp_path)), "--import-env", "--episodes", "2", "--out", str(out)]
     assert play.main(arguments) == 0
     assert "episode 1: return 10 in 5 steps" in capsys.readouterr().out
     assert len(pictures(out)) == 12
@@ -65,12 +65,12 @@ def test_several_episodes_follow_each_other(tmp_path, capsys):
 
 def test_wide_pictures_are_made_smaller(tmp_path):
     folder = run_dir(tmp_path, "env.kwargs={width: 1000}")
-    assert play.main([str(folder)]) == 0
+    assert play.main([str(folder), "--import-env"]) == 0
     assert pictures(folder / "play.gif")[0].size == (480, 240)
 
 
 def test_a_policy_with_a_memory_can_be_played(tmp_path):
-    assert play.main([str(run_dir(tmp_path, "model=lstm"))]) == 0
+    assert play.main([str(run_dir(tmp_path, "model=lstm")), "--import-env"]) == 0
 
 
 def test_the_weights_played_are_those_of_the_checkpoint(tmp_path):
@@ -79,7 +79,7 @@ def test_the_weights_played_are_those_of_the_checkpoint(tmp_path):
     for parameter in learner.policy.parameters():
         parameter.data.fill_(0.125)
     Checkpoints(folder / "checkpoints").save(20_000, {"learner": learner.state_dict()})
-    _, policy, frames = play.load(folder)
+    _, policy, frames = play.load(folder, import_env=True)
     assert frames == 20_000
     assert all((parameter == 0.125).all() for parameter in policy.parameters())
 
@@ -87,7 +87,7 @@ def test_the_weights_played_are_those_of_the_checkpoint(tmp_path):
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
 def test_an_mp4_is_written_by_ffmpeg(tmp_path):
     out = tmp_path / "film.mp4"
-    assert play.main([str(run_dir(tmp_path)), "--out", str(out)]) == 0
+    assert play.main([str(run_dir(tmp_path)), "--import-env", "--out", str(out)]) == 0
     assert out.stat().st_size > 0
 
 
@@ -115,5 +115,32 @@ def test_what_cannot_be_played_is_said_in_one_line(tmp_path, capsys, arguments, 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path, capsys):
     folder = run_dir(tmp_path)
     shutil.rmtree(folder / "checkpoints")
-    assert play.main([str(folder)]) == 2
+    assert play.main([str(folder), "--import-env"]) == 2
     assert "no checkpoint to load" in capsys.readouterr().err
+
+
+def test_a_package_that_a_run_directory_names_is_imported_only_if_allowed(tmp_path, capsys):
+    folder = run_dir(tmp_path)
+    assert play.main([str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "would import tests.harness.painted" in line
+    assert "say --import-env" in line
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(tmp_path, capsys):
+    folder = run_dir(tmp_path)
+    for state in ({}, {"learner": {"algorithm": {"policy": {"x": 1}}}}, {"learner": 3}):
+        Checkpoints(folder / "checkpoints").save(20_000, state)
+        assert play.main([str(folder), "--import-env"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "does not fit its config" in line
+
+
+def test_a_film_is_not_written_through_a_link(tmp_path):
+    folder = run_dir(tmp_path)
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (folder / "play.gif").symlink_to(precious)
+    assert play.main([str(folder), "--import-env"]) == 0
+    assert precious.read_text() == "mine"
+    assert not (folder / "play.gif").is_symlink()
