@@ -22,6 +22,7 @@ PEERS = ("torchrl", "stable_baselines3", "sample_factory", "tianshou", "rlpyt")
 # Where code lives, and what it may never import.
 FORBIDDEN = {
     "run.py": OUTSIDE,
+    "hydra_plugins/": ("run", "wandb", *OUTSIDE),
     "harness/": ("run", *OUTSIDE),
     "collectors/": ("run", "harness", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
     "sync/": ("run", "harness", "collectors", "gymnasium", "wandb", *CONFIG_LIBRARIES, *OUTSIDE),
@@ -29,11 +30,11 @@ FORBIDDEN = {
 # What only some of that code may import.
 RESERVED = {
     "wandb": ("harness/loggers",),
-    "hydra": ("run.py", "harness/config"),
-    "omegaconf": ("run.py", "harness/config"),
+    "hydra": ("run.py", "hydra_plugins", "harness/config"),
+    "omegaconf": ("run.py", "hydra_plugins", "harness/config"),
 }
 # Large or optional: imported by the function that uses it.
-LAZY = ("ray", "envpool", "mujoco", "torch.distributed.rpc")
+LAZY = ("ray", "envpool", "mujoco", "torch.distributed.rpc", "optuna", "submitit")
 
 
 class Import(NamedTuple):
@@ -55,7 +56,7 @@ def violations(root: Path) -> list[str]:
 
 
 def source_files(root: Path) -> list[Path]:
-    rooms = ("harness", "collectors", "sync", "tests", "examples")
+    rooms = ("hydra_plugins", "harness", "collectors", "sync", "tests", "examples")
     return sorted([*root.glob("*.py"), *(f for room in rooms for f in (root / room).rglob("*.py"))])
 
 

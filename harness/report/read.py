@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
-STATES = ("done", "running", "failed", "interrupted")
+STATES = ("done", "running", "failed", "interrupted", "pruned")
 DEEPEST = 4  # folders below what was named: outputs/<day>/<sweep>/<job>
 MOST_BYTES = 1 << 30  # of one metrics.jsonl
 MOST_BYTES_JSON = 1 << 26  # a manifest may hold a long diff
