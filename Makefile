@@ -14,10 +14,10 @@ PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow check bench report peers clean
+.PHONY: help run test slow check bench report reproduce browser peers clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 	@$(BIN)/python run.py $(ARGS)
@@ -38,6 +38,13 @@ bench: $(READY) $(PEERS) ## measure, and compare with the peers
 
 report: $(READY) ## make a report of runs: ARGS=outputs/sync_ablation
 	@$(BIN)/python -m harness.report $(ARGS)
+
+reproduce: $(READY) ## run a run again and compare: ARGS=outputs/2026-01-31/12-00-00-...
+	@$(BIN)/python -m harness.reproduce $(ARGS)
+
+browser: $(READY) ## look at a report in Chromium, which must be installed
+	$(BIN)/python -m pip install -c requirements.lock -e ".[browser]" --no-build-isolation -q
+	$(BIN)/python -m pytest -m browser $(ARGS)
 
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
 

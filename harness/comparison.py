@@ -1,0 +1,126 @@
+"""Whether two runs are the same to the bit, and where they part first if they are not."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.checkpoints import CheckpointError, Checkpoints, State
+from harness.config import Config
+from harness.files import parse_json, read_text
+
+MOST_BYTES = 1 << 30  # of metrics.jsonl
+# What the clock and the machine decide, which two runs of one config need not share.
+TIMES = re.compile(r"time.*|sync/.*_ms|system/.*|collector/(fps|wait_ms)")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing in which two runs differ."""
+
+    what: str
+    first: Any
+    second: Any
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.first!r} there, {self.second!r} here"
+
+
+def is_repeatable(config: Config) -> bool:
+    """Whether the same seed promises the same bits: nothing depends on who is faster."""
+    collector = config.collector
+    return (
+        collector.name in ("single", "multi_sync")
+        and config.sync.name != "hogwild"
+        and collector.preemptive_threshold is None
+        and not collector.free_running
+        and config.device == "cpu"
+    )
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    """The records of a run without their times; `ValueError` for one that is none."""
+    found = []
+    lines = read_text(directory / "metrics.jsonl", MOST_BYTES).splitlines()
+    for number, line in enumerate(lines, 1):
+        record = parse_json(line)
+        if not isinstance(record, dict):
+            raise ValueError(f"{directory / 'metrics.jsonl'}, line {number}: expected an object")
+        found.append({key: item for key, item in record.items() if not TIMES.fullmatch(key)})
+    return found
+
+
+def compare_records(first: Path, second: Path) -> Difference | None:
+    """The first metric that differs, by record and name."""
+    for there, here in zip_longest(records(first), records(second)):
+        if there is None or here is None:
+            step = (there or here or {}).get("step")
+            there, here = (None if record is None else "a record" for record in (there, here))
+            return Difference(f"step {step}", there, here)
+        for name in ["step", *sorted({*there, *here} - {"step"})]:
+            a, b = there.get(name), here.get(name)
+            if not _same(a, b):
+                return Difference(f"step {here.get('step')}, {name}", a, b)
+    return None
+
+
+def weights(directory: Path) -> State:
+    """What the learner had learned at the newest checkpoint; `CheckpointError` without one."""
+    _, state = Checkpoints(directory / "checkpoints").load()
+    learner = state.get("learner")
+    if not isinstance(learner, dict):
+        raise CheckpointError(f"{directory / 'checkpoints'}: the newest holds no learner")
+    return learner
+
+
+def compare_weights(first: Path, second: Path) -> Difference | None:
+    """The first weight, or state of the optimisers, that differs."""
+    there, here = dict(_flat(weights(first))), dict(_flat(weights(second)))
+    for name in [*there, *(name for name in here if name not in there)]:
+        a, b = there.get(name), here.get(name)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            if (difference := _compare_tensors(name, a, b)) is not None:
+                return difference
+        elif isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or not _same(a, b):
+            return Difference(f"final weights, {name}", _shown(a), _shown(b))
+    return None
+
+
+def _compare_tensors(name: str, a: torch.Tensor, b: torch.Tensor) -> Difference | None:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return Difference(f"final weights, {name}", _shown(a), _shown(b))
+    same = (a == b) | ((a != a) & (b != b))
+    if bool(same.all()):
+        return None
+    place = tuple((~same).nonzero()[0].tolist())
+    return Difference(f"final weights, {name}{list(place)}", a[place].item(), b[place].item())
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+        return True
+    return type(a) is type(b) and a == b
+
+
+def _flat(value: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{above}.{key}" if above else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _flat(item, f"{above}.{number}")
+    else:
+        yield above, value
