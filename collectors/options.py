@@ -13,6 +13,7 @@ from collectors.checks import check_kinds
 from collectors.policies import interaction_type
 
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
+REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +178,10 @@ class Options:
                     )
 
     def _check_kind(self, kind: str) -> None:
+        like = ASYNC if kind in REMOTE else kind
         for name, kinds in _ONLY_FOR.items():
             given = getattr(self, name)
-            if kind not in kinds and given != type(self).__dataclass_fields__[name].default:
+            if like not in kinds and given != type(self).__dataclass_fields__[name].default:
                 raise ValueError(f"{name}={given!r} is for {' and '.join(kinds)}, not for {kind}")
         if kind == SINGLE:
             for name in ("frames_per_batch", "policy_factory", "create_env_kwargs", *_DEVICES):

@@ -1,0 +1,1 @@
+"""Collectors on several machines. Start with `collector.py`, then `seats.py` and `host.py`."""

@@ -1,0 +1,32 @@
+"""Hosts over torch.distributed: started here, or one a rank by torchrun or a job scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from collectors.remote import joining
+from collectors.remote.joining import JoiningCollector
+from sync import WeightSyncScheme
+from sync.remote.distributed import DistributedEngine, serve
+
+
+class DistributedCollector(JoiningCollector):
+    """Collectors in processes that torch.distributed joins to this one."""
+
+    kind = "DistributedCollector"
+
+    @property
+    def _scheme_class(self) -> type[WeightSyncScheme]:
+        from sync import DistributedWeightSyncScheme
+
+        return DistributedWeightSyncScheme
+
+    @staticmethod
+    def _way() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return DistributedEngine, serve
+
+
+def serve_rank(**options: Any) -> str:
+    """Be this rank's host until the trainer says stop, or is gone; says which."""
+    return joining.serve_rank(serve, **options)

@@ -1,0 +1,491 @@
+"""The trainer's side of its hosts: opening, asking, watching and replacing them, and all accounts.
+
+A seat is a place for a host. Whoever takes it after a failure has its number, and another life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cloudpickle
+from torch import Tensor
+
+from collectors.batches import Trajectories
+from collectors.remote import host as far
+from collectors.remote.fleet import CannotReplace, Fleet
+from collectors.remote.host import HostJob, Reply
+from collectors.remote.parcel import MASK
+from collectors.spaces import Key
+from collectors.weights import Publisher
+from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
+from sync.remote.engine import PeerDied
+
+_SLICE_S = 1.0
+_NOTHING = {"collected": 0, "delivered": 0, "dropped": 0, "in_flight": 0, "restarts": 0}
+
+
+class Full(NamedTuple):
+    """A batch that a host has handed over."""
+
+    entries: dict[Key, Tensor]
+    frame_count: int
+    life: int
+
+
+@dataclass
+class Seat:
+    """One host, and what is known of it."""
+
+    host: int
+    trajectories: Trajectories
+    seed: int
+    name: str = ""
+    where: str = ""
+    environment: str = ""
+    num_envs: int = 0
+    first_env: int = -1
+    life: int = 0
+    numbered: int = 0  # the life whose trajectories were numbered last
+    open: bool = False  # greeted, and not known to have failed
+    serial: int = 0  # of the next batch to ask for
+    due: int = 0  # of the next batch to hand on: they may arrive in another order
+    early: dict[int, Full] = field(default_factory=dict)
+    full: deque[Full] = field(default_factory=deque)
+    account: dict[str, Any] = field(default_factory=lambda: dict(_NOTHING))
+    before: int = 0  # frames that earlier lives collected
+    handed: int = 0  # frames of this life that were handed on
+    delivered: int = 0
+    dropped: int = 0  # by earlier lives
+    restarts: int = 0
+    failure: WorkerError | None = None
+    beat: Future[Any] | None = None
+    asked_at: float = 0.0
+    moved_at: float = 0.0
+
+    @property
+    def owed(self) -> int:
+        """How many batches it was asked for, and has not handed over."""
+        return self.serial - self.due - len(self.early)
+
+    def waiting(self) -> int:
+        """Frames that arrived here and were not handed on."""
+        return sum(full.frame_count for full in (*self.full, *self.early.values()))
+
+    def __str__(self) -> str:
+        known = ", ".join(part for part in (self.where, self.environment) if part)
+        return f"collector {self.host} ({known}, seed {self.seed})"
+
+
+class Seats:
+    """All hosts of one collector. Its methods may be called from several threads."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        publisher: Publisher,
+        *,
+        capacity: int,
+        timeout: float,
+        start_timeout: float,
+    ):
+        self.fleet = fleet
+        self.publisher = publisher
+        self.capacity = capacity
+        self.seats: list[Seat] = []
+        self.gone: list[Seat] = []  # removed; their frames still count
+        self.jobs: dict[int, HostJob] = {}
+        self.arrived: deque[Seat] = deque()  # one entry for each full batch, in their order
+        self.news = threading.Condition(threading.RLock())
+        self.held = False
+        self._token = secrets.token_hex(4)
+        self._numbering: dict[int, Trajectories] = {}
+        self._timeout, self._start_timeout = timeout, start_timeout
+        self._closed = threading.Event()
+        self._pulse: threading.Thread | None = None
+
+    # -- opening
+
+    def open(self, jobs: Iterable[HostJob]) -> list[Seat]:
+        """Make these hosts and have each take the newest weights; raise if one of them fails."""
+        new = [self._seat(job) for job in jobs]
+        with self.news:
+            self.seats = sorted([*self.seats, *new], key=lambda seat: seat.host)
+        if self._pulse is None:
+            self._pulse = threading.Thread(target=self._watch, name="lockstep-pulse", daemon=True)
+            self._pulse.start()
+        try:
+            self._make(new)
+        except BaseException:
+            with self.news:
+                self.seats = [seat for seat in self.seats if seat not in new]
+            raise
+        return new
+
+    def _seat(self, job: HostJob) -> Seat:
+        self.jobs[job.host] = job
+        numbering = self._numbering.setdefault(job.host, Trajectories(job.host, self.capacity))
+        numbering.restart()
+        return Seat(job.host, numbering, job.seeds.seed)
+
+    def _make(self, seats: list[Seat]) -> None:
+        """Open hosts, all at a time, and connect them to the schemes."""
+        asked = {}
+        for seat in seats:
+            seat.name = f"{self._token}-{seat.host}-{seat.life}"
+            seat.where = self.fleet.engine.describe(seat.host)
+            asked[seat.host] = self._ask(seat, far.open_host, self.jobs[seat.host].pack())
+        self._await(seats, asked, "being made", self._start_timeout, "start_timeout")
+        for seat in seats:
+            hello = asked[seat.host].result().value
+            seat.where += f", pid {hello['pid']} on {hello['node']}"
+            seat.environment = f"{hello['collector']}, {hello['environment']}"
+            self._place(seat, hello["num_envs"])
+            with self.news:
+                seat.open, seat.asked_at, seat.moved_at = True, time.monotonic(), time.monotonic()
+        self._connect(seats)
+
+    def _place(self, seat: Seat, num_envs: int) -> None:
+        """Number its environments; a successor with as many has its predecessor's numbers."""
+        if seat.first_env >= 0 and seat.num_envs == num_envs:
+            return
+        others = [s for s in (*self.seats, *self.gone) if s.first_env >= 0]
+        seat.num_envs = num_envs
+        seat.first_env = max((s.first_env + s.num_envs for s in others), default=0)
+
+    def _connect(self, seats: list[Seat]) -> None:
+        """Meet the hosts' receivers; what went wrong there says the host's own error first."""
+        if not self.publisher.schemes:
+            return
+        asked = {seat.host: self._ask(seat, far.connect_host) for seat in seats}
+        try:
+            for scheme in self.publisher.schemes.values():
+                for seat in seats:
+                    scheme.describe_worker(seat.host, f"{seat.where}, {seat.environment}")
+                for seat in seats:
+                    scheme.connect(worker_idx=seat.host)
+        except WorkerError:
+            self._await(seats, asked, "taking weights", 0.5, "timeout", patient=True)
+            raise
+        self._await(seats, asked, "taking weights", self._timeout, "timeout")
+
+    # -- asking
+
+    def _ask(self, seat: Seat, function: Callable[..., Reply], *args: Any) -> Future[Any]:
+        try:
+            return self.fleet.engine.call(seat.host, function, seat.name, *args)
+        except PeerDied as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _failure(self, seat: Seat, answer: Future[Any], doing: str) -> WorkerError | None:
+        """What an answer says of its host, if that is no good."""
+        error = answer.exception()
+        if isinstance(error, PeerDied):
+            return WorkerDied(seat.host, f"{seat} died while {doing}: {error}")
+        if error is not None:
+            notes = "\n".join(getattr(error, "__notes__", []))
+            text = f"{type(error).__name__}: {error}\n{notes}".rstrip()
+            return WorkerRaised(seat.host, f"{seat} could not be asked while {doing}: {text}")
+        reply = answer.result()
+        if reply.error is None:
+            return None
+        return WorkerRaised(seat.host, f"{seat} raised {reply.error} while {doing}:\n{reply.value}")
+
+    def _await(
+        self,
+        seats: Iterable[Seat],
+        asked: dict[int, Future[Any]],
+        doing: str,
+        timeout: float,
+        name: str,
+        *,
+        patient: bool = False,
+    ) -> None:
+        """Wait for these answers; raise for all hosts that gave none, or a bad one.
+
+        patient: that there is none yet is no failure.
+        """
+        deadline = time.monotonic() + timeout
+        failures: dict[int, WorkerError] = {}
+        for seat in seats:
+            answer = asked[seat.host]
+            failure: WorkerError | None = None
+            while not answer.done() and time.monotonic() < deadline:
+                if why := self.fleet.engine.gone(seat.host):
+                    failure = WorkerDied(seat.host, f"{seat} died while {doing}: {why}")
+                    break
+                self._raise_if_closed()
+                with contextlib.suppress(TimeoutError, Exception):
+                    answer.exception(min(0.2, max(0.0, deadline - time.monotonic())))
+            if failure is None and answer.done():
+                failure = self._failure(seat, answer, doing)
+            elif failure is None and not patient:
+                text = f"{seat} did not answer within {name}={timeout:g} s while {doing}"
+                failure = WorkerTimeout(seat.host, text)
+            if failure is not None:
+                failures[seat.host] = failure
+        if failures:
+            raise combine(failures)
+
+    def call(
+        self,
+        method: str,
+        arguments: Callable[[Seat], tuple[Any, ...]] = lambda seat: (),
+        seats: Iterable[Seat] | None = None,
+    ) -> list[Any]:
+        """Have hosts do something; their results."""
+        chosen = list(self.seats if seats is None else seats)
+        asked = {
+            seat.host: self._ask(seat, far.control, method, cloudpickle.dumps(arguments(seat)))
+            for seat in chosen
+        }
+        self._await(chosen, asked, f"asked to {method}", self._timeout, "timeout")
+        return [cloudpickle.loads(asked[seat.host].result().value) for seat in chosen]
+
+    # -- batches
+
+    def order(self, seat: Seat) -> None:
+        """Ask for one more batch, with weights no older than those published by now."""
+        with self.news:
+            serial, life = seat.serial, seat.life
+            if not seat.owed:
+                seat.moved_at = time.monotonic()
+            seat.serial += 1
+            versions = dict(self.publisher.promised[seat.host])
+        answer = self._ask(seat, far.next_batch, serial, versions)
+        answer.add_done_callback(lambda done: self._book(seat, life, serial, done))
+
+    def _book(self, seat: Seat, life: int, serial: int, answer: Future[Any]) -> None:
+        """Take in what a host answered to an order."""
+        full, account = None, None
+        if answer.cancelled():
+            return
+        if answer.exception() is None and answer.result().error is None:
+            parcel, account = answer.result().value
+            entries = parcel.open()
+            full = Full(entries, int(entries[MASK].sum()), life)
+        with self.news:
+            if life != seat.life:
+                return  # nobody waits for it any more; it was counted as dropped
+            if full is not None and account is not None:
+                self._take_account(seat, account)
+                seat.early[serial] = full
+                while seat.due in seat.early:
+                    seat.full.append(seat.early.pop(seat.due))
+                    seat.due += 1
+                    self.arrived.append(seat)
+            elif seat.failure is None:
+                seat.failure = self._failure(seat, answer, "collecting")
+            self.news.notify_all()
+
+    def take(self, seat: Seat) -> Full:
+        """The oldest full batch of a host, which is delivered by that."""
+        with self.news:
+            full = seat.full.popleft()
+            seat.delivered += full.frame_count
+            if full.life == seat.life:
+                seat.handed += full.frame_count
+            return full
+
+    def take_first(self) -> tuple[Seat, Full]:
+        """The batch that came first."""
+        with self.news:
+            seat = self.arrived.popleft()
+            return seat, self.take(seat)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until `done()`; the pulse sees to it that dead and hanging hosts become failures."""
+        with self.news:
+            while not done() and not self._closed.is_set():
+                self.news.wait(_SLICE_S)
+
+    def failed(self) -> list[Seat]:
+        return [seat for seat in self.seats if seat.failure is not None]
+
+    def raise_failures(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if failures := {s.host: s.failure for s in self.failed() if s.failure is not None}:
+            raise combine(failures)
+
+    def _raise_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("the collector was shut down")
+
+    # -- watching
+
+    def _watch(self) -> None:
+        """The pulse: ask every host how it is, so that both sides know the other lives."""
+        every = min(1.0, self._timeout / 8)
+        last = time.monotonic()
+        while not self._closed.wait(every):
+            now = time.monotonic()
+            late, last = now - last > every + 5.0, now
+            for seat in list(self.seats):
+                if late:  # this process was stopped for a while: the time is not theirs
+                    seat.asked_at = seat.moved_at = now
+                self._feel(seat, now)
+
+    def _feel(self, seat: Seat, now: float) -> None:
+        if not seat.open or seat.failure is not None:
+            return
+        failure: WorkerError | None = None
+        if why := self.fleet.engine.gone(seat.host):
+            failure = WorkerDied(seat.host, f"{seat} died: {why}")
+        elif seat.beat is None or seat.beat.done():
+            if seat.beat is not None:
+                failure = self._failure(seat, seat.beat, "watched")
+                if failure is None:
+                    self._take_account(seat, seat.beat.result().value)
+            seat.asked_at, seat.beat = now, self._ask(seat, far.beat)
+        elif now - seat.asked_at > self._timeout:
+            failure = WorkerTimeout(
+                seat.host,
+                f"{seat} does not answer: for timeout={self._timeout:g} s nothing came from it, so "
+                "it is stopped, stuck or cut off",
+            )
+        if failure is None and seat.owed and not self.held and now - seat.moved_at > self._timeout:
+            failure = WorkerTimeout(
+                seat.host,
+                f"{seat} hangs: it owes a batch and has made no frame for more than "
+                f"timeout={self._timeout:g} s{_stages(seat)}",
+            )
+        if failure is not None:
+            with self.news:
+                if seat.open and seat.failure is None:
+                    seat.failure = failure
+                self.news.notify_all()
+
+    def _take_account(self, seat: Seat, account: dict[str, Any]) -> None:
+        with self.news:
+            if account["number"] <= seat.account.get("number", 0):
+                return  # an older one, overtaken on its way
+            moved = ("collected", "version", "restarts")
+            if any(account[name] != seat.account.get(name) for name in moved):
+                seat.moved_at = time.monotonic()
+            seat.account = account
+
+    def refresh(self) -> None:
+        """Have the accounts be of this moment, as far as hosts answer at once."""
+        asked = {seat.host: self._ask(seat, far.beat) for seat in self.seats if seat.open}
+        deadline = time.monotonic() + min(0.5, self._timeout)
+        for seat in self.seats:
+            answer = asked.get(seat.host)
+            with contextlib.suppress(Exception):
+                if answer is None:
+                    continue
+                reply = answer.result(max(0.0, deadline - time.monotonic()))
+                if reply.error is None:
+                    self._take_account(seat, reply.value)
+
+    def accounts(self) -> list[dict[str, Any]]:
+        """Where the frames of every host are; of those that were removed too."""
+        with self.news:
+            return [self._account(seat) for seat in (*self.seats, *self.gone)]
+
+    def _account(self, seat: Seat) -> dict[str, Any]:
+        told = seat.account
+        old = sum(full.frame_count for full in seat.full if full.life != seat.life)
+        return {
+            "worker": seat.host,
+            "environment": seat.environment,
+            "where": seat.where,
+            "collected": seat.before + told["collected"],
+            "delivered": seat.delivered,
+            "dropped": seat.dropped + told["dropped"],
+            "in_flight": old + told["in_flight"] + told["delivered"] - seat.handed,
+            "restarts": seat.restarts + told["restarts"],
+            "version": told.get("version", -1),
+            "preempted": told.get("preempted", 0),
+            "workers": told.get("workers", []),
+        }
+
+    def _settle(self, seat: Seat) -> None:
+        """What a host that is gone made and did not hand over is dropped."""
+        told = seat.account
+        here = sum(full.frame_count for full in seat.full if full.life == seat.life)
+        seat.early.clear()
+        seat.before += told["collected"]
+        seat.dropped += told["collected"] - seat.handed - here
+        seat.restarts += told["restarts"]
+        seat.account = dict(_NOTHING)
+        seat.handed = 0
+        seat.serial = seat.due = 0
+        seat.open, seat.beat = False, None
+        seat.life += 1  # whatever of the one before still comes is not wanted
+
+    # -- replacing, adding, removing
+
+    def replace(self, seat: Seat) -> None:
+        """Put a fresh host in the place of a failed one, which may fail in its turn."""
+        job = self.jobs[seat.host]
+        try:
+            if isinstance(seat.failure, WorkerRaised) and not self.fleet.engine.gone(seat.host):
+                self._end(seat, 1.0, close_env=True)
+            else:
+                self.fleet.replace(seat.host)
+        except CannotReplace as error:
+            assert seat.failure is not None
+            seat.failure.add_note(str(error))
+            raise seat.failure from None
+        with self.news:
+            self._settle(seat)
+            seat.restarts += 1
+            seat.failure = None
+        job.seeds = dataclasses.replace(job.seeds, life=job.seeds.life + 1)
+        try:
+            self._make([seat])
+        except WorkerError as error:
+            seat.failure = seat.failure or error
+
+    def remove(self, seat: Seat) -> None:
+        """Let a host go; what it had made and not handed over is dropped."""
+        self._end(seat, 2.0, close_env=True)
+        with self.news:
+            self.seats.remove(seat)
+            self._settle(seat)
+            self.gone.append(seat)
+            self.publisher.promised[seat.host] = {}
+            self.news.notify_all()
+
+    def _end(self, seat: Seat, timeout: float, *, close_env: bool) -> None:
+        with contextlib.suppress(Exception):
+            self._ask(seat, far.close_host, timeout, close_env).result(timeout + 1.0)
+
+    def close(self, timeout: float, *, close_env: bool = True) -> None:
+        """End all hosts: first by asking, then with the fleet. Bounded; harmless a second time."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self.news:
+            self.news.notify_all()
+        deadline = time.monotonic() + timeout
+        asked = [
+            self._ask(seat, far.close_host, max(0.2, timeout / 2), close_env)
+            for seat in self.seats
+            if seat.name and self.fleet.engine.gone(seat.host) is None
+        ]
+        for answer in asked:
+            with contextlib.suppress(Exception):
+                answer.result(max(0.0, deadline - time.monotonic()))
+        if self._pulse is not None and self._pulse is not threading.current_thread():
+            self._pulse.join(2.0)
+
+
+def _stages(seat: Seat) -> str:
+    """What its workers were doing, as far as it told."""
+    told = [
+        f"worker {one['worker']} is {one['stage']}"
+        for one in seat.account.get("workers", [])
+        if "stage" in one
+    ]
+    return f"; {', '.join(told)}" if told else ""
