@@ -14,6 +14,8 @@ import pytest
 
 SHM = Path("/dev/shm")
 LEFTOVER_WAIT_S = 5.0
+# How what multiprocessing, torch and Lockstep put there is called; others put things there too.
+OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,7 +60,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def shm_entries() -> set[str]:
-    return set(os.listdir(SHM)) if SHM.is_dir() else set()
+    names = os.listdir(SHM) if SHM.is_dir() else []
+    return {name for name in names if name.startswith(OURS)}
 
 
 def describe(processes: set[psutil.Process], shm: set[str]) -> list[str]:

@@ -152,7 +152,7 @@ def test_a_training_that_takes_too_long_is_ended_with_all_its_processes(known, m
     assert group_of(remote.process.pid) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path):
     command = [sys.executable, "benchmarks/train.py", "--contestants", "lockstep_multi_async"]
     options = ["--algos", "ppo", "--frames", "ppo=100000000", "--output", str(tmp_path)]
