@@ -46,3 +46,10 @@ def interface_of(address: str) -> str:
         own = ", ".join(f"{at} ({name})" for at, name in found.items())
         raise ValueError(f"address={address!r} is not of this machine, which has {own}")
     return found[wanted]
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this machine from which `host` is reached."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])

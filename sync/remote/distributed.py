@@ -23,9 +23,9 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from sync.remote.addresses import LOOPBACK, warn_if_exposed
+from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.line import Line, make_group
 
@@ -153,8 +153,8 @@ def serve(
     warn_if_exposed(host, "torch.distributed (gloo)")
     where = f"the trainer at {host}:{port}"
     begun = time.monotonic()
-    store = _find_store(host, port, timeout, peer)
-    address = address or _address_towards(host, port)
+    store = find_store(host, port, timeout, peer)
+    address = address or address_towards(host, port)
     number = store.add(f"peer/{peer}/counted", 1)
     store.set(f"{_came(peer)}/{number}", f"{socket.gethostname()}, {address}, pid {os.getpid()}")
     store.add(_came(peer), 1)
@@ -180,7 +180,7 @@ def _came(peer: int) -> str:
 
 def _open_store(host: str, port: int, timeout: float) -> Any:
     try:
-        return dist.TCPStore(
+        return TCPStore(
             host,
             port,
             is_master=True,
@@ -193,22 +193,17 @@ def _open_store(host: str, port: int, timeout: float) -> Any:
         raise ConnectionError(f"no store can be opened at {host}:{port}: {why}") from None
 
 
-def _find_store(host: str, port: int, timeout: float, peer: int) -> Any:
+def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
+    """The trainer's store, as peer number `peer` sees it, within `timeout`."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         # torch would look again and again too, and print a page each time it gives up.
         with contextlib.suppress(OSError):
             socket.create_connection((host, port), timeout=left).close()
             limit = timedelta(seconds=max(1.0, left))
-            return dist.TCPStore(host, port, is_master=False, timeout=limit)
+            return TCPStore(host, port, is_master=False, timeout=limit)
         time.sleep(_LOOK_S)
     raise ConnectionError(
         f"peer {peer}: no trainer answered at {host}:{port} within {timeout:g} s; is that its "
         "address, and did it open its engine?"
     )
-
-
-def _address_towards(host: str, port: int) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])

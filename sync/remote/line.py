@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sync.remote.engine import PeerDied
 from sync.remote.wire import Outcome, Packed, pack, unpack
@@ -188,7 +189,7 @@ def _in_words(error: str, silence_s: float) -> str:
 
 def make_group(store: Any, name: str, rank: int, address: str, timeout_s: float) -> Any:
     """A gloo group of two, bound to `address`, named in `store` alike on both sides."""
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=timeout_s)
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, 2, options)
+    return dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, options)

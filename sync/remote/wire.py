@@ -1,4 +1,4 @@
-"""What travels in a call: any object, its tensors beside it and not inside, and how a call ended."""
+"""What travels in a call: any object with its tensors beside it, and how the call ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unpack(data: bytes, tensors: Sequence[Tensor]) -> Any:
     return _Unpickler(io.BytesIO(data), tensors).load()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]):
         super().__init__(file)
         self._tensors = tensors

@@ -1,0 +1,385 @@
+"""Calls over torch.distributed.rpc: the trainer is called "trainer", peer 3 "peer3_<number>".
+
+    trainer                                   peer i
+    -------                                   ------
+    RPCEngine(n, host, port)                  serve(i, host, port)
+      joins as "trainer", opens the store <--   joins the group when it likes
+    connect()  or  admit(i)          ----->   watches the trainer from now on
+      watches the peer                 <---
+    call(i, f, x)                    <---->   runs f(x)
+    close()                          ----->   serve() returns
+
+Either side watches the other with a call that never returns: it fails as soon as the connection
+does, and takes no thread. A second, now and then, finds out what a broken connection does not
+show: that a host is gone, or a cable. There is one RPC agent in a process, so there can be one
+engine. The transport has no authentication, so everything binds to loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sync.remote.addresses import LOOPBACK, address_towards, interface_of, warn_if_exposed
+from sync.remote.engine import Engine, PeerDied
+from sync.remote.wire import Outcome, pack, unpack
+
+_TRAINER = "trainer"
+_LOOK_S = 0.01
+_CLOSE_S = 2.0
+_MEMBERS = "names/_ALL_WORKER_INFOS"  # where torch keeps who is in the group
+
+_left = threading.Event()
+_kept: list[Any] = []
+
+
+class RPCEngine(Engine):
+    """The trainer's side.
+
+    host, port: where peers find the trainer's store; port 0 takes a free one, see `port`.
+    address: what this process's own connections bind to; `host` unless told.
+    timeout: seconds that `connect` and `admit` wait.
+    silence_s: seconds without a sign of life after which a peer counts as gone.
+    """
+
+    def __init__(
+        self,
+        num_peers: int,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        address: str | None = None,
+        timeout: float = 60.0,
+        silence_s: float = 60.0,
+    ):
+        self.num_peers = num_peers
+        self.timeout = timeout
+        self.host, self.port = host, port or _free_port(host)
+        self._silence_s = silence_s
+        self._names: dict[int, str] = {}
+        self._gone: dict[int, str] = {}
+        self._pending: dict[Future[Any], int] = {}
+        self._closing = threading.Event()
+        _check_free(self.host, self.port)
+        _join(_TRAINER, 0, self.host, self.port, address or host, timeout)
+        self._beat = threading.Thread(target=self._beats, name="lockstep-alive", daemon=True)
+        self._beat.start()
+
+    def connect(self) -> None:
+        """Meet every peer that has not been met."""
+        self._meet([peer for peer in range(self.num_peers) if peer not in self._names])
+
+    def admit(self, peer: int) -> None:
+        """Meet a peer that came late, or one that takes the place of a dead one."""
+        self._meet([peer])
+
+    def forget(self, peer: int) -> None:
+        """Take a dead peer out of the group: nobody could join while it counts as a member."""
+        name = self._names[peer]
+        for key in list(_infos()):
+            if key == name:
+                _drop(name)
+        for other, there in self._names.items():
+            if other != peer and other not in self._gone:
+                with contextlib.suppress(Exception):  # its own death is told elsewhere
+                    self.call(other, _drop, name).result(_CLOSE_S)
+                assert there != name
+        _strike_out(name)
+
+    def _meet(self, peers: list[int]) -> None:
+        deadline = time.monotonic() + self.timeout
+        missing = list(peers)
+        while missing:
+            for peer in list(missing):
+                if (name := _newest_of(peer)) is not None and name != self._names.get(peer):
+                    self._watch(peer, name)
+                    missing.remove(peer)
+            if missing and time.monotonic() > deadline:
+                ids = ", ".join(map(str, missing))
+                raise TimeoutError(
+                    f"peer {ids} did not join at {self.host}:{self.port} within "
+                    f"{self.timeout:g} s: was its process started, and does it call serve() with "
+                    "this host and port?"
+                )
+            time.sleep(_LOOK_S)
+
+    def _watch(self, peer: int, name: str) -> None:
+        self._gone.pop(peer, None)
+        self._names[peer] = name
+        watch = _rpc().rpc_async(name, _never, timeout=0)
+        watch.add_done_callback(lambda done: self._note(peer, name, _error(done)))
+
+    def _note(self, peer: int, name: str, why: str | None) -> None:
+        if why is not None and self._names.get(peer) == name and not self._closing.is_set():
+            if peer in self._gone:
+                return
+            self._gone[peer] = why
+            for future, whose in list(self._pending.items()):
+                if whose == peer:
+                    self._fail(future, peer, why)
+            threading.Thread(target=self._forget_quietly, args=(peer,), daemon=True).start()
+
+    def _fail(self, future: Future[Any], peer: int, why: str) -> None:
+        self._pending.pop(future, None)
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(PeerDied(f"{self.describe(peer)} is gone: {why}"))
+
+    def _forget_quietly(self, peer: int) -> None:
+        with contextlib.suppress(Exception):  # the agent may be on its way down
+            self.forget(peer)
+
+    def _beats(self) -> None:
+        while not self._closing.wait(self._silence_s / 4):
+            for peer, name in list(self._names.items()):
+                if peer not in self._gone:
+                    _ask_for_life(name, self._silence_s, partial(self._note, peer, name))
+
+    def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._pending[future] = peer
+        if (why := self.gone(peer)) is not None:
+            self._fail(future, peer, why)
+            return future
+        packed = pack((function, args))
+        name = self._names[peer]
+        sent = _rpc().rpc_async(name, _run, args=(packed.data, *packed.tensors), timeout=0)
+        sent.add_done_callback(lambda done: self._hear(peer, name, done, future))
+        return future
+
+    def _hear(self, peer: int, name: str, done: Any, future: Future[Any]) -> None:
+        if (why := _error(done)) is not None:
+            self._note(peer, name, why)
+            self._fail(future, peer, why)
+            return
+        self._pending.pop(future, None)
+        data, *tensors = done.value()
+        with contextlib.suppress(InvalidStateError):
+            try:
+                outcome: Outcome = unpack(data, tensors)
+            except Exception as error:  # noqa: BLE001 - a class that is not there, for instance
+                future.set_exception(error)
+            else:
+                outcome.tell(future, self.describe(peer))
+
+    def gone(self, peer: int) -> str | None:
+        if peer not in self._names:
+            return "it was never met: call connect()"
+        return self._gone.get(peer)
+
+    def describe(self, peer: int) -> str:
+        return f"peer {peer} ({self._names.get(peer, 'not met')})"
+
+    def close(self) -> None:
+        """Let every peer's `serve` return, and leave the group."""
+        if self._closing.is_set():
+            return
+        left = [self.call(peer, _leave) for peer in self._names if peer not in self._gone]
+        deadline = time.monotonic() + _CLOSE_S
+        for future in left:
+            with contextlib.suppress(PeerDied, TimeoutError):
+                future.result(max(0.0, deadline - time.monotonic()))
+        self._closing.set()
+        for future, peer in list(self._pending.items()):
+            self._fail(future, peer, "the engine was closed")
+        self._beat.join(_CLOSE_S)
+        _rpc().shutdown(graceful=False)
+        _kept.clear()
+
+
+def serve(
+    peer: int,
+    *,
+    host: str = LOOPBACK,
+    port: int,
+    address: str | None = None,
+    timeout: float = 60.0,
+    silence_s: float = 60.0,
+) -> str:
+    """Be peer number `peer` of the trainer at `host:port` until it closes or is gone; says which.
+
+    address: what this process's connections bind to; loopback if the host is, else this machine's
+        address on the way to the host.
+    timeout: seconds to find the trainer, and to be met by it.
+    """
+    number = _next_number(peer, host, port, timeout)
+    name = f"peer{peer}_{number}"
+    _join(name, number, host, port, address or address_towards(host, port), timeout)
+    _left.clear()
+    why: list[str] = []
+
+    def end(error: str | None) -> None:
+        if error is not None:
+            why.append(f"the trainer is gone: {error}")
+            _left.set()
+
+    watch = _rpc().rpc_async(_TRAINER, _never, timeout=0)
+    watch.add_done_callback(lambda done: end(_error(done)))
+    while not _left.wait(silence_s / 4):
+        _ask_for_life(_TRAINER, silence_s, end)
+    time.sleep(0.05)  # the answer to the call that said so must get out
+    _rpc().shutdown(graceful=False)
+    _kept.clear()
+    return why[0] if why else "it left"
+
+
+# -- what peers run
+
+
+def _run(data: bytes, *tensors: Tensor) -> tuple[Any, ...]:
+    packed = Outcome.of(_unpack_and_call, (data, tensors)).packed()
+    return packed.data, *packed.tensors
+
+
+def _unpack_and_call(data: bytes, tensors: tuple[Tensor, ...]) -> Any:
+    function, args = unpack(data, tensors)
+    return function(*args)
+
+
+def _never() -> Any:
+    """A call that never returns, and takes no thread meanwhile."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    _kept.append(future)
+    return future
+
+
+_never._wrapped_async_rpc_function = _never  # type: ignore[attr-defined]
+
+
+def _alive() -> None:
+    return None
+
+
+def _leave() -> None:
+    _left.set()
+
+
+def _drop(name: str) -> None:
+    """Count `name` as a member of the group no more."""
+    from torch.distributed.rpc._utils import _update_group_membership
+
+    for info in _agent().get_worker_infos():
+        if info.name == name:
+            _update_group_membership(info, [], {}, False)
+
+
+# -- torch's agent
+
+
+def _rpc() -> Any:
+    from torch.distributed import rpc
+
+    return rpc
+
+
+def _agent() -> Any:
+    return _rpc().api._get_current_rpc_agent()
+
+
+def _infos() -> Iterator[str]:
+    return (info.name for info in _agent().get_worker_infos())
+
+
+def _newest_of(peer: int) -> str | None:
+    names = [name for name in _infos() if name.startswith(f"peer{peer}_")]
+    return max(names, key=lambda name: int(name.partition("_")[2]), default=None)
+
+
+def _strike_out(name: str) -> None:
+    store = _agent().store
+    while True:
+        members = store.get(_MEMBERS).decode()
+        kept = "".join(
+            f"{member},"
+            for member in members.split(",")
+            if member and member.rpartition("-")[0] != name
+        )
+        if store.compare_set(_MEMBERS, members, kept).decode() == kept:
+            return
+
+
+def _ask_for_life(name: str, within_s: float, tell: Callable[[str | None], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the watch has seen that connection break
+        asked = _rpc().rpc_async(name, _alive, timeout=within_s)
+        asked.add_done_callback(lambda done: tell(_error(done)))
+
+
+def _error(done: Any) -> str | None:
+    """Why a call failed that was not raised by the function called; None if it did not."""
+    try:
+        done.value()
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        if "timeout" in said.lower() or "timed out" in said.lower():
+            return f"it gave no sign of life ({said})"
+        return f"the connection broke ({said.split(' (this error')[0]})"
+    return None
+
+
+def _join(name: str, number: int, host: str, port: int, address: str, timeout: float) -> None:
+    rpc = _rpc()
+    if rpc.api._is_current_rpc_agent_set():
+        raise RuntimeError(
+            f"this process is in an RPC group already, as {_agent().get_worker_info().name!r}; "
+            "there can be one at a time"
+        )
+    warn_if_exposed(address, "torch.distributed.rpc")
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"tcp://{host}:{port}", rpc_timeout=timeout, num_worker_threads=32
+    )
+    before = os.environ.get("TP_SOCKET_IFNAME")
+    os.environ["TP_SOCKET_IFNAME"] = interface_of(address)
+    try:
+        rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
+    except RuntimeError as error:
+        raise ConnectionError(
+            f"{name} could not join the group at {host}:{port} within {timeout:g} s: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    finally:
+        os.environ.pop("TP_SOCKET_IFNAME")
+        if before is not None:
+            os.environ["TP_SOCKET_IFNAME"] = before
+
+
+def _next_number(peer: int, host: str, port: int, timeout: float) -> int:
+    """A number that no member of the group had before; and so the trainer is known to be there."""
+    from sync.remote.distributed import find_store
+
+    store = find_store(host, port, timeout, peer)
+    limit = timedelta(seconds=timeout)
+    try:
+        store.wait([f"rpc_prefix_0/{_MEMBERS}"], limit)  # the trainer has joined
+    except RuntimeError:
+        raise ConnectionError(
+            f"peer {peer}: whoever answers at {host}:{port} opened no RPC group within "
+            f"{timeout:g} s"
+        ) from None
+    return int(store.add("lockstep/peers", 1))
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConnectionError(
+                f"no store can be opened at {host}:{port}: {str(error.strerror).lower()}"
+            ) from None
