@@ -83,6 +83,8 @@ def saved_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:
         with run_dir.logging():
             frames, state = Checkpoints(run_dir.checkpoints, run=run_dir.read_id()).load()
         with fits_this_run():
+            if state["frames"] != frames or not isinstance(state["collector"], dict):
+                raise ValueError(f"it is not of frame {frames}")
             learner.load_state_dict(state["learner"])
     except (RunDirInUse, CheckpointError, ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -171,7 +173,7 @@ class Execution:
                 learner=self.learner,
                 collector=collector,
                 source=make_source(self.plan.config, collector, self.learner),
-                sync=SyncMeter(scheme, self.plan.config.collector.num_workers),
+                sync=SyncMeter(scheme, scheme.num_workers),
                 evaluate=lambda: self._evaluate(evaluator),
                 checkpoints=self.checkpoints,
                 loggers=self.loggers,

@@ -208,7 +208,7 @@ def _step_of(line: str) -> float:
 
 
 def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or not 0 < pid < 1 << 31 or pid == os.getpid():
+    if type(pid) is not int or not 0 < pid < 1 << 31 or pid == os.getpid():
         return False
     try:
         os.kill(pid, 0)
