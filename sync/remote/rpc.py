@@ -227,10 +227,11 @@ def serve(
     watch.add_done_callback(lambda done: end(_error(done)))
     while not _left.wait(silence_s / 4):
         _ask_for_life(_TRAINER, silence_s, end)
+    said = why[0] if why else "it left"
     time.sleep(0.05)  # the answer to the call that said so must get out
     _rpc().shutdown(graceful=False)
     _kept.clear()
-    return why[0] if why else "it left"
+    return said
 
 
 # -- what peers run

@@ -1,0 +1,141 @@
+"""Calls over Ray: peers are actors, and any function runs in any actor.
+
+    trainer                                   actor i
+    -------                                   -------
+    RayEngine([actor, ...])
+    call(i, f, x)     --  task  ------->      a thread runs f(x)
+    parcel(block)     --  one copy into the object store of this node
+    post(i, f, parcel) -- a reference -->     f(block): its node fetched the block once, and all
+                                              actors of the node see the same memory (read-only)
+
+The actors and the cluster are their owner's; the engine ends neither. An actor serves several calls
+at a time if it was made with `max_concurrency` of 2 or more, or with concurrency groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sync.remote.engine import Engine, PeerDied
+from sync.remote.wire import Outcome
+
+
+class RayEngine(Engine):
+    """Over actor handles; `replace` puts another actor into a dead one's place."""
+
+    def __init__(self, actors: Sequence[Any]):
+        self._actors = list(actors)
+        self._gone: dict[int, str] = {}
+
+    @property
+    def num_peers(self) -> int:  # type: ignore[override]
+        return len(self._actors)
+
+    def replace(self, peer: int, actor: Any) -> None:
+        """From now on `actor` is peer number `peer`, which may also be one more than there were."""
+        self._actors[peer : peer + 1] = [actor]
+        self._gone.pop(peer, None)
+
+    def parcel(self, block: Tensor) -> Any:
+        import ray
+
+        return ray.put(block.numpy())
+
+    def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self._task(peer, _run, function, *args)
+
+    def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
+        return self._task(peer, _run_with_block, function, parcel, *args)
+
+    def _task(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
+        actor = self._actors[peer]
+        answer: Future[Any] = Future()
+        try:
+            ref = actor.__ray_call__.remote(run, *args)
+            done = ref.future()
+        except Exception as error:  # noqa: BLE001 - Ray is down, or the handle is of another cluster
+            answer.set_exception(PeerDied(f"{self.describe(peer)} cannot be called: {error}"))
+            return answer
+        done.add_done_callback(lambda done: self._hear(peer, actor, done, answer))
+        return answer
+
+    def _hear(self, peer: int, actor: Any, done: Future[Any], answer: Future[Any]) -> None:
+        error = done.exception()
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                outcome: Outcome = done.result()
+                outcome.tell(answer, self.describe(peer))
+                return
+            died = _is_death(error)
+            if died and self._actors[peer] is actor:
+                self._gone[peer] = _first_line(error)
+            if died:
+                answer.set_exception(
+                    PeerDied(f"{self.describe(peer)} is gone: {_first_line(error)}")
+                )
+            else:
+                answer.set_exception(error)
+
+    def gone(self, peer: int) -> str | None:
+        return self._gone.get(peer)
+
+    def describe(self, peer: int) -> str:
+        return f"peer {peer} (Ray actor {self._actors[peer]._actor_id.hex()[:12]})"
+
+    def close(self) -> None:
+        """Nothing to end: actors and cluster are their owner's."""
+
+
+def _run(actor: Any, function: Callable[..., Any], *args: Any) -> Outcome:
+    return Outcome.of(function, args)
+
+
+def _run_with_block(actor: Any, function: Callable[..., Any], array: Any, *args: Any) -> Outcome:
+    return Outcome.of(function, (_as_tensor(array), *args))
+
+
+def _as_tensor(array: Any) -> Tensor:
+    with warnings.catch_warnings():  # torch knows no read-only tensors, and warns of them
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _is_death(error: BaseException) -> bool:
+    from ray import exceptions
+
+    return isinstance(
+        error,
+        exceptions.RayActorError  # dead, or not to be reached for now
+        | exceptions.ObjectLostError
+        | exceptions.OwnerDiedError
+        | exceptions.RaySystemError,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:1]) or type(error).__name__
+
+
+def use_token_authentication() -> bool:
+    """Have clusters that this process starts demand a token; call it before anything imports Ray.
+
+    Ray reads the environment when it is imported. What the environment says already stands, and a
+    Ray that is imported already does as it likes: from 2.60 on that is a token too, kept in the
+    user's home. Returns whether the environment now asks for tokens.
+    """
+    if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return os.environ.get("RAY_AUTH_MODE") == "token"
