@@ -5,6 +5,7 @@
 Nothing heavy is imported here: every worker process imports this file once more.
 """
 
+import signal
 import sys
 
 USAGE_ERROR, INTERRUPTED = 2, 130
@@ -12,6 +13,14 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 
 def main(arguments: list[str]) -> int:
     """Do what the command line says; the exit status."""
+    try:
+        return command(arguments)
+    except KeyboardInterrupt:  # before there was a run to end
+        return INTERRUPTED
+
+
+def command(arguments: list[str]) -> int:
+    """The same, where Ctrl-C may end it anywhere."""
     from harness.arguments import split_arguments
 
     flags, overrides = split_arguments(arguments)
@@ -37,9 +46,10 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:  # before there was a run to end
-        return INTERRUPTED
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    for signum in (signal.SIGINT, signal.SIGTERM):  # all is said, and what is left takes no time
+        signal.signal(signum, signal.SIG_IGN)
+    sys.exit(status)

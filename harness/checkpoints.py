@@ -64,7 +64,7 @@ class Checkpoints:
 
     def save(self, frames: int, state: State) -> Path:
         """Write the state as of `frames` frames; returns once it would outlast a power cut."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)  # but not the run directory: somebody moved it
         beside = self.folder / f".writing-{os.getpid()}"
         try:
             beside.unlink(missing_ok=True)  # never through a link that somebody laid there

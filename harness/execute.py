@@ -63,13 +63,12 @@ def execute(plan: RunPlan) -> Outcome:
 def _execute(plan: RunPlan) -> Outcome:
     learner = make_learner(plan.config)
     state = saved_state(plan, learner) if plan.resume else None
-    run_dir = open_directory(plan)
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)
-    try:
-        with run_dir.logging(), Interruption() as interruption:
+    # Signals wait while the directory is made, and while the end is written into it.
+    with Interruption() as interruption, interruption.written():
+        run_dir = open_directory(plan)
+        with run_dir.logging():
             return Execution(plan, run_dir, learner, display, interruption, state).outcome()
-    except Interrupted as again:  # a second signal, while the first one's end was under way
-        return Outcome(again.exit_status, "interrupted")
 
 
 def saved_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:
@@ -105,11 +104,14 @@ def fits_this_run() -> Iterator[None]:
 
 def open_directory(plan: RunPlan) -> RunDir:
     """The run's directory, new or gone on with."""
-    if plan.resume:
-        return RunDir.reopen(plan.directory, config=plan.yaml)
-    found = manifest(seed=plan.config.seed, overrides=plan.overrides)
-    found |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
-    return RunDir.open(plan.directory, config=plan.yaml, manifest=found)
+    try:
+        if plan.resume:
+            return RunDir.reopen(plan.directory, config=plan.yaml)
+        found = manifest(seed=plan.config.seed, overrides=plan.overrides)
+        found |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
+        return RunDir.open(plan.directory, config=plan.yaml, manifest=found)
+    except OSError as error:
+        raise ConfigError(f"{plan.directory} cannot be written: {error}") from error
 
 
 class Execution:
@@ -130,9 +132,6 @@ class Execution:
         self.display = display
         self.interruption = interruption
         self.state = state
-        self.checkpoints = Checkpoints(
-            run_dir.checkpoints, keep=plan.config.checkpoint.keep, run=run_dir.read_id()
-        )
         self.loggers = Loggers([])
         self.runner: Runner | None = None
         self.summary: dict[str, Any] = {}
@@ -152,14 +151,13 @@ class Execution:
         except Exception as failure:
             log.info("the run failed", exc_info=True)
             status, state, error = FAILED, "failed", failure
-        except BaseException as unforeseen:
-            self._end(FAILED, "failed", unforeseen)
-            raise
-        self._end(status, state, error)
-        return Outcome(status, state, self.summary)
+        except BaseException as failure:  # noqa: BLE001 - an environment may raise SystemExit
+            status, state, error = FAILED, "failed", failure
+        return self._end(status, state, error)
 
     def _run(self) -> None:
-        with ExitStack() as stack:
+        # Whatever ends the run, its parts are shut down in peace.
+        with self.interruption.whole(), ExitStack() as stack, self.interruption.anywhere():
             self._cut_metrics()
             self.loggers = make_loggers(self.plan.config.logger, self.run_dir, self._info())
             scheme = make_scheme(self.plan.config.sync)
@@ -175,7 +173,11 @@ class Execution:
                 source=make_source(self.plan.config, collector, self.learner),
                 sync=SyncMeter(scheme, scheme.num_workers),
                 evaluate=lambda: self._evaluate(evaluator),
-                checkpoints=self.checkpoints,
+                checkpoints=Checkpoints(
+                    self.run_dir.checkpoints,
+                    keep=self.plan.config.checkpoint.keep,
+                    run=self.run_dir.read_id(),
+                ),
                 loggers=self.loggers,
                 display=self.display,
                 interruption=self.interruption,
@@ -193,7 +195,8 @@ class Execution:
                 raise
             finally:
                 self._summarise(runner)
-            self._save(runner)
+            with self.interruption.whole():
+                self._save(runner)
 
     def _evaluator(self) -> Evaluator:
         config = self.plan.config
@@ -239,14 +242,23 @@ class Execution:
             tags=config.logger.tags,
         )
 
-    def _end(self, status: int, state: str, error: BaseException | None) -> None:
+    def _end(self, status: int, state: str, error: BaseException | None) -> Outcome:
         """The last words, to the loggers, the directory and the person."""
         self.display.stop()
         try:
-            self.loggers.finish(self.summary, status)
+            with self.interruption.whole():
+                self.loggers.finish(self.summary, status)
+        except Interrupted:  # a second signal
+            log.warning("not all loggers were waited for")
         finally:
+            self.interruption.over()
             shown = None if state == "interrupted" else error
-            self.run_dir.end(state, summary=self.summary, error=shown)
+            try:
+                self.run_dir.end(state, summary=self.summary, error=shown)
+            except OSError as unwritten:
+                where = self.run_dir.path
+                print(f"run.py: {where} cannot be written: {unwritten}", file=sys.stderr)
+                status, state = status or FAILED, "failed" if state == "done" else state
         if state == "interrupted":
             print(f"run.py: interrupted by {error}", file=sys.stderr)
         elif state == "pruned":
@@ -257,3 +269,4 @@ class Execution:
             print(f"run.py: {state}: {type(error).__name__}: {error}", file=sys.stderr)
             print(f"run.py: the traceback is in {self.run_dir.status}", file=sys.stderr)
         self.display.finish(state, self.summary)
+        return Outcome(status, state, self.summary)

@@ -53,6 +53,18 @@ def write_json(file: Path, value: Any) -> None:
     write_atomic(file, json.dumps(plain(value), indent=2) + "\n")
 
 
+def overwrite_json(file: Path, value: dict[str, Any], *, most_bytes: int) -> None:
+    """Write into a file that is there, whose room is enough; the longest text is cut to fit."""
+    while len(data := json.dumps(plain(value), indent=2).encode() + b"\n") > most_bytes:
+        longest = max(value, key=lambda name: len(str(value[name])))
+        value = {**value, longest: str(value[longest])[-(len(str(value[longest])) // 2) :]}
+    with open(os.open(file, os.O_WRONLY | os.O_NOFOLLOW), "wb") as stream:
+        stream.write(data)
+        stream.truncate()
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
     """The text of an ordinary file; what else is there is an `OSError` or `ValueError`."""
     check_ordinary(file, most_bytes)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 from harness.files import (
     check_ordinary,
+    overwrite_json,
     parse_json,
     read_json,
     read_text,
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 EARLIER = ".earlier"
 STATES = ("running", "done", "failed", "interrupted", "pruned")
+ROOM = 4096  # bytes that a file of any size has on a disk
+UNFINISHED = re.compile(r"\.(writing-|status-|.+\.)\d+")
 ID = re.compile(r"[0-9a-z]{1,64}")
 
 
@@ -55,10 +59,14 @@ class RunDir:
         run_dir, number = cls(path), 2
         while run_dir.is_alive() or not run_dir._claim():
             run_dir, number = cls(path.with_name(f"{path.name}-{number}")), number + 1
-        run_dir.checkpoints.mkdir()
-        write_atomic(run_dir.config, config)
-        write_json(run_dir.manifest, manifest)
-        run_dir.metrics.touch()
+        try:
+            run_dir.checkpoints.mkdir()
+            write_atomic(run_dir.config, config)
+            write_json(run_dir.manifest, manifest)
+            run_dir.metrics.touch()
+        except OSError as error:
+            run_dir.set_state("failed", error)
+            raise
         return run_dir
 
     @classmethod
@@ -66,6 +74,7 @@ class RunDir:
         """The directory of a run that goes on, which is looked at before anything is changed."""
         run_dir = cls(path)
         run_dir.check()
+        run_dir._sweep()
         known = read_json(run_dir.manifest)
         earlier = known.get("resumed")
         resumed = [*(earlier if isinstance(earlier, list) else []), now()]
@@ -115,21 +124,26 @@ class RunDir:
         """Say in status.json how the run stands."""
         assert state in STATES
         trace = None if error is None else "".join(traceback.format_exception(error))
-        write_json(
-            self.status,
-            {
-                "state": state,
-                "error": None if error is None else f"{type(error).__name__}: {error}",
-                "traceback": trace,
-                "pid": os.getpid(),
-                "changed": now(),
-            },
-        )
+        status = {
+            "state": state,
+            "error": None if error is None else f"{type(error).__name__}: {error}",
+            "traceback": trace,
+            "pid": os.getpid(),
+            "changed": now(),
+        }
+        try:
+            write_json(self.status, status)
+        except OSError:  # no room for a second file, say; there is that of the old one
+            overwrite_json(self.status, status, most_bytes=ROOM)
 
     def end(self, state: str, *, summary: dict[str, Any], error: BaseException | None) -> None:
         """The last words: the summary, the manifest's end, and the state."""
-        write_json(self.summary, summary)
-        write_json(self.manifest, read_json(self.manifest) | {"ended": now()})
+        try:
+            write_json(self.summary, summary)
+            write_json(self.manifest, read_json(self.manifest) | {"ended": now()})
+        except OSError as unwritten:
+            self.set_state(state if error is not None else "failed", error or unwritten)
+            raise
         self.set_state(state, error)
 
     def cut_metrics(self, last_step: int) -> int:
@@ -143,7 +157,7 @@ class RunDir:
     def logging(self) -> Iterator[None]:
         """Everything logged from level INFO on, into run.log; warnings on the terminal, too."""
         handlers: list[logging.Handler]
-        handlers = [logging.FileHandler(self.log), logging.StreamHandler()]
+        handlers = [LogFile(self.log), logging.StreamHandler()]
         handlers[0].setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
         )
@@ -164,6 +178,13 @@ class RunDir:
             for handler in handlers:
                 root.removeHandler(handler)
                 handler.close()
+
+    def _sweep(self) -> None:
+        """Remove what a killed run was writing."""
+        for folder in (self.path, self.checkpoints):
+            for file in folder.glob(".*") if folder.is_dir() else ():
+                if UNFINISHED.fullmatch(file.name) and not file.is_dir():
+                    file.unlink(missing_ok=True)
 
     def _claim(self) -> bool:
         """Make the directory this run's; False if another run was faster."""
@@ -190,6 +211,28 @@ class RunDir:
         while (place := earlier / f"{self.path.name}-{number}").exists():
             number += 1
         self.path.rename(place)
+
+
+class LogFile(logging.FileHandler):
+    """A log that stops, and says so once, when it cannot be written: a run does not end for it."""
+
+    def __init__(self, file: Path):
+        super().__init__(file)
+        self._broken = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._break(sys.exc_info()[1])
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            self._break(error)
+
+    def _break(self, error: object) -> None:
+        if not self._broken:
+            self._broken = True
+            print(f"WARNING: {self.baseFilename} cannot be written: {error}", file=sys.stderr)
 
 
 def _is_worth_keeping(record: logging.LogRecord) -> bool:

@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM: a run ends at the next point where its state is whole.
 
-While `whole()` is not entered, a signal raises `Interrupted` where the program is. Within it, the
-first signal is remembered, for `check()` to raise at the next good point; if none comes for
-`GRACE_S`, or a second signal does, it raises at once.
+A signal raises `Interrupted` where the program is. Within `whole()`, the first signal is
+remembered instead, for `check()` to raise at the next good point; if none comes for `GRACE_S`, or a
+second signal does, it raises at once. Within `written()`, which is short, signals only wait. Within
+`anywhere()`, inside of one of these, all is as without. After `over()` nothing is left to end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 15.0
+FREE, HELD, WRITTEN, OVER = range(4)
 
 
 class Interrupted(BaseException):
@@ -31,7 +33,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self._pending: int | None = None
-        self._held = False
+        self._mode = FREE
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -47,11 +49,36 @@ class Interruption:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Hold the first signal back until `check()`."""
-        self._held = True
+        with self._in(HELD):
+            yield
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Hold all signals back, however many come, until `anywhere()`."""
+        with self._in(WRITTEN):
+            yield
+
+    @contextmanager
+    def anywhere(self) -> Iterator[None]:
+        """Let signals, and one that was held back, raise where the program is."""
+        with self._in(FREE):
+            if self._pending is not None:
+                self._raise(self._pending)
+            yield
+
+    def over(self) -> None:
+        """From here on signals do nothing: the end is being written down."""
+        self._mode = OVER
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @contextmanager
+    def _in(self, mode: int) -> Iterator[None]:
+        before, self._mode = self._mode, mode
         try:
             yield
         finally:
-            self._held = False
+            if self._mode != OVER:
+                self._mode = before
 
     def check(self) -> None:
         """The state is whole here: end, if a signal asked for it."""
@@ -60,7 +87,11 @@ class Interruption:
             raise Interrupted(self._pending, whole=True)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        if self._held and self._pending is None and signum in SIGNALS:
+        if self._mode in (WRITTEN, OVER):
+            if signum in SIGNALS:
+                self._pending = self._pending or signum
+            return
+        if self._mode == HELD and self._pending is None and signum in SIGNALS:
             self._pending = signum
             signal.setitimer(signal.ITIMER_REAL, GRACE_S)
             return
@@ -68,5 +99,9 @@ class Interruption:
             if self._pending is None:
                 return
             signum = self._pending
+        self._raise(signum)
+
+    def _raise(self, signum: int) -> None:
+        self._pending = signum  # where it is swallowed (in a destructor, say), `check()` has it
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise Interrupted(signum, whole=False)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import subprocess
@@ -118,3 +119,55 @@ def test_json_knows_what_python_knows():
         "b": "inf",
         "1": [2],
     }
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """From when it is called, no new file can be written, but what is there can be overwritten."""
+
+    def fill() -> None:
+        def refuse(file, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("harness.files.write_atomic", refuse)
+
+    return fill
+
+
+def test_on_a_full_disk_the_status_takes_the_room_of_the_one_before(tmp_path, full_disk):
+    run_dir = opened(tmp_path / "run")
+    full_disk()
+    with pytest.raises(OSError, match="No space left"):
+        run_dir.end("failed", summary={}, error=RuntimeError("a message " + 10_000 * "x"))
+    assert run_dir.status.stat().st_size <= 4096
+    assert run_dir.read_status()["state"] == "failed"
+
+
+def test_a_run_whose_end_cannot_be_written_is_not_done(tmp_path, full_disk):
+    run_dir = opened(tmp_path / "run")
+    full_disk()
+    with pytest.raises(OSError, match="No space left"):
+        run_dir.end("done", summary={}, error=None)
+    status = run_dir.read_status()
+    assert status["state"] == "failed"
+    assert "No space left" in status["error"]
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_stops_nobody(tmp_path, capsys):
+    run_dir = opened(tmp_path / "run")
+    run_dir.log.symlink_to("/dev/full")
+    with run_dir.logging():
+        logging.getLogger("harness").info("one")
+        logging.getLogger("harness").info("two")
+    said = capsys.readouterr().err
+    assert said.count("cannot be written") == 1
+    assert "Traceback" not in said
+
+
+def test_what_a_killed_run_was_writing_is_removed_when_it_goes_on(tmp_path):
+    run_dir = opened(tmp_path / "run")
+    run_dir.end("failed", summary={}, error=None)
+    for name in (".summary.json.17", ".status-17", "checkpoints/.writing-17"):
+        (run_dir.path / name).write_text("half of it")
+    RunDir.reopen(run_dir.path, config="seed: 1\n")
+    assert not list(run_dir.path.rglob(".*"))

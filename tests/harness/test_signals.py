@@ -66,3 +66,38 @@ def test_afterwards_the_signals_are_as_before():
         assert signal.getsignal(signal.SIGINT) != before
     assert signal.getsignal(signal.SIGINT) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_while_something_is_written_signals_wait_until_the_program_is_somewhere_else():
+    reached = []
+
+    def write(interruption: Interruption) -> None:
+        with interruption.written():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("the end of the file")
+            with interruption.anywhere():
+                pytest.fail("it went on")
+
+    with Interruption() as interruption, pytest.raises(Interrupted) as ended:
+        write(interruption)
+    assert reached
+    assert ended.value.exit_status == 130
+
+
+def test_a_signal_that_a_destructor_swallows_is_not_lost():
+    def swallow() -> None:
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with Interruption() as interruption:
+        swallow()
+        with pytest.raises(Interrupted):
+            interruption.check()
+
+
+def test_once_all_is_over_signals_do_nothing():
+    with Interruption() as interruption, interruption.written():
+        interruption.over()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
