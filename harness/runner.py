@@ -243,7 +243,9 @@ class Runner:
         self._evaluated_at = int(state["evaluated_at"])
         self._evaluated = _floats(state["evaluated"])
         self._last_evaluation = _floats(state["last_evaluation"])
-        self._counted_before = _floats(state["counts"])
+        self._counted_before = counts = _floats(state["counts"])
+        # What was on its way then is not gone on with.
+        counts["collector/dropped"] += counts.pop("collector/in_flight", 0.0)
         self.sync.num_publishes = int(state["publishes"])
         self.episodes.load_state_dict(state["episodes"])
         self.lags.load_state_dict(state["lags"])
