@@ -7,7 +7,11 @@ compiles.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 from collections.abc import Callable
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +33,17 @@ def mark_for_compiler() -> None:
     while _put_off:
         name, function = _put_off.pop()
         getattr(torch.compiler, name)(function)
+
+
+@atexit.register
+def _remove_listener() -> None:
+    """A trainer that was killed leaves the socket on which its fork server listened."""
+    server = forkserver._forkserver
+    address = server._forkserver_address  # type: ignore[attr-defined]
+    if server._forkserver_pid is None and str(address).startswith("/"):  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):
+            Path(address).unlink(missing_ok=True)
+            Path(address).parent.rmdir()
 
 
 def _load() -> None:
