@@ -1,0 +1,100 @@
+"""The points of a run at which chaos strikes, by phase, and how many times each is passed."""
+
+from __future__ import annotations
+
+# In the trainer: (what is called, up to which call of it may be chosen).
+TRAINER: dict[str, list[tuple[str, int]]] = {
+    "imports": [
+        ("harness.arguments", 1),
+        ("harness.config", 1),
+        ("omegaconf", 1),
+        ("torch", 1),
+        ("tensordict", 1),
+        ("gymnasium", 1),
+        ("harness.execute", 1),
+        ("harness.provenance", 1),
+    ],
+    "planning": [
+        ("harness.config:plan_run", 1),
+        ("harness.execute:execute", 1),
+        ("harness.pipeline:make_learner", 1),
+    ],
+    "start-up": [
+        ("harness.execute:open_directory", 1),
+        ("harness.run_dir:RunDir._claim", 1),
+        ("harness.files:write_json", 3),
+        ("harness.run_dir:RunDir.logging", 1),
+        ("harness.loggers:make_loggers", 1),
+        ("harness.pipeline:make_scheme", 1),
+        ("harness.pipeline:make_collector", 1),
+        ("harness.runner:Runner.run", 1),
+    ],
+    "starting workers": [
+        ("collectors.multi:_context", 1),
+        ("collectors.crew:Crew.start", 1),
+        ("collectors.crew:Crew._launch", 2),
+        ("collectors.crew:Crew._await_greetings", 1),
+    ],
+    "connecting": [
+        ("collectors.crew:Crew._hand_over", 1),
+        ("sync.scheme:WeightSyncScheme.connect", 1),
+        ("collectors.multi:_Workers.set_seed", 1),
+    ],
+    "collecting": [("harness.runner:Runner.collect", 15)],
+    "updating": [("harness.runner:Runner.update", 15), ("harness.learners:OnPolicy.learn", 15)],
+    "publishing": [
+        ("harness.runner:Runner.publish", 15),
+        ("collectors.base:BaseCollector.update_policy_weights_", 15),
+    ],
+    "logging": [
+        ("harness.runner:Runner.log", 15),
+        ("harness.loggers.jsonl:JsonlLogger.log", 15),
+        ("harness.runner:Runner.attend", 15),
+    ],
+    "evaluating": [("harness.runner:Runner.evaluate", 3), ("harness.evaluate:play", 3)],
+    "saving": [
+        ("harness.runner:Runner.save", 5),
+        ("harness.runner:Runner.state_dict", 5),
+        ("harness.checkpoints:Checkpoints.save", 5),
+        ("harness.checkpoints:write", 5),
+        ("harness.checkpoints:digest", 5),
+        ("harness.files:sync_folder", 9),
+        ("harness.checkpoints:Checkpoints._rotate", 5),
+    ],
+    "shutting down": [
+        ("harness.runner:Runner.summary", 1),
+        ("collectors.base:BaseCollector.shutdown", 1),
+        ("collectors.crew:Crew.close", 1),
+        ("collectors.crew:Crew._end", 2),
+        ("sync.scheme:WeightSyncScheme.shutdown", 2),
+        ("harness.execute:Execution._end", 1),
+        ("harness.loggers:Loggers.finish", 1),
+        ("harness.run_dir:RunDir.end", 1),
+        ("harness.run_dir:RunDir.set_state", 2),
+        ("harness.display:Display.finish", 1),
+    ],
+}
+
+# The phases in which there are workers, and those in which there is a run directory.
+WITH_WORKERS = ("connecting", "collecting", "updating", "publishing", "logging", "evaluating")
+WITH_DIRECTORY = (*WITH_WORKERS, "starting workers", "saving")
+
+# In a worker.
+WORKER: dict[str, list[tuple[str, int]]] = {
+    "starting": [
+        ("collectors.worker:main", 1),
+        ("collectors.worker:Worker.prepare", 1),
+        ("collectors.worker:Worker._greet", 1),
+        ("collectors.worker:Worker._connect", 1),
+    ],
+    "collecting": [
+        ("collectors.worker:Worker._collect", 8),
+        ("collectors.worker:Worker._share", 1),
+        ("collectors.worker:Worker._attend", 200),
+        ("collectors.rollout:Rollout.collect", 8),
+    ],
+    "handing over": [("collectors.words:Words.finish", 8), ("collectors.line:Line.send", 8)],
+    "taking weights": [("collectors.worker:Worker._take", 8)],
+    "resting": [("collectors.worker:Worker._rest", 4)],
+    "leaving": [("collectors.worker:Worker.close", 1)],
+}
