@@ -9,6 +9,7 @@ from sync.direct import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.hogwild import HogwildWeightSyncScheme
 from sync.layout import Layout
+from sync.link import PRESETS, Link
 from sync.multiprocess import MPTransport, MultiProcessWeightSyncScheme
 from sync.scheme import WeightSyncScheme
 from sync.shared_mem import SharedMemTransport, SharedMemWeightSyncScheme
@@ -21,11 +22,15 @@ from sync.updaters import (
     RemoteWeightUpdaterBase,
     VanillaLocalWeightUpdater,
 )
+from sync.wire import WIRES
 
 __all__ = [
+    "PRESETS",
     "SCHEMES",
+    "WIRES",
     "HogwildWeightSyncScheme",
     "Layout",
+    "Link",
     "LocalWeightUpdaterBase",
     "MPTransport",
     "MultiProcessWeightSyncScheme",

@@ -22,6 +22,11 @@ from sync.transport import Transport
 class NoWeightSyncScheme(WeightSyncScheme):
     """Workers keep the weights they started with: `send` moves nothing, the version stays 0."""
 
+    _moves_nothing = (
+        "without synchronisation nothing travels that could be encoded or delayed; take "
+        "SharedMemWeightSyncScheme"
+    )
+
     def __init__(self, **options: Any):
         super().__init__(**options)
         self._side: str | None = None

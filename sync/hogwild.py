@@ -81,6 +81,10 @@ class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
     """
 
     _sender_end = HogwildSenderEnd
+    _moves_nothing = (
+        "hogwild workers read the trainer's own memory, so nothing travels that could be encoded "
+        "or delayed; take SharedMemWeightSyncScheme"
+    )
 
     def __init__(
         self,

@@ -38,7 +38,9 @@ class Layout:
     extra_capacity: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], extra: bytes = b"") -> Layout:
+    def of(
+        cls, tensors: Mapping[str, Tensor], extra: bytes = b"", *, alignment: int = ALIGNMENT
+    ) -> Layout:
         for name, tensor in tensors.items():
             if tensor.layout != torch.strided:
                 raise ValueError(f"{name!r} is {tensor.layout}; only dense tensors can be sent")
@@ -51,7 +53,8 @@ class Layout:
                 if tensor.dtype == dtype:
                     nbytes = tensor.numel() * tensor.element_size()
                     leaves.append(Leaf(name, dtype, tuple(tensor.shape), offset, nbytes))
-                    offset = _aligned(offset + nbytes)
+                    offset = _aligned(offset + nbytes, alignment)
+            offset = _aligned(offset)
             segments.append((dtype, start, offset))
         # Extra state is pickled, so its size moves a little; room is made for it to grow.
         capacity = _aligned(max(4096, 4 * len(extra))) if extra else 0
@@ -116,5 +119,5 @@ def _names(names: Sequence[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def _aligned(offset: int, alignment: int = ALIGNMENT) -> int:
+    return -(-offset // alignment) * alignment

@@ -112,7 +112,7 @@ class MPTransport(Transport):
             pid, peer = numbers[:2]
             if peer != self._peer:
                 self._on_the_way = None
-                self._next = self._last if self._last_is_there() else self._next
+                self._next = self._last if self._last_is_there() else None
                 self.greeted(pid)
                 self._peer = peer
         elif kind == LEAVE:
@@ -138,9 +138,16 @@ class MPTransport(Transport):
             self._next = self._last
         return True
 
+    def retract(self) -> None:
+        self._next = self._last = None
+
     def _last_is_there(self) -> bool:
+        """So that a newcomer can read it."""
         assert self.slots is not None
-        return self._last is not None and self.slots[self._last[1]].version == self._last[0]
+        if self._last is None:
+            return False
+        block = self.slots[self._last[1]]
+        return block.version == self._last[0] and block.builds_on == NEVER
 
     def news_fds(self) -> list[int]:
         return [self.weight_queue.fd]

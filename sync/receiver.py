@@ -18,6 +18,7 @@ from sync.memory import Doorbell
 from sync.snapshot import NEVER, Snapshot
 from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport, take
+from sync.wire import Decoder
 
 # From this size on a worker points at the snapshot; below, copying is as fast and keeps addresses.
 ZERO_COPY_BYTES = 1 << 18
@@ -39,6 +40,7 @@ class ReceiverEnd:
         *,
         zero_copy: bool | None = False,
         pass_on: Callable[[Any], None] | None = None,
+        decoder: Decoder | None = None,
     ):
         self.version = NEVER
         self._told: Exception | None = None  # the last error that the sender has the traceback of
@@ -49,6 +51,7 @@ class ReceiverEnd:
         self._strategy = strategy
         self._zero_copy = zero_copy
         self._pass_on = pass_on
+        self._decoder = decoder
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._returned = NEVER
@@ -170,6 +173,9 @@ class ReceiverEnd:
         if taken is None:
             return False
         assert self.binding is not None
+        if self._decoder is not None and not self._decoder.can_read(taken[0]):
+            self.transport.skip(taken[0])
+            return False
         if (error := take(self.transport, taken, self._apply, self._hand_down)) is not None:
             self._told = error
             raise error
@@ -178,6 +184,8 @@ class ReceiverEnd:
 
     def _apply(self, snapshot: Snapshot) -> None:
         assert self.binding is not None
+        if self._decoder is not None:
+            snapshot = self._decoder.unpack(snapshot)
         if self.transport.zero_copy:
             self.binding.point_at(snapshot)
         else:

@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from sync.forms import SenderForm, resolve_model
 from sync.layout import Layout
+from sync.link import Link
 from sync.receiver import ReceiverEnd
 from sync.sender import SenderEnd
 from sync.slots import Slots
@@ -33,6 +34,7 @@ from sync.snapshot import NEVER
 from sync.strategy import Weights, WeightStrategy, is_by_worker
 from sync.transport import Transport
 from sync.views import WeightReceiver, WeightSender
+from sync.wire import check_wire, make_decoder
 
 
 class WeightSyncScheme(ABC):
@@ -42,9 +44,13 @@ class WeightSyncScheme(ABC):
     sync: whether `send` waits until every addressed worker has the new version in use.
     timeout, connect_timeout: seconds after which a send or a rendezvous is an error.
     check_finite: refuse to send NaN and infinite values.
+    wire: how numbers are written while they travel: "float32" (as they are), "bfloat16", "float16",
+        "int8" or "delta"; `wire/` says what each does to them.
+    link: have snapshots arrive as late as over this network, a `Link` or the name of a preset.
     """
 
     _sender_end: type[SenderEnd] = SenderEnd
+    _moves_nothing = ""  # why there is nothing to encode or to delay, in a kind of scheme without
     _zero_copy: bool | None = False
 
     def __init__(
@@ -55,6 +61,8 @@ class WeightSyncScheme(ABC):
         timeout: float = 10.0,
         connect_timeout: float = 60.0,
         check_finite: bool = True,
+        wire: str = "float32",
+        link: Link | str | None = None,
     ):
         if isinstance(strategy, str):
             strategy = WeightStrategy(strategy)
@@ -63,6 +71,11 @@ class WeightSyncScheme(ABC):
         self.timeout = timeout
         self.connect_timeout = connect_timeout
         self.check_finite = check_finite
+        self.wire = check_wire(wire)
+        self.link = Link.of(link)
+        if self._moves_nothing and (self.wire != "float32" or self.link is not None):
+            given = f"wire={wire!r}" if self.wire != "float32" else f"link={link!r}"
+            raise ValueError(f"{given}: {self._moves_nothing}")
         self.model_id: str | None = None
         self._layout: Layout | None = None
         self._transports: dict[int, Transport] = {}
@@ -124,12 +137,13 @@ class WeightSyncScheme(ABC):
         self.model_id = model_id
         self._context = _nothing if context is None else weakref.ref(context)
         self._layout = sender.layout
-        slots, self._transports = self._open(sender.layout, form.num_workers)
+        slots, self._transports = self._open(sender.wire_layout, form.num_workers)
         for worker, transport in self._transports.items():
             transport.worker_idx, transport.timeout = worker, self.timeout
             transport.strategy = self.strategy
             transport.device = form.devices[worker]
             transport.shares_slots = form.num_workers > 1
+            transport.only_in_scheme = self._only_in_scheme()
         sender.open(slots, self._transports)
         self._sender = sender
         _OPEN.add(self)
@@ -141,7 +155,15 @@ class WeightSyncScheme(ABC):
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             check_finite=self.check_finite,
+            wire=self.wire,
+            link=self.link,
         )
+
+    def _only_in_scheme(self) -> str:
+        """Why transports cannot be used without their scheme, if they cannot."""
+        if self.wire != "float32":
+            return f"has wire={self.wire!r}"
+        return "has a slow link" if self.link is not None else ""
 
     def describe_worker(self, worker_idx: int, label: str) -> None:
         """What error messages say about a worker besides its number and device."""
@@ -236,6 +258,7 @@ class WeightSyncScheme(ABC):
             model,
             self.strategy,
             zero_copy=self._zero_copy,
+            decoder=make_decoder(self.wire, self._layout),
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -15,12 +15,15 @@ from sync.board import now_ns
 from sync.errors import WorkerDied, WorkerError, combine
 from sync.forms import SenderForm
 from sync.layout import Layout
+from sync.link import Link, LinkEnd, Outbox
 from sync.memory import Watch, must_look
 from sync.slots import Slots
-from sync.snapshot import NEVER
+from sync.snapshot import NEVER, Snapshot
 from sync.stats import SendStats, Sent
 from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport, await_workers
+from sync.wire import make_encoder
+from sync.wire.coder import EXACT, Deviation
 
 
 class SenderEnd:
@@ -34,6 +37,8 @@ class SenderEnd:
         timeout: float,
         connect_timeout: float,
         check_finite: bool,
+        wire: str = "float32",
+        link: Link | None = None,
     ):
         self.form = form
         self.version = NEVER
@@ -55,9 +60,34 @@ class SenderEnd:
         self.registered = first if form.same_for_all else None
         for worker in form.by_worker or ():
             Binding(form.weights_for(worker), strategy, self.layout)
+        self._encoder = make_encoder(wire, self.layout, form.num_workers)
+        self._link_options = link
+        self.link: LinkEnd | None = None
+
+    @property
+    def wire_layout(self) -> Layout:
+        """Of the blocks that travel."""
+        return self.layout if self._encoder is None else self._encoder.layout
 
     def open(self, slots: Slots, transports: dict[int, Transport]) -> None:
         self.slots, self.transports = slots, transports
+        if self._encoder is not None:
+            for worker, transport in transports.items():
+                transport.bases = self._encoder.bases_of(worker)
+        if self._link_options is not None:
+            self.link = LinkEnd(
+                self._link_options,
+                self.wire_layout,
+                transports,
+                lock=self.lock,
+                deliver=self._deliver,
+            )
+
+    def _deliver(self, transport: Transport, arrived: Snapshot, version: int) -> None:
+        """Offer what has come to the end of the link."""
+        slot = self.slots.free(self._held([transport.worker_idx]))
+        self.slots[slot].become(arrived)
+        self._offer([transport], slot, version)
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         for transport in transports:
@@ -78,9 +108,27 @@ class SenderEnd:
                 self._hand_over(workers, weights, settle=workers)
             else:
                 for worker in workers:
-                    if not self.transports[worker].offer_again():
+                    if not self._offer_again(worker):
                         self._publish({worker: self.form.weights_for(worker)}, self.version + 1)
+                if self.link is not None:  # one that greeted early may have found an older one
+                    self.settle(workers, self._connect_timeout, lambda t: t.connected)
+                    return
             self.settle(workers, self._connect_timeout)
+
+    def _offer_again(self, worker: int) -> bool:
+        """Offer a newcomer what its predecessor was offered last, so that it can read it."""
+        transport = self.transports[worker]
+        if transport.offer_again() if self.link is None else self.link.again(worker):
+            return True
+        if self._encoder is None:
+            return False
+        pool, held = self._pool([worker])
+        number = pool.free(held)
+        if not self._encoder.pack_again(worker, pool[number]):
+            return False
+        self._send_out([worker], number, transport.addressed)
+        transport.stats.addressed -= 1  # it was counted when it was offered first
+        return True
 
     def _hand_over(self, workers: list[int], weights: Weights | None, settle: list[int]) -> None:
         version = self.version + 1
@@ -136,6 +184,9 @@ class SenderEnd:
         groups: dict[int, list[int]] = {}
         for worker, weights in plan.items():
             groups.setdefault(id(weights), []).append(worker)
+        if self._encoder is not None or self.link is not None:
+            self._publish_encoded(plan, groups.values(), version)
+            return
         # All are written before any is offered: if one is refused, nobody gets any.
         held = self._held(plan)
         written: list[tuple[int, list[int], int]] = []
@@ -150,6 +201,50 @@ class SenderEnd:
             begun = now_ns()
             self._offer([self.transports[worker] for worker in workers], slot, version)
             self.stats.add(Sent(version, self.layout.nbytes, pack_ns, now_ns() - begun))
+
+    def _publish_encoded(
+        self, plan: Mapping[int, Weights], groups: Iterable[list[int]], version: int
+    ) -> None:
+        """The same through a wire format, or over a link, or both."""
+        if self._encoder is not None:
+            for worker in plan:
+                self.transports[worker].collect()  # what it says it holds
+            groups = [part for workers in groups for part in self._encoder.split(workers)]
+        pool, held = self._pool(plan)
+        written: list[tuple[int, list[int], int, Deviation]] = []
+        for workers in groups:
+            begun = now_ns()
+            number = pool.free(held)
+            found = self._write(self._bind(plan[workers[0]]), pool[number], version, workers)
+            held.add(number)
+            written.append((number, workers, now_ns() - begun, found))
+        self.version = version
+        for number, workers, pack_ns, found in written:
+            begun, nbytes = now_ns(), pool[number].wire_bytes
+            if self._encoder is not None:
+                self._encoder.offering(workers)
+            self._send_out(workers, number, version)
+            self.stats.add(Sent(version, nbytes, pack_ns, now_ns() - begun, *found))
+
+    def _write(
+        self, binding: Binding, block: Snapshot, version: int, workers: list[int]
+    ) -> Deviation:
+        if self._encoder is None:
+            binding.pack(block, version, check_finite=self._check_finite)
+            return EXACT
+        return self._encoder.pack(binding, block, version, workers, check_finite=self._check_finite)
+
+    def _pool(self, addressed: Collection[int]) -> tuple[Slots | Outbox, set[int]]:
+        """Where versions are written before they are sent out, and what of it is in use."""
+        if self.link is not None:
+            return self.link.outbox, self.link.held()
+        return self.slots, self._held(addressed)
+
+    def _send_out(self, workers: list[int], number: int, version: int) -> None:
+        if self.link is not None:
+            self.link.post(workers, number, version)
+        else:
+            self._offer([self.transports[worker] for worker in workers], number, version)
 
     def _held(self, addressed: Collection[int]) -> set[int]:
         """The slots that must not be written: in use, or wanted by whoever replaces a worker.
@@ -176,14 +271,23 @@ class SenderEnd:
 
     # -- settling
 
-    def settle(self, workers: Iterable[int], timeout: float | None = None) -> None:
+    def settle(
+        self,
+        workers: Iterable[int],
+        timeout: float | None = None,
+        done: Callable[[Transport], bool] = lambda t: t.connected and not t.waiting,
+    ) -> None:
         """Wait until these workers use what was last addressed to them; raise what went wrong."""
         timeout = self._timeout if timeout is None else timeout
         with self.lock:
             transports = [self.transports[worker] for worker in workers]
             hungry = [t for t in self.transports.values() if t.hungry and t not in transports]
             failures = await_workers(
-                transports, lambda t: t.connected and not t.waiting, timeout, bystanders=hungry
+                transports,
+                done,
+                timeout,
+                bystanders=hungry,
+                link=self.link,
             )
             if failures:
                 self._past_failures(failures)
@@ -195,6 +299,8 @@ class SenderEnd:
             try:
                 for transport in self.transports.values():
                     transport.collect()
+                if self.link is not None:
+                    self.link.pump()
             finally:
                 self.lock.release()
 
@@ -222,6 +328,8 @@ class SenderEnd:
             for watch in watches:
                 if watch is not None:
                     watch.notice(ready)
+        if self.link is not None:
+            self.link.pump()
         for transport in self.transports.values():
             transport.collect()
             transport.judge()
@@ -235,9 +343,15 @@ class SenderEnd:
         workers = {
             w: t.stats.summary(waiting=t.answered < t.addressed) for w, t in self.transports.items()
         }
-        return {"version": self.version, **self.stats.summary(), "workers": workers}
+        if self.link is not None:
+            for worker, line in self.link.lines.items():
+                workers[worker]["link"] = line.summary()
+        wire = self.stats.wire_summary(self.layout.nbytes)
+        return {"version": self.version, **self.stats.summary(), "wire": wire, "workers": workers}
 
     def close(self) -> None:
+        if self.link is not None:
+            self.link.stop()
         for transport in self.transports.values():
             transport.close()
         self.transports, self._last = {}, None

@@ -100,7 +100,11 @@ class SharedMemTransport(Transport):
         return [self.board.sender_bell.fd]
 
     def offer_again(self) -> bool:
-        return self.row.latest != 0  # if it points at one, that slot is kept
+        latest = self.row.latest  # if it points at one, that slot is kept
+        return latest != 0 and self.slots[Word.unpack(latest).slot].builds_on == NEVER
+
+    def retract(self) -> None:
+        self.row.announce(0)
 
     def close(self) -> None:
         self.board.close()
@@ -120,7 +124,9 @@ class SharedMemTransport(Transport):
         if row.latest == self._seen:
             return None
         pinned = row.pin(self._pin)
-        assert pinned is not None
+        if pinned is None:  # it was taken back
+            self._seen = 0
+            return None
         self._word, retries = pinned
         word = Word.unpack(self._word)
         snapshot = self.slots[word.slot]
@@ -143,6 +149,10 @@ class SharedMemTransport(Transport):
         self._seen = self._word
         self.row.unpin(self._pin)
         self.row.fail(version, text)
+
+    def skip(self, snapshot: Snapshot) -> None:
+        self._seen = self._word
+        self.row.unpin(self._pin)
 
     @contextlib.contextmanager
     def dozing(self) -> Iterator[None]:
@@ -200,7 +210,12 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     ):
         super().__init__(strategy, sync=sync, **options)
         self.per_worker_weights = per_worker_weights
-        self._zero_copy = zero_copy
+        if zero_copy and self.wire != "float32":
+            raise ValueError(
+                f"zero_copy=True with wire={self.wire!r}: parameters cannot point at weights that "
+                'have to be decoded; take wire="float32", or leave zero_copy out'
+            )
+        self._zero_copy = zero_copy if self.wire == "float32" else False
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
         # At most three slots can be held for each worker: its latest, the one in use, and the one

@@ -3,7 +3,9 @@
     | header: version, publish time, bytes of extra state | leaves, by dtype | extra state |
 
 Whoever reads a snapshot reads weights and version from the same block, so a stamp cannot drift
-from what it stamps.
+from what it stamps. Wire formats (`wire/`) write their own leaves in the model's place, and three
+more words into the header: the version they build on, whether later ones will build on this one,
+and how much of the block is filled.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sync.layout import HEADER_BYTES, Layout
 from sync.memory import as_bytes
 
 NEVER = -1
-_VERSION, _PUBLISHED_NS, _EXTRA_BYTES = range(3)
+_VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
 
 
 # From this size on a block is written piece by piece, so that each piece is checked while it is
@@ -51,6 +53,34 @@ class Snapshot:
     def extra(self) -> bytes:
         start = self.layout.extra_offset
         return bytes(self.buffer[start : start + self._header[_EXTRA_BYTES]].numpy())
+
+    @property
+    def builds_on(self) -> int:
+        """The version without which this one cannot be read; NEVER for most."""
+        return self._header[_BUILDS_ON] - 1
+
+    @property
+    def is_base(self) -> bool:
+        """Whether the reader is to keep this version, because others may build on it."""
+        return bool(self._header[_IS_BASE])
+
+    @property
+    def wire_bytes(self) -> int:
+        """How much has to travel: all, or what is filled and the extra state behind it."""
+        filled = self._header[_FILLED]
+        return filled + self._header[_EXTRA_BYTES] if filled else self.layout.nbytes
+
+    def mark(self, *, builds_on: int, is_base: bool, filled: int) -> None:
+        """What a reader must know who has not the whole model before it; before `stamp`."""
+        self._header[_VERSION] = NEVER
+        self._header[_BUILDS_ON] = builds_on + 1
+        self._header[_IS_BASE] = int(is_base)
+        self._header[_FILLED] = filled
+
+    def become(self, other: Snapshot) -> None:
+        """Be the same, to the byte, as another block of this layout."""
+        with OneThread(self.layout.nbytes):
+            self.buffer.copy_(other.buffer)
 
     def write(
         self, source: list[Tensor] | Tensor, extra: bytes, version: int, *, check_finite: bool

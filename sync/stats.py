@@ -9,12 +9,17 @@ KEPT = 10_000
 
 
 class Sent(NamedTuple):
-    """One publish: packing the model, and from there until the workers were told."""
+    """One publish: packing the model, and from there until the workers were told.
+
+    max_error, relative_error: what the wire format did to the numbers (`wire/coder.py`).
+    """
 
     version: int
     nbytes: int
     pack_ns: int
     publish_ns: int
+    max_error: float = 0.0
+    relative_error: float = 0.0
 
 
 class Applied(NamedTuple):
@@ -65,11 +70,13 @@ class SendStats:
     def __init__(self) -> None:
         self.sends = 0
         self.nbytes = 0
+        self.max_error = 0.0
         self.recent: deque[Sent] = deque(maxlen=KEPT)
 
     def add(self, sent: Sent) -> None:
         self.sends += 1
         self.nbytes += sent.nbytes
+        self.max_error = max(self.max_error, sent.max_error)
         self.recent.append(sent)
 
     def summary(self) -> dict[str, Any]:
@@ -79,6 +86,19 @@ class SendStats:
             "bytes": self.nbytes,
             "pack_ms": percentiles([s.pack_ns for s in recent]),
             "publish_ms": percentiles([s.publish_ns for s in recent]),
+        }
+
+    def wire_summary(self, whole_bytes: int) -> dict[str, Any]:
+        """What the wire format saved and cost, where a whole model takes `whole_bytes`.
+
+        error: the mean over the newest publishes, relative to the weights; max_error: the largest
+        absolute one of all.
+        """
+        errors = [sent.relative_error for sent in list(self.recent)]
+        return {
+            "saved_bytes": self.sends * whole_bytes - self.nbytes,
+            "error": sum(errors) / len(errors) if errors else 0.0,
+            "max_error": self.max_error,
         }
 
 

@@ -11,7 +11,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -23,6 +23,10 @@ from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from sync.stats import Applied, WorkerStats
 from sync.strategy import Weights, WeightStrategy
+
+if TYPE_CHECKING:
+    from sync.link import Line, LinkEnd
+    from sync.wire.delta import Bases
 
 
 @runtime_checkable
@@ -62,6 +66,7 @@ class Transport(ABC):
         self.label = ""
         self.segfault_hint = ""
         self.shares_slots = False
+        self.only_in_scheme = ""  # why, if what it moves is more than a model's own block
         self.slots: Slots | None = None
         self.strategy = WeightStrategy()
         self._forget()
@@ -78,6 +83,8 @@ class Transport(ABC):
         self.failure: WorkerError | None = None
         self.told = False  # whether the caller has heard of a failure
         self.watch: Watch | None = None
+        self.bases: Bases | None = None  # what the worker holds, where the wire format asks
+        self.line: Line | None = None  # the slow link to the worker, if there is one
         self._binding: Binding | None = None
 
     # -- the sender's end: what a kind of transport defines
@@ -117,6 +124,9 @@ class Transport(ABC):
     def offer_again(self) -> bool:
         """Offer what was offered last to a newcomer; False if it is there no more."""
 
+    def retract(self) -> None:
+        """Offer nothing, until something is offered again: what a newcomer gets is on its way."""
+
     @abstractmethod
     def close(self) -> None:
         """Tell the worker that nothing more will come."""
@@ -151,6 +161,14 @@ class Transport(ABC):
     @abstractmethod
     def refused(self, version: int, text: str) -> None:
         """The snapshot could not be applied; `text` is the traceback."""
+
+    def skip(self, snapshot: Snapshot) -> None:
+        """The snapshot builds on one that only this worker's predecessor held.
+
+        The sender, which learns of the newcomer, will offer one that it can read.
+        """
+        text = f"version {snapshot.version} builds on {snapshot.builds_on}, which is not here"
+        self.refused(snapshot.version, text)
 
     @abstractmethod
     def offer_fds(self) -> list[int]:
@@ -203,9 +221,21 @@ class Transport(ABC):
         self.connected = self.has_left = False
         self.failure = None
         self.watch = Watch(pid)
+        if self.bases is not None:
+            self.bases.forget()
+        if self.line is not None:
+            self.line.greeted()
 
     def heard(self, event: Event) -> None:
-        """Book an acknowledgement."""
+        """An acknowledgement came, or has set out on its way over the link."""
+        if self.line is None:
+            self._book_answer(event)
+        else:
+            self.line.answer(event.applied_ns, lambda: self._book_answer(event))
+
+    def _book_answer(self, event: Event) -> None:
+        if self.bases is not None:
+            self.bases.in_use(event.version)
         self.connected = True
         self.acknowledged = max(self.acknowledged, event.version)
         again, self.answered = event.version <= self.answered, max(self.answered, event.version)
@@ -222,6 +252,15 @@ class Transport(ABC):
         )
 
     def failed(self, version: int, text: str) -> None:
+        """The worker could not apply a version; `text` is its traceback."""
+        if self.line is None:
+            self._book_failure(version, text)
+        else:
+            self.line.answer(now_ns(), lambda: self._book_failure(version, text))
+
+    def _book_failure(self, version: int, text: str) -> None:
+        if self.bases is not None:
+            self.bases.refused(version)
         self.stats.failures += version > self.answered
         self.answered = max(self.answered, version)
         self.failure = WorkerRaised(
@@ -294,6 +333,7 @@ class Transport(ABC):
 
     def send_weights_async(self, weights: Weights) -> None:
         """Send one version to this worker and return at once."""
+        self._check_alone()
         if self.shares_slots:
             raise RuntimeError(
                 f"{self} shares its slots with other workers: "
@@ -309,6 +349,10 @@ class Transport(ABC):
         self._binding.pack(self.slots[slot], version, check_finite=True)
         self.offer(slot, version)
         self.wake()
+
+    def _check_alone(self) -> None:
+        if self.only_in_scheme:
+            raise RuntimeError(f"{self} {self.only_in_scheme}: send and receive with its scheme")
 
     def wait_ack(self) -> None:
         version = self.addressed
@@ -345,6 +389,7 @@ class Transport(ABC):
         strategy: WeightStrategy | None = None,
     ) -> Any:
         """Apply the newest version to `model` or `weights` and return it; None if there is none."""
+        self._check_alone()
         taken = self.newest()
         if taken is None and timeout:
             deadline = time.monotonic() + timeout
@@ -406,11 +451,13 @@ def await_workers(
     done: Callable[[Transport], bool],
     timeout_s: float,
     bystanders: Collection[Transport] = (),
+    link: LinkEnd | None = None,
 ) -> dict[int, WorkerError]:
     """Wait until every worker is `done`, has failed, has died or is overdue; return the failures.
 
     One poll watches all answers and all deaths; nothing waits longer than `timeout_s`. Bystanders
-    are not waited for, but what they say meanwhile is collected, so that they are fed.
+    are not waited for, but what they say meanwhile is collected, so that they are fed. What is due
+    on a slow link meanwhile is moved on.
     """
     deadline = time.monotonic() + timeout_s
     transports = pending = list(transports)
@@ -422,6 +469,9 @@ def await_workers(
             still = []
             for transport in pending:
                 transport.collect()
+            if link is not None:
+                link.pump()
+            for transport in pending:
                 if transport.failure is None and not done(transport):
                     transport.judge()
                     if transport.failure is None:
@@ -438,8 +488,11 @@ def await_workers(
                 pending = still
                 continue
             fds = {fd for t in still for fd in t.wait_fds()}
+            if link is not None:
+                fds.add(link.bell.fd)
             ready = wait_for(fds.union(*(t.news_fds() for t in bystanders)), remaining)
-            for bell in {t.answer_bell for t in still if t.answer_bell is not None}:
+            bells = {t.answer_bell for t in still if t.answer_bell is not None}
+            for bell in bells if link is None else bells | {link.bell}:
                 bell.silence()  # before anything is collected: a later ring must be heard
             for transport in still:
                 if transport.watch is not None:

@@ -1,0 +1,294 @@
+"""The delta format brings every bit, whatever is lost on the way and whoever comes and goes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sync import Layout, WorkerDied
+from sync.binding import Binding
+from sync.snapshot import NEVER
+from sync.strategy import WeightStrategy
+from sync.wire.coder import private_snapshot
+from sync.wire.delta import Delta, DeltaDecoder, DeltaEncoder
+from tests.sync.support import (
+    KINDS,
+    Worker,
+    bits,
+    connect,
+    held,
+    receive,
+    running,
+    tensors,
+    version,
+)
+from tests.sync.test_wire import COPYING, made, publish, step
+
+
+def model() -> nn.Module:
+    return nn.Linear(40, 30)
+
+
+def last_bytes(scheme, act) -> int:
+    """How many bytes an action published."""
+    before = scheme.stats["bytes"]
+    act()
+    return scheme.stats["bytes"] - before
+
+
+@COPYING
+def test_what_did_not_change_takes_next_to_nothing(kind):
+    weights = model()
+    with running(scheme := made(kind, "delta", weights), model) as (worker,):
+        assert last_bytes(scheme, lambda: publish(scheme, worker)) < 200
+        with torch.no_grad():
+            weights.bias[3] += 1
+        assert last_bytes(scheme, lambda: publish(scheme, worker)) < 300
+        assert worker.do(held) == bits(weights)
+
+
+@COPYING
+def test_versions_that_nobody_read_are_not_missed(kind):
+    weights = model()
+    with running(scheme := made(kind, "delta", weights), model) as (worker,):
+        for unread in (0, 1, 2, 7, 30):
+            for _ in range(unread + 1):
+                step(weights)
+                scheme.send_async()
+            worker.tell(receive, 20)  # by message, older ones may come first
+            assert worker.hear()
+            while worker.do(version) < scheme.version:
+                worker.do(receive, 20)
+            assert worker.do(held) == bits(weights)
+
+
+@COPYING
+def test_each_worker_is_served_from_what_it_holds(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, workers=3)
+    with running(scheme, model) as workers:
+        expected = [bits(weights)] * 3
+        for addressed in ([0], [0, 1], [2], [0], [0, 1, 2], [1]):
+            step(weights)
+            scheme.send_async(worker_ids=addressed)
+            for number in addressed:
+                assert workers[number].do(receive, 20)
+                expected[number] = bits(weights)
+            assert [worker.do(held) for worker in workers] == expected
+
+
+def test_each_worker_has_weights_of_its_own():
+    sources = {0: model(), 1: model()}
+    scheme = KINDS["shared_copy"](wire="delta", per_worker_weights=True)
+    scheme.init_on_sender(params_map=sources)
+    with running(scheme, model) as workers:
+        for _ in range(4):
+            for source in sources.values():
+                step(source)
+            scheme.send_async(sources)
+            for number, worker in enumerate(workers):
+                assert worker.do(receive, 20)
+                assert worker.do(held) == bits(sources[number])
+
+
+@COPYING
+def test_a_worker_that_takes_a_dead_ones_place_gets_the_last_version_that_was_sent(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, workers=2, timeout=20)
+    with running(scheme, model) as (first, second):
+        for _ in range(3):
+            step(weights)
+            scheme.send_async()
+            for worker in (first, second):
+                assert worker.do(receive, 20)
+        sent = bits(weights)
+        second.tell(lambda s, m: os._exit(1))
+        os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
+        step(weights)  # not sent yet
+        with Worker(scheme, model, worker_idx=1) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=1)
+            newcomer.hear()
+            assert (newcomer.do(held), newcomer.do(version)) == (sent, 3)
+            for _ in range(3):
+                scheme.send_async()
+                for worker in (first, newcomer):
+                    assert worker.do(receive, 20)
+                    assert worker.do(held) == bits(weights)
+                step(weights)
+
+
+@COPYING
+def test_a_newcomer_that_was_sent_changes_before_it_was_known_waits_for_the_whole(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, timeout=20)
+    with running(scheme, model) as (worker,):
+        publish(scheme, worker)
+        worker.tell(lambda s, m: os._exit(1))
+        os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        step(weights)
+        with pytest.raises(WorkerDied):
+            scheme.send()  # for one who is there no more
+        with Worker(scheme, model, worker_idx=0) as newcomer:
+            newcomer.tell(connect)  # finds it, and cannot read it
+            scheme.connect(worker_idx=0)
+            newcomer.hear()
+            assert newcomer.do(held) == bits(weights)
+
+
+@COPYING
+def test_workers_that_are_met_late_get_what_was_sent_meanwhile(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, workers=2, timeout=20)
+    try:
+        with (
+            Worker(scheme, model, worker_idx=0) as early,
+            Worker(scheme, model, worker_idx=1) as late,
+        ):
+            early.tell(connect)
+            scheme.connect(worker_idx=0)
+            early.hear()
+            for _ in range(3):
+                step(weights)
+                scheme.send_async()
+                assert early.do(receive, 20)
+            late.tell(connect)
+            scheme.connect(worker_idx=1)
+            late.hear()
+            for _ in range(3):
+                assert early.do(held) == late.do(held) == bits(weights)
+                step(weights)
+                scheme.send_async()
+                assert early.do(receive, 20)
+                assert late.do(receive, 20)
+    finally:
+        scheme.shutdown()
+
+
+@COPYING
+def test_a_send_that_is_refused_changes_nothing(kind):
+    weights = model()
+    with running(scheme := made(kind, "delta", weights), model) as (worker,):
+        publish(scheme, worker)
+        before = worker.do(held)
+        with torch.no_grad():
+            weights.weight[0, 0] = torch.nan
+        for _ in range(3):
+            with pytest.raises(ValueError, match="NaN"):
+                scheme.send()
+        assert worker.do(held) == before
+        with torch.no_grad():
+            weights.weight[0, 0] = 7.0
+        for _ in range(3):
+            step(weights)
+            publish(scheme, worker)
+            assert worker.do(held) == bits(weights)
+
+
+# What may happen between two publishes, to a worker or on the way to it.
+EVENTS = st.lists(
+    st.sampled_from(["publish", "arrive", "lose", "acknowledge", "restart", "reconnect"]),
+    max_size=60,
+)
+
+
+@given(EVENTS, st.integers(0, 2**16))
+@settings(deadline=None, max_examples=200)
+def test_whatever_is_lost_a_version_that_can_be_read_is_read_right(events, seed):
+    """The two ends alone, with a queue between them in which anything may be lost."""
+    torch.manual_seed(seed)
+    weights, layout = model(), Layout.of(dict(tensors(model())))
+    binding = Binding(weights, WeightStrategy(), layout)
+    encoder, decoder = DeltaEncoder(Delta(layout), 1), DeltaDecoder(Delta(layout))
+    on_the_way, said, sent, offered = [], [], {}, NEVER
+    for event in ["publish", "arrive", "acknowledge", *events, "publish", "reconnect", "arrive"]:
+        if event == "publish":
+            step(weights)
+            block = private_snapshot(encoder.layout)
+            offered += 1
+            encoder.pack(binding, block, offered, [0], check_finite=True)
+            encoder.offering([0])
+            sent[offered] = [leaf.clone() for leaf in binding.leaves()]
+            on_the_way.append(block)
+        elif event == "arrive" and on_the_way:
+            block = on_the_way.pop(0)
+            if decoder.can_read(block):
+                whole = decoder.unpack(block)
+                assert whole.version == block.version
+                assert all(map(torch.equal, whole.views, sent[block.version]))
+                said.append(block.version)
+        elif event == "lose" and on_the_way:
+            on_the_way.pop(0)
+        elif event == "acknowledge" and said:
+            encoder.bases[0].in_use(said.pop(0))
+        elif event == "restart":  # whole ones that are under way are for the newcomer too
+            on_the_way = [block for block in on_the_way if block.builds_on == NEVER]
+            said.clear()
+            decoder = DeltaDecoder(Delta(layout))
+            encoder.bases[0].forget()
+        elif event == "reconnect":
+            block = private_snapshot(encoder.layout)
+            assert encoder.pack_again(0, block)
+            on_the_way, said = [block], []
+            decoder = DeltaDecoder(Delta(layout))
+    assert said[-1] == offered
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_no_more_than_four_versions_are_kept_whatever_the_worker_reads(reads):
+    weights, layout = model(), Layout.of(dict(tensors(model())))
+    binding = Binding(weights, WeightStrategy(), layout)
+    encoder, decoder = DeltaEncoder(Delta(layout), 1), DeltaDecoder(Delta(layout))
+    for number, is_read in enumerate(reads):
+        block = private_snapshot(encoder.layout)
+        encoder.pack(binding, block, number, [0], check_finite=True)
+        encoder.offering([0])
+        if is_read:
+            assert decoder.can_read(block)
+            decoder.unpack(block)
+            encoder.bases[0].in_use(number)
+    assert len(encoder._pool) <= 4
+    assert len(decoder._held) <= 2
+
+
+def test_workers_in_step_share_their_blocks():
+    weights = model()
+    scheme = made("shared_copy", "delta", weights, workers=3)
+    with running(scheme, model) as workers:
+        for sends in range(1, 4):
+            step(weights)
+            scheme.send_async()
+            for worker in workers:
+                assert worker.do(receive, 20)
+            scheme.wait_async()
+            assert scheme.stats["sends"] == 1 + sends
+
+
+def test_a_worker_in_the_trainers_own_process_may_read_changes():
+    weights = model()
+    with KINDS["shared_copy"](wire="delta") as scheme:
+        scheme.init_on_sender(model=weights, devices=["cpu"])
+        twin, theirs = copy.deepcopy(scheme), model()
+        twin.init_on_receiver(model=theirs, worker_idx=0)
+        meet(scheme, twin)
+        for _ in range(4):
+            step(weights)
+            scheme.send_async()
+            assert twin.receive() is not None
+            assert bits(theirs) == bits(weights)
+        twin.shutdown()
+
+
+def meet(scheme, twin):
+    thread = threading.Thread(target=twin.connect, kwargs={"background": False})
+    thread.start()
+    scheme.connect()
+    thread.join()
