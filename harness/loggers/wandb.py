@@ -3,7 +3,7 @@
 runner                     thread "lockstep-wandb"
 ------                     -----------------------
 log(...)   --queue-->      init, log, log, ...
-finish()   --queue-->      finish with summary and exit code, end W&B's own process
+finish()   --queue-->      summary, figures and exit code, end W&B's own process
 waits, at most FINISH_S    an error anywhere: one warning, and all further records are let go
 """
 
@@ -19,11 +19,14 @@ from typing import Any
 import numpy as np
 
 from harness.loggers.base import Histogram, Logger, Metrics, RunInfo
+from harness.loggers.figures import draw_run
+from harness.loggers.wandb_report import open_png
 
 log = logging.getLogger(__name__)
 
 WAITING = 10_000  # records, before a W&B that does not keep up loses some
 FINISH_S = 30.0
+METRICS = "metrics.jsonl"
 
 
 class WandbLogger(Logger):
@@ -47,7 +50,7 @@ class WandbLogger(Logger):
         if self._lost:
             log.warning("W&B did not keep up: %d records are in metrics.jsonl alone", self._lost)
         final = dict(summary)
-        self._put(lambda run: _finish(run, final, exit_code))
+        self._put(lambda run: _finish(run, final, exit_code, self._folder / METRICS))
         self._put(None)
         self._thread.join(FINISH_S)
         if self._thread.is_alive():
@@ -102,10 +105,25 @@ def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogr
     run.log({**metrics, **drawn}, step=step)
 
 
-def _finish(run: Any, summary: dict[str, Any], exit_code: int) -> None:
+def _finish(run: Any, summary: dict[str, Any], exit_code: int, metrics: Path) -> None:
     for name, value in summary.items():
         run.summary[name] = value
+    if metrics.exists():
+        _draw(run, metrics)
     run.finish(exit_code=exit_code)
+
+
+def _draw(run: Any, metrics: Path) -> None:
+    """The run's figures, beside its last record."""
+    import wandb
+
+    try:
+        pictures = {f"figures/{name}": open_png(png) for name, png in draw_run(metrics).items()}
+    except (ValueError, LookupError, OSError) as error:
+        log.warning("the run's figures cannot be drawn: %s", error)
+        return
+    if pictures:
+        run.log({name: wandb.Image(picture) for name, picture in pictures.items()})
 
 
 def _tear_down() -> None:

@@ -8,11 +8,13 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.files import write_atomic
+from harness.loggers.wandb_report import Upload, upload
 from harness.report import data, html, markdown
-from harness.report.analysis import WANTED, analyse
+from harness.report.analysis import WANTED, Findings, analyse
 from harness.report.blocks import Document
 from harness.report.document import write
 from harness.report.read import MARK, Run, find_runs
@@ -29,14 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.places[0] / "report"
     try:
         while True:
-            runs = make(options, out)
+            made = make(options, out)
             progress("")
-            tell(runs, out)
-            running = any(run.state == "running" for run in runs)
+            tell(made.runs, out)
+            running = any(run.state == "running" for run in made.runs)
             if options.watch is None or not running:
+                if options.wandb is not None:
+                    upload(uploadable(made, out), out, mode=options.wandb, project=options.project)
                 return 0
             time.sleep(options.watch)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         progress("")
         print(f"report: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -76,6 +80,12 @@ def parser() -> argparse.ArgumentParser:
         help="make it anew every S seconds, as long as one of the runs is running",
     )
     found.add_argument(
+        "--wandb",
+        choices=("offline", "online"),
+        help="hand the report to W&B, too: a run of its own in the sweep's group",
+    )
+    found.add_argument("--project", default="lockstep", help="of W&B; by default lockstep")
+    found.add_argument(
         "--compare", action="store_true", help="put the dirs side by side, setting by setting"
     )
     return found
@@ -97,8 +107,17 @@ def seconds(text: str) -> float:
     return value
 
 
-def make(options: argparse.Namespace, out: Path) -> list[Run]:
-    """Read, compute, draw and write; the runs, as they were found."""
+@dataclass
+class Made:
+    """A report, and what it was made of."""
+
+    runs: list[Run]
+    found: list[Findings]
+    document: Document
+
+
+def make(options: argparse.Namespace, out: Path) -> Made:
+    """Read, compute, draw and write."""
     places = options.places
     if options.compare and len(places) < 2:
         raise ValueError(f"--compare got {len(places)} directory, expected 2 or more")
@@ -118,7 +137,29 @@ def make(options: argparse.Namespace, out: Path) -> list[Run]:
     title = options.title or "Report on " + ", ".join(dict.fromkeys(run.source for run in runs))
     document = write(plan, found, runs, title, progress)
     save(out, document, data.files(found, runs))
-    return runs
+    return Made(runs, found, document)
+
+
+def uploadable(made: Made, out: Path) -> Upload:
+    """What W&B gets: figures, the table of results, and each setting's score as a number."""
+    columns, rows = data.results(made.found)
+    several = len(made.found) > 1
+    return Upload(
+        name=made.document.title,
+        group=next(
+            (s for run in made.runs if isinstance(s := run.manifest.get("sweep"), str)), None
+        ),
+        numbers={
+            f"{f'{f.task.name}/' if several else ''}{result.label}/{f.score}": estimate.value
+            for f in made.found
+            for result in f.results
+            if (estimate := result.estimates.get("iqm")) is not None
+        },
+        figures={drawn.slug: drawn.png for drawn in made.document.pictures()},
+        columns=columns,
+        rows=rows,
+        page=out / MARK,
+    )
 
 
 def save(out: Path, document: Document, tables: dict[str, str]) -> None:

@@ -25,10 +25,7 @@ def files(found: Sequence[Findings], runs: Sequence[Run]) -> dict[str, str]:
             ["run", "option", "value"],
             ([run.name, key, str(value)] for run in runs for key, value in run.options.items()),
         ),
-        "results.csv": _csv(
-            ["task", "setting", "metric", "measure", "value", "low", "high", "seeds"],
-            _estimates(found),
-        ),
+        "results.csv": _csv(*results(found)),
         "comparisons.csv": _csv(
             [
                 *("task", "metric", "setting", "baseline", "pairs", "difference", "low", "high"),
@@ -57,6 +54,12 @@ def files(found: Sequence[Findings], runs: Sequence[Run]) -> dict[str, str]:
             ),
         ),
     }
+
+
+def results(found: Sequence[Findings]) -> tuple[list[str], list[list[Cell]]]:
+    """The columns and rows of the table of results."""
+    columns = ["task", "setting", "metric", "measure", "value", "low", "high", "seeds"]
+    return columns, list(_estimates(found))
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:

@@ -1,0 +1,64 @@
+"""Figures of one run, drawn from its records at its end."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# figure: (what is drawn over frames, what its axis says)
+FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
+    "return": (("episode/return", "eval/return"), "return"),
+    "latency": (("sync/publish_ms", "sync/ack_ms", "sync/apply_ms"), "ms"),
+    "lag": (("policy/lag_mean", "policy/lag_p95", "policy/lag_max"), "versions"),
+}
+POINTS = 2_000  # at most, of one line; a figure shows no more
+
+
+def draw_run(metrics: Path) -> dict[str, bytes]:
+    """PNG files by the figure's name; a figure of which there is no number is left out."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    found = {}
+    for name, (drawn, unit) in FIGURES.items():
+        lines = {metric: _line(records, metric) for metric in drawn}
+        lines = {metric: line for metric, line in lines.items() if line[0]}
+        if lines:
+            found[name] = _png(lines, unit)
+    return found
+
+
+Line = tuple[list[float], list[float]]
+
+
+def _line(records: Sequence[Mapping[str, Any]], metric: str) -> Line:
+    """Frames and values of the records that have the metric."""
+    points = [
+        (float(record["step"]), float(record[metric]))
+        for record in records
+        if isinstance(record.get(metric), int | float) and math.isfinite(record[metric])
+    ]
+    points = points[:: 1 + len(points) // POINTS]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _png(lines: Mapping[str, Line], unit: str) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Figure = Figure(figsize=(6, 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for metric, (frames, values) in lines.items():
+        axes.plot(frames, values, label=metric, marker="o" if len(frames) < 30 else None)
+    axes.set_xlabel("frames")
+    axes.set_ylabel(unit)
+    axes.legend(frameon=False)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=120)
+    return stream.getvalue()
