@@ -11,6 +11,14 @@ from sync.hogwild import HogwildWeightSyncScheme
 from sync.layout import Layout
 from sync.link import PRESETS, Link
 from sync.multiprocess import MPTransport, MultiProcessWeightSyncScheme
+from sync.remote.schemes import (
+    DistributedTransport,
+    DistributedWeightSyncScheme,
+    RayTransport,
+    RayWeightSyncScheme,
+    RPCTransport,
+    RPCWeightSyncScheme,
+)
 from sync.scheme import WeightSyncScheme
 from sync.shared_mem import SharedMemTransport, SharedMemWeightSyncScheme
 from sync.snapshot import Snapshot
@@ -28,6 +36,8 @@ __all__ = [
     "PRESETS",
     "SCHEMES",
     "WIRES",
+    "DistributedTransport",
+    "DistributedWeightSyncScheme",
     "HogwildWeightSyncScheme",
     "Layout",
     "Link",
@@ -36,6 +46,10 @@ __all__ = [
     "MultiProcessWeightSyncScheme",
     "MultiProcessedRemoteWeightUpdate",
     "NoWeightSyncScheme",
+    "RPCTransport",
+    "RPCWeightSyncScheme",
+    "RayTransport",
+    "RayWeightSyncScheme",
     "RemoteWeightUpdaterBase",
     "SharedMemTransport",
     "SharedMemWeightSyncScheme",

@@ -8,6 +8,11 @@ from typing import Any
 from sync.direct import NoWeightSyncScheme
 from sync.hogwild import HogwildWeightSyncScheme
 from sync.multiprocess import MultiProcessWeightSyncScheme
+from sync.remote.schemes import (
+    DistributedWeightSyncScheme,
+    RayWeightSyncScheme,
+    RPCWeightSyncScheme,
+)
 from sync.scheme import WeightSyncScheme
 from sync.shared_mem import SharedMemWeightSyncScheme
 
@@ -19,6 +24,9 @@ SCHEMES: dict[str, type[WeightSyncScheme]] = {
     "process": MultiProcessWeightSyncScheme,
     "multiprocessing": MultiProcessWeightSyncScheme,
     "hogwild": HogwildWeightSyncScheme,
+    "distributed": DistributedWeightSyncScheme,
+    "rpc": RPCWeightSyncScheme,
+    "ray": RayWeightSyncScheme,
 }
 
 

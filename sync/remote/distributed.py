@@ -27,6 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
 from sync.remote.engine import Engine, PeerDied
+from sync.remote.inbox import hang_up
 from sync.remote.line import Line, make_group
 
 _LOOK_S = 0.01
@@ -170,6 +171,7 @@ def serve(
         ) from None
     line = Line(group, 0, where, silence_s=silence_s)
     line.ended.wait()
+    hang_up(f"{where}: {line.why}")
     line.close()
     return line.why
 

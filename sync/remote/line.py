@@ -63,13 +63,16 @@ class Line:
         """Have the other side run `function(*args)`."""
         future: Future[Any] = Future()
         packed = pack((function, args))
-        with self._sending:
-            self._tickets += 1
-            ticket = self._tickets
-            self._calls[ticket] = future, []
-            sent = self._post(_CALL, ticket, packed)
-            if ticket in self._calls:  # the memory must stay until there is an answer
-                self._calls[ticket] = future, sent
+        try:
+            with self._sending:
+                self._tickets += 1
+                ticket = self._tickets
+                self._calls[ticket] = future, []
+                sent = self._post(_CALL, ticket, packed)
+                if ticket in self._calls:  # the memory must stay until there is an answer
+                    self._calls[ticket] = future, sent
+        except RuntimeError as error:
+            self._end(str(error))
         if self.ended.is_set():  # perhaps after whoever ended it had looked
             self._fail_calls()
         return future
@@ -85,11 +88,7 @@ class Line:
         if len(data) > _ROOM:
             parts.append(torch.frombuffer(bytearray(data[_ROOM:]), dtype=torch.uint8))
         parts += [tensor for tensor in tensors if tensor.numel()]
-        try:
-            return [(self._group.send([part], self._other, 0), part) for part in parts]
-        except RuntimeError as error:
-            self._end(str(error))
-            return []
+        return [(self._group.send([part], self._other, 0), part) for part in parts]
 
     def _read(self) -> None:
         try:
@@ -121,9 +120,12 @@ class Line:
     def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
         outcome = Outcome.of(_run, (data, tensors))
         del tensors
-        with self._sending:
-            sent = self._post(_ANSWER, ticket, outcome.packed())
+        self._send_and_wait(_ANSWER, ticket, outcome.packed())
+
+    def _send_and_wait(self, kind: int, ticket: int = 0, packed: Packed | None = None) -> None:
         with contextlib.suppress(RuntimeError):  # nobody is there: the reader finds that out too
+            with self._sending:
+                sent = self._post(kind, ticket, packed)
             for work, _ in sent:
                 work.wait(self._silence)
 
@@ -139,11 +141,7 @@ class Line:
 
     def _beat_until_end(self, every_s: float) -> None:
         while not self.ended.wait(every_s):
-            with self._sending:
-                sent = self._post(_ALIVE, 0)
-            with contextlib.suppress(RuntimeError):
-                for work, _ in sent:
-                    work.wait(self._silence)
+            self._send_and_wait(_ALIVE)
 
     def _end(self, why: str) -> None:
         if not self.ended.is_set():
@@ -161,8 +159,8 @@ class Line:
     def close(self) -> None:
         """Take leave, and stop reading, whether the other side listens or not."""
         if not self.ended.is_set():
-            with self._sending:
-                self._post(_BYE, 0)
+            with contextlib.suppress(RuntimeError), self._sending:
+                goodbye = self._post(_BYE, 0)  # noqa: F841 - what is sent must stay until it is
             self.ended.wait(0.5)  # the other side answers by closing
         self._end("the line was closed here")
         if self._reader.is_alive() and self._reader is not threading.current_thread():

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from sync.remote.addresses import LOOPBACK, address_towards, interface_of, warn_if_exposed
 from sync.remote.engine import Engine, PeerDied
+from sync.remote.inbox import hang_up
 from sync.remote.wire import Outcome, pack, unpack
 
 _TRAINER = "trainer"
@@ -228,6 +229,7 @@ def serve(
     while not _left.wait(silence_s / 4):
         _ask_for_life(_TRAINER, silence_s, end)
     said = why[0] if why else "it left"
+    hang_up(f"the trainer at {host}:{port}: {said}")
     time.sleep(0.05)  # the answer to the call that said so must get out
     _rpc().shutdown(graceful=False)
     _kept.clear()

@@ -6,9 +6,12 @@ import pytest
 
 from sync import (
     SCHEMES,
+    DistributedWeightSyncScheme,
     HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
     NoWeightSyncScheme,
+    RayWeightSyncScheme,
+    RPCWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
@@ -21,6 +24,9 @@ NAMES = {
     "process": MultiProcessWeightSyncScheme,
     "multiprocessing": MultiProcessWeightSyncScheme,
     "hogwild": HogwildWeightSyncScheme,
+    "distributed": DistributedWeightSyncScheme,
+    "rpc": RPCWeightSyncScheme,
+    "ray": RayWeightSyncScheme,
 }
 
 

@@ -1,0 +1,133 @@
+"""Where snapshots arrive in a peer's process: one inbox for each worker that lives there.
+
+the engine's thread                       the worker
+-------------------                       ----------
+deliver(block, key, worker)
+  waits for the worker's inbox   <-----   opens it when it greets
+  lays the block down, rings      ---->   looks, or is woken
+  waits for the answer           <-----   applied, or refused: the answer
+returns the answer: the trainer's future is the acknowledgement
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sync.memory import Doorbell
+from sync.snapshot import NEVER
+
+DONE, FAILED, LEFT, ABSENT, SUPERSEDED = range(5)
+Place = tuple[str, int]  # a scheme's key, and a worker's number
+
+
+class Answer(NamedTuple):
+    """What became of a delivery; `took_ns` is what applying took, by the worker's clock."""
+
+    kind: int
+    owner: str = ""
+    pid: int = 0
+    version: int = NEVER
+    took_ns: int = 0
+    retries: int = 0
+    text: str = ""
+
+
+class Inbox:
+    """Room for one block that its worker has not answered to yet."""
+
+    def __init__(self, place: Place):
+        self.place = place
+        self.owner = uuid.uuid4().hex
+        self.bell = Doorbell()
+        self.block: Tensor | None = None
+        self.closed = ""  # why nothing more comes
+        self._answer: Answer | None = None
+        self._refusal = ""
+        self._changed = threading.Condition()
+        with _registry:
+            _inboxes[place] = self
+            _departed.discard(place)
+            _registry.notify_all()
+
+    def put(self, block: Tensor) -> Answer:
+        """Lay a block down and wait for the worker's answer."""
+        with self._changed:
+            if self._refusal:
+                return Answer(FAILED, self.owner, os.getpid(), text=self._refusal)
+            self.block, self._answer = block, None
+            self._changed.notify_all()  # whoever put the one before
+            self.bell.ring()
+            while self.block is block and not self.closed:
+                self._changed.wait(60.0)
+            if self.block is block:
+                self.block = None
+                return Answer(LEFT)
+            if self.block is not None or self._answer is None:
+                return Answer(SUPERSEDED)
+            return self._answer
+
+    def answer(
+        self, kind: int, version: int, took_ns: int = 0, retries: int = 0, text: str = ""
+    ) -> None:
+        """What became of the block that lies here, which makes room for the next."""
+        with self._changed:
+            if version == NEVER:  # the model cannot take any
+                self._refusal = text
+            self._answer = Answer(kind, self.owner, os.getpid(), version, took_ns, retries, text)
+            self.block = None
+            self._changed.notify_all()
+
+    def close(self, why: str) -> None:
+        """Nothing more will come; wakes both sides."""
+        with self._changed:
+            self.closed = self.closed or why
+            self._changed.notify_all()
+        self.bell.ring()
+
+    def leave(self) -> None:
+        """The worker reads no more."""
+        with _registry:
+            if _inboxes.get(self.place) is self:
+                del _inboxes[self.place]
+                _departed.add(self.place)
+        self.close("the worker left")
+
+
+_registry = threading.Condition()
+_inboxes: dict[Place, Inbox] = {}
+_departed: set[Place] = set()
+
+
+def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer:
+    """Give a worker of this process a snapshot; returns when it has answered.
+
+    patience_s: how long to wait for a worker that has not come yet.
+    """
+    place = key, worker
+    with _registry:
+        _registry.wait_for(lambda: place in _inboxes or place in _departed, patience_s)
+        inbox = _inboxes.get(place)
+    if inbox is None:
+        return Answer(LEFT if place in _departed else ABSENT)
+    return inbox.put(block)
+
+
+def close_inbox(key: str, worker: int) -> None:
+    """The trainer says that nothing more will come."""
+    with _registry:
+        inbox = _inboxes.get((key, worker))
+    if inbox is not None:
+        inbox.close("the trainer shut its scheme down")
+
+
+def hang_up(why: str) -> None:
+    """The line to the trainer is down: tell every worker of this process."""
+    with _registry:
+        inboxes = list(_inboxes.values())
+    for inbox in inboxes:
+        inbox.close(why)

@@ -1,0 +1,166 @@
+"""Weights for workers on other machines: one scheme for each engine, and what they share.
+
+    engine = RPCEngine(2, host="10.0.0.1", port=29500)    # or Ray actors, or torch.distributed
+    scheme = RPCWeightSyncScheme()
+    scheme.attach(engine)                                 # worker i is the engine's peer i
+    scheme.init_on_sender(model=policy, devices=["cpu"] * 2)
+    engine.connect()
+    (hand `scheme` to the peers; there init_on_receiver() and connect())
+    scheme.connect()
+
+`transport.py` has the protocol.
+"""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import wait
+from typing import Any, ClassVar
+
+from sync.layout import Layout
+from sync.remote.engine import Engine
+from sync.remote.transport import Hub, RemoteSlots, RemoteTransport
+from sync.scheme import WeightSyncScheme
+from sync.sender import SenderEnd
+from sync.slots import Slots
+from sync.strategy import Weights, WeightStrategy
+from sync.transport import Transport
+
+_CLOSE_S = 2.0
+
+
+class RemoteSenderEnd(SenderEnd):
+    """Closes with one wait for all workers."""
+
+    def close(self) -> None:
+        lines = [t for t in self.transports.values() if isinstance(t, RemoteTransport)]
+        super().close()
+        wait([line.closing for line in lines if line.closing is not None], timeout=_CLOSE_S)
+
+
+class RemoteWeightSyncScheme(WeightSyncScheme):
+    """Brings snapshots to the peers of an engine, one block a version.
+
+    zero_copy: whether workers point their parameters at the block that arrived (True), copy it
+        (False), or point from a quarter of a megabyte on (None). Buffers are always copied.
+    """
+
+    _sender_end = RemoteSenderEnd
+    _transport: ClassVar[type[RemoteTransport]] = RemoteTransport
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        sync: bool = True,
+        *,
+        zero_copy: bool | None = None,
+        **options: Any,
+    ):
+        super().__init__(strategy, sync=sync, **options)
+        self._zero_copy = zero_copy
+
+    def _leave_process(self) -> None:
+        super()._leave_process()
+        self._hub: Hub | None = None
+        self._engine: Engine | None = getattr(self, "_engine", None)
+
+    def attach(self, engine: Engine) -> None:
+        """Reach the workers through `engine`: worker i is its peer i."""
+        self._engine = engine
+        if self._hub is not None:
+            self._hub.engine = engine
+
+    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
+        # A worker can have one version on the way and one waiting; one more each can be written.
+        slots = RemoteSlots(layout, 3 * num_workers)
+        self._hub = Hub(slots, uuid.uuid4().hex, self.connect_timeout)
+        self._hub.engine = self._engine
+        transports: dict[int, Transport] = {}
+        for worker in range(num_workers):
+            line = self._transport(slots, self._hub.key, worker, timeout=self.timeout)
+            line.become_sender(self._hub)
+            transports[worker] = line
+        return slots, transports
+
+    def connect(
+        self,
+        *,
+        worker_idx: int | None = None,
+        weights: Weights | None = None,
+        background: bool = True,
+    ) -> None:
+        if self._is_sender:
+            self._check_engine()
+        super().connect(worker_idx=worker_idx, weights=weights, background=background)
+
+    def _check_engine(self) -> None:
+        if self._engine is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has no engine: call attach(engine) before connect()"
+            )
+        if self._engine.num_peers < self.num_workers:
+            raise ValueError(
+                f"the scheme has {self.num_workers} workers, but its engine "
+                f"{self._engine.num_peers} peers; each worker is the peer of its number"
+            )
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._hub = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_hub": None, "_engine": None}
+
+
+class RayTransport(RemoteTransport):
+    """One Ray actor's line."""
+
+    _hint = (
+        "; an actor that is busy takes weights only if it was made with max_concurrency of 2 or "
+        "more, or with a concurrency group for them"
+    )
+
+
+class RPCTransport(RemoteTransport):
+    """The line of one member of an RPC group."""
+
+
+class DistributedTransport(RemoteTransport):
+    """One rank's line."""
+
+
+class RayWeightSyncScheme(RemoteWeightSyncScheme):
+    """Over Ray: a version is put into the object store once, and fetched once by each node.
+
+    With `zero_copy`, workers point at the object store's memory, which is read-only: writing to a
+    parameter ends the worker's process.
+    """
+
+    _transport = RayTransport
+
+
+class RPCWeightSyncScheme(RemoteWeightSyncScheme):
+    """Over torch.distributed.rpc: every worker is sent every version it takes."""
+
+    _transport = RPCTransport
+
+
+class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
+    """Over torch.distributed: every worker is sent every version it takes.
+
+    backend: "gloo", the one that can tell one peer's failure from another's.
+    """
+
+    _transport = DistributedTransport
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        sync: bool = True,
+        *,
+        backend: str = "gloo",
+        **options: Any,
+    ):
+        if backend != "gloo":
+            raise ValueError(f"backend={backend!r}: expected 'gloo'")
+        super().__init__(strategy, sync, **options)

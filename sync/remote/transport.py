@@ -1,0 +1,311 @@
+"""One worker's line over an engine: a call that returns when the version is in use.
+
+    trainer                                   the worker's process
+    -------                                   --------------------
+    offer v1    -- deliver(block) -------->   inbox: v1          (see inbox.py)
+    offer v2       waits: v1 is on its way
+    offer v3       takes v2's place
+                <------ v1 is in use          receive()
+                -- deliver(block) -------->   inbox: v3
+
+So at most one version is on its way to a worker and one waits, whatever the trainer's pace. The
+block of a version is handed to the engine once for all workers; it decides how it travels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sync.board import Event, now_ns
+from sync.errors import WorkerDied, WorkerTimeout
+from sync.layout import Layout
+from sync.memory import Doorbell
+from sync.remote.engine import Engine, PeerDied
+from sync.remote.inbox import DONE, FAILED, LEFT, Answer, Inbox, close_inbox, deliver
+from sync.slots import Slots
+from sync.snapshot import NEVER, Snapshot
+from sync.transport import Transport, await_workers
+
+
+class Way(NamedTuple):
+    """A version, its slot, and when it was published."""
+
+    version: int
+    slot: int
+    published_ns: int
+
+
+class Hub:
+    """What all lines of one sender share: the engine, and the bell that answers ring."""
+
+    def __init__(self, slots: Slots, key: str, patience_s: float):
+        self.engine: Engine | None = None
+        self.bell = Doorbell()
+        self.slots, self.key, self.patience_s = slots, key, patience_s
+        self._lock = threading.Lock()
+        self._packed: tuple[int, int, Any] | None = None
+
+    def post(self, worker: int, way: Way) -> Future[Answer]:
+        """Deliver a slot to a worker, as the parcel that the others are sent too."""
+        assert self.engine is not None
+        with self._lock:
+            if self._packed is None or self._packed[:2] != (way.version, way.slot):
+                block = _travelling(self.slots[way.slot])
+                self._packed = way.version, way.slot, self.engine.parcel(block)
+            parcel = self._packed[2]
+        return self.engine.post(worker, deliver, parcel, self.key, worker, self.patience_s)
+
+
+class RemoteSlots(Slots):
+    """Slots that stay in the trainer's process; a worker has only their layout."""
+
+    def claim(self, worker_idx: int) -> bool:
+        return True
+
+    def give_back(self, worker_idx: int) -> None:
+        """Nothing was claimed: the trainer knows whom it calls."""
+
+    def read_only(self) -> Slots:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layout": self.layout, "capacity": self.capacity}
+
+
+class RemoteTransport(Transport):
+    """The same at both ends of any engine."""
+
+    slots: Slots
+
+    def __init__(self, slots: Slots, key: str, worker_idx: int, *, timeout: float = 10.0):
+        super().__init__(timeout=timeout)
+        self.slots = slots
+        self.key = key
+        self.worker_idx = worker_idx
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.hub: Hub | None = None
+        self._lock: Any = contextlib.nullcontext()
+        self._on_the_way: Way | None = None
+        self._next: Way | None = None
+        self._last: Way | None = None
+        self._answers: deque[tuple[Way, Future[Answer], int]] = deque()
+        self._owner = ""
+        self._absent = False
+        self._dead = ""
+        self._inbox: Inbox | None = None
+
+    # -- the sender's end
+
+    def become_sender(self, hub: Hub) -> None:
+        """From now on versions can be offered."""
+        self.hub = hub
+        self._lock = threading.RLock()
+
+    def offer(self, slot: int, version: int) -> None:
+        with self._lock:
+            self.addressed = version
+            self.stats.addressed += 1
+            self._next = self._last = Way(version, slot, self.slots[slot].published_ns)
+            self._feed()
+
+    def _feed(self) -> None:
+        """Send what is next, unless the worker has one to answer to."""
+        if self._on_the_way is not None or self._next is None or self._dead:
+            return
+        assert self.hub is not None
+        way = self._on_the_way = self._next
+        self._next = None
+        self.hub.post(self.worker_idx, way).add_done_callback(partial(self._answered, way))
+
+    def _answered(self, way: Way, future: Future[Answer]) -> None:
+        """In a thread of the engine: the worker has room for another."""
+        assert self.hub is not None
+        with self._lock:
+            self._answers.append((way, future, now_ns()))
+            if self._on_the_way is way:
+                self._on_the_way = None
+            if future.exception() is None:
+                self._feed()
+        self.hub.bell.ring()
+
+    def collect(self) -> None:
+        while self._answers:
+            way, future, heard_ns = self._answers.popleft()
+            error = future.exception()
+            if isinstance(error, PeerDied):
+                self._dead = str(error)
+            elif error is not None:
+                notes = "\n".join([f"{type(error).__name__}: {error}", *_notes(error)])
+                self.failed(way.version, notes)
+            else:
+                self._book(way, future.result(), heard_ns)
+
+    def _book(self, way: Way, answer: Answer, heard_ns: int) -> None:
+        if answer.owner and answer.owner != self._owner:
+            self._owner = answer.owner
+            self.greeted(answer.pid)
+        self._absent = not answer.owner
+        if answer.kind == DONE:
+            # Clocks differ between machines: what is counted from the publication is counted here.
+            seen_ns = max(way.published_ns, heard_ns - answer.took_ns)
+            self.heard(Event(way.version, way.published_ns, seen_ns, heard_ns, answer.retries))
+        elif answer.kind == FAILED:
+            self.failed(way.version, answer.text)
+        elif answer.kind == LEFT:
+            self.left()
+
+    def greeted(self, pid: int) -> None:
+        super().greeted(pid)
+        self.watch = None  # the process is not of this machine; the engine watches it
+
+    def judge(self) -> None:
+        super().judge()
+        assert self.hub is not None
+        if self.hub.engine is not None and not self._dead:
+            self._dead = self.hub.engine.gone(self.worker_idx) or ""
+            if self._dead:
+                self._dead = f"{self.hub.engine.describe(self.worker_idx)} is gone: {self._dead}"
+        if self._dead:
+            self.connected = False
+            self.failure = WorkerDied(self.worker_idx, f"{self} died: {self._dead}")
+
+    def expect_newcomer(self) -> None:
+        super().expect_newcomer()
+        assert self.hub is not None
+        assert self.hub.engine is not None
+        if self.hub.engine.gone(self.worker_idx) is None and self.failure is None:
+            with self._lock:
+                if self._dead and self.bases is not None:
+                    self.bases.forget()
+                self._dead = ""
+
+    def offer_again(self) -> bool:
+        with self._lock:
+            if self._last is None:
+                return False
+            block = self.slots[self._last.slot]
+            if block.version != self._last.version or block.builds_on != NEVER:
+                return False
+            self._next = self._last
+            self._feed()
+        return True
+
+    def held(self) -> set[int]:
+        with self._lock:
+            return {way.slot for way in (self._on_the_way, self._next) if way is not None}
+
+    def kept(self) -> set[int]:
+        return self.held() | ({self._last.slot} if self._last is not None else set())
+
+    def news_fds(self) -> list[int]:
+        assert self.hub is not None
+        return [self.hub.bell.fd]
+
+    @property
+    def answer_bell(self) -> Doorbell | None:
+        return None if self.hub is None else self.hub.bell
+
+    def overdue(self, seconds: float) -> WorkerTimeout:
+        assert self.hub is not None
+        assert self.hub.engine is not None
+        who = self.hub.engine.describe(self.worker_idx)
+        if not self.connected:
+            return WorkerTimeout(
+                self.worker_idx,
+                f"{self} did not connect within {seconds:g} s: does {who} call init_on_receiver() "
+                f"and connect()?{self._hint}",
+            )
+        return WorkerTimeout(
+            self.worker_idx,
+            f"{self} did not acknowledge version {self.addressed} within {seconds:g} s; {who} is "
+            f"not known to be dead, and is on version {self.acknowledged}{self._hint}",
+        )
+
+    _hint = ""
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        failures = await_workers([self], lambda t: t.connected, self.timeout)
+        if failures:
+            raise next(iter(failures.values()))
+
+    def close(self) -> None:
+        """Tell the worker; `closing` ends when it has heard."""
+        hub = self.hub
+        if hub is not None and hub.engine is not None and not self._dead:
+            self.closing = hub.engine.call(self.worker_idx, close_inbox, self.key, self.worker_idx)
+
+    closing: Future[Any] | None = None
+
+    # -- the receiver's end
+
+    def greet(self) -> None:
+        self._inbox = Inbox((self.key, self.worker_idx))
+
+    @property
+    def inbox(self) -> Inbox:
+        assert self._inbox is not None
+        return self._inbox
+
+    def newest(self) -> tuple[Snapshot, int] | None:
+        inbox = self.inbox
+        if not inbox.closed:
+            inbox.bell.silence()  # before the look: what comes later rings again
+        block = inbox.block
+        return None if block is None else (_arrived(self.slots.layout, block), 0)
+
+    def has_news(self) -> bool:
+        return self._inbox is not None and self._inbox.block is not None
+
+    def applied(self, event: Event) -> None:
+        took_ns = event.applied_ns - event.seen_ns
+        self.inbox.answer(DONE, event.version, took_ns, event.retries)
+
+    def refused(self, version: int, text: str) -> None:
+        self.inbox.answer(FAILED, version, text=text)
+
+    def offer_fds(self) -> list[int]:
+        return [self.inbox.bell.fd]
+
+    def sender_gone(self) -> bool:
+        return bool(self.inbox.closed)
+
+    def leave(self) -> None:
+        if self._inbox is not None:
+            self._inbox.leave()
+
+
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
+
+
+def _travelling(snapshot: Snapshot) -> Tensor:
+    """As much of a block as has to travel."""
+    if snapshot.wire_bytes >= snapshot.layout.nbytes:
+        return snapshot.buffer
+    start, extra = snapshot.layout.extra_offset, len(snapshot.extra)
+    filled = snapshot.wire_bytes - extra
+    return torch.cat([snapshot.buffer[:filled], snapshot.buffer[start : start + extra]])
+
+
+def _arrived(layout: Layout, block: Tensor) -> Snapshot:
+    """The snapshot that `_travelling` sent."""
+    if block.numel() < layout.nbytes:
+        whole = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        whole[: block.numel()] = block
+        snapshot = Snapshot(layout, whole)
+        extra = len(snapshot.extra)
+        if extra:
+            start, filled = layout.extra_offset, block.numel() - extra
+            whole[start : start + extra] = block[filled:].clone()
+        return snapshot
+    return Snapshot(layout, block)
