@@ -198,6 +198,8 @@ class Crew:
         try:
             self._await_greetings([member])
             self._hand_over(member.worker)
+            if self.held:
+                self.tell(member, "pause", True)
         except WorkerError as error:
             if member.failure is None:
                 member.failure = error

@@ -171,7 +171,13 @@ class _Workers(BaseCollector):
     def _call(self, method: str, *args: Any) -> list[Any]:
         assert self.crew is not None
         self._raise_error()
-        return self.crew.call(method, *args)
+        while True:
+            try:
+                return self.crew.call(method, *args)
+            except WorkerError:
+                if not self.crew.failed():
+                    raise
+                self._see_to_failures()  # and if all are alive again, ask again
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed every worker's environments and policy, and start new episodes."""

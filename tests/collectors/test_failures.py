@@ -344,6 +344,17 @@ def test_trouble_that_passes_costs_only_the_workers_unfinished_block(kind, what,
         assert balance(collector) == 0
 
 
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_worker_that_dies_while_it_is_asked_is_replaced_and_asked_again(kind):
+    with make(kind, on_worker_failure="restart") as collector:
+        gather(collector, 2)
+        os.kill(pids(collector)[1], signal.SIGKILL)
+        assert len(collector.state_dict()["workers"]) == 2
+        assert collector.stats()["restarts"] == 1
+        gather(collector, 4)
+        assert balance(collector) == 0
+
+
 def test_several_failures_are_told_together():
     with make("sync", workers=3, frames_per_batch=42) as collector:
         collector.next()
