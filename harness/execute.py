@@ -255,9 +255,10 @@ class Execution:
             shown = None if state == "interrupted" else error
             try:
                 self.run_dir.end(state, summary=self.summary, error=shown)
-            except OSError as unwritten:
+            except Exception as unwritten:
+                log.info("the end was not written", exc_info=True)
                 where = self.run_dir.path
-                print(f"run.py: {where} cannot be written: {unwritten}", file=sys.stderr)
+                print(f"run.py: {where} cannot be written: {unwritten!r}", file=sys.stderr)
                 status, state = status or FAILED, "failed" if state == "done" else state
         if state == "interrupted":
             print(f"run.py: interrupted by {error}", file=sys.stderr)

@@ -69,7 +69,8 @@ def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
     """The text of an ordinary file; what else is there is an `OSError` or `ValueError`."""
     check_ordinary(file, most_bytes)
     with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
-        return stream.read(most_bytes).decode(errors="replace")
+        size = os.fstat(stream.fileno()).st_size  # read() takes as much memory as it may read
+        return stream.read(min(size, most_bytes)).decode(errors="replace")
 
 
 def check_ordinary(file: Path, most_bytes: int | None = None) -> None:

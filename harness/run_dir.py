@@ -133,7 +133,7 @@ class RunDir:
         }
         try:
             write_json(self.status, status)
-        except OSError:  # no room for a second file, say; there is that of the old one
+        except (OSError, MemoryError):  # no room for a second file, say; there is that of the old
             overwrite_json(self.status, status, most_bytes=ROOM)
 
     def end(self, state: str, *, summary: dict[str, Any], error: BaseException | None) -> None:
@@ -141,7 +141,7 @@ class RunDir:
         try:
             write_json(self.summary, summary)
             write_json(self.manifest, read_json(self.manifest) | {"ended": now()})
-        except OSError as unwritten:
+        except Exception as unwritten:
             self.set_state(state if error is not None else "failed", error or unwritten)
             raise
         self.set_state(state, error)
