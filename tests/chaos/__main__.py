@@ -195,6 +195,8 @@ def main(given: list[str]) -> int:
             command += ["--seed", str(random.randrange(10**6))]
         os.execvpe("unshare", ["unshare", "-rm", *command], {**os.environ, ALONE: "1"})
     mounts = ALONE in os.environ
+    if mounts:  # shared memory that nobody else on this machine uses meanwhile
+        subprocess.run(["mount", "-t", "tmpfs", "chaos", str(verdict.SHM)], check=True)
     if arguments.seed is None:
         arguments.seed = random.randrange(10**6)
     print(f"seed {arguments.seed}; disks of their own: {'yes' if mounts else 'no'}", flush=True)

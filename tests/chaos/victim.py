@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,16 +64,25 @@ class Victim:
                 json.dumps({**plan, "socket": str(address), "once": str(self.folder / "reached")})
             )
             env |= {"LOCKSTEP_CHAOS": str(file), "PYTHONPATH": f"{TRACER}:{ROOT}"}
-        with self.errors.open("wb") as errors, (self.folder / "output").open("wb") as output:
+        with (self.folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [*before, sys.executable, str(ROOT / "run.py"), *overrides],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=errors,
+                stderr=subprocess.PIPE,  # and no file, whose size may be limited
                 env=env,
                 start_new_session=True,  # a signal to the group is a terminal's Ctrl-C
             )
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        """What it says, until the last of its processes is gone."""
+        assert process.stderr is not None
+        with self.errors.open("wb", buffering=0) as errors, process.stderr:
+            while said := os.read(process.stderr.fileno(), 1 << 16):
+                errors.write(said)
 
     def meet(self) -> bool:
         """Wait until the run is at the point; False if it ends before it gets there."""
@@ -105,9 +115,11 @@ class Victim:
         """The exit status; None if it does not end in time, and was killed."""
         assert self.process is not None
         try:
-            return self.process.wait(BOUND_S)
+            status = self.process.wait(BOUND_S)
         except subprocess.TimeoutExpired:
             return None
+        self._reader.join(5.0)  # longer if something of it is left running, which is a finding
+        return status
 
     def end(self) -> None:
         """Leave nothing of it, whatever it did."""
