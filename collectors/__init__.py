@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collectors.base import BaseCollector
     from collectors.multi import MultiAsyncCollector, MultiCollector, MultiSyncCollector
+    from collectors.remote.distributed import DistributedCollector
+    from collectors.remote.ray import RayCollector
+    from collectors.remote.rpc import RPCCollector
     from collectors.replay_buffer import ReplayBuffer
     from collectors.single import Collector
     from collectors.versions import PolicyVersion
@@ -21,20 +24,26 @@ if TYPE_CHECKING:
 __all__ = [
     "BaseCollector",
     "Collector",
+    "DistributedCollector",
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiSyncCollector",
     "PolicyVersion",
+    "RPCCollector",
+    "RayCollector",
     "ReplayBuffer",
 ]
 
 _WHERE = {
     "BaseCollector": "base",
     "Collector": "single",
+    "DistributedCollector": "remote.distributed",
     "MultiAsyncCollector": "multi",
     "MultiCollector": "multi",
     "MultiSyncCollector": "multi",
     "PolicyVersion": "versions",
+    "RPCCollector": "remote.rpc",
+    "RayCollector": "remote.ray",
     "ReplayBuffer": "replay_buffer",
 }
 

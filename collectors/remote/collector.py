@@ -41,6 +41,7 @@ class RemoteCollector(BaseCollector):
     `remote/options.py`, all other options in `collectors/options.py`.
     """
 
+    _room = 1  # places for so many times the collectors that there are at first
     seats: Seats | None = None
     fleet: Fleet | None = None
 
@@ -51,7 +52,7 @@ class RemoteCollector(BaseCollector):
             n = self._count(create_env_fn, remote.num_workers_per_collector)
         self._per_host = remote.num_workers_per_collector
         self.sync = remote.sync
-        self.capacity = max(n, remote.max_collectors or n)
+        self.capacity = max(n, remote.max_collectors or n * self._room)
         factories = share(create_env_fn, n, self._per_host, "create_env_fn")
         self._env_kwargs = share(
             options.pop("create_env_kwargs", None), n, self._per_host, "create_env_kwargs"
@@ -181,8 +182,8 @@ class RemoteCollector(BaseCollector):
 
     @property
     def frames_per_batch(self) -> int:
-        frames = [self._frames_of[min(s.host, len(self._frames_of) - 1)] for s in self.hosts]
-        frames = frames or self._frames_of
+        jobs = self.seats.jobs if self.seats is not None else {}
+        frames = [jobs[seat.host].frames for seat in self.hosts] or self._frames_of
         return sum(frames) if self.sync else max(frames)
 
     # -- batches
@@ -196,7 +197,6 @@ class RemoteCollector(BaseCollector):
         assert seats is not None
         if not self._under_way:  # else an interrupt cut short the call before this one
             self._under_way = True
-            self._round = {seat.host: False for seat in seats.seats}
 
         def all_are_here() -> bool:
             return all(seat.full for seat in seats.seats)

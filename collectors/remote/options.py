@@ -20,7 +20,7 @@ class RemoteOptions:
     num_workers_per_collector: int = 1  # rollout workers in each of them
     sync: bool = True  # all make one batch together, or each its own
     collector_class: Callable[..., Any] | None = None  # what each is; or a partial of it
-    max_collectors: int | None = None  # places for `add_collector`; as many as there are at first
+    max_collectors: int | None = None  # places for those that are added later
 
     @classmethod
     def take(cls, options: dict[str, Any]) -> RemoteOptions:

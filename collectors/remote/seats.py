@@ -170,6 +170,9 @@ class Seats:
             for scheme in self.publisher.schemes.values():
                 for seat in seats:
                     scheme.describe_worker(seat.host, f"{seat.where}, {seat.environment}")
+                if len(seats) == self.capacity:
+                    scheme.connect()
+                    continue
                 for seat in seats:
                     scheme.connect(worker_idx=seat.host)
         except WorkerError:

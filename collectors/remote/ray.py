@@ -1,0 +1,258 @@
+"""Hosts as actors of a Ray cluster: one that runs already, or one started here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from collectors.remote.collector import RemoteCollector
+from collectors.remote.fleet import Fleet
+from sync import WeightSyncScheme
+from sync.remote.engine import PeerDied
+from sync.remote.ray import RayEngine, use_token_authentication
+
+MAX_CONCURRENCY = 16  # calls that an actor serves at a time: batches, weights, questions
+_REFUSED = ("max_concurrency", "max_restarts", "name", "lifetime")
+
+
+class HostActor:
+    """A process for a host; what it does is called into it."""
+
+
+class Places(RayEngine):
+    """The actors of a collector that has room for more: who is not there cannot be called."""
+
+    def __init__(self, actors: Sequence[Any], capacity: int):
+        super().__init__([*actors, *[None] * (capacity - len(actors))])
+
+    def gone(self, peer: int) -> str | None:
+        return "nobody has this place" if self._actors[peer] is None else super().gone(peer)
+
+    def describe(self, peer: int) -> str:
+        return f"peer {peer}" if self._actors[peer] is None else super().describe(peer)
+
+    def _task(self, peer: int, *what: Any) -> Future[Any]:
+        if self._actors[peer] is not None:
+            return super()._task(peer, *what)
+        absent: Future[Any] = Future()
+        absent.set_exception(PeerDied(f"nobody has place {peer}"))
+        return absent
+
+
+class RayFleet(Fleet):
+    """Actors, and the cluster if it was started here."""
+
+    as_array = True
+
+    def __init__(
+        self,
+        configs: Sequence[Mapping[str, Any]],
+        *,
+        capacity: int,
+        address: str | None,
+        init_config: Mapping[str, Any],
+        timeout: float,
+    ):
+        self._configs = [dict(config) for config in configs]
+        self._timeout = timeout
+        self._actors: dict[int, Any] = {}
+        self._closed = False
+        self._began = _begin(self._configs, capacity, address, init_config)
+        try:
+            for host in range(len(configs)):
+                self._actors[host] = self._start(host)
+            self._await_ready(list(self._actors))
+            self.engine = self._engine = Places(list(self._actors.values()), capacity)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def _start(self, host: int) -> Any:
+        import ray
+
+        config = self._configs[host % len(self._configs)]
+        takes = {"num_cpus": 1, **config, "max_concurrency": MAX_CONCURRENCY}
+        return ray.remote(HostActor).options(**takes).remote()
+
+    def _await_ready(self, hosts: Sequence[int]) -> None:
+        """Wait until the cluster has found a place for these."""
+        import ray
+
+        ready = {self._actors[host].__ray_ready__.remote(): host for host in hosts}
+        done, missing = ray.wait(list(ready), num_returns=len(ready), timeout=self._timeout)
+        if missing:
+            names = ", ".join(str(ready[ref]) for ref in missing)
+            raise TimeoutError(
+                f"Ray found no place for collector {names} within start_timeout="
+                f"{self._timeout:g} s; of the cluster's {_shown(ray.cluster_resources())} "
+                f"there are {_shown(ray.available_resources())} free, and each asks for "
+                f"{self._configs[0] or '1 CPU'}"
+            )
+        for ref in done:
+            ray.get(ref)
+
+    def replace(self, host: int) -> None:
+        self.remove(host)
+        self.add(host)
+
+    def add(self, host: int) -> None:
+        """Start an actor with this number."""
+        self._actors[host] = self._start(host)
+        self._await_ready([host])
+        self._engine.replace(host, self._actors[host])
+
+    def remove(self, host: int) -> None:
+        """End the actor with this number."""
+        import ray
+
+        actor = self._actors.pop(host, None)
+        if actor is not None:
+            with contextlib.suppress(Exception):  # it may be dead already
+                ray.kill(actor, no_restart=True)
+        if hasattr(self, "_engine"):
+            self._engine.replace(host, None)
+
+    def close(self, timeout: float) -> None:
+        import ray
+
+        if self._closed:
+            return
+        self._closed = True
+        for host in list(self._actors):
+            self.remove(host)
+        if hasattr(self, "_engine"):
+            self._engine.close()
+        if self._began:
+            ray.shutdown()
+
+
+def _begin(
+    configs: Sequence[Mapping[str, Any]],
+    capacity: int,
+    address: str | None,
+    init_config: Mapping[str, Any],
+) -> bool:
+    """Be connected with a cluster; whether this process was not before."""
+    use_token_authentication()
+    import ray
+
+    if ray.is_initialized():
+        if address is not None or init_config:
+            given = f"address={address!r}" if address is not None else "ray_init_config"
+            raise ValueError(f"{given}: this process is connected with a Ray cluster already")
+        return False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+    if address is not None:
+        options["address"] = address
+    else:
+        most = max(float(config.get("num_cpus", 1)) for config in configs)
+        wanted = most * capacity
+        options |= {
+            "address": "local",
+            "num_cpus": max(os.cpu_count() or 1, int(wanted + 0.999)),
+            "include_dashboard": False,
+        }
+    try:
+        ray.init(**{**options, **init_config})
+    except ConnectionError as error:
+        raise ConnectionError(f"no Ray cluster answers at address={address!r}: {error}") from None
+    return True
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    known = {name: value for name, value in resources.items() if ":" not in name}
+    shown = (f"{value:g} {name}" for name, value in sorted(known.items()) if "memory" not in name)
+    return ", ".join(shown) or "nothing"
+
+
+class RayCollector(RemoteCollector):
+    """Collectors in actors of a Ray cluster; some can be added and removed while it runs.
+
+    address: of the cluster ("auto" for the one of this machine). None: the one that this process is
+        connected with, or one that is started here, and ended by `shutdown`.
+    ray_init_config: further arguments of `ray.init`.
+    remote_configs: what an actor takes of the cluster, as `num_cpus`, `num_gpus`, `resources` and
+        `scheduling_strategy`; one for all, or a list with one for each collector.
+
+    There is room for twice as many collectors as at first, unless `max_collectors` says otherwise.
+    """
+
+    kind = "RayCollector"
+    _room = 2
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        address: str | None = None,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ):
+        self._address = address
+        self._init_config = dict(ray_init_config or {})
+        self._configs = remote_configs or {}
+        for config in [self._configs] if isinstance(self._configs, Mapping) else self._configs:
+            for name in _REFUSED:
+                if name in config:
+                    raise ValueError(f"remote_configs: {name} is the collector's own to say")
+        super().__init__(create_env_fn, policy, **options)
+
+    @property
+    def _scheme_class(self) -> type[WeightSyncScheme]:
+        from sync import RayWeightSyncScheme
+
+        return RayWeightSyncScheme
+
+    def _launch(self, num_hosts: int) -> Fleet:
+        configs = self._configs
+        if isinstance(configs, Mapping):
+            configs = [configs] * num_hosts
+        if len(configs) != num_hosts:
+            raise ValueError(
+                f"remote_configs has {len(configs)} entries for {num_hosts} collectors"
+            )
+        return RayFleet(
+            configs,
+            capacity=self.capacity,
+            address=self._address,
+            init_config=self._init_config,
+            timeout=self.options.start_timeout,
+        )
+
+    def add_collector(self) -> int:
+        """Start one more, which is told what the first one was; its number."""
+        assert self.seats is not None
+        assert isinstance(self.fleet, RayFleet)
+        self._raise_error()
+        taken = {seat.host for seat in self.hosts}
+        free = [host for host in range(self.capacity) if host not in taken]
+        if not free:
+            raise RuntimeError(
+                f"all {self.capacity} places are taken: give max_collectors more, or remove one"
+            )
+        with self._turn:
+            self.fleet.add(free[0])
+            self.seats.open([self._job(free[0], like=0)])
+            self._publish(dict.fromkeys(self.publisher.schemes), [free[0]])
+            self.num_workers = len(self.hosts)
+        return free[0]
+
+    def remove_collector(self, collector: int) -> None:
+        """Let one go; what it had made and not handed over is counted as dropped."""
+        assert self.seats is not None
+        assert isinstance(self.fleet, RayFleet)
+        self._raise_error()
+        found = [seat for seat in self.hosts if seat.host == collector]
+        if not found or len(self.hosts) == 1:
+            known = ", ".join(str(seat.host) for seat in self.hosts)
+            why = "it is the last one" if found else f"there are {known}"
+            raise ValueError(f"collector {collector} cannot be removed: {why}")
+        with self._turn:
+            self.seats.remove(found[0])
+            self.fleet.remove(collector)
+            self.num_workers = len(self.hosts)
