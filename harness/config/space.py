@@ -9,6 +9,7 @@ algo.gae_lambda=range(0.8,1.0,0.05)                 one of these steps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +59,10 @@ def _numbers(value: IntervalSweep | RangeSweep) -> BaseDistribution:
         high, step = value.end, None
     else:
         assert value.step is not None and value.stop is not None  # noqa: PT018
-        high, step = value.stop, value.step
-        if isinstance(step, int):
-            high = high - 1  # a range ends before its end, an interval with it
+        assert low is not None
+        step = value.step
+        last = math.ceil(round((value.stop - low) / step, 9)) - 1  # a range ends before its end
+        high = low + last * step
     assert low is not None
     assert high is not None
     if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):

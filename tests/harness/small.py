@@ -1,0 +1,31 @@
+"""Runs that last a moment, for tests of what is around runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.files import read_json
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = (
+    "total_frames=256",
+    "collector=single",
+    "collector.frames_per_batch=128",
+    "env.num_envs=4",
+    "algo.minibatch_size=64",
+    "algo.epochs=2",
+    "model.hidden_sizes=[16]",
+    "evaluation.num_episodes=1",
+    "logger=jsonl",
+)
+
+
+def jobs(sweep: str) -> list[Path]:
+    """The directories of a sweep's jobs."""
+    return sorted(file.parent for file in Path("outputs", sweep).glob("*/config.yaml"))
+
+
+def states(sweep: str) -> dict[str, str]:
+    """The state of each job, by its directory's name."""
+    files = Path("outputs", sweep).glob("*/status.json")
+    return {file.parent.name: read_json(file)["state"] for file in files}

@@ -1,0 +1,187 @@
+"""Running runs again: identical, within the interval, different; and runs nobody should trust."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import run
+from harness.comparison import is_repeatable
+from harness.config import plan_run
+from harness.files import read_json, to_yaml, write_json
+from harness.reproduce import differences, main, within
+from tests.harness.small import SMALL
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs write to a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def original() -> Path:
+    """A run that is done."""
+    assert run.main([*SMALL, "hydra.run.dir=original"]) == 0
+    return Path("original")
+
+
+def stored(directory: Path, **changes: object) -> Path:
+    """A directory that says it is a run that is done; nothing ran."""
+    directory.mkdir()
+    options = plan_run([*SMALL]).options | changes
+    (directory / "config.yaml").write_text(to_yaml(options))
+    write_json(directory / "status.json", {"state": "done"})
+    write_json(directory / "summary.json", {"eval/return": 1.0})
+    (directory / "metrics.jsonl").write_text('{"step": 128, "eval/return": 1.0}\n')
+    return directory
+
+
+def test_a_run_is_reproduced_to_the_bit_or_it_is_said_where_it_parts(original, capsys):
+    assert main([str(original), "--out", "again"]) == 0
+    out = capsys.readouterr().out
+    assert "identical: all metrics but times, and the final weights, in again" in out
+
+    records = (original / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(records[-1])
+    step, value = last["step"], last["eval/return"]
+    records[-1] = json.dumps(last | {"eval/return": value + 1})
+    (original / "metrics.jsonl").write_text("\n".join(records) + "\n")
+    assert main([str(original), "--out", "third"]) == 1
+    out = capsys.readouterr().out
+    parted = f"first difference: step {step}, eval/return: {value + 1} there, {value} here"
+    assert parted in out
+    assert "different: this config promises the same bits for a seed" in out
+
+
+def test_weights_that_differ_are_named(original, capsys):
+    assert run.main([*SMALL, "seed=2", "hydra.run.dir=other"]) == 0
+    (theirs,) = (original / "checkpoints").iterdir()
+    (others,) = Path("other/checkpoints").iterdir()
+    theirs.unlink()
+    others.rename(original / "checkpoints" / others.name)
+    assert main([str(original), "--out", "again"]) == 1
+    assert "first difference: final weights, algorithm." in capsys.readouterr().out
+
+
+def test_a_run_whose_bits_depend_on_timing_is_compared_with_several(capsys):
+    given = ("collector=multi_async", "hydra.run.dir=original")
+    assert run.main([*SMALL, *given]) == 0
+    summary = read_json(Path("original/summary.json"))
+    write_json(Path("original/summary.json"), summary | {"eval/return": 1e6})
+    records = Path("original/metrics.jsonl").read_text() + '{"step": 999}\n'
+    Path("original/metrics.jsonl").write_text(records)
+    assert main(["original", "--out", "again", "--repeats", "2"]) == 1
+    out = capsys.readouterr().out
+    assert "different: return 1e+06 against" in out
+    assert {path.name for path in Path("again").iterdir()} == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("score", "again", "word", "status"),
+    [
+        (9.0, [8.0, 10.0, 12.0], "within the interval", 0),
+        (30.0, [8.0, 10.0, 12.0], "different", 1),
+        (500.0, [500.0, 500.0], "within the interval", 0),
+        (9.0, [9.0], "not to be told", 1),
+        (float("nan"), [1.0, 2.0], "not to be told", 1),
+    ],
+)
+def test_a_score_is_compared_with_the_interval_for_one_more_run(score, again, word, status):
+    verdict = within(score, again)
+    assert (verdict.word, verdict.status) == (word, status)
+
+
+def test_the_interval_is_students_prediction_interval():
+    # Mean 10, deviation 2, t of two degrees of freedom 4.3027: 4.3027 · 2 · sqrt(4/3) = 9.937.
+    assert "interval for one more run 0.0634" in within(9.0, [8.0, 10.0, 12.0]).why
+    assert "to 19.9366" in within(9.0, [8.0, 10.0, 12.0]).why
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["collector=single", "sync=none"], True),
+        (["collector=multi_sync"], True),
+        (["collector=multi_sync", "collector.preemptive_threshold=0.5"], False),
+        (["collector=multi_sync", "sync=hogwild"], False),
+        (["collector=multi_async"], False),
+    ],
+)
+def test_it_is_known_which_configs_promise_the_same_bits(overrides, expected):
+    assert is_repeatable(plan_run(overrides).config) is expected
+
+
+def test_what_is_not_as_it_was_is_said(tmp_path):
+    found = stored(tmp_path / "old")
+    manifest = {"python": "2.7", "packages": {"torch": "0.1\x1b[2J"}, "git": {"sha": "abc"}}
+    write_json(found / "manifest.json", manifest)
+    said = list(differences(found))
+    assert any(line.startswith("python: 2.7 then, 3.") for line in said)
+    assert any(line.startswith("git commit: abc then, ") for line in said)
+    (torch,) = (line for line in said if line.startswith("torch: 0.1"))
+    assert "\x1b" not in torch
+
+
+# -- what is not trusted
+
+
+def test_a_stored_environment_is_not_imported_unless_that_is_asked_for(tmp_path, capsys):
+    Path("evil.py").write_text("raise SystemExit('it ran')")
+    sys.modules.pop("evil", None)
+    found = stored(tmp_path / "theirs", env={"id": "evil:Env-v0", "num_envs": 1})
+    assert main([str(found)]) == 2
+    error = capsys.readouterr().err
+    assert "would import evil, and its code would run; if you trust it, say --import-env" in error
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system ['touch ran']",
+        "algo: !!python/name:os.system ''",
+        "seed: ${oc.env:HOME}",
+        "_target_: os.system",
+        "a: &a [*a]",
+        "[" * 10_000,
+    ],
+)
+def test_nothing_in_a_stored_config_runs(tmp_path, text, capsys):
+    found = stored(tmp_path / "theirs")
+    (found / "config.yaml").write_text(text)
+    assert main([str(found)]) == 2
+    assert capsys.readouterr().err.startswith("reproduce: ")
+    assert not Path("ran").exists()
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("status.json", '{"state": "failed"}', "is failed: only a run that is done"),
+        ("status.json", "{", "is damaged"),
+        ("config.yaml", "", "holds no options"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    tmp_path, name, text, said, capsys
+):
+    found = stored(tmp_path / "theirs")
+    (found / name).write_text(text)
+    assert main([str(found)]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("outputs").exists()
+
+
+def test_nothing_is_sent_anywhere_by_a_run_that_is_repeated(tmp_path):
+    from harness.reproduce import stored_plan
+
+    logger = {"wandb": "online", "project": "x", "entity": "y", "tags": [], "tensorboard": True}
+    found = stored(tmp_path / "theirs", logger=logger)
+    plan = stored_plan(found, None, import_env=False)
+    assert plan.config.logger.wandb == "disabled"
+    assert plan.config.logger.tensorboard is False

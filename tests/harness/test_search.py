@@ -1,0 +1,202 @@
+"""The search: its trials, what a killed one leaves, and the spaces that can be searched."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+import run
+from harness.config import ConfigError, plan_run
+from harness.config.space import split
+from harness.files import read_json, write_json
+from harness.search import Pruned, Search, SearchConfig, Trial
+from tests.harness.small import SMALL, states
+
+OPTUNA = "hydra/sweeper=optuna"
+RATES = "algo.learning_rate=tag(log,interval(1e-4,1e-2))"
+SPACE = {"x": FloatDistribution(0.0, 1.0)}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Searches write to a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def search(num_trials: int, **options) -> Search:
+    return Search(SearchConfig("s", Path("s"), **options), num_trials=num_trials)
+
+
+def end(found: Search, number: int, state: str, value: float = 0.0) -> None:
+    """Leave what a trial's run would."""
+    directory = found.directory(number)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "status.json", {"state": state, "pid": None})
+    write_json(directory / "summary.json", {"eval/return": value})
+    found.settle([number])
+
+
+def outcomes(found: Search) -> list[str]:
+    return [trial.state.name for trial in found.study.trials]
+
+
+# -- as a user runs it
+
+
+def test_a_search_runs_its_trials_and_says_how_to_run_the_best(capsys):
+    given = ("-m", *SMALL, OPTUNA, RATES, "algo.epochs=1,2", "hydra.sweeper.n_trials=2")
+    assert run.main([*given, "sweep=mine"]) == 0
+    assert states("mine") == {"trial-0000": "done", "trial-0001": "done"}
+    out = capsys.readouterr().out
+    assert "search mine: 2 done" in out
+    study = optuna.load_study(study_name="mine", storage="sqlite:///outputs/mine/study.db")
+    best = study.best_trial
+    summary = read_json(Path(f"outputs/mine/trial-{best.number:04d}/summary.json"))
+    assert best.value == summary["eval/return"]
+    assert set(best.params) == {"algo.learning_rate", "algo.epochs"}
+    command = next(line for line in out.splitlines() if line.startswith("  python run.py "))
+    assert f"algo.learning_rate={best.params['algo.learning_rate']}" in command
+    assert "sweep=" not in command
+    # Started again, it has nothing left to do; with more trials wanted, it goes on.
+    assert run.main([*given, "sweep=mine"]) == 0
+    assert len(states("mine")) == 2
+    assert run.main([*given, "sweep=mine", "hydra.sweeper.n_trials=3"]) == 0
+    assert len(states("mine")) == 3
+
+
+def test_a_trial_that_fails_is_recorded_as_failed_and_the_search_goes_on(capsys):
+    given = ("-m", *SMALL, OPTUNA, "algo.learning_rate=1e30,1e31", "hydra.sweeper.n_trials=2")
+    assert run.main([*given, "sweep=mine"]) == 1
+    assert set(states("mine").values()) == {"failed"}
+    captured = capsys.readouterr()
+    assert "search mine: 2 failed" in captured.out
+    assert "failed: outputs/mine/trial-0001" in captured.err
+
+
+def test_a_search_of_what_cannot_be_is_refused_before_it_starts(capsys):
+    assert run.main(["-m", *SMALL, OPTUNA, "algo.lr=interval(0.1,0.2)"]) == 2
+    assert "did you mean algo.learning_rate?" in capsys.readouterr().err
+    assert run.main(["-m", *SMALL, OPTUNA]) == 2
+    assert "has nothing to search" in capsys.readouterr().err
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize("experiment", ["ppo_search", "sac_search"])
+def test_every_corner_of_the_committed_spaces_is_a_run_that_can_be(experiment):
+    from harness.config.sweep import _corners
+
+    found = _corners([f"experiment={experiment}"])
+    assert len(found) > 8
+    for corner in found:
+        plan_run(corner)
+
+
+# -- trials
+
+
+def test_ended_trials_are_told_to_the_study_by_their_directories():
+    found = search(4)
+    found.ask(4, SPACE)
+    for number, state in enumerate(["done", "pruned", "failed"]):
+        end(found, number, state, value=float(number))
+    end(found, 3, "done", value=math.nan)
+    assert outcomes(found) == ["COMPLETE", "PRUNED", "FAIL", "FAIL"]
+    assert found.num_left == 0
+    assert found.result() == "search s: 1 done, 1 pruned, 2 failed"
+
+
+def test_what_a_killed_search_was_at_is_tried_again_with_the_same_options():
+    killed = search(2)
+    (trial,) = killed.ask(1, SPACE)
+    resumed = search(2)
+    assert outcomes(resumed) == ["FAIL", "WAITING"]
+    (again, other) = resumed.ask(5, SPACE)
+    assert again.params == trial.params != other.params
+    assert resumed.num_left == 0
+
+
+def test_a_trial_that_runs_still_is_left_alone():
+    first = search(2)
+    first.ask(1, SPACE)
+    first.directory(0).mkdir()
+    write_json(first.directory(0) / "status.json", {"state": "running", "pid": os.getppid()})
+    assert outcomes(search(2)) == ["RUNNING"]
+
+
+def test_a_search_that_goes_on_draws_what_it_would_have_drawn():
+    def drawn(found: Search, count: int) -> list[float]:
+        values = []
+        for trial in (found.ask(1, SPACE)[0] for _ in range(count)):
+            values.append(trial.params["x"])
+            end(found, trial.number, "done", value=trial.params["x"])
+        return values
+
+    whole = drawn(Search(SearchConfig("s", Path("whole")), num_trials=14), 14)
+    half = drawn(Search(SearchConfig("s", Path("half")), num_trials=14), 12)
+    rest = drawn(Search(SearchConfig("s", Path("half")), num_trials=14), 2)
+    assert half + rest == whole
+    assert len(set(whole)) == 14
+
+
+def test_a_trial_behind_the_others_is_pruned_and_one_ahead_is_not():
+    found = search(7)
+    trials = found.ask(7, SPACE)
+    for trial in trials[:5]:
+        Trial(found.config, trial._trial_id).report(100, 10.0)
+        end(found, trial.number, "done", value=10.0)
+    ahead, behind = (Trial(found.config, trial._trial_id) for trial in trials[5:])
+    ahead.report(100, 11.0)
+    with pytest.raises(Pruned, match="at 100 frames, a return of 9 is behind other trials"):
+        behind.report(100, 9.0)
+    behind.report(200, 1.0, final=True)  # what is over cannot be cut short
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"direction": "up"}, "hydra.sweeper.direction=up: expected one of maximize, minimize"),
+        ({"sampler": "grid"}, "hydra.sweeper.sampler=grid: expected one of tpe, random"),
+        ({"pruner": "x"}, "hydra.sweeper.pruner=x: expected one of median, hyperband, none"),
+    ],
+)
+def test_options_that_are_not_known_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        search(1, **options)
+
+
+# -- spaces
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tag(log,interval(1e-5,1e-2))", FloatDistribution(1e-5, 1e-2, log=True)),
+        ("interval(0.5,1)", FloatDistribution(0.5, 1.0)),
+        ("int(interval(2,10))", IntDistribution(2, 10)),
+        ("range(2,10,2)", IntDistribution(2, 8, step=2)),
+        ("range(0.8,1.0,0.05)", FloatDistribution(0.8, 0.95, step=0.05)),
+        ("64,128", CategoricalDistribution(["64", "128"])),
+        ("choice([64,64],[256])", CategoricalDistribution(["[64,64]", "[256]"])),
+    ],
+)
+def test_a_space_is_written_as_overrides(text, expected):
+    fixed, space = split({"++a.b": text}, ["seed=3"])
+    assert fixed == ["seed=3"]
+    assert space == {"a.b": expected}
+
+
+def test_the_command_line_fixes_or_changes_what_the_config_searches():
+    params = {"++a": "1,2", "++b": "interval(0,1)"}
+    fixed, space = split(params, ["a=5", "b=3,4"])
+    assert fixed == ["a=5"]
+    assert space == {"b": CategoricalDistribution(["3", "4"])}
+
+
+def test_a_space_without_extent_is_refused():
+    with pytest.raises(ConfigError, match=r"a=tag\(log,interval\(0,1\)\)"):
+        split({}, ["a=tag(log,interval(0,1))"])

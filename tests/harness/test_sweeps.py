@@ -1,0 +1,253 @@
+"""Sweeps as a user runs them: launchers, killed ones, and jobs that do not know of each other."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import wandb
+
+import run
+from harness.comparison import compare_records, compare_weights
+from harness.config import ConfigError, plan_run
+from harness.config.plugins import check_launcher
+from harness.files import read_json
+from harness.isolation import own_state
+from harness.report.__main__ import main as report
+from tests.harness.loggers import wandb_file
+from tests.harness.small import ROOT, SMALL, jobs, states
+
+LOCAL = "hydra/launcher=submitit_local"
+DEADLY = "env.id=tests.harness.deadly:Deadly-v0"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Sweeps write to a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    """The command, in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_until(condition, process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, "the sweep ended early"
+        time.sleep(0.02)
+
+
+# -- in parallel
+
+
+def test_local_jobs_are_what_they_are_alone_but_in_processes_of_their_own(capsys):
+    assert run.main(["-m", *SMALL, LOCAL, "seed=1,2", "sweep=mine"]) == 0
+    assert "2 done" in capsys.readouterr().out
+    assert states("mine") == {"seed=1": "done", "seed=2": "done"}
+    manifests = [read_json(job / "manifest.json") for job in jobs("mine")]
+    assert len({found["pid"] for found in manifests} | {os.getpid()}) == 3
+    assert {found["sweep"] for found in manifests} == {"mine"}
+    assert run.main([*SMALL, "seed=2", "hydra.run.dir=alone"]) == 0
+    assert compare_records(Path("outputs/mine/seed=2"), Path("alone")) is None
+    assert compare_weights(Path("outputs/mine/seed=2"), Path("alone")) is None
+
+
+def test_a_local_job_whose_process_dies_is_a_failed_job_and_the_others_go_on(capsys):
+    given = ("-m", *SMALL, LOCAL, DEADLY, "env.kwargs.kill=true,false", "sweep=mine")
+    assert run.main([*given]) == 1
+    assert states("mine") == {"env.kwargs.kill=True": "failed", "env.kwargs.kill=False": "done"}
+    error = read_json(Path("outputs/mine/env.kwargs.kill=True/status.json"))["error"]
+    assert error.startswith("JobDied: ")
+    captured = capsys.readouterr()
+    assert "1 failed" in captured.out
+    assert "failed: outputs/mine/env.kwargs.kill=True: JobDied" in captured.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_jobs_end_with_a_checkpoint_when_their_sweep_is_ended(tmp_path, signum):
+    endless = (*SMALL, "total_frames=100_000_000", "seed=1,2", LOCAL, "sweep=mine")
+    sweep = start("-m", *endless, folder=tmp_path)
+    metrics = [Path(f"outputs/mine/seed={seed}/metrics.jsonl") for seed in (1, 2)]
+    wait_until(lambda: all(file.exists() and file.stat().st_size for file in metrics), sweep)
+    pids = [read_json(file.parent / "status.json")["pid"] for file in metrics]
+    sweep.send_signal(signum)
+    sweep.wait()
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+    assert set(states("mine").values()) == {"interrupted"}
+    assert all(list((file.parent / "checkpoints").iterdir()) for file in metrics)
+
+
+def test_joblib_is_refused_where_jobs_have_workers():
+    single = plan_run([*SMALL]).config
+    check_launcher(["hydra/launcher=joblib"], [single])
+    several = plan_run([*SMALL, "collector=multi_sync"]).config
+    with pytest.raises(ConfigError, match="no worker comes up; take hydra/launcher=submitit_local"):
+        check_launcher(["hydra/launcher=joblib"], [single, several])
+
+
+def test_a_launcher_whose_package_is_missing_is_refused(capsys, monkeypatch):
+    found = "harness.config.plugins.importlib.util.find_spec"
+    monkeypatch.setattr(found, lambda name: None)
+    assert run.main(["-m", *SMALL, LOCAL, "seed=1,2"]) == 2
+    assert "needs submitit; install it with: pip install -e '.[sweep]'" in capsys.readouterr().err
+
+
+# -- SLURM, without a cluster: programs of its names stand for it
+
+SBATCH = """#!/bin/bash
+# Runs the array here: each task as SLURM would start it.
+cp "$1" script.sh
+for task in 0 1; do
+    SLURM_JOB_ID=4$task SLURM_ARRAY_JOB_ID=4 SLURM_ARRAY_TASK_ID=$task SLURM_ARRAY_TASK_COUNT=2 \\
+    SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 \\
+    bash "$1" > task-$task.txt 2>&1 < /dev/null &
+done
+echo Submitted batch job 4
+"""
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do
+    [[ $1 == --output || $1 == --error ]] && shift
+    shift
+done
+exec "$@"
+"""
+SACCT = """#!/bin/bash
+echo "JobID|State|NodeList"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch) -> Path:
+    """A cluster's programs; the script that was submitted will be there."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {"sbatch": SBATCH, "srun": SRUN, "sacct": SACCT}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return tmp_path / "script.sh"
+
+
+def test_slurm_gets_one_array_with_the_directives_of_the_config(slurm):
+    wanted = (
+        "hydra.launcher.partition=gpu",
+        "hydra.launcher.gpus_per_node=1",
+        "hydra.launcher.array_parallelism=2",
+        "hydra.launcher.setup=['module load cuda']",
+        "++hydra.launcher.additional_parameters={mail-type:END}",
+    )
+    given = ("-m", *SMALL, "hydra/launcher=submitit_slurm", *wanted, "seed=1,2", "sweep=mine")
+    assert run.main([*given]) == 0
+    assert states("mine") == {"seed=1": "done", "seed=2": "done"}
+    script = slurm.read_text()
+    directives = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, re.MULTILINE))
+    expected = {
+        "array": "0-1%2",
+        "cpus-per-task": "4",
+        "gpus-per-node": "1",
+        "job-name": "lockstep",
+        "mail-type": "END",
+        "mem": "8GB",
+        "nodes": "1",
+        "ntasks-per-node": "1",
+        "partition": "gpu",
+        "time": "240",
+    }
+    assert expected.items() <= directives.items()
+    assert script.index("module load cuda") < script.index("srun")
+
+
+# -- interrupted, and gone on with
+
+
+def test_a_killed_sweep_that_is_gone_on_with_gives_the_table_of_one_never_killed(tmp_path):
+    given = ("-m", *SMALL, "algo.learning_rate=1e-3,1e-2", "seed=1,2", "sweep=mine")
+    sweep = start(*given, folder=tmp_path / "killed")
+    second = tmp_path / "killed/outputs/mine/algo.learning_rate=0.001,seed=2/metrics.jsonl"
+    wait_until(second.exists, sweep)
+    sweep.kill()
+    sweep.wait()
+    os.chdir(tmp_path / "killed")
+    before = states("mine")
+    assert before["algo.learning_rate=0.001,seed=1"] == "done"
+    assert len(before) < 4 or "running" in before.values()
+    assert run.main([*given, "skip_done=true"]) == 0
+    (tmp_path / "whole").mkdir()
+    os.chdir(tmp_path / "whole")
+    assert run.main([*given]) == 0
+    for folder in ("killed", "whole"):
+        assert report([str(tmp_path / folder / "outputs/mine"), "--title", "both"]) == 0
+    for table in ("results.csv", "comparisons.csv", "profiles.csv"):
+        killed, whole = (
+            (tmp_path / folder / "outputs/mine/report/data" / table).read_text()
+            for folder in ("killed", "whole")
+        )
+        assert killed == whole
+        assert table == "profiles.csv" or len(whole.splitlines()) > 1
+
+
+# -- apart from others
+
+
+def test_two_sweeps_in_one_process_give_the_bits_that_each_gives_in_its_own(tmp_path):
+    first = ("-m", *SMALL, "seed=1,2", "sweep=first")
+    second = (
+        *("-m", *SMALL, "collector=multi_sync", "model=lstm", "num_threads=2", "sync.interval=1,2"),
+        *("model.lstm_size=8", "model.sequence_length=4", "sweep=second"),
+    )
+    assert run.main([*first]) == 0
+    assert run.main([*second]) == 0
+    alone = [start(*given, folder=tmp_path / "alone") for given in (first, second)]
+    assert [process.wait() for process in alone] == [0, 0]
+    for job in [*jobs("first"), *jobs("second")]:
+        assert compare_records(job, tmp_path / "alone" / job) is None
+        assert compare_weights(job, tmp_path / "alone" / job) is None
+    assert len(jobs("first")) == len(jobs("second")) == 2
+
+
+def test_a_run_puts_back_what_it_changes_of_its_process():
+    threads = torch.get_num_threads()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    with own_state(seed=5, num_threads=threads + 1):
+        inside = random.random(), np.random.rand(), torch.rand(1).item()
+        assert torch.get_num_threads() == threads + 1
+    assert torch.get_num_threads() == threads
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+    assert inside != expected
+
+
+def test_each_job_has_a_wandb_run_of_its_own_grouped_by_the_sweep(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = ("-m", *SMALL, "logger=wandb", "seed=1,2", "sweep=mine")
+    assert run.main([*given]) == 0
+    assert wandb.run is None
+    found = [
+        next(r.run for r in wandb_file.read(job) if r.WhichOneof("record_type") == "run")
+        for job in jobs("mine")
+    ]
+    assert len({named.run_id for named in found}) == 2
+    assert {named.run_group for named in found} == {"mine"}
+    assert {named.job_type for named in found} == {"shared_mem/single"}
+    for job in jobs("mine"):
+        pictures = job.glob("wandb/offline-run-*/files/media/images/figures/*.png")
+        names = {picture.name.split("_")[0] for picture in pictures}
+        assert names == {"return", "latency", "lag"}
