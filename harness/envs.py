@@ -90,6 +90,11 @@ def find(env_id: str) -> gym.envs.registration.EnvSpec:
     except (gym.error.Error, ImportError) as error:
         known = nearest(env_id, gym.registry)
         raise ValueError(f"env.id is {env_id!r}, which gymnasium does not know{known}") from error
+    except (Exception, SystemExit) as error:  # whatever that module does when it is imported
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"env.id is {env_id!r}, and {module} cannot be imported: {what}"
+        ) from error
     for place, (needs, extra) in EXTRAS.items():
         needed = str(spec.entry_point).startswith(place)
         if needed and importlib.util.find_spec(needs) is None:
@@ -111,6 +116,10 @@ def named(wrappers: list[Any]) -> list[tuple[str, dict[str, Any]]]:
             )
         name, arguments = pairs[0]
         one_of("env.wrappers", name, WRAPPERS)
+        if not isinstance(arguments, Mapping | None):
+            raise ValueError(
+                f"env.wrappers gives {name!r} the arguments {arguments!r}, expected a mapping"
+            )
         found.append((name, dict(arguments or {})))
     return found
 

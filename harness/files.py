@@ -123,7 +123,7 @@ def parse_yaml(text: str) -> Any:
 
 def to_yaml(value: Any) -> str:
     """Plain YAML, which `parse_yaml` reads as the same value."""
-    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False)
 
 
 KINDS = ("null", "bool", "int", "float", "str", "seq", "map")

@@ -7,6 +7,7 @@ dataclasses, and unions of these.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -99,7 +100,7 @@ def _fit_any(alternatives: tuple[Any, ...], value: Any, path: str) -> Any:
     # The exact type first, so that 1 stays whole where a number may be whole or not.
     for annotation in alternatives:
         if isinstance(annotation, type) and type(value) is annotation:
-            return value
+            return _fit_plain(annotation, value)
     for annotation in alternatives:
         try:
             return _fit(annotation, value, path)
@@ -114,14 +115,26 @@ def _fit_plain(annotation: Any, value: Any) -> Any:
             raise _Mismatch
         return None
     if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return _finite(value)
     if annotation is int and isinstance(value, float) and value.is_integer():
-        return int(value)  # 1e6 frames
+        value = int(value)  # 1e6 frames
+    if annotation is int and type(value) is int and not abs(value) < 1 << 63:
+        raise _Mismatch  # more than any counter, seed or size can take
     if annotation in (dict, list) and isinstance(value, annotation):
         return value
     if type(value) is not annotation:
         raise _Mismatch
     return value
+
+
+def _finite(value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise _Mismatch from None
+    if not math.isfinite(number):
+        raise _Mismatch
+    return number
 
 
 def paths(cls: type) -> dict[str, str]:
