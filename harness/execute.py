@@ -21,6 +21,7 @@ from harness.learners import Learner
 from harness.loggers import Loggers, RunInfo, make_loggers
 from harness.pipeline import make_collector, make_learner, make_scheme
 from harness.provenance import manifest
+from harness.ranks import collect_for_another, collects_for_another
 from harness.run_dir import RunDir, RunDirInUse
 from harness.runner import Runner
 from harness.search import Pruned, objective
@@ -53,6 +54,9 @@ class Outcome:
 
 def execute(plan: RunPlan) -> Outcome:
     """Do the run. Only `ConfigError` comes out of here; all else is in the outcome."""
+    if collects_for_another(plan.config):
+        collect_for_another(plan.config)
+        return Outcome(0, "done")
     if plan.skip_done and RunDir(plan.directory).is_done_with(plan.yaml):
         print(f"{plan.directory} is done already")
         return Outcome(0, "done", read_json(plan.directory / "summary.json"))

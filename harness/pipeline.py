@@ -10,33 +10,38 @@ import torch
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
+import collectors
+import sync
+from collectors import BaseCollector, ReplayBuffer
 from harness.algos.ppo import PPO, PPOConfig
 from harness.algos.sac import SAC
 from harness.config import ConfigError
+from harness.config.link import make_link
+from harness.config.remote import JoiningConfig, RayConfig, num_hosts
 from harness.config.schema import CollectorConfig, Config, SyncConfig
 from harness.envs import EnvConfig, env_factory
 from harness.learners import Learner, OffPolicy, OnPolicy
-from sync import (
-    HogwildWeightSyncScheme,
-    MultiProcessWeightSyncScheme,
-    NoWeightSyncScheme,
-    SharedMemWeightSyncScheme,
-    WeightSyncScheme,
-)
+from sync import WeightSyncScheme
 
-AnyCollector = Collector | MultiSyncCollector | MultiAsyncCollector
+AnyCollector = BaseCollector
 
-SCHEMES: dict[str, type[WeightSyncScheme]] = {
-    "shared_mem": SharedMemWeightSyncScheme,
-    "multiprocess": MultiProcessWeightSyncScheme,
-    "hogwild": HogwildWeightSyncScheme,
-    "none": NoWeightSyncScheme,
+# By name, and imported when it is taken: some need what need not be installed.
+SCHEMES = {
+    "shared_mem": "SharedMemWeightSyncScheme",
+    "multiprocess": "MultiProcessWeightSyncScheme",
+    "hogwild": "HogwildWeightSyncScheme",
+    "none": "NoWeightSyncScheme",
+    "distributed": "DistributedWeightSyncScheme",
+    "rpc": "RPCWeightSyncScheme",
+    "ray": "RayWeightSyncScheme",
 }
-COLLECTORS: dict[str, type[AnyCollector]] = {
-    "single": Collector,
-    "multi_sync": MultiSyncCollector,
-    "multi_async": MultiAsyncCollector,
+COLLECTORS = {
+    "single": "Collector",
+    "multi_sync": "MultiSyncCollector",
+    "multi_async": "MultiAsyncCollector",
+    "distributed": "DistributedCollector",
+    "rpc": "RPCCollector",
+    "ray": "RayCollector",
 }
 
 
@@ -59,6 +64,9 @@ def make_learner(config: Config) -> Learner:
         sac = SAC(config.algo, config.model, observations, actions, seed=config.seed, device=device)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except (RuntimeError, TypeError, MemoryError) as error:  # for instance, there is not the memory
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model={config.model.name} cannot be made: {what}") from error
     replay = ReplayBuffer(config.algo.buffer_size, seed=config.seed)
     return OffPolicy(sac, replay, extend=not config.collector.free_running)
 
@@ -70,7 +78,7 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
         one = replace(one, vectorisation="none")
     try:
         env = env_factory(one)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"env.id={config.id} cannot be made: {error}") from error
     with closing(env):
         if isinstance(env, VectorEnv):
@@ -80,18 +88,21 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
 
 def make_scheme(config: SyncConfig) -> WeightSyncScheme:
     """The sync scheme, not yet connected to anything."""
-    return SCHEMES[config.name](
+    scheme: WeightSyncScheme = getattr(sync, SCHEMES[config.name])(
         strategy=config.strategy,
         sync=config.blocking,
         timeout=config.timeout_s,
         connect_timeout=config.connect_timeout_s,
         check_finite=config.check_finite,
+        wire=config.wire,
+        link=make_link(config.link),
     )
+    return scheme
 
 
 def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -> AnyCollector:
     """The collector, its workers started."""
-    collector = COLLECTORS[config.collector.name](
+    collector: Any = getattr(collectors, COLLECTORS[config.collector.name])(
         env_factory(config.env),
         learner.policy,
         frames_per_batch=config.collector.frames_per_batch,
@@ -107,7 +118,8 @@ def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -
     except BaseException:
         collector.shutdown()
         raise
-    return collector
+    made: AnyCollector = collector
+    return made
 
 
 def _free_running(config: Config, learner: Learner) -> dict[str, Any]:
@@ -141,7 +153,7 @@ def _workers(config: CollectorConfig) -> dict[str, Any]:
     if config.name == "single":
         return {"timeout": config.timeout_s}
     options: dict[str, Any] = {
-        "num_workers": config.num_workers,
+        **_hosts(config),
         "num_sub_threads": config.num_threads,
         "timeout": config.timeout_s,
         "on_worker_failure": config.on_worker_failure,
@@ -151,3 +163,26 @@ def _workers(config: CollectorConfig) -> dict[str, Any]:
     if config.preemptive_threshold is not None:
         options["preemptive_threshold"] = config.preemptive_threshold
     return options
+
+
+def _hosts(config: CollectorConfig) -> dict[str, Any]:
+    """How many workers there are, and where they are."""
+    remote, hosts = config.remote, num_hosts(config)
+    if remote is None:
+        return {"num_workers": config.num_workers}
+    options: dict[str, Any] = {
+        "num_collectors": hosts,
+        "num_workers_per_collector": config.num_workers // hosts,
+        "sync": not remote.asynchronous,
+        "start_timeout": remote.start_timeout_s,
+    }
+    if isinstance(remote, JoiningConfig):
+        where = ("launcher", "host", "port", "address")
+        return options | {name: getattr(remote, name) for name in where}
+    assert isinstance(remote, RayConfig)
+    takes = {
+        "num_cpus": remote.num_cpus * (config.num_workers // hosts),
+        "num_gpus": remote.num_gpus,
+        "resources": remote.resources,
+    }
+    return options | {"address": remote.address, "remote_configs": takes, "max_collectors": hosts}

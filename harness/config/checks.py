@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from harness.algos.sac import SACConfig
 from harness.config.errors import ConfigError
+from harness.config.link import make_link
+from harness.config.remote import REMOTE, check_remote, num_hosts
 from harness.config.schema import CollectorConfig, Config
+
+# Beyond these it is a slip, and would end in the system's own complaints.
+MOST_THREADS, MOST_WORKERS, MOST_ENVS = 4096, 4096, 1_000_000
+LONGEST_WAIT_S = 1e9
 
 
 def check(config: Config) -> None:
@@ -16,6 +22,7 @@ def check(config: Config) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _check_amounts(config)
+    check_remote(config.collector, config.sync)
     _check_workers(config.collector, config.env.num_envs)
     _check_devices(config)
     _check_sync(config)
@@ -43,6 +50,15 @@ def _check_amounts(config: Config) -> None:
     for name, (value, bound) in least.items():
         if value is not None and value < bound:
             raise ConfigError(f"{name}={value}: expected {bound} or more")
+    most = {
+        "num_threads": (config.num_threads, MOST_THREADS),
+        "collector.num_threads": (config.collector.num_threads, MOST_THREADS),
+        "collector.num_workers": (config.collector.num_workers, MOST_WORKERS),
+        "env.num_envs": (config.env.num_envs, MOST_ENVS),
+    }
+    for name, (value, bound) in most.items():
+        if value is not None and value > bound:
+            raise ConfigError(f"{name}={value}: expected {bound} or less")
     above_zero = {
         "print_every_s": config.print_every_s,
         "collector.timeout_s": config.collector.timeout_s,
@@ -52,6 +68,8 @@ def _check_amounts(config: Config) -> None:
     for name, seconds in above_zero.items():
         if not seconds > 0:
             raise ConfigError(f"{name}={seconds}: expected more than 0 seconds")
+        if seconds > LONGEST_WAIT_S:
+            raise ConfigError(f"{name}={seconds}: expected {LONGEST_WAIT_S:g} seconds or less")
 
 
 def _check_workers(collector: CollectorConfig, num_envs: int) -> None:
@@ -62,12 +80,13 @@ def _check_workers(collector: CollectorConfig, num_envs: int) -> None:
             f"collector.num_workers={workers}: {kind} is one process; "
             "take collector=multi_sync or collector=multi_async"
         )
-    sharing = workers * num_envs if collector.name == "multi_sync" else num_envs
+    together = _workers_of_a_batch(collector)
+    sharing = together * num_envs
     frames = collector.frames_per_batch
     if frames % sharing:
         least, most = frames // sharing * sharing, (frames // sharing + 1) * sharing
         near = most if frames - least > most - frames or not least else least
-        who = f"{workers} workers with {num_envs}" if sharing != num_envs else f"{num_envs}"
+        who = f"{together} workers with {num_envs}" if together > 1 else f"{num_envs}"
         raise ConfigError(
             f"collector.frames_per_batch={frames} cannot be shared by {who} environments; "
             f"the nearest that can is {near}"
@@ -87,8 +106,17 @@ def _check_workers(collector: CollectorConfig, num_envs: int) -> None:
         raise ConfigError("collector.cudagraph_policy=true needs collector.devices.policy=cuda")
 
 
+def _workers_of_a_batch(collector: CollectorConfig) -> int:
+    """How many workers make each batch together."""
+    if collector.remote is not None and collector.remote.asynchronous:
+        return collector.num_workers // num_hosts(collector)
+    return collector.num_workers if collector.name in ("multi_sync", *REMOTE) else 1
+
+
 def _check_devices(config: Config) -> None:
     collector = config.collector
+    places_for = num_hosts(collector) or collector.num_workers
+    who = "hosts" if num_hosts(collector) else "workers"
     places: dict[str, str | list[str]] = {
         "device": config.device,
         "collector.devices.policy": collector.devices.policy,
@@ -96,13 +124,14 @@ def _check_devices(config: Config) -> None:
     }
     for place, named in places.items():
         devices = named if isinstance(named, list) else [named]
-        if isinstance(named, list) and len(devices) != collector.num_workers:
+        if isinstance(named, list) and len(devices) != places_for:
             raise ConfigError(
                 f"{place}=[{','.join(devices)}] names {len(devices)} devices for "
-                f"{collector.num_workers} workers: name one, or one for each worker"
+                f"{places_for} {who}: name one, or one for each"
             )
         for device in devices:
-            _check_device(place, device)
+            elsewhere = place == "collector.devices.policy" and collector.remote is not None
+            _check_device(place, device, is_here=not elsewhere)
     if config.sync.name == "hogwild":
         for place, named in list(places.items())[:2]:
             if any(device != "cpu" for device in (named if isinstance(named, list) else [named])):
@@ -112,7 +141,7 @@ def _check_devices(config: Config) -> None:
                 )
 
 
-def _check_device(place: str, device: str) -> None:
+def _check_device(place: str, device: str, *, is_here: bool) -> None:
     import torch  # here: naming no device but the CPU should not have to wait for CUDA
 
     try:
@@ -123,6 +152,8 @@ def _check_device(place: str, device: str) -> None:
         return
     if parsed.type != "cuda":
         raise ConfigError(f"{place}={device}: expected cpu or cuda")
+    if not is_here:
+        return  # only its host can tell
     present = torch.cuda.device_count()
     if (parsed.index or 0) >= present:
         raise ConfigError(
@@ -133,6 +164,12 @@ def _check_device(place: str, device: str) -> None:
 
 def _check_sync(config: Config) -> None:
     sync, collector = config.sync, config.collector
+    delayed = make_link(sync.link) is not None
+    if sync.name in ("none", "hogwild") and (delayed or sync.wire != "float32"):
+        raise ConfigError(
+            f"sync={sync.name} with {'sync.link' if delayed else f'sync.wire={sync.wire}'}: "
+            "nothing travels there that could be delayed or encoded; take sync=shared_mem"
+        )
     if sync.name == "none" and collector.name != "single":
         raise ConfigError(
             f"sync=none collector={collector.name}: its workers would keep the weights they start "

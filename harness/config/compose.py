@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.config.errors import ConfigError, suggest
+from harness.config.remote import hosts_started
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 HYDRA_VERSION = "1.3"
@@ -28,19 +29,38 @@ LONGEST_NAME = 120
 
 # Used in config.yaml, for the directories of runs and of a sweep's jobs.
 OmegaConf.register_new_resolver("lockstep.job_name", lambda text: job_name(text), replace=True)
+OmegaConf.register_new_resolver("lockstep.hosts", lambda few: hosts_started(few), replace=True)
 OmegaConf.register_new_resolver("lockstep.file_name", lambda text: file_name(text), replace=True)
+# What is in the environment (keys, tokens) is no config file's business: configs are stored, logged
+# and sent. On the command line the shell does it: name=$HOSTNAME.
+OmegaConf.clear_resolver("oc.env")
+
+# Whose classes hydra may be told to make; all else a config could run.
+HYDRAS_OWN = ("hydra._internal.core_plugins.", "hydra_plugins.")
+# What hydra and its parsers raise for texts that they were not made for.
+UNFIT = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 def compose_job(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """The resolved options of one run, and the directory it would write to."""
     composed = _compose(forced(overrides))
     try:
-        directory = Path(composed.hydra.run.dir)
+        directory = _directory("hydra.run.dir", composed.hydra.run.dir)
         with_hydra = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(with_hydra, dict)
         del with_hydra["hydra"]
         options = OmegaConf.to_container(OmegaConf.create(with_hydra), resolve=True)
-    except OmegaConfBaseException as error:
+    except ConfigError:
+        raise
+    except UNFIT as error:
         raise ConfigError(_first_line(error)) from None
     assert isinstance(options, dict)
     return {str(key): value for key, value in options.items()}, directory
@@ -72,9 +92,15 @@ def sweeper_options(overrides: Sequence[str]) -> dict[Any, Any]:
 def sweep_dir(overrides: Sequence[str]) -> Path:
     """Where the jobs of a sweep write."""
     try:
-        return Path(_compose(forced(_fixed(overrides))).hydra.sweep.dir)
+        return _directory("hydra.sweep.dir", _compose(forced(_fixed(overrides))).hydra.sweep.dir)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from None
+
+
+def _directory(name: str, value: Any) -> Path:
+    if not isinstance(value, str) or not Path(value).name:
+        raise ConfigError(f"{name}={value!r}: expected the path of a directory")
+    return Path(value)
 
 
 def fixed_keys(overrides: Sequence[str]) -> list[str]:
@@ -111,7 +137,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             raise ConfigError(f"{text}: there is no such flag; see --help")
         try:
             parsed += OverridesParser.create().parse_overrides([text])
-        except HydraException:
+        except (HydraException, RecursionError, ValueError):
             raise ConfigError(
                 f"{text!r} is no override: write option=value, group=name or group.option=value"
             ) from None
@@ -168,6 +194,8 @@ def _check_group(override: Override) -> None:
     wanted = [str(v) for v in value.list] if override.is_choice_sweep() else [value]  # type: ignore[union-attr]
     if isinstance(value, dict):
         raise ConfigError(f"{override.input_line}: {key} is a group; set one option, {key}.x=...")
+    if not isinstance(value, str | list) and not override.is_sweep_override():
+        raise ConfigError(f"{override.input_line}: expected one of {', '.join(names)}")
     for name in wanted:
         if isinstance(name, str) and name not in names:
             hint = suggest(name, names, prefix=f"{key}=")
@@ -180,9 +208,28 @@ def _compose(overrides: list[str]) -> DictConfig:
     _keep_own_plugins()
     try:
         with initialize_config_dir(str(CONF), version_base=HYDRA_VERSION, job_name="run"):
-            return compose("config", overrides, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            composed = compose("config", overrides, return_hydra_config=True)
+            _check_targets(OmegaConf.to_container(composed.hydra, resolve=False))
+            return composed
+    except ConfigError:
+        raise
+    except UNFIT as error:
         raise ConfigError(_first_line(error)) from None
+
+
+def _check_targets(value: Any) -> None:
+    """Raise if hydra is told to make anything but what is its own."""
+    if isinstance(value, dict):
+        target = value.get("_target_", HYDRAS_OWN[0])
+        if not str(target).startswith(HYDRAS_OWN):
+            raise ConfigError(
+                f"_target_={target}: a config names no code; hydra's own may be named"
+            )
+        for item in value.values():
+            _check_targets(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_targets(item)
 
 
 def _keep_own_plugins() -> None:

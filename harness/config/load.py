@@ -12,6 +12,7 @@ from hydra.core.override_parser.types import Override
 from harness.config.checks import check
 from harness.config.compose import compose_job, parse
 from harness.config.errors import ConfigError, suggest
+from harness.config.remote import build_remote
 from harness.config.schema import ALGOS, Config
 from harness.config.typed import UnknownOption, build, paths
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text, to_yaml
@@ -70,6 +71,7 @@ def to_config(options: Mapping[str, Any]) -> Config:
         raise ConfigError(f"algo.name={name}: no such algorithm; {suggest(name, ALGOS)}")
     try:
         options["algo"] = build(ALGOS[name], algo, "algo")
+        options["collector"] = build_remote(options.get("collector"))
         config = build(Config, options)
     except UnknownOption as error:
         raise ConfigError(error.explain(_hint(error, ALGOS[name]))) from None

@@ -7,6 +7,8 @@ from typing import Literal
 
 from harness.algos.ppo import PPOConfig
 from harness.algos.sac import SACConfig
+from harness.config.link import LinkConfig
+from harness.config.remote import JoiningConfig, RayConfig
 from harness.envs import EnvConfig
 from harness.models import ModelConfig
 
@@ -23,7 +25,7 @@ class DevicesConfig:
 class CollectorConfig:
     """Who steps the environments, and how many frames make a batch."""
 
-    name: Literal["single", "multi_sync", "multi_async"]
+    name: Literal["single", "multi_sync", "multi_async", "distributed", "rpc", "ray"]
     num_workers: int = 1
     frames_per_batch: int = 512
     devices: DevicesConfig = field(default_factory=DevicesConfig)
@@ -38,13 +40,14 @@ class CollectorConfig:
     on_worker_failure: Literal["raise", "restart"] = "raise"
     max_restarts: int = 3
     timeout_s: float = 60.0
+    remote: JoiningConfig | RayConfig | None = None
 
 
 @dataclass
 class SyncConfig:
     """How the weights get to the workers, and when."""
 
-    name: Literal["shared_mem", "multiprocess", "hogwild", "none"]
+    name: Literal["shared_mem", "multiprocess", "hogwild", "none", "distributed", "rpc", "ray"]
     blocking: bool = False
     interval: int = 1
     apply_at: Literal["step", "batch"] = "step"
@@ -53,6 +56,8 @@ class SyncConfig:
     check_finite: bool = True
     timeout_s: float = 10.0
     connect_timeout_s: float = 60.0
+    wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"
+    link: LinkConfig = field(default_factory=LinkConfig)
 
 
 @dataclass
