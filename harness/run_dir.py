@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 EARLIER = ".earlier"
 STATES = ("running", "done", "failed", "interrupted", "pruned")
-ROOM = 4096  # bytes that a file of any size has on a disk
+ROOM = 512  # bytes that a file has on any disk, and that are written at once
 UNFINISHED = re.compile(r"\.(writing-|status-|.+\.)\d+")
 ID = re.compile(r"[0-9a-z]{1,64}")
 
