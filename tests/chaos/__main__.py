@@ -100,20 +100,20 @@ def _resume(victim: Victim, fault: Fault, code: int | None) -> list[str]:
     """Let the run go on from its newest checkpoint, to its end."""
     checkpoints = Checkpoints(victim.directory / "checkpoints").files()
     if not checkpoints:
-        return _resume_without(victim) if victim.directory.exists() else []
+        return _resume_without(victim, fault) if victim.directory.exists() else []
     wanted = fault.run.total_frames * (2 if code == 0 else 1)
-    options = [f"resume={victim.directory}", f"total_frames={wanted}", "logger.wandb=disabled"]
+    options = [f"total_frames={wanted}", "logger.wandb=disabled", *fault.run.resumed()]
     (victim.folder / "errors").rename(victim.folder / "errors-before")
-    victim.start(options)
+    victim.start([f"resume={victim.directory}", *options])
     findings = verdict.judge_resumed(victim, victim.wait(), wanted)
     (victim.folder / "errors").rename(victim.folder / "errors-resumed")
     return findings
 
 
-def _resume_without(victim: Victim) -> list[str]:
+def _resume_without(victim: Victim, fault: Fault) -> list[str]:
     """There is nothing to go on from, which is said in one line."""
     (victim.folder / "errors").rename(victim.folder / "errors-before")
-    victim.start([f"resume={victim.directory}"])
+    victim.start([f"resume={victim.directory}", *fault.run.resumed()])
     code = victim.wait()
     lines = [line for line in victim.errors.read_text().splitlines() if line.startswith("run.py")]
     (victim.folder / "errors").rename(victim.folder / "errors-resumed")

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+TROUBLE = "tests.chaos.environments:Trouble-v0"
 SMALL = {
     "env.num_envs": "4",
     "env.max_episode_steps": "30",
@@ -66,12 +67,16 @@ class Run:
         """Put it into an environment that goes wrong."""
         self.troubled = {"where": where, "what": what, "at": str(at)}
 
+    def resumed(self) -> list[str]:
+        """What has to be said again when it goes on: that its environment's code may run."""
+        return [f"env.id={TROUBLE}"] if self.troubled is not None else []
+
     def overrides(self, directory: Path, once: Path) -> list[str]:
         """The command line."""
         options = dict(self.options)
         if self.troubled is not None:
             options.pop("env", None)
-            options["env.id"] = "tests.chaos.environments:Trouble-v0"
+            options["env.id"] = TROUBLE
             kwargs = {**self.troubled, "continuous": str(options["algo"] == "sac").lower()}
             kwargs["once"] = str(once)
             options["env.kwargs"] = (

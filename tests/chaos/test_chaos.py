@@ -1,0 +1,117 @@
+"""Chaos itself: a few faults that are right, and what it must not overlook."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from functools import reduce
+
+import pytest
+
+from tests.chaos import verdict
+from tests.chaos.faults import Fault, draw
+from tests.chaos.points import TRAINER, WORKER
+from tests.chaos.runs import Run
+from tests.chaos.victim import ROOT, Victim
+
+SEED, FAULTS = 7, 10
+
+
+@pytest.mark.timeout(900)
+def test_a_few_faults_leave_nothing_wrong():
+    command = [sys.executable, "-m", "tests.chaos", "--faults", str(FAULTS), "--seed", str(SEED)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"seed {SEED}" in done.stdout
+    assert f"{FAULTS} faults struck" in done.stdout
+
+
+@pytest.mark.parametrize("mounts", [True, False])
+def test_a_fault_is_always_the_same(mounts):
+    once = [str(draw(SEED, number, mounts=mounts)) for number in range(50)]
+    again = [str(draw(SEED, number, mounts=mounts)) for number in range(50)]
+    assert once == again
+    assert len(set(once)) > 40
+
+
+@pytest.mark.parametrize("phase", [*TRAINER.values(), *WORKER.values()])
+def test_every_point_is_there(phase):
+    for name, most in phase:
+        module, _, path = name.partition(":")
+        found = importlib.import_module(module)
+        assert callable(reduce(getattr, path.split("."), found)) if path else found
+        assert most >= 1
+
+
+# -- what the verdict sees
+
+
+@pytest.fixture
+def victim(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdict, "LEAVE_S", 0.2)
+    victim = Victim(tmp_path / "victim")
+    victim.directory.mkdir()
+    victim.errors.write_text("")
+    return victim
+
+
+def write(victim: Victim, state: str, said: str = "", **counts: int) -> None:
+    found = {"state": state, "error": "RuntimeError: it broke" if state == "failed" else None}
+    (victim.directory / "status.json").write_text(json.dumps(found))
+    (victim.directory / "summary.json").write_text("{}")
+    victim.errors.write_text(said)
+    if counts:
+        record = {f"collector/{name}": n for name, n in counts.items()}
+        (victim.directory / "metrics.jsonl").write_text(json.dumps({"step": 1, **record}) + "\n")
+
+
+def judge(victim: Victim, code: int | None) -> list[str]:
+    fault = Fault("nothing", {"done", "failed"}, Run())
+    return verdict.judge(victim, fault, code, verdict.shm_entries())
+
+
+def test_a_run_that_ended_well_is_right(victim):
+    write(victim, "done", collected=10, delivered=7, dropped=1, in_flight=2)
+    assert judge(victim, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "said", "finding"),
+    [
+        ("running", 0, "", "status.json says 'running'"),
+        ("done", None, "", "it ended as 'hung'"),
+        ("interrupted", 130, "run.py: interrupted by SIGINT\n", "it ended as 'interrupted'"),
+        ("failed", 1, "", "it failed without a word"),
+        ("done", 0, "Traceback (most recent call last):\n", "it prints 'Traceback'"),
+    ],
+)
+def test_a_wrong_end_is_found(victim, state, code, said, finding):
+    write(victim, state, said)
+    assert finding in "\n".join(judge(victim, code))
+
+
+def test_frames_that_do_not_add_up_are_found(victim):
+    write(victim, "done", collected=10, delivered=7, dropped=0, in_flight=2)
+    assert "frames do not add up" in "\n".join(judge(victim, 0))
+
+
+def test_what_is_left_behind_is_found(victim):
+    write(victim, "done")
+    (victim.temporary / "half").write_text("")
+    environment = {**os.environ, "LOCKSTEP_CHAOS_VICTIM": str(victim.folder)}
+    with subprocess.Popen(["sleep", "60"], env=environment) as left:
+        findings = "\n".join(judge(victim, 0))
+        left.kill()
+    assert f"left running: {left.pid} sleep 60" in findings
+    assert "left: temporary file half" in findings
+
+
+def test_a_damaged_checkpoint_is_found(victim):
+    write(victim, "done")
+    folder = victim.directory / "checkpoints"
+    folder.mkdir()
+    (folder / f"{5:012d}-{'0' * 16}.safetensors").write_bytes(b"half")
+    assert "its hash is not that in its name" in "\n".join(judge(victim, 0))
