@@ -14,7 +14,7 @@ PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow check bench report reproduce browser peers clean
+.PHONY: help run test slow check chaos soak load bench report reproduce browser peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,15 @@ check: $(READY) ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+chaos: $(READY) ## strike whole runs with random faults: ARGS="--faults 500 --seed 7"
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(READY) ## train for hours while workers are killed: ARGS="--minutes 60"
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
+
+load: $(READY) ## many workers and environments, a large policy, a flood of versions
+	@$(BIN)/python benchmarks/load.py $(ARGS)
 
 bench: $(READY) $(PEERS) ## measure, and compare with the peers
 	@set -e; for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py $(ARGS); done
