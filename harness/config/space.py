@@ -62,7 +62,7 @@ def _numbers(value: IntervalSweep | RangeSweep) -> BaseDistribution:
         assert low is not None
         step = value.step
         last = math.ceil(round((value.stop - low) / step, 9)) - 1  # a range ends before its end
-        high = low + last * step
+        high = round(low + last * step, 12)
     assert low is not None
     assert high is not None
     if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
