@@ -226,6 +226,7 @@ class Runner:
             "last_evaluation": self._last_evaluation,
             "counts": self._counts(),
             "publishes": self.sync.num_publishes,
+            "published_bytes": self.sync.num_bytes,
             "episodes": self.episodes.state_dict(),
             "lags": self.lags.state_dict(),
         }
@@ -247,6 +248,7 @@ class Runner:
         # What was on its way then is not gone on with.
         counts["collector/dropped"] += counts.pop("collector/in_flight", 0.0)
         self.sync.num_publishes = int(state["publishes"])
+        self.sync.num_bytes = int(state["published_bytes"])
         self.episodes.load_state_dict(state["episodes"])
         self.lags.load_state_dict(state["lags"])
         streams = Streams()

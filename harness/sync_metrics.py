@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,23 +24,23 @@ class SyncMeter:
         self._seen = dict.fromkeys(self._workers, -1)
         self._publish_ms: list[float] = []
         self._fresh_publish_ms: list[float] = []
-        self._version_bytes = 0
+        self._errors: list[tuple[float, float]] = []  # relative and largest, of each publish
+        self._fresh_errors: list[tuple[float, float]] = []
+        self._delays_seen = dict.fromkeys(self._workers, 0)
         self.num_publishes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Published so far. Every version has the same size, so one look will do."""
-        if not self._version_bytes and self._publish_ms:
-            stats = self._scheme.stats
-            self._version_bytes = stats["bytes"] // max(stats["sends"], 1)
-        return self._version_bytes * self.num_publishes
+        self.num_bytes = 0  # as they travel, whatever the wire format
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
         """Time one publish, as long as it holds the learner up."""
+        bytes_before = self._scheme.send_stats.nbytes
         start = time.perf_counter()
         yield
         spent_ms = (time.perf_counter() - start) * 1e3
+        sent = self._scheme.send_stats
+        self.num_bytes += sent.nbytes - bytes_before
+        if sent.recent:
+            self._fresh_errors.append((sent.recent[-1].relative_error, sent.recent[-1].max_error))
         self.num_publishes += 1
         self._publish_ms.append(spent_ms)
         self._fresh_publish_ms.append(spent_ms)
@@ -51,8 +52,38 @@ class SyncMeter:
         groups = {"publish_ms": publish_ms, "ack_ms": ack_ms, "apply_ms": apply_ms}
         found = {name: values for name, values in groups.items() if values}
         metrics = {f"sync/{name}": sum(values) / len(values) for name, values in found.items()}
+        metrics |= self._read_wire() | self._read_link()
         histograms = {f"histogram/{name}": Histogram.of(found[name]) for name in found}
         return metrics, histograms
+
+    def _read_wire(self) -> dict[str, float]:
+        """What the wire format, if there is one, did to the numbers and saved."""
+        errors, self._fresh_errors = self._fresh_errors, []
+        self._errors += errors
+        if not errors or self._scheme.wire == "float32":
+            return {}
+        return {
+            "sync/wire_error": sum(relative for relative, _ in errors) / len(errors),
+            "sync/wire_error_max": max(largest for _, largest in errors),
+            "sync/bytes_saved": float(self._scheme.send_stats.saved_bytes),
+        }
+
+    def _read_link(self) -> dict[str, float]:
+        """What is on the link, if there is one, and what became of the rest."""
+        lines = {w: self._scheme.create_transport(worker_idx=w).line for w in self._workers}
+        delays_ms: list[float] = []
+        counts: Counter[str] = Counter()
+        for worker, line in lines.items():
+            if line is None:
+                return {}
+            fresh = min(line.delivered - self._delays_seen[worker], len(line.delays_ns))
+            delays_ms += [ns * MS for ns in list(line.delays_ns)[len(line.delays_ns) - fresh :]]
+            self._delays_seen[worker] = line.delivered
+            counts["in_flight"] += line.num_in_flight
+            counts["coalesced"] += line.coalesced
+            counts["retransmitted"] += line.retransmitted
+        delay = {"sync/link_delay_ms": sum(delays_ms) / len(delays_ms)} if delays_ms else {}
+        return delay | {f"sync/link_{name}": float(count) for name, count in counts.items()}
 
     def _fresh_answers(self) -> tuple[list[float], list[float]]:
         ack_ms: list[float] = []
@@ -91,5 +122,14 @@ class SyncMeter:
             **percentiles(apply_ms, "sync/apply_ms"),
             "sync/bytes": stats["bytes"],
             "sync/sends": stats["sends"],
+            **self._wire_summary(),
             "workers": workers,
+        }
+
+    def _wire_summary(self) -> dict[str, float]:
+        errors = [*self._errors, *self._fresh_errors]
+        return {
+            "sync/wire_error": sum(r for r, _ in errors) / len(errors) if errors else 0.0,
+            "sync/wire_error_max": max((largest for _, largest in errors), default=0.0),
+            "sync/bytes_saved": self._scheme.send_stats.saved_bytes,
         }

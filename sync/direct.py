@@ -15,6 +15,7 @@ from sync.scheme import WeightSyncScheme, _nothing
 from sync.sender import chosen_workers
 from sync.slots import Slots
 from sync.snapshot import NEVER
+from sync.stats import SendStats
 from sync.strategy import Weights, is_by_worker
 from sync.transport import Transport
 
@@ -154,6 +155,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
     @property
     def acknowledged(self) -> dict[int, int]:
         return dict.fromkeys(range(self._num_workers), self._version)
+
+    @property
+    def send_stats(self) -> SendStats:
+        return SendStats()
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -121,13 +121,13 @@ class _Parcel:
 
 
 class Line:
-    """One worker's link: what is where on it."""
+    """One worker's link: what is where on it, and what became of it so far."""
 
     def __init__(self, link: Link, worker_idx: int, outbox: Outbox):
         self._link = link
         self._outbox = outbox
         self._random = np.random.default_rng([link.seed, worker_idx])
-        self._latency_ns = round(link.latency_ms * _MS)
+        self.latency_ns = round(link.latency_ms * _MS)
         self.next: _Parcel | None = None
         self.flying: deque[_Parcel] = deque()
         self.last: _Parcel | None = None
@@ -135,7 +135,7 @@ class Line:
         self._busy_until_ns = 0
         self._last_arrival_ns = 0
         self.sent = self.coalesced = self.retransmitted = self.delivered = 0
-        self._delays_ns: deque[int] = deque(maxlen=KEPT)
+        self.delays_ns: deque[int] = deque(maxlen=KEPT)
 
     # -- there
 
@@ -157,7 +157,7 @@ class Line:
         wire_ns, wait_ns = self._transmission(self._outbox[parcel.number].wire_bytes)
         self._busy_until_ns = start + wire_ns
         jitter_ns = round(self._random.random() * self._link.jitter_ms * _MS)
-        arrival = self._busy_until_ns + wait_ns + self._latency_ns + jitter_ns
+        arrival = self._busy_until_ns + wait_ns + self.latency_ns + jitter_ns
         parcel.arrives_ns = self._last_arrival_ns = max(arrival, self._last_arrival_ns)
         self.flying.append(parcel)
         self.sent += 1
@@ -174,7 +174,7 @@ class Line:
         if self._link.bandwidth_mbps is not None:
             share = packets / max(1, -(-nbytes // PACKET_BYTES))
             wire_ns = round(nbytes * share * 8e3 / self._link.bandwidth_mbps)
-        return wire_ns, rounds * max(2 * self._latency_ns, LEAST_ROUND_TRIP_NS)
+        return wire_ns, rounds * max(2 * self.latency_ns, LEAST_ROUND_TRIP_NS)
 
     def arrived(self, now: int) -> _Parcel | None:
         """The next that has arrived, in the order of sending; it stays the next until `drop`."""
@@ -186,13 +186,13 @@ class Line:
         if self.flying and self.flying[0] is parcel:
             self.flying.popleft()
         self.delivered += 1
-        self._delays_ns.append(now_ns() - parcel.sent_ns)
+        self.delays_ns.append(now_ns() - parcel.sent_ns)
 
     # -- and back
 
     def answer(self, said_ns: int, book: Callable[[], None]) -> None:
         """Have `book` called when what the worker said at `said_ns` has come all the way."""
-        self._answers.append((min(said_ns, now_ns()) + self._latency_ns, book))
+        self._answers.append((min(said_ns, now_ns()) + self.latency_ns, book))
 
     def heard(self, now: int) -> None:
         """Take in the answers that have come."""
@@ -234,6 +234,11 @@ class Line:
         return {p.number for p in (self.next, self.last, *self.flying) if p is not None}
 
     @property
+    def num_in_flight(self) -> int:
+        """How many versions have not arrived, with the one that waits."""
+        return len(self.flying) + (self.next is not None)
+
+    @property
     def due_ns(self) -> int:
         """When something happens next."""
         due = self.flying[0].arrives_ns if self.flying else _IDLE
@@ -244,12 +249,12 @@ class Line:
     def summary(self) -> dict[str, Any]:
         """Counts so far, and what the delays were (ms)."""
         return {
-            "in_flight": len(self.flying) + (self.next is not None),
+            "in_flight": self.num_in_flight,
             "sent": self.sent,
             "coalesced": self.coalesced,
             "retransmitted": self.retransmitted,
             "delivered": self.delivered,
-            "delay_ms": percentiles(list(self._delays_ns)),
+            "delay_ms": percentiles(list(self.delays_ns)),
         }
 
 

@@ -31,6 +31,7 @@ from sync.receiver import ReceiverEnd
 from sync.sender import SenderEnd
 from sync.slots import Slots
 from sync.snapshot import NEVER
+from sync.stats import SendStats
 from sync.strategy import Weights, WeightStrategy, is_by_worker
 from sync.transport import Transport
 from sync.views import WeightReceiver, WeightSender
@@ -374,6 +375,11 @@ class WeightSyncScheme(ABC):
         sender = self._need_sender("acknowledged")
         sender.collect()
         return {worker: t.acknowledged for worker, t in sender.transports.items()}
+
+    @property
+    def send_stats(self) -> SendStats:
+        """What `stats` sums up of the sends, as it is kept: looking at it costs nothing."""
+        return self._need_sender("send_stats").stats
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -43,7 +43,6 @@ class SenderEnd:
         self.form = form
         self.version = NEVER
         self.lock = threading.RLock()
-        self.stats = SendStats()
         self.transports: dict[int, Transport] = {}
         self.slots: Slots
         self._strategy = strategy
@@ -57,6 +56,7 @@ class SenderEnd:
         self.layout: Layout
         first = Binding(form.weights_for(0), strategy)
         self.layout = first.layout
+        self.stats = SendStats(first.layout.nbytes)
         self.registered = first if form.same_for_all else None
         for worker in form.by_worker or ():
             Binding(form.weights_for(worker), strategy, self.layout)
@@ -346,7 +346,7 @@ class SenderEnd:
         if self.link is not None:
             for worker, line in self.link.lines.items():
                 workers[worker]["link"] = line.summary()
-        wire = self.stats.wire_summary(self.layout.nbytes)
+        wire = self.stats.wire_summary()
         return {"version": self.version, **self.stats.summary(), "wire": wire, "workers": workers}
 
     def close(self) -> None:

@@ -65,9 +65,13 @@ class WorkerStats:
 
 
 class SendStats:
-    """The sender's side."""
+    """The sender's side.
 
-    def __init__(self) -> None:
+    whole_bytes: what a model takes as it is, whatever the wire format makes of it.
+    """
+
+    def __init__(self, whole_bytes: int = 0) -> None:
+        self.whole_bytes = whole_bytes
         self.sends = 0
         self.nbytes = 0
         self.max_error = 0.0
@@ -88,15 +92,19 @@ class SendStats:
             "publish_ms": percentiles([s.publish_ns for s in recent]),
         }
 
-    def wire_summary(self, whole_bytes: int) -> dict[str, Any]:
-        """What the wire format saved and cost, where a whole model takes `whole_bytes`.
+    @property
+    def saved_bytes(self) -> int:
+        return self.sends * self.whole_bytes - self.nbytes
+
+    def wire_summary(self) -> dict[str, Any]:
+        """What the wire format saved and cost.
 
         error: the mean over the newest publishes, relative to the weights; max_error: the largest
         absolute one of all.
         """
         errors = [sent.relative_error for sent in list(self.recent)]
         return {
-            "saved_bytes": self.sends * whole_bytes - self.nbytes,
+            "saved_bytes": self.saved_bytes,
             "error": sum(errors) / len(errors) if errors else 0.0,
             "max_error": self.max_error,
         }

@@ -240,12 +240,13 @@ class Transport(ABC):
         self.acknowledged = max(self.acknowledged, event.version)
         again, self.answered = event.version <= self.answered, max(self.answered, event.version)
         published = event.published_ns
+        way_back_ns = 0 if self.line is None else self.line.latency_ns
         self.stats.add(
             Applied(
                 version=event.version,
                 wake_ns=event.seen_ns - published,
                 apply_ns=event.applied_ns - event.seen_ns,
-                acknowledge_ns=event.applied_ns - published,
+                acknowledge_ns=event.applied_ns - published + way_back_ns,
                 retries=event.retries,
             ),
             again=again,
