@@ -51,7 +51,7 @@ class Inbox:
         self._changed = threading.Condition()
         with _registry:
             _inboxes[place] = self
-            _departed.discard(place)
+            _departed.pop(place, None)
             _registry.notify_all()
 
     def put(self, block: Tensor) -> Answer:
@@ -94,13 +94,13 @@ class Inbox:
         with _registry:
             if _inboxes.get(self.place) is self:
                 del _inboxes[self.place]
-                _departed.add(self.place)
+                _departed[self.place] = self._refusal
         self.close("the worker left")
 
 
 _registry = threading.Condition()
 _inboxes: dict[Place, Inbox] = {}
-_departed: set[Place] = set()
+_departed: dict[Place, str] = {}  # workers that left, and why if they could not take any
 
 
 def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer:
@@ -113,6 +113,8 @@ def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer:
         _registry.wait_for(lambda: place in _inboxes or place in _departed, patience_s)
         inbox = _inboxes.get(place)
     if inbox is None:
+        if why := _departed.get(place):
+            return Answer(FAILED, text=why)
         return Answer(LEFT if place in _departed else ABSENT)
     return inbox.put(block)
 

@@ -1,0 +1,250 @@
+"""Promises 1 to 6 and 8 over Ray, RPC and torch.distributed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+import pytest
+import torch
+
+from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from tests.promises.probe import CALLS, VALUE, VERSION, VersionPolicy, flood, wait_until
+from tests.promises.remote_probe import KINDS, Peers, trial
+from tests.promises.test_faults import BREAK, read_and_break
+
+WORKERS = 3
+LARGE = 512  # three layers of it make 3.1 MB: workers point at what arrives
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Peers outlive a test here, and Ray keeps workers; `Peers.close` looks for what is left."""
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    pytest.importorskip("ray", reason="ray is not installed")
+    from tests.promises.ray_cluster import cluster
+
+    with cluster() as address:
+        yield address
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def peers(kind):
+    """Peers that no test harms."""
+    group = Peers(kind, WORKERS)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def mortal(kind, peers):
+    """Peers for a test that kills some: the same, made whole again before each."""
+
+    def whole():
+        for peer, process in enumerate(peers.running):
+            if not process.is_alive():
+                wait_until(lambda peer=peer: peers.engine.gone(peer) is not None or kind == "ray")
+                peers.replace(peer)
+        return peers
+
+    yield whole
+    whole()
+
+
+@pytest.mark.parametrize("width", [64, LARGE])
+@pytest.mark.parametrize("background", [False, True])
+def test_no_call_is_torn_or_wrongly_stamped_under_a_flood(peers, tmp_path, width, background):
+    with trial(peers, tmp_path, width=width, background=background) as running:
+        flood(running, calls=2_000 if width < LARGE else 200, versions=60)
+        assert running.findings.violations() == {}
+
+
+def test_a_change_without_a_send_reaches_nobody(peers, tmp_path):
+    with trial(peers, tmp_path, width=LARGE) as running:
+        version = running.publish(wait=True)
+        running.policy.hold(1_000_000)
+        running.calls_from_now(10)
+        assert [running.findings.get(w, VALUE) for w in range(WORKERS)] == [version] * WORKERS
+        assert running.findings.violations() == {}
+
+
+def test_only_the_addressed_workers_change(peers, tmp_path):
+    with trial(peers, tmp_path) as running:
+        expected = [0] * WORKERS
+        for chosen in ([0], [2], [0, 1], [1], [2, 0], [0, 1, 2]):
+            version = running.publish(wait=True, worker_ids=chosen)
+            for worker in chosen:
+                expected[worker] = version
+            running.calls_from_now(5)
+            found = [running.findings.get(w, VALUE) for w in range(WORKERS)]
+            stamps = [running.findings.get(w, VERSION) for w in range(WORKERS)]
+            assert found == stamps == expected
+            assert running.scheme.acknowledged == dict(enumerate(expected))
+
+
+def test_each_worker_gets_its_own_weights(peers, tmp_path):
+    def holding(number):
+        policy = VersionPolicy()
+        policy.hold(number)
+        return policy
+
+    with trial(peers, tmp_path) as running:
+        running.scheme.send({0: holding(100), 2: holding(102)})
+        running.calls_from_now(5)
+        assert [running.findings.get(w, VALUE) for w in range(WORKERS)] == [100, 0, 102]
+
+
+def test_blocking_sends_are_in_use_when_they_return_and_are_measured(peers, tmp_path):
+    with trial(peers, tmp_path) as running:
+        for _ in range(20):
+            version = running.publish(wait=True)
+            assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
+        stats = running.scheme.stats
+        assert stats["sends"] == 21
+        assert stats["publish_ms"]["p50"] > 0
+        for worker in range(WORKERS):
+            of = stats["workers"][worker]
+            assert (of["addressed"], of["applied"], of["coalesced"]) == (21, 21, 0)
+            assert 0 < of["apply_ms"]["p50"] <= of["ack_ms"]["p50"]
+
+
+def test_unread_versions_are_coalesced_and_cost_no_memory(peers, tmp_path):
+    with trial(peers, tmp_path, width=128) as running:
+        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        for _ in range(300):
+            last = running.publish()
+        assert running.scheme._sender.slots.memory_bytes <= 7 * 2**18
+        os.kill(running.processes[0].pid, signal.SIGCONT)
+        running.scheme.wait_async(30.0)
+        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), last)
+        of = running.scheme.stats["workers"][0]
+        assert of["coalesced"] > 250
+        assert of["coalesced"] + of["applied"] == of["addressed"]
+        assert running.findings.violations() == {}
+
+
+def test_weights_that_are_not_finite_are_refused_and_workers_stay(peers, tmp_path):
+    with trial(peers, tmp_path, width=256) as running:
+        version = running.publish(wait=True)
+        with torch.no_grad():
+            running.policy.body[1].weight[3, 5] = float("nan")
+        with pytest.raises(ValueError, match=r"'body.1.weight' holds 1 NaN or infinite"):
+            running.scheme.send()
+        running.calls_from_now(5)
+        assert [running.findings.get(w, VALUE) for w in range(WORKERS)] == [version] * WORKERS
+
+
+def test_a_worker_that_cannot_apply_is_named_with_its_traceback(peers, tmp_path):
+    with trial(peers, tmp_path, target=read_and_break) as running:
+        running.findings.set(1, BREAK, 2)
+        running.calls_from_now(5)
+        with pytest.raises(WorkerRaised, match="worker 1") as raised:
+            running.publish(wait=True)
+        assert "'body.0.weight' has shape [3, 3], expected [64, 64]" in str(raised.value)
+        assert "Traceback (most recent call last)" in str(raised.value)
+        running.findings.set(1, BREAK, 0)
+        running.calls_from_now(5)
+        version = running.publish(wait=True)
+        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
+
+
+def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(peers, tmp_path):
+    with trial(peers, tmp_path, timeout=1.0) as running:
+        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not acknowledge version 1"):
+            running.publish(wait=True)
+        running.scheme._sender._timeout = 30.0
+        running.publish(wait=True, worker_ids=[1, 2])
+        os.kill(running.processes[0].pid, signal.SIGCONT)
+        version = running.publish(wait=True)
+        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
+        assert running.findings.violations() == {}
+
+
+def never_connects(scheme, worker, findings, *_):
+    wait_until(lambda: bool(findings.get(worker, 6)))
+
+
+def cannot_take_it(scheme, worker, *_):
+    scheme.init_on_receiver(model=VersionPolicy(width=3), worker_idx=worker)
+    try:
+        scheme.connect()
+    except ValueError:
+        scheme.shutdown()
+
+
+def test_a_rendezvous_that_cannot_complete_says_who_did_what(peers, tmp_path):
+    with (
+        pytest.raises(WorkerError, match=r"worker 1 .*did not connect within 0\.5 s: does peer 1"),
+        trial(peers, tmp_path, connect_timeout=0.5, target=never_connects),
+    ):
+        pass
+
+
+def test_another_layout_of_the_model_on_a_peer_is_named(peers, tmp_path):
+    with (
+        pytest.raises(WorkerError, match=r"'body.0.weight' has shape \[3, 3\]"),
+        trial(peers, tmp_path, target=cannot_take_it),
+    ):
+        pass
+
+
+def test_a_killed_worker_is_named_and_another_takes_its_place(mortal, tmp_path):
+    peers = mortal()
+    with trial(peers, tmp_path) as running:
+        running.scheme.describe_worker(1, "CartPole-v1")
+        running.publish(wait=True)
+        running.processes[1].kill()
+        with pytest.raises(WorkerDied, match=r"worker 1 \(cpu, CartPole-v1\) died: peer 1"):
+            running.publish(wait=True)
+        version = running.publish(wait=True, worker_ids=[0, 2])
+        running.calls_from_now(5)
+        assert [running.findings.get(w, VALUE) for w in (0, 2)] == [version, version]
+        with pytest.raises(WorkerDied, match="worker 1"):
+            running.publish(wait=True)  # it stays dead, and nobody keeps quiet about it
+        running.findings.set(1, VERSION, 0)
+        peers.replace(1)
+        running.begin(1)
+        running.scheme.connect(worker_idx=1)
+        assert running.scheme.acknowledged[1] == running.scheme.version
+        version = running.publish(wait=True)
+        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
+        assert running.scheme.stats["workers"][1]["restarts"] == 1
+        assert running.findings.violations() == {}
+
+
+def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(mortal, tmp_path):
+    peers = mortal()
+    with trial(peers, tmp_path) as running:
+        victim = running.processes[2]
+        victim.kill(signal.SIGSTOP)  # so that the send cannot be answered
+        running.publish()
+        victim.kill()
+        with pytest.raises(WorkerDied, match="worker 2"):
+            running.scheme.wait_async(30.0)
+
+
+def test_shutdown_leaves_no_thread_and_no_descriptor(peers, tmp_path):
+    def count():
+        gc.collect()  # what only a reference cycle still holds is not left behind
+        return len(os.listdir("/proc/self/fd"))
+
+    with trial(peers, tmp_path) as running:
+        flood(running, calls=100, versions=10)
+    before = count()
+    for _ in range(3):
+        with trial(peers, tmp_path) as running:
+            flood(running, calls=100, versions=10)
+            assert running.findings.total(CALLS) >= 100
+    assert count() <= before + 2
