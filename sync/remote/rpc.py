@@ -342,6 +342,7 @@ def _join(name: str, number: int, host: str, port: int, address: str, timeout: f
     )
     before = os.environ.get("TP_SOCKET_IFNAME")
     os.environ["TP_SOCKET_IFNAME"] = interface_of(address)
+    rpc._init_counter = 0  # it names the group in the store, and both sides must name it alike
     try:
         rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
     except RuntimeError as error:
