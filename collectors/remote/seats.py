@@ -50,6 +50,7 @@ class Seat:
     seed: int
     name: str = ""
     where: str = ""
+    pid: int = 0
     environment: str = ""
     num_envs: int = 0
     first_env: int = -1
@@ -146,7 +147,8 @@ class Seats:
         self._await(seats, asked, "being made", self._start_timeout, "start_timeout")
         for seat in seats:
             hello = asked[seat.host].result().value
-            seat.where += f", pid {hello['pid']} on {hello['node']}"
+            seat.pid = hello["pid"]
+            seat.where += f", pid {seat.pid} on {hello['node']}"
             seat.environment = f"{hello['collector']}, {hello['environment']}"
             self._place(seat, hello["num_envs"])
             with self.news:

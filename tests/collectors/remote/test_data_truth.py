@@ -1,0 +1,122 @@
+"""Every row of every batch is what must have happened, on whatever host."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from collectors import MultiAsyncCollector
+from tests.collectors.remote.support import KINDS, build, make
+from tests.collectors.support import Checker, CodePolicy, all_accounted_for, make_env, workers_of
+
+
+def check(collector, checker, batches):
+    for number, batch in enumerate(itertools.islice(collector, batches)):
+        assert checker.check(batch) > 0
+        assert all_accounted_for(collector.stats())
+        if number % 2:
+            with torch.no_grad():
+                collector.policy.number += 1
+            collector.update_policy_weights_()
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_frame_is_what_happened(kind, sync):
+    collector, counts = build(kind, sync=sync)
+    checker = Checker(counts)
+    with collector:
+        check(collector, checker, 16)
+        stats = collector.stats()
+    assert stats["delivered"] == checker.counts["frames"] == collector.frames
+    assert stats["dropped"] == 0
+    assert checker.counts["terminated"] > 5
+    assert checker.counts["truncated"] > 5
+
+
+def test_a_batch_holds_all_hosts_in_their_order_also_uneven_ones():
+    collector, counts = build("distributed", frames_per_batch=[12, 30])
+    checker = Checker(counts)
+    with collector:
+        assert collector.frames_per_batch == 42
+        for _ in range(5):
+            batch = collector.next()
+            assert batch.batch_size == (6, 10)
+            assert batch["collector", "worker"][:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+            checker.check(batch)
+    assert checker.counts["padding"] == 5 * (30 - 12)
+
+
+@pytest.mark.parametrize("hosted", [None, MultiAsyncCollector], ids=["multi_sync", "multi_async"])
+def test_hosts_can_have_workers_of_their_own(hosted):
+    policy = CodePolicy()
+    collector = make(
+        "distributed",
+        make_env,
+        policy,
+        num_workers_per_collector=2,
+        collector_class=hosted,
+        sync=hosted is None,
+        create_env_kwargs=workers_of("one", 4),
+        frames_per_batch=40 if hosted is None else 20,
+    )
+    with collector:
+        assert collector.num_envs == 4
+        rows: dict[int, set[int]] = {}
+        for number in range(10):
+            batch = collector.next()
+            assert (batch["weights"] == batch["policy_version"]).all()
+            if hosted is None:
+                assert (batch["policy_version"] == number).all()
+            for env, worker in zip(
+                batch["collector", "env"][:, 0].tolist(),
+                batch["observation"][:, 0, 0].int().tolist(),
+                strict=True,
+            ):
+                rows.setdefault(env, set()).add(worker)
+            with torch.no_grad():
+                policy.number += 1
+            collector.update_policy_weights_()
+            assert all_accounted_for(collector.stats())
+        assert {env: list(workers) for env, workers in rows.items()} == {i: [i] for i in range(4)}
+        assert len(collector.getattr_env("seeded")) == 4
+
+
+def test_trajectory_numbers_are_unique_over_hosts():
+    collector, _ = build("distributed", sync=False)
+    with collector:
+        seen: dict[int, int] = {}
+        for _ in range(12):
+            batch = collector.next()
+            for number in batch["collector", "traj_ids"].unique().tolist():
+                host = int(batch["collector", "worker"][0, 0])
+                assert seen.setdefault(number, host) == host
+
+
+def test_random_frames_come_first_and_their_stamp_says_so():
+    collector, counts = build("distributed", init_random_frames=60)
+    checker = Checker(counts)
+    drawn = 0
+    with collector:
+        for _ in range(3):
+            batch = collector.next()
+            checker.check(batch)
+            drawn += int((batch["policy_version"] == -1).sum())
+    assert 60 <= drawn < 66
+
+
+def test_without_tracking_frames_have_no_stamp():
+    collector, _ = build("distributed", track_policy_version=False)
+    with collector:
+        assert "policy_version" not in collector.next().keys()  # noqa: SIM118
+
+
+def test_whole_trajectories_can_be_asked_for():
+    collector, _ = build("distributed", trajs_per_batch=5)
+    with collector:
+        for _ in range(4):
+            batch = collector.next()
+            assert batch.batch_size[0] == 5
+            assert all_accounted_for(collector.stats())
