@@ -42,7 +42,7 @@ EXAMPLES = [
 ]
 
 FLAGS = [
-    ("-m, --multirun", "run every combination of the values given, one after the other"),
+    ("-m, --multirun", "a sweep: run every combination of the values given (docs/sweeps.md)"),
     ("-h, --help [GROUP]", "this page, or a group's options"),
     ("--show-config", "print the composed config and start nothing"),
 ]
