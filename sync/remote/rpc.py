@@ -104,8 +104,8 @@ class RPCEngine(Engine):
         while missing:
             for peer in list(missing):
                 if (name := _newest_of(peer)) is not None and name != self._names.get(peer):
-                    self._watch(peer, name)
-                    missing.remove(peer)
+                    if self._watch(peer, name):
+                        missing.remove(peer)
             if missing and time.monotonic() > deadline:
                 ids = ", ".join(map(str, missing))
                 raise TimeoutError(
@@ -115,11 +115,16 @@ class RPCEngine(Engine):
                 )
             time.sleep(_LOOK_S)
 
-    def _watch(self, peer: int, name: str) -> None:
+    def _watch(self, peer: int, name: str) -> bool:
+        """False if it has a name already, but no address yet."""
+        try:
+            watch = _rpc().rpc_async(name, _never, timeout=0)
+        except RuntimeError:
+            return False
         self._gone.pop(peer, None)
         self._names[peer] = name
-        watch = _rpc().rpc_async(name, _never, timeout=0)
         watch.add_done_callback(lambda done: self._note(peer, name, _error(done)))
+        return True
 
     def _note(self, peer: int, name: str, why: str | None) -> None:
         if why is not None and self._names.get(peer) == name and not self._closing.is_set():
