@@ -1,0 +1,174 @@
+"""A host that dies, raises, stops or hangs is named, or replaced with its loss counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from collectors.remote.fleet import CannotReplace
+from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from tests.collectors.remote.support import KINDS, host_pids, make
+from tests.collectors.support import all_accounted_for
+from tests.collectors.troubled import Plain, Troubled, hold, is_gone, told, wait_until
+
+
+def troubled(kind, *, sync=True, trouble=None, workers=1, **options):
+    return make(
+        kind,
+        Troubled,
+        Plain(),
+        sync=sync,
+        num_workers_per_collector=workers,
+        create_env_kwargs=told(2 * workers, **(trouble or {})),
+        **{"frames_per_batch": 40, **options},
+    )
+
+
+def gather(collector, batches=10_000):
+    for _ in range(batches):
+        collector.next()
+
+
+@pytest.mark.parametrize("where", ["make", "step"])
+def test_an_environment_that_raises_is_named_with_its_host_and_traceback(where):
+    with pytest.raises(WorkerRaised) as raised:  # noqa: SIM117
+        with troubled("distributed", trouble={"only": 1, "where": where, "at": 1}) as collector:
+            gather(collector)
+    text = str(raised.value)
+    assert raised.value.worker_idx == 1
+    assert "collector 1 (" in text
+    assert "127.0.0.1" in text
+    assert "Traceback (most recent call last)" in text
+    assert "Mishap: the pole fell off" in text
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_host_is_named_and_what_it_made_is_accounted_for(kind, sync):
+    with troubled(kind, sync=sync) as collector:
+        gather(collector, 3)
+        os.kill(host_pids(collector)[1], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match=r"collector 1 \(") as raised:
+            gather(collector)
+        assert raised.value.worker_idx == 1
+        assert all_accounted_for(collector.stats())
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_host_is_replaced_with_the_newest_weights_and_another_seed(kind, sync):
+    with troubled(kind, sync=sync, on_worker_failure="restart", max_restarts=2) as collector:
+        hold(collector.policy, 7)
+        collector.update_policy_weights_()
+        gather(collector, 4)
+        before = collector.getattr_env("seeded")
+        ids = set(collector.next()["collector", "traj_ids"].unique().tolist())
+        dead = host_pids(collector)[0]
+        os.kill(dead, signal.SIGKILL)
+        found = None
+        while found is None:
+            batch = collector.next()
+            assert all_accounted_for(collector.stats())
+            if host_pids(collector)[0] != dead and (batch["collector", "worker"] == 0).any():
+                found = batch
+        while (found["policy_version"] != 1).any():  # made before the update reached its host
+            found = collector.next()
+        assert (found["weight"] == 7).all()
+        stats = collector.stats()
+        assert stats["restarts"] == 1
+        assert stats["workers"][0]["restarts"] == 1
+        assert collector.getattr_env("seeded")[0] != before[0]
+        assert ids  # numbers go on where they were
+        assert int(found["collector", "traj_ids"].max()) > max(ids)
+
+
+def test_restarts_are_bounded():
+    with troubled("distributed", on_worker_failure="restart", max_restarts=1) as collector:
+        gather(collector, 2)
+        with pytest.raises(WorkerDied) as raised:  # noqa: PT012
+            for _ in range(2):
+                os.kill(host_pids(collector)[0], signal.SIGKILL)
+                gather(collector, 50)
+        assert "max_restarts=1 are used up" in "".join(raised.value.__notes__)
+
+
+def test_a_host_whose_collector_raised_is_opened_anew_in_its_process(tmp_path):
+    trouble = {"only": 0, "where": "step", "at": 30, "once": str(tmp_path / "once")}
+    with troubled("distributed", trouble=trouble, on_worker_failure="restart") as collector:
+        before = host_pids(collector)
+        gather(collector, 5)
+        stats = collector.stats()
+        assert stats["restarts"] == 1
+        assert stats["dropped"] > 0
+        assert all_accounted_for(stats)
+        assert host_pids(collector) == before
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_a_stopped_host_is_named_when_its_time_is_over(kind):
+    with troubled(kind, timeout=3.0) as collector:
+        gather(collector, 2)
+        pid = host_pids(collector)[1]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerError, match="collector 1 "):
+                gather(collector)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_host_that_hangs_is_named_with_what_it_does():
+    trouble = {"only": 1, "where": "step", "at": 30, "what": "hang"}
+    with troubled("distributed", trouble=trouble, timeout=3.0) as collector:
+        with pytest.raises(WorkerTimeout, match=r"collector 1 .* hangs: it owes a batch"):
+            gather(collector)
+        collector.shutdown(timeout=0.5)
+
+
+def test_a_dead_worker_of_a_host_is_replaced_there_and_counted():
+    with troubled("distributed", workers=2, on_worker_failure="restart") as collector:
+        gather(collector, 2)
+        worker = collector.stats()["workers"][1]["workers"][0]["pid"]
+        os.kill(worker, signal.SIGKILL)
+        gather(collector, 4)
+        stats = collector.stats()
+        assert stats["restarts"] == 1
+        assert all_accounted_for(stats)
+    wait_until(lambda: is_gone(worker))
+
+
+def test_workers_end_with_a_host_that_is_killed():
+    with troubled("distributed", workers=2) as collector:
+        gather(collector, 1)
+        pids = [one["pid"] for one in collector.stats()["workers"][0]["workers"]]
+        os.kill(host_pids(collector)[0], signal.SIGKILL)
+        wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+def test_ranks_that_somebody_else_started_cannot_be_replaced_from_here():
+    with troubled("distributed", on_worker_failure="restart") as collector:
+        collector.fleet.replace = _refuse
+        gather(collector, 1)
+        os.kill(host_pids(collector)[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied) as raised:
+            gather(collector)
+        assert "--max-restarts" in "".join(raised.value.__notes__)
+
+
+def _refuse(host):
+    raise CannotReplace("torchrun does, with --max-restarts")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shutdown_twice_leaves_no_host(kind):
+    collector = troubled(kind)
+    gather(collector, 1)
+    pids = host_pids(collector)
+    collector.shutdown()
+    collector.shutdown()
+    wait_until(lambda: not any(psutil.pid_exists(pid) and not is_gone(pid) for pid in pids))
+    with pytest.raises(RuntimeError, match="was shut down"):
+        collector.next()

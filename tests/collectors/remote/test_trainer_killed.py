@@ -1,0 +1,54 @@
+"""When the trainer is killed, its hosts and their workers notice and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.promises.test_nothing_is_left import kill_session, wait_for_end_of_session
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import signal, sys
+from tests.collectors.remote.support import make
+from tests.collectors.troubled import Plain, Troubled, told
+
+if __name__ == "__main__":
+    collector = make(
+        sys.argv[1], Troubled, Plain(), num_workers_per_collector=2, create_env_kwargs=told(4),
+        frames_per_batch=40,
+    )
+    collector.next()
+    print("now", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_nothing_outlives_a_trainer_that_is_killed(tmp_path, kind):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, str(program), kind],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        while process.stdout.readline() != "now\n":
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(timeout=10.0)
+        wait_for_end_of_session(process.pid)
+    finally:
+        kill_session(process.pid)
+        process.stdout.close()
