@@ -123,6 +123,9 @@ def make(options: argparse.Namespace, out: Path) -> Made:
         raise ValueError(f"--compare got {len(places)} directory, expected 2 or more")
     if options.compare and options.baseline:
         raise ValueError("--compare takes no --baseline: the first directory is what others meet")
+    for folder in (out, out / FIGURES, out / DATA):
+        if folder.is_symlink():
+            raise ValueError(f"{folder} is a link: name the folder to write to with --out")
     wanted = {*WANTED, options.metric} - {None}
     runs = find_runs(places, wanted, progress)
     plan = arrange(runs, by_source=options.compare)

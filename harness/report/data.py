@@ -14,6 +14,9 @@ from harness.report.analysis import Findings
 from harness.report.read import Run
 from harness.statistics import Band
 
+# What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
 Cell = str | float | int | None
 
 
@@ -65,7 +68,7 @@ def results(found: Sequence[Findings]) -> tuple[list[str], list[list[Cell]]]:
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([_cell(column) for column in columns])
     writer.writerows([_cell(cell) for cell in row] for row in rows)
     return stream.getvalue()
 
@@ -78,7 +81,8 @@ def _cell(cell: Cell) -> str:
         return str(cell)
     if not isinstance(cell, str):
         return repr(float(cell)) if math.isfinite(cell) else ""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    text = cell.encode(errors="replace").decode()
+    return f"'{text}" if text.lstrip().startswith(FORMULA) or text[:1].isspace() else text
 
 
 def _runs(found: Sequence[Findings], runs: Sequence[Run]) -> str:

@@ -6,7 +6,7 @@ What cannot be read becomes one of the run's `problems` and stops nobody.
 
 from __future__ import annotations
 
-import json
+import io
 import math
 import os
 import socket
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+
+from harness.files import MOST_BYTES_YAML, DamagedError, parse_json, parse_yaml, read_text
 
 FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
 STATES = ("done", "running", "failed", "interrupted", "pruned")
 DEEPEST = 4  # folders below what was named: outputs/<day>/<sweep>/<job>
 MOST_BYTES = 1 << 30  # of one metrics.jsonl
 MOST_BYTES_JSON = 1 << 26  # a manifest may hold a long diff
-MOST_BYTES_CONFIG = 1 << 18
 MOST_RECORDS = 2_000_000
 MARK = "report.html"  # a folder that holds one is a report and no run
 
@@ -85,8 +85,13 @@ def find_runs(
         progress(f"reading {number}/{len(found)}: {directory.name}")
         inside = directory.relative_to(place).as_posix()
         name = own[place] if inside == "." else f"{own[place]}/{inside}"
-        runs.append(read_run(directory, wanted, name=name, source=own[place]))
+        runs.append(read_run(directory, wanted, name=_shown(name), source=_shown(own[place])))
     return runs
+
+
+def _shown(name: str) -> str:
+    """A path's name as text: what is no UTF-8 cannot be written."""
+    return name.encode(errors="replace").decode()
 
 
 def search(place: Path, depth: int = 0) -> Iterator[Path]:
@@ -96,7 +101,10 @@ def search(place: Path, depth: int = 0) -> Iterator[Path]:
         return
     if depth == DEEPEST:
         return
-    children = [path for path in sorted(place.iterdir()) if _is_place(path)]
+    try:
+        children = [path for path in sorted(place.iterdir()) if _is_place(path)]
+    except OSError:  # which is not for us to look into
+        return
     found = {child: list(search(child, depth + 1)) for child in children}
     beside_runs = any(is_run(child) for child in children)
     for child, runs in found.items():
@@ -108,7 +116,7 @@ def search(place: Path, depth: int = 0) -> Iterator[Path]:
 
 def is_run(directory: Path) -> bool:
     """Whether it holds one of the files of a run."""
-    return any((directory / name).is_file() for name in FILES)
+    return any(os.path.isfile(directory / name) for name in FILES)
 
 
 def _is_place(path: Path) -> bool:
@@ -165,18 +173,19 @@ def _is_alive(pid: Any) -> bool:
 def _read_text(run: Run, file: Path, most: int) -> str:
     """The text of an ordinary file; empty, with the problem noted, if there is none."""
     try:
-        if not file.is_file():
-            run.problems.append(f"{file.name} is {'no file' if file.exists() else 'missing'}")
-            return ""
-        if (size := file.stat().st_size) > most:
-            run.problems.append(f"{file.name} has {size} bytes, more than the {most} looked at")
-            return ""
-        if size == 0:
-            run.problems.append(f"{file.name} is empty")
-        return file.read_text(encoding="utf-8", errors="replace")
+        text = read_text(file, most)
+    except FileNotFoundError:
+        run.problems.append(f"{file.name} is missing")
+        return ""
+    except ValueError as error:
+        run.problems.append(str(error).replace(str(file), file.name))
+        return ""
     except OSError as error:
         run.problems.append(f"{file.name} cannot be read: {error.strerror}")
         return ""
+    if not text:
+        run.problems.append(f"{file.name} is empty")
+    return text
 
 
 def _read_object(run: Run, file: Path) -> dict[str, Any]:
@@ -184,9 +193,9 @@ def _read_object(run: Run, file: Path) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        run.problems.append(f"{file.name} is damaged: not JSON")
+        value = parse_json(text)
+    except DamagedError as error:
+        run.problems.append(f"{file.name} is damaged: {error}")
         return {}
     if not isinstance(value, dict):
         run.problems.append(f"{file.name} holds {type(value).__name__}, expected an object")
@@ -196,28 +205,18 @@ def _read_object(run: Run, file: Path) -> dict[str, Any]:
 
 def _read_options(run: Run, file: Path) -> dict[str, Any]:
     """The config by dotted names. References between options were resolved when it was written."""
-    text = _read_text(run, file, MOST_BYTES_CONFIG)
+    text = _read_text(run, file, MOST_BYTES_YAML)
     if not text:
         return {}
     try:
-        value = yaml.load(text, Loader=_PlainLoader)
-        if isinstance(value, dict):
-            return dict(_flat(value))
-        run.problems.append(f"{file.name} holds {type(value).__name__}, expected options")
-    except yaml.YAMLError:
-        run.problems.append(f"{file.name} is damaged: not plain YAML")
-    except (ValueError, TypeError, RecursionError) as error:
-        run.problems.append(f"{file.name} is damaged: {type(error).__name__}")
+        value = parse_yaml(text)
+    except DamagedError as error:
+        run.problems.append(f"{file.name} is damaged: {error}")
+        return {}
+    if isinstance(value, dict):
+        return dict(_flat(value))
+    run.problems.append(f"{file.name} holds {type(value).__name__}, expected options")
     return {}
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without references, by which a few lines can stand for more than memory holds."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("references are not read")
-        return super().compose_node(parent, index)
 
 
 def _flat(value: dict[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -252,7 +251,7 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
     records: list[dict[str, float]] = []
     damaged = 0
     text = _read_text(run, file, MOST_BYTES)
-    for line in text.splitlines():
+    for line in io.StringIO(text):
         record = _record(line, wanted)
         if record is None:
             damaged += bool(line.strip())
@@ -274,8 +273,8 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
 
 def _record(line: str, wanted: Collection[str]) -> dict[str, float] | None:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line)
+    except DamagedError:
         return None
     if not isinstance(value, dict):
         return None
