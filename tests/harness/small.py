@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.files import read_json
@@ -29,3 +33,17 @@ def states(sweep: str) -> dict[str, str]:
     """The state of each job, by its directory's name."""
     files = Path("outputs", sweep).glob("*/status.json")
     return {file.parent.name: read_json(file)["state"] for file in files}
+
+
+def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    """The command, in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Wait for it, as long as the process lives."""
+    while not condition():
+        assert process.poll() is None, "the sweep ended early"
+        time.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from pathlib import Path
 
 import optuna
@@ -13,9 +14,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 import run
 from harness.config import ConfigError, plan_run
 from harness.config.space import split
+from harness.execute import execute
 from harness.files import read_json, write_json
 from harness.search import Pruned, Search, SearchConfig, Trial
-from tests.harness.small import SMALL, states
+from tests.harness.small import SMALL, start, states, wait_until
 
 OPTUNA = "hydra/sweeper=optuna"
 RATES = "algo.learning_rate=tag(log,interval(1e-4,1e-2))"
@@ -94,6 +96,34 @@ def test_every_corner_of_the_committed_spaces_is_a_run_that_can_be(experiment):
     assert len(found) > 8
     for corner in found:
         plan_run(corner)
+
+
+def test_an_interrupted_search_keeps_what_it_was_at(tmp_path):
+    endless = (*SMALL, "total_frames=100_000_000", RATES, "sweep=mine")
+    process = start("-m", *endless, OPTUNA, folder=tmp_path)
+    metrics = Path("outputs/mine/trial-0000/metrics.jsonl")
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert states("mine") == {"trial-0000": "interrupted"}
+    found = Search(SearchConfig("mine", Path("outputs/mine")), num_trials=2)
+    assert outcomes(found) == ["FAIL", "WAITING"]
+    assert found.num_left == 2
+
+
+def test_a_run_that_its_search_has_seen_enough_of_ends_as_pruned():
+    class Enough:
+        def report(self, step: int, value: float, *, final: bool) -> None:
+            raise Pruned("enough")
+
+    plan = plan_run([*SMALL, "evaluation.every_frames=128", "hydra.run.dir=pruned"])
+    plan.trial = Enough()
+    outcome = execute(plan)
+    assert (outcome.exit_status, outcome.state) == (0, "pruned")
+    assert math.isnan(outcome.objective)
+    status = read_json(Path("pruned/status.json"))
+    assert (status["state"], status["error"]) == ("pruned", "Pruned: enough")
+    assert len(Path("pruned/metrics.jsonl").read_text().splitlines()) == 1
 
 
 # -- trials

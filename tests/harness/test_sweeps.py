@@ -6,9 +6,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +22,7 @@ from harness.files import read_json
 from harness.isolation import own_state
 from harness.report.__main__ import main as report
 from tests.harness.loggers import wandb_file
-from tests.harness.small import ROOT, SMALL, jobs, states
+from tests.harness.small import SMALL, jobs, start, states, wait_until
 
 LOCAL = "hydra/launcher=submitit_local"
 DEADLY = "env.id=tests.harness.deadly:Deadly-v0"
@@ -35,19 +32,6 @@ DEADLY = "env.id=tests.harness.deadly:Deadly-v0"
 def here(tmp_path, monkeypatch):
     """Sweeps write to a fresh folder."""
     monkeypatch.chdir(tmp_path)
-
-
-def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """The command, in a process of its own."""
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(ROOT / "run.py"), *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, text=True)
-
-
-def wait_until(condition, process: subprocess.Popen[str]) -> None:
-    while not condition():
-        assert process.poll() is None, "the sweep ended early"
-        time.sleep(0.02)
 
 
 # -- in parallel
