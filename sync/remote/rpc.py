@@ -17,6 +17,7 @@ engine. The transport has no authentication, so everything binds to loopback unl
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -76,6 +77,7 @@ class RPCEngine(Engine):
         _join(_TRAINER, 0, self.host, self.port, address or host, timeout)
         self._beat = threading.Thread(target=self._beats, name="lockstep-alive", daemon=True)
         self._beat.start()
+        atexit.register(self.close)  # an agent that outlives the interpreter aborts it
 
     def connect(self) -> None:
         """Meet every peer that has not been met."""
@@ -159,7 +161,11 @@ class RPCEngine(Engine):
             return future
         packed = pack((function, args))
         name = self._names[peer]
-        sent = _rpc().rpc_async(name, _run, args=(packed.data, *packed.tensors), timeout=0)
+        try:
+            sent = _rpc().rpc_async(name, _run, args=(packed.data, *packed.tensors), timeout=0)
+        except RuntimeError as error:
+            self._fail(future, peer, str(error).splitlines()[0])
+            return future
         sent.add_done_callback(lambda done: self._hear(peer, name, done, future))
         return future
 
@@ -190,6 +196,7 @@ class RPCEngine(Engine):
         """Let every peer's `serve` return, and leave the group."""
         if self._closing.is_set():
             return
+        atexit.unregister(self.close)
         left = [self.call(peer, _leave) for peer in self._names if peer not in self._gone]
         deadline = time.monotonic() + _CLOSE_S
         for future in left:
