@@ -15,6 +15,7 @@ here is authenticated, so everything binds to loopback unless told otherwise.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -60,7 +61,7 @@ class DistributedEngine(Engine):
         self._lines: dict[int, Line] = {}
         self._met: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        self._store = _open_store(host, port, timeout)
+        self._store = open_store(host, port, timeout)
         self.host, self.port = host, self._store.port
 
     def connect(self) -> None:
@@ -180,19 +181,25 @@ def _came(peer: int) -> str:
     return f"peer/{peer}/came"
 
 
-def _open_store(host: str, port: int, timeout: float) -> Any:
+def open_store(host: str, port: int, timeout: float) -> Any:
+    """A store that listens at `host` alone: left to itself, torch's would on every interface."""
     try:
-        return TCPStore(
+        listener = socket.create_server((socket.gethostbyname(host), port), backlog=128)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = "the port is taken" if taken else str(error.strerror or error).lower()
+        raise ConnectionError(f"no store can be opened at {host}:{port}: {why}") from None
+    with listener:
+        store = TCPStore(
             host,
-            port,
+            listener.getsockname()[1],
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
+            master_listen_fd=listener.fileno(),
         )
-    except RuntimeError as error:
-        said = str(error)
-        why = "the port is taken" if "EADDRINUSE" in said else said.splitlines()[0]
-        raise ConnectionError(f"no store can be opened at {host}:{port}: {why}") from None
+        listener.detach()  # the store's own from here on
+    return store
 
 
 def find_store(host: str, port: int, timeout: float, peer: int) -> Any:

@@ -105,9 +105,10 @@ class RPCEngine(Engine):
         missing = list(peers)
         while missing:
             for peer in list(missing):
-                if (name := _newest_of(peer)) is not None and name != self._names.get(peer):
-                    if self._watch(peer, name):
-                        missing.remove(peer)
+                name = _newest_of(peer)
+                is_new = name is not None and name != self._names.get(peer)
+                if name is not None and is_new and self._watch(peer, name):
+                    missing.remove(peer)
             if missing and time.monotonic() > deadline:
                 ids = ", ".join(map(str, missing))
                 raise TimeoutError(

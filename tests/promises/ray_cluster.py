@@ -18,7 +18,6 @@ OPTIONS: dict[str, Any] = {
     "include_dashboard": False,
     "log_to_driver": False,
     "logging_level": "error",
-    "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT)}},
 }
 
 
@@ -27,6 +26,7 @@ def cluster(**options: Any) -> Iterator[str]:
     """A local cluster, or what `address=...` leads to; afterwards none of its processes is left."""
     use_token_authentication()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["PYTHONPATH"] = str(ROOT)  # which its workers inherit
     import ray
 
     before = set(psutil.Process().children(recursive=True))
