@@ -64,9 +64,14 @@ def build_remote(collector: Any) -> Any:
 
 def num_hosts(collector: CollectorConfig) -> int:
     """How many hosts the workers are spread over; 0 where they are this machine's."""
-    if collector.remote is None:
+    remote = collector.remote
+    if remote is None:
         return 0
-    return collector.remote.num_collectors or collector.num_workers
+    if remote.num_collectors is not None:
+        return remote.num_collectors
+    if isinstance(remote, JoiningConfig) and remote.launcher != "local" and ranks():
+        return max(1, (ranks() or 0) - 1)
+    return collector.num_workers
 
 
 def ranks() -> int | None:

@@ -1,0 +1,146 @@
+"""Hosts elsewhere, from the command line: what is refused, what runs, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import run
+from harness.checkpoints import Checkpoints
+from harness.config import ConfigError, plan_run
+from harness.config.remote import num_hosts
+from harness.files import read_json
+from tests.collectors.remote.conftest import a_cluster, nothing_left_behind  # noqa: F401
+from tests.collectors.remote.support import KINDS
+from tests.harness.test_interruption import ROOT, running, wait_until
+from tests.harness.test_run import SMALL, same_weights, start, without_times
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs write to a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def error_of(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as found:
+        plan_run(overrides)
+    return str(found.value)
+
+
+def of(kind: str) -> tuple[str, str]:
+    return f"collector={kind}", f"sync={kind}"
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("collector=rpc",), "take sync=rpc"),
+        (("collector=rpc", "sync=distributed"), "take sync=rpc"),
+        (("sync=ray",), "its workers are on this machine; take sync=shared_mem, or collector=ray"),
+        (("collector.remote.port=3",), "collector.remote is for collector=distributed, rpc, ray"),
+        ((*of("rpc"), "collector.remote.num_cpus=3"), "num_cpus=3: there is no such option"),
+        ((*of("rpc"), "collector.remote.port=70000"), "expected 0 to 65535"),
+        ((*of("rpc"), "collector.remote.launcher=slurm"), "expected one of local, env"),
+        ((*of("rpc"), "collector.remote.launcher=env"), "start it with torchrun"),
+        (
+            (*of("rpc"), "collector.num_workers=5", "collector.remote.num_collectors=2"),
+            "cannot be spread evenly over collector.remote.num_collectors=2; the nearest that can "
+            "is 6",
+        ),
+        ((*of("rpc"), "collector.preemptive_threshold=0.5"), "needs collector=multi_sync"),
+        ((*of("rpc"), "collector.frames_per_batch=100"), "cannot be shared by 2 workers with 8"),
+        ((*of("rpc"), "collector.devices.policy=[cpu,cpu,cpu]"), "3 devices for 2 hosts"),
+    ],
+)
+def test_what_cannot_work_between_machines_is_refused_with_a_reason(overrides, reason):
+    assert reason in error_of(*overrides)
+
+
+def test_a_missing_ray_is_named_with_the_command_that_installs_it(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "collector=ray needs ray; install it with: pip install -e '.[ray]'" in error_of(
+        *of("ray"), "env=cartpole"
+    )
+
+
+def test_workers_are_spread_over_the_ranks_that_there_are(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    config = plan_run([*of("distributed"), "collector.frames_per_batch=960"]).config
+    assert (config.collector.num_workers, num_hosts(config.collector)) == (3, 3)
+    found = error_of(*of("distributed"), "collector.num_workers=4")
+    assert "cannot be spread evenly over collector.remote.num_collectors=3" in found
+    found = error_of(
+        *of("distributed"), "collector.num_workers=2", "collector.remote.num_collectors=2"
+    )
+    assert "WORLD_SIZE=4, so there are 3 hosts" in found
+
+
+def test_devices_of_hosts_are_not_looked_for_here():
+    config = plan_run([*of("rpc"), "collector.devices.policy=[cuda:0,cuda:7]"]).config
+    assert config.collector.devices.policy == ["cuda:0", "cuda:7"]
+
+
+# -- what runs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_run_has_what_every_run_has(kind):
+    status, directory = start(*SMALL, *of(kind))
+    assert status == 0
+    summary = read_json(directory / "summary.json")
+    assert summary["frames"] == 384
+    assert set(summary["workers"]) == {"0", "1"}
+    assert summary["collector/collected"] == summary["collector/delivered"] == 384
+    assert {"sync/publish_ms_p50", "sync/ack_ms_p50", "policy/lag_mean"} <= set(summary)
+    assert len(Checkpoints(directory / "checkpoints").files()) == 1
+
+
+def test_the_same_seed_makes_the_same_run_and_a_resumed_one_too():
+    _, whole = start(*SMALL, *of("distributed"))
+    _, cut = start(*SMALL, *of("distributed"), "total_frames=256", into="cut")
+    assert run.main([f"resume={cut}", "total_frames=384"]) == 0
+    assert same_weights(whole, cut)
+    assert without_times(whole)[0] == without_times(cut)[0]
+
+
+def test_ctrl_c_ends_a_run_and_its_hosts(tmp_path):
+    directory = tmp_path / "run"
+    with running(directory, *of("distributed")) as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+        wait_until(lambda: not any(child.is_running() for child in children))
+    assert read_json(directory / "status.json")["state"] == "interrupted"
+    assert Checkpoints(directory / "checkpoints").files()
+
+
+def test_ranks_of_torchrun_serve_the_first():
+    torchrun = Path(sys.executable).with_name("torchrun")
+    options = [*SMALL, *of("distributed"), "hydra.run.dir=ranks"]
+    command = [torchrun, "--standalone", "--nproc-per-node", "3", ROOT / "run.py", *options]
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert read_json(Path("ranks/status.json"))["state"] == "done"
+    assert read_json(Path("ranks/summary.json"))["frames"] == 384
+    assert os.listdir() == ["ranks"]  # the others write nothing
