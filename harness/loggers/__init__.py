@@ -30,16 +30,18 @@ class Loggers(Logger):
         for logger in list(self._loggers):
             try:
                 logger.log(step, metrics, histograms or {})
-            except Exception:
-                log.exception("%s failed; it logs no more", type(logger).__name__)
+            except Exception as error:
+                log.info("a logger failed", exc_info=True)
+                log.error("%s failed, it logs no more: %s", type(logger).__name__, error)
                 self._loggers.remove(logger)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         for logger in self._loggers:
             try:
                 logger.finish(summary, exit_code)
-            except Exception:
-                log.exception("%s did not finish", type(logger).__name__)
+            except Exception as error:
+                log.info("a logger failed", exc_info=True)
+                log.error("%s did not finish: %s", type(logger).__name__, error)
         self._loggers = []
 
 

@@ -5,12 +5,16 @@ runner                     thread "lockstep-wandb"
 log(...)   --queue-->      init, log, log, ...
 finish()   --queue-->      summary, figures and exit code, end W&B's own process
 waits, at most FINISH_S    an error anywhere: one warning, and all further records are let go
+and then ends W&B's own process, whose answer the thread may wait for
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,6 +59,8 @@ class WandbLogger(Logger):
         self._thread.join(FINISH_S)
         if self._thread.is_alive():
             log.warning("W&B did not finish within %g s; metrics.jsonl is whole", FINISH_S)
+            _kill_service()
+            self._thread.join(FINISH_S / 10)
 
     def _put(self, job: Callable[[Any], None] | None) -> None:
         try:
@@ -70,6 +76,8 @@ class WandbLogger(Logger):
                 job(run)
         except Exception as error:  # noqa: BLE001, whatever happens in there, the run goes on
             log.warning("W&B failed, the run goes on without it: %s", error)
+            if run is None:  # there is nothing to be finished
+                _kill_service()
             while self._jobs.get() is not None:
                 pass
         finally:
@@ -79,7 +87,12 @@ class WandbLogger(Logger):
         import wandb
 
         settings = wandb.Settings(
-            silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            x_disable_stats=True,
+            init_timeout=FINISH_S,
         )
         return wandb.init(
             dir=str(self._folder),
@@ -124,6 +137,15 @@ def _draw(run: Any, metrics: Path) -> None:
         return
     if pictures:
         run.log({name: wandb.Image(picture) for name, picture in pictures.items()})
+
+
+def _kill_service() -> None:
+    """Kill W&B's own process: whoever waits for it, this program's end too, does so no longer."""
+    for tasks in Path("/proc/self/task").glob("*/children"):
+        for pid in tasks.read_text().split():
+            with contextlib.suppress(OSError):
+                if Path("/proc", pid, "comm").read_text().startswith("wandb"):
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 def _tear_down() -> None:
