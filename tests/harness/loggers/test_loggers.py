@@ -43,7 +43,7 @@ def test_a_logger_that_fails_is_left_out_and_the_others_go_on(run_dir, caplog):
         loggers.log(2, {"a": 2})
     loggers.finish({}, 0)
     assert [record["step"] for record in records(run_dir)] == [1, 2]
-    assert caplog.text.count("Broken failed; it logs no more") == 1
+    assert caplog.text.count("Broken failed, it logs no more: the disk is full") == 1
 
 
 def test_a_histogram_counts_what_lies_between_its_edges():
