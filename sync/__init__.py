@@ -27,6 +27,7 @@ from sync.transport import Transport, TransportBackend
 from sync.updaters import (
     LocalWeightUpdaterBase,
     MultiProcessedRemoteWeightUpdate,
+    RayRemoteWeightUpdater,
     RemoteWeightUpdaterBase,
     VanillaLocalWeightUpdater,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "NoWeightSyncScheme",
     "RPCTransport",
     "RPCWeightSyncScheme",
+    "RayRemoteWeightUpdater",
     "RayTransport",
     "RayWeightSyncScheme",
     "RemoteWeightUpdaterBase",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sync.remote.schemes import RayWeightSyncScheme
 from sync.shared_mem import SharedMemWeightSyncScheme
 from sync.strategy import Weights, WeightStrategy
 
@@ -157,3 +158,53 @@ class MultiProcessedRemoteWeightUpdate(RemoteWeightUpdaterBase):
     def _push(self, worker_ids: Sequence[int], weights: Weights) -> None:
         if worker_ids:
             self.scheme.send(weights, worker_ids=worker_ids)  # one snapshot for all of them
+
+
+class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
+    """Pushes to Ray actors through a `RayWeightSyncScheme`.
+
+    policy_weights: the weights to push when none are given, and those that workers start from.
+    remote_collectors: the actors' handles; worker i is the i-th.
+    max_interval: how many updates in a row a worker may be left out: with 3, every fourth call
+        reaches it.
+
+    `scheme` is what actors are handed: they call its `init_on_receiver` and `connect`.
+    """
+
+    def __init__(
+        self,
+        policy_weights: Weights,
+        remote_collectors: Sequence[Any],
+        max_interval: int = 0,
+    ):
+        from sync.remote.ray import RayEngine
+
+        if max_interval < 0:
+            raise ValueError(f"max_interval={max_interval}: expected 0 (always) or more")
+        self.policy_weights = policy_weights
+        self.max_interval = max_interval
+        self._left_out = dict.fromkeys(range(len(remote_collectors)), max_interval)
+        self.scheme = RayWeightSyncScheme()
+        self.scheme.attach(RayEngine(remote_collectors))
+        self.scheme.init_on_sender(weights=policy_weights, devices=["cpu"] * len(remote_collectors))
+
+    def all_worker_ids(self) -> Sequence[int]:
+        return range(self.scheme.num_workers)
+
+    def _get_server_weights(self) -> Weights:
+        return self.policy_weights
+
+    def _skip_update(self, worker_id: int) -> bool:
+        """Whether this worker's turn is still to come."""
+        if self._left_out[worker_id] >= self.max_interval:
+            self._left_out[worker_id] = 0
+            return False
+        self._left_out[worker_id] += 1
+        return True
+
+    def _sync_weights_with_worker(self, worker_id: int, server_weights: Weights) -> None:
+        self.scheme.send(server_weights, worker_ids=[worker_id])
+
+    def _push(self, worker_ids: Sequence[int], weights: Weights) -> None:
+        if worker_ids:
+            self.scheme.send(weights, worker_ids=worker_ids)  # one block in the object store
