@@ -58,6 +58,8 @@ def torment(seed: int, number: int, place: Path, *, mounts: bool) -> Result:
             victim.mount(fault.disk)
         struck = _run(victim, fault)
         code = victim.wait()
+        if fault.run.troubled is not None:
+            struck = (victim.folder / "once").exists()
         findings += verdict.judge(victim, fault, code, shm)
         fault.mend(victim)
         findings += _resume(victim, fault, code)

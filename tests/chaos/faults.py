@@ -206,7 +206,8 @@ def trouble(rng: random.Random) -> Fault:
     where = rng.choice(["make", "reset", "step", "step", "step", "step", "close"])
     what = rng.choice([*DEEDS, *(GARBAGE if where == "step" else ())])
     run = runs.draw(rng, workers=what in ("hang", "exit", "sys.exit", "segv", "interrupt"))
-    run.trouble(where, what, rng.randint(1, 40) if where == "step" else rng.randint(1, 3))
+    most = {"step": 40, "reset": 3}.get(where, 1)  # each environment is made, and closed, once
+    run.trouble(where, what, rng.randint(1, most))
     if what == "hang":
         run.options["collector.timeout_s"] = "4"
     return Fault(
