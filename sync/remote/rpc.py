@@ -26,18 +26,29 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import torch
 from torch import Tensor
 
-from sync.remote.addresses import LOOPBACK, address_towards, interface_of, warn_if_exposed
+from sync.remote.addresses import (
+    LOOPBACK,
+    address_towards,
+    interface_of,
+    is_loopback,
+    warn_if_exposed,
+)
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
 from sync.remote.wire import Outcome, pack, unpack
 
 _TRAINER = "trainer"
+_SCHEME = "lockstep"
+# Among processes of one machine nothing but the store listens on a port: stray bytes end a process
+# that listens for TensorPipe over TCP.
+_ONE_MACHINE: dict[str, Any] = {"_transports": ["shm"], "_channels": ["basic"]}
 _LOOK_S = 0.01
 _CLOSE_S = 2.0
 _MEMBERS = "names/_ALL_WORKER_INFOS"  # where torch keeps who is in the group
@@ -350,8 +361,12 @@ def _join(name: str, number: int, host: str, port: int, address: str, timeout: f
             "there can be one at a time"
         )
     warn_if_exposed(address, "torch.distributed.rpc")
+    _register()
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"tcp://{host}:{port}", rpc_timeout=timeout, num_worker_threads=32
+        init_method=f"{_SCHEME}://{host}:{port}?timeout={timeout}",
+        rpc_timeout=timeout,
+        num_worker_threads=32,
+        **(_ONE_MACHINE if is_loopback(host) else {}),
     )
     before = os.environ.get("TP_SOCKET_IFNAME")
     os.environ["TP_SOCKET_IFNAME"] = interface_of(address)
@@ -367,6 +382,26 @@ def _join(name: str, number: int, host: str, port: int, address: str, timeout: f
         os.environ.pop("TP_SOCKET_IFNAME")
         if before is not None:
             os.environ["TP_SOCKET_IFNAME"] = before
+
+
+@cache
+def _register() -> None:
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    register_rendezvous_handler(_SCHEME, _rendezvous)
+
+
+def _rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """How `init_rpc` comes to the store: torch's own way would open it on every interface."""
+    from sync.remote.distributed import find_store, open_store
+
+    place = urlsplit(url)
+    query = parse_qs(place.query)
+    host, port, rank = str(place.hostname), int(place.port or 0), int(query["rank"][0])
+    timeout = float(query["timeout"][0])
+    opens = rank == 0
+    store = open_store(host, port, timeout) if opens else find_store(host, port, timeout, rank - 1)
+    yield store, rank, -1
 
 
 def _next_number(peer: int, host: str, port: int, timeout: float) -> int:
