@@ -47,10 +47,14 @@ _HOSTS: dict[str, Host] = {}
 
 @dataclass(frozen=True)
 class Reply:
-    """How a call ended; `error` is the name of what was raised, `value` then its traceback."""
+    """How a call ended; `error` is the name of what was raised, `value` then its traceback.
+
+    account: where a host's frames are that could not make its batch.
+    """
 
     value: Any
     error: str | None = None
+    account: dict[str, Any] | None = None
 
 
 @dataclass
@@ -320,6 +324,9 @@ def next_batch(name: str, serial: int, versions: Mapping[str, int]) -> Reply:
     """Its batch of this number."""
     with _answering() as answer:
         answer.value = _host(name).next(serial, versions)
+    if answer.error is not None and name in _HOSTS:
+        with contextlib.suppress(Exception):  # its collector may be beyond that
+            answer.account = _host(name).account()
     return answer.reply()
 
 
@@ -356,9 +363,10 @@ class _Answer:
     def __init__(self) -> None:
         self.value: Any = None
         self.error: str | None = None
+        self.account: dict[str, Any] | None = None
 
     def reply(self) -> Reply:
-        return Reply(self.value, self.error)
+        return Reply(self.value, self.error, self.account)
 
 
 @contextlib.contextmanager

@@ -289,8 +289,11 @@ class Seats:
                     seat.full.append(seat.early.pop(seat.due))
                     seat.due += 1
                     self.arrived.append(seat)
-            elif seat.failure is None:
-                seat.failure = self._failure(seat, answer, "collecting")
+                self.news.notify_all()
+                return
+            if answer.exception() is None and answer.result().account is not None:
+                self._take_account(seat, answer.result().account)
+            seat.failure = seat.failure or self._failure(seat, answer, "collecting")
             self.news.notify_all()
 
     def take(self, seat: Seat) -> Full:
