@@ -235,7 +235,8 @@ def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(mortal, tm
             running.scheme.wait_async(30.0)
 
 
-def test_shutdown_leaves_no_thread_and_no_descriptor(peers, tmp_path):
+def test_shutdown_leaves_no_thread_and_no_descriptor(mortal, tmp_path):
+    peers = mortal()
     def count():
         gc.collect()  # what only a reference cycle still holds is not left behind
         return len(os.listdir("/proc/self/fd"))
@@ -243,8 +244,9 @@ def test_shutdown_leaves_no_thread_and_no_descriptor(peers, tmp_path):
     with trial(peers, tmp_path) as running:
         flood(running, calls=100, versions=10)
     before = count()
-    for _ in range(3):
+    for _ in range(5):
         with trial(peers, tmp_path) as running:
             flood(running, calls=100, versions=10)
             assert running.findings.total(CALLS) >= 100
-    assert count() <= before + 2
+    del running
+    wait_until(lambda: count() <= before + 4)  # the engine's own, which it takes when it needs them
