@@ -12,6 +12,7 @@ import numpy as np
 from harness.metrics import PHASES
 from harness.report.analysis import Findings
 from harness.report.read import Run
+from harness.report.totals import totals
 from harness.statistics import Band
 
 # What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
@@ -35,6 +36,14 @@ def files(found: Sequence[Findings], runs: Sequence[Run]) -> dict[str, str]:
                 *("p", "p_corrected", "p_better", "p_better_low", "p_better_high", "finding"),
             ],
             _comparisons(found),
+        ),
+        "totals.csv": _csv(
+            ["setting", "baseline", "tasks", "p_better", "low", "high", "seeds"],
+            (
+                [t.name, t.baseline, t.num_tasks, e.value, e.low, e.high, e.num_seeds]
+                for t in totals(found)
+                for e in [t.better]
+            ),
         ),
         "curves.csv": _csv(
             ["task", "metric", "setting", "axis", "x", "value", "low", "high", "seeds"],

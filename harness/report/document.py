@@ -11,6 +11,7 @@ from harness.report.analysis import LAGS, LATENCIES, Findings, Result
 from harness.report.blocks import Block, Bullets, Code, Document, Picture, Section, Table, Text
 from harness.report.read import Run
 from harness.report.settings import Plan
+from harness.report.totals import totals
 from harness.statistics import Estimate, caution
 
 NONE = "–"
@@ -55,6 +56,8 @@ def write(
         ):
             if blocks:
                 sections.append(Section(name + about, blocks))
+    if together := list(_together(found)):
+        sections.append(Section("All tasks together", together))
     sections.append(Section("Failures and damage", list(_failures(plan, runs))))
     sections.append(Section("Provenance", list(_provenance(runs))))
     return Document(title, sections)
@@ -159,6 +162,19 @@ def _comparisons(findings: Findings) -> Iterator[Block]:
     ]
     yield Table(["setting", "pairs", "difference", "p", "corrected p", "P(better)"], rows)
     yield Bullets([comparison.sentence() for comparison in findings.comparisons])
+
+
+def _together(found: Sequence[Findings]) -> Iterator[Block]:
+    counted = totals(found)
+    if not counted:
+        return
+    yield Text(
+        f"The probability that a run scores more than one of the baseline, {counted[0].baseline}, "
+        f"in the same task: the mean over {len(found)} tasks, whose scores stay on scales of "
+        "their own. Half means no difference. Runs are resampled within tasks."
+    )
+    rows = [[total.name, str(total.num_tasks), with_interval(total.better)] for total in counted]
+    yield Table(["setting", "tasks", "P(better)"], rows)
 
 
 def _learning(findings: Findings, suffix: str) -> Iterator[Block]:
