@@ -118,7 +118,7 @@ def open_distributed(model: nn.Module, name: str, workers: int) -> tuple[WeightS
     ports = [free_port()]
     scheme = DistributedWeightSyncScheme(timeout=TIMEOUT_S)
     context = Context(model, workers)
-    scheme.init_on_sender(model_id="policy", context=context)
+    scheme.init_on_sender(model_id="policy", context=context, num_workers=workers)
     spawn = multiprocessing.get_context("spawn")
     for rank in range(1, workers + 1):
         args = (scheme, name, rank, workers + 1, ports)
@@ -145,7 +145,7 @@ def open_rpc(model: nn.Module, name: str, workers: int) -> tuple[WeightSyncSchem
     for rref in context.collector_rrefs:
         rref.rpc_sync().corner()
     scheme = RPCWeightSyncScheme()
-    scheme.init_on_sender(model_id="policy", context=context)
+    scheme.init_on_sender(model_id="policy", context=context, num_workers=workers)
     connected = [rref.rpc_async().connect() for rref in context.collector_rrefs]
     scheme.connect()
     for future in connected:
@@ -158,16 +158,15 @@ def open_ray(model: nn.Module, name: str, workers: int) -> tuple[WeightSyncSchem
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
     context = Context(model, workers)
-    scheme = RayWeightSyncScheme()
+    sender = RayWeightSyncScheme()
     remote = ray.remote(num_cpus=0, max_concurrency=4)(Receiver)
-    context.remote_collectors = []
-    scheme.init_on_sender(model_id="policy", context=context)  # for its name
-    twins = [scheme] * workers
-    actors = [remote.remote(name, workers, worker, twin) for worker, twin in enumerate(twins)]
+    actors = []
+    for worker in range(workers):
+        twin = RayWeightSyncScheme()
+        twin._rendezvous_id = sender._rendezvous_id  # as a pickled copy of the scheme has it
+        actors.append(remote.remote(name, workers, worker, twin))
     ray.get([actor.corner.remote() for actor in actors])
     context.remote_collectors = actors
-    sender = RayWeightSyncScheme()
-    sender._rendezvous_id = scheme._rendezvous_id
     sender.init_on_sender(model_id="policy", context=context)
     connected = [actor.connect.remote() for actor in actors]
     sender.connect()

@@ -1,0 +1,308 @@
+"""How the cost of a send grows with workers here, and what that predicts for a cluster.
+
+    make bench BENCH=scaling            or
+    .venv/bin/python benchmarks/scaling.py [--workers 1,2,4] [--model 1M] [--write docs/scaling.md]
+
+Each scheme is measured with blocking sends of one model to 1, 2, 4, 8 and 16 workers of this
+machine. From that a cost for each worker is fitted, and for a cluster it is put together with what
+links carry. Tables and prose of docs/scaling.md come from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
+from benchmarks.sync_latency import receive_idle  # noqa: E402
+from benchmarks.sync_remote import Lockstep, Workers, start_ray  # noqa: E402
+from sync import WeightSyncScheme  # noqa: E402
+
+LOCAL = ("shared", "multiprocessing")
+REMOTE = ("distributed", "rpc", "ray")
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured with so many workers."""
+
+    workers: int
+    p50_ms: float
+    p95_ms: float
+    trainer_mb: float  # private memory of the trainer
+    worker_mb: float  # and of a worker, on average
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`fixed_ms + each_ms * workers`."""
+
+    fixed_ms: float
+    each_ms: float
+    worst: float  # the largest relative error of the fit where it was measured
+
+    def at(self, workers: float) -> float:
+        return self.fixed_ms + self.each_ms * workers
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> Fit:
+        """Least squares on relative errors; neither cost can be negative."""
+        workers = np.array([p.workers for p in points], float)
+        times = np.array([p.p50_ms for p in points])
+        rows = np.stack([1 / times, workers / times], axis=1)
+        fixed, each = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)[0]
+        if each < 0 or len(points) == 1:
+            fixed, each = float(times.mean()), 0.0
+        if fixed < 0:
+            fixed, each = 0.0, float((times / workers).mean())
+        errors = np.abs((fixed + each * workers) / times - 1)
+        return cls(float(fixed), float(each), float(errors.max()))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the prediction is for."""
+
+    workers: int = 1024
+    nodes: int = 128
+    gbit: float = 25.0
+    latency_ms: float = 0.1
+
+    @property
+    def on_a_node(self) -> float:
+        return self.workers / self.nodes
+
+    def carry_ms(self, nbytes: float) -> float:
+        """So many bytes over one host's link."""
+        return nbytes * 8 / (self.gbit * 1e9) * 1e3
+
+
+class LocalWorkers:
+    """A scheme of one machine, with its workers."""
+
+    def __init__(self, kind: str, model: str, number: int):
+        ctx = multiprocessing.get_context("forkserver")
+        self.model = build_model(model)
+        self.scheme = WeightSyncScheme.from_backend(kind, timeout=120.0, connect_timeout=120.0)
+        self.scheme.init_on_sender(model=self.model, devices=["cpu"] * number)
+        self.processes = [
+            ctx.Process(target=receive_idle, args=(self.scheme, worker, model), daemon=True)
+            for worker in range(number)
+        ]
+        for process in self.processes:
+            process.start()
+        self.scheme.connect()
+        self.pids = [process.pid for process in self.processes]
+
+    def send(self) -> None:
+        self.scheme.send()
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.scheme.shutdown()
+
+
+class RemoteWorkers:
+    """A scheme over an engine, with its peers on this machine."""
+
+    def __init__(self, kind: str, model: str, number: int):
+        self.workers = Workers(kind, number)
+        self.lockstep = Lockstep(self.workers, model)
+        engine = self.workers.engine
+        asked = [engine.call(peer, os.getpid) for peer in range(number)]
+        self.pids = [future.result(60.0) for future in asked]
+
+    def send(self) -> None:
+        self.lockstep.scheme.send()
+
+    def close(self) -> None:
+        self.lockstep.close()
+        self.workers.close()
+
+
+def measure(kind: str, model: str, number: int, sends: int) -> Point:
+    """Blocking sends to so many workers."""
+    make = LocalWorkers if kind in LOCAL else RemoteWorkers
+    there = make(kind, model, number)
+    try:
+        times = []
+        for turn in range(WARM_UP + sends):
+            begun = time.perf_counter()
+            there.send()
+            if turn >= WARM_UP:
+                times.append((time.perf_counter() - begun) * 1e3)
+        memory = [private_mb(pid) for pid in there.pids if pid is not None]
+        p50, p95 = np.percentile(times, [50, 95])
+        trainer = private_mb(os.getpid())
+        return Point(number, float(p50), float(p95), trainer, float(np.mean(memory)))
+    finally:
+        there.close()
+
+
+def private_mb(pid: int) -> float:
+    return float(psutil.Process(pid).memory_full_info().uss / 1e6)
+
+
+def predict(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> dict[str, float]:
+    """Milliseconds of a blocking send in the cluster, and through what.
+
+    Each node has one receiver, which shares what arrives with the node's workers (shared memory).
+    """
+    spread = fits["shared"].at(on.on_a_node) if "shared" in fits else 0.0
+    if kind in LOCAL:
+        return {"nodes": 1, "total_ms": fits[kind].at(on.on_a_node), "link_ms": 0.0}
+    one = on.carry_ms(nbytes)
+    # Ray's nodes fetch from each other what one of them has: a chain of doublings.
+    hops = float(np.ceil(np.log2(on.nodes + 1))) if kind == "ray" else float(on.nodes)
+    link = hops * one + on.latency_ms * 2
+    processor = fits[kind].fixed_ms + fits[kind].each_ms * (on.nodes if kind != "ray" else hops)
+    return {"nodes": on.nodes, "total_ms": max(link, processor) + spread, "link_ms": link}
+
+
+# -- the page
+
+
+def page(
+    results: Mapping[str, Sequence[Point]], model: str, nbytes: int, clusters: Sequence[Cluster]
+) -> str:
+    fits = {kind: Fit.of(points) for kind, points in results.items()}
+    lines = [
+        "# How the cost of a send grows",
+        "",
+        f"Made by `benchmarks/scaling.py` (`make bench BENCH=scaling`) on {os.cpu_count()} cores "
+        f"({platform.machine()}, torch {torch.__version__}); run it to make this page anew.",
+        "",
+        f"A blocking `send` of the {model} model ({nbytes / 1e6:.1f} MB) to idle workers of this "
+        "machine. Memory is what each process has for itself alone (USS).",
+        "",
+        "## Measured",
+        "",
+        "| scheme | workers | p50 ms | p95 ms | trainer MB | a worker MB |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for kind, points in results.items():
+        lines += [
+            f"| {kind} | {p.workers} | {p.p50_ms:.2f} | {p.p95_ms:.2f} | {p.trainer_mb:.0f} "
+            f"| {p.worker_mb:.0f} |"
+            for p in points
+        ]
+    lines += [
+        "",
+        "## Fitted",
+        "",
+        "`p50 = fixed + each × workers`. With more workers than cores, what is fitted is mostly "
+        "waiting for a core, which a cluster's nodes do not do for each other: read `each` as an "
+        "upper bound.",
+        "",
+        "| scheme | fixed ms | each ms | worst error of the fit |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {kind} | {fit.fixed_ms:.3f} | {fit.each_ms:.3f} | {100 * fit.worst:.0f} % |"
+        for kind, fit in fits.items()
+    ]
+    for on in clusters:
+        lines += prediction(fits, results, nbytes, on)
+    lines += ["", "## What the prediction assumes", "", *ASSUMPTIONS, ""]
+    return "\n".join(lines)
+
+
+def prediction(
+    fits: Mapping[str, Fit], results: Mapping[str, Sequence[Point]], nbytes: int, on: Cluster
+) -> list[str]:
+    """One cluster's section."""
+    lines = [
+        "",
+        f"## Predicted: {on.workers:,} workers on {on.nodes} nodes, {on.gbit:g} Gbit/s",
+        "",
+        "| scheme | send ms | of that the trainer's link | it carries MB | a node's "
+        f"{on.on_a_node:g} workers MB |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for kind in fits:
+        if kind in LOCAL:
+            continue
+        found = predict(kind, fits, nbytes, on)
+        carried = nbytes / 1e6 * (on.nodes if kind != "ray" else 1)
+        memory = results[kind][0].worker_mb + 3 * nbytes / 1e6 + on.on_a_node * nbytes / 1e6
+        lines.append(
+            f"| {kind} | {found['total_ms']:.1f} | {found['link_ms']:.1f} | {carried:,.0f} "
+            f"| {memory:,.0f} |"
+        )
+    return lines
+
+
+ASSUMPTIONS = [
+    "- One receiver a node; the node's workers share what arrived through shared memory, at the "
+    "cost that was measured for `shared` with as many workers here.",
+    "- `distributed` and `rpc` send once to each node out of the trainer's link, one after the "
+    "other as far as the link is concerned: its bandwidth is the bound, and it grows with nodes.",
+    "- `ray` fetches a block from any node that has it, so the nodes that have it double with each "
+    "step: ⌈log₂(nodes + 1)⌉ transfers deep.",
+    "- The trainer's processor does `fixed + each × nodes` meanwhile; the slower of link and "
+    "processor counts. Two link latencies are added for the call and its answer.",
+    "- Links are empty otherwise, nodes are alike, nobody is busy: a worker in the middle of a "
+    "policy call answers after it, which adds up to one call.",
+    "- Nothing beyond 16 workers on one machine was measured; treat a prediction as an order of "
+    "magnitude until it has been tried.",
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workers", default="1,2,4,8,16")
+    parser.add_argument("--schemes", default=",".join((*LOCAL, *REMOTE)))
+    parser.add_argument("--model", default="1M", choices=list(MODEL_WIDTHS))
+    parser.add_argument("--sends", type=int, default=60)
+    parser.add_argument("--gbit", default="10,100", help="links to predict for")
+    parser.add_argument("--nodes", type=int, default=128)
+    parser.add_argument("--cluster-workers", type=int, default=1024)
+    parser.add_argument("--write", default=str(ROOT / "docs" / "scaling.md"))
+    arguments = parser.parse_args()
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
+    torch.set_num_threads(1)
+    results: dict[str, list[Point]] = {}
+    for kind in arguments.schemes.split(","):
+        if kind == "ray":
+            start_ray()
+        for number in map(int, arguments.workers.split(",")):
+            print(f"measuring {kind} x {number}", file=sys.stderr, flush=True)
+            point = measure(kind, arguments.model, number, arguments.sends)
+            results.setdefault(kind, []).append(point)
+    nbytes = sum(p.numel() * 4 for p in build_model(arguments.model).parameters())
+    clusters = [
+        Cluster(arguments.cluster_workers, arguments.nodes, float(gbit))
+        for gbit in arguments.gbit.split(",")
+    ]
+    written = Path(arguments.write)
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_text(page(results, arguments.model, nbytes, clusters))
+    numbers: dict[str, Any] = {k: [asdict(p) for p in points] for k, points in results.items()}
+    output = ROOT / "outputs" / "benchmarks"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "scaling.json").write_text(json.dumps(numbers, indent=2))
+    print(f"wrote {written} and {output / 'scaling.json'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Several hosts: a cable pulled and put in again, a host lost, a slow way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.promises.network import network, why_not
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
+    pytest.mark.timeout(120),
+]
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+
+
+class Trainer:
+    """The trainer's process, asked line by line."""
+
+    def __init__(self, process):
+        self.process = process
+
+    def ask(self, do, **more):
+        self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def says(self, do, **more):
+        answer = self.ask(do, **more)
+        assert "said" in answer, answer
+        return answer["said"]
+
+
+@contextmanager
+def hosts(kind, number=2):
+    """A trainer and workers, each on a host of its own, connected."""
+    with network(number) as net:
+        program = ("-m", "tests.promises.remote_hosts")
+        process = net.start(None, *program, "trainer", kind, str(number), cwd=ROOT, **PIPES)
+        trainer = Trainer(process)
+        port = str(trainer.says("port"))
+        peers = [
+            net.start(host, *program, "peer", kind, str(host), port, cwd=ROOT, **PIPES)
+            for host in range(number)
+        ]
+        assert set(trainer.says("connect").values()) == {0}
+        yield net, trainer, peers
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_a_pulled_cable_is_noticed_in_time_and_put_in_again_loses_nothing(kind):
+    with hosts(kind) as (net, trainer, _):
+        trainer.says("send")
+        net.pull(1)
+        begun = time.monotonic()
+        answer = trainer.ask("send")
+        assert answer["raised"] == "WorkerTimeout", answer
+        assert "worker 1" in answer["text"]
+        assert time.monotonic() - begun < 5.0
+        version = trainer.says("send", to=[0])  # the other goes on
+        assert trainer.says("held", peer=0) == [version] * 3
+        net.plug(1)
+        assert trainer.says("settle", seconds=20.0)["1"] == 2
+        version = trainer.says("send")
+        for peer in (0, 1):
+            assert trainer.says("held", peer=peer) == [version] * 3
+        trainer.says("close")
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_a_lost_host_is_named_and_its_process_gives_up(kind):
+    with hosts(kind) as (net, trainer, peers):
+        net.pull(1)  # nothing will ever say that its connections are over
+        assert trainer.ask("send")["raised"] == "WorkerTimeout"
+        deadline = time.monotonic() + 30.0
+        while trainer.says("gone", peer=1) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        answer = trainer.ask("send")
+        assert answer["raised"] == "WorkerDied", answer
+        assert "worker 1" in answer["text"]
+        version = trainer.says("send", to=[0])
+        assert trainer.says("held", peer=0) == [version] * 3
+        assert peers[1].wait(30.0) == 0  # it does not wait for ever for a trainer that is not there
+        assert "no sign of life" in peers[1].stdout.read()
+        trainer.says("close")
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_a_slow_way_makes_sends_slow_and_nothing_else(kind):
+    with hosts(kind) as (net, trainer, _):
+        try:
+            net.slow_down(1, rate="2mbit")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no token bucket here: {error.stderr.strip()}")
+        for _ in range(3):
+            version = trainer.says("send")
+        for peer in (0, 1):
+            assert trainer.says("held", peer=peer) == [version] * 3
+        trainer.says("close")
