@@ -1,0 +1,169 @@
+"""What remote collectors can be told: arguments, seeds, resets, states, free running, new hosts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from collectors import (
+    Collector,
+    MultiAsyncCollector,
+    RayCollector,
+    ReplayBuffer,
+    RPCCollector,
+)
+from collectors.remote.ranks import Ranks
+from sync import SharedMemWeightSyncScheme
+from tests.collectors.remote.support import build, make, needs_ray
+from tests.collectors.support import Checker, CodeEnv, all_accounted_for, same_bits
+from tests.promises.collector_probe import VersionPolicy, make_cartpole
+
+# -- what is refused, before anything is started
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_collectors": 0}, ValueError, "num_collectors=0: it must be at least 1"),
+        ({"num_collectors": 1.5}, TypeError, "num_collectors=1.5: it must be a whole number"),
+        ({"num_workers": 2}, ValueError, "num_workers_per_collector=2"),
+        ({"sync": 1}, TypeError, "sync=1: it must be True or False"),
+        ({"collector_class": dict}, ValueError, "a host runs a Collector, a MultiSyncCollector"),
+        (
+            {"collector_class": Collector, "num_workers_per_collector": 2},
+            ValueError,
+            "a Collector has no workers; take collector_class=MultiSyncCollector",
+        ),
+        ({"collector_class": MultiAsyncCollector}, ValueError, "take sync=False"),
+        ({"preemptive_threshold": 0.5}, ValueError, "cannot cut what others collect"),
+        ({"cat_results": "stack"}, ValueError, "cat_results='stack' is not for RPCCollector"),
+        ({"copy": False}, ValueError, "memory that other machines do not have"),
+        ({"frames_per_bach": 3}, TypeError, "did you mean 'frames_per_batch'"),
+        ({"num_collectors": 2, "frames_per_batch": 33}, ValueError, "for instance 32 or 34"),
+        ({"num_collectors": 2, "policy_device": ["cpu"]}, ValueError, "1 entries for 2 collectors"),
+        ({"policy_device": "gpu"}, ValueError, "no device of torch"),
+        ({"launcher": "slurm"}, ValueError, "it is 'local', 'env', or None"),
+        ({"launcher": "env"}, ValueError, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set"),
+        (
+            {"weight_sync_schemes": {"policy": SharedMemWeightSyncScheme()}},
+            ValueError,
+            "'policy' has a SharedMemWeightSyncScheme; RPCCollector takes RPCWeightSyncScheme",
+        ),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(options, error, message, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(error, match=message.replace("(", r"\(")) as raised:
+        RPCCollector(CodeEnv, VersionPolicy(), **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_collector_says_itself_is_no_config_of_an_actor():
+    with pytest.raises(ValueError, match="max_concurrency is the collector's own to say"):
+        RayCollector(CodeEnv, remote_configs={"max_concurrency": 3})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"WORLD_SIZE": "1"}, "there must be two or more"),
+        ({"RANK": "first"}, "RANK='first': it must be a whole number"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(changed, message):
+    env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    assert Ranks.of(env).num_hosts == 2
+    with pytest.raises(ValueError, match=message):
+        Ranks.of({**env, **changed})
+
+
+# -- control
+
+
+def test_control_calls_work_in_the_middle_of_iteration():
+    collector, counts = build("distributed", frames_per_batch=30)
+    checker = Checker(counts, cuts=True, skips=True)
+    with collector:
+        for seed in range(2):
+            checker.check(collector.next())
+            assert collector.set_seed(seed) != seed
+            checker.expect_start()
+            checker.check(collector.next())
+            collector.reset()
+            checker.expect_start()
+            checker.check(collector.next())
+            collector.reset([4])
+            checker.expect_start((1, 1))
+            with collector.pause():
+                assert all_accounted_for(collector.stats())
+        checker.check(collector.next())
+        assert len(collector.getattr_env("seeded")) == 2
+        assert collector.getattr_policy("number") is collector.policy.number
+    assert not checker.must_start
+
+
+def _cartpole(sync=True, **options):
+    options = {"frames_per_batch": 200, "sync": sync, **options}
+    return make("distributed", make_cartpole, VersionPolicy(), **options)
+
+
+def test_the_same_seed_makes_the_same_bits_and_a_saved_state_goes_on_with_them():
+    with _cartpole() as first, _cartpole() as second:
+        for collector in (first, second):
+            collector.set_seed(5)
+        for _ in range(3):
+            assert same_bits(first.next(), second.next())
+        first.update_policy_weights_()
+        state = first.state_dict()
+        with _cartpole() as third:
+            third.update_policy_weights_()
+            assert third.load_state_dict(state) is True
+            assert third.policy_version == first.policy_version == 1
+            for _ in range(2):
+                assert same_bits(first.next(), third.next())
+            assert third.frames == first.frames
+
+
+def test_an_asynchronous_state_goes_on_with_new_episodes_and_numbers():
+    with _cartpole(sync=False) as first:
+        ids = {int(i) for _ in range(6) for i in first.next()["collector", "traj_ids"].unique()}
+        first.update_policy_weights_()
+        state = first.state_dict()
+    with _cartpole(sync=False) as second:
+        assert second.load_state_dict(state) is False
+        batch = second.next()
+        assert batch["is_init"][:, 0].all()
+        assert set(batch["policy_version"].unique().tolist()) == {1}
+        assert ids.isdisjoint(batch["collector", "traj_ids"].unique().tolist())
+
+
+def test_running_free_fills_a_replay_buffer():
+    buffer = ReplayBuffer(10_000)
+    with _cartpole(sync=False, replay_buffer=buffer, total_frames=2_000) as collector:
+        collector.start()
+        assert buffer.wait(2_000, timeout=60.0) == 2_000
+        assert isinstance(buffer.sample(64)["action"], torch.Tensor)
+
+
+@needs_ray
+def test_ray_collectors_are_added_and_removed_while_they_run():
+    policy = VersionPolicy()
+    with make("ray", make_cartpole, policy, frames_per_batch=200) as collector:
+        collector.next()
+        policy.hold(1)
+        collector.update_policy_weights_()
+        assert collector.add_collector() == 2
+        batch = collector.next()
+        assert batch["collector", "worker"].unique().tolist() == [0, 1, 2]
+        assert (batch["low"] == 1).all()
+        collector.remove_collector(0)
+        assert collector.next()["collector", "worker"].unique().tolist() == [1, 2]
+        policy.hold(3)
+        collector.update_policy_weights_()
+        assert (collector.next()["low"] == 3).all()
+        assert all_accounted_for(collector.stats())
+        with pytest.raises(ValueError, match="collector 7 cannot be removed: there are 1, 2"):
+            collector.remove_collector(7)
+        assert collector.add_collector() == 0
