@@ -2,8 +2,8 @@
 
 A row of an int8 leaf is what one output of its layer is computed from: a matrix's row, or all the
 numbers of one filter. Vectors, and matrices with rows of fewer than four numbers, have one scale.
-On the layers of a trained policy a scale for each row about halves the error of one for each leaf
-(`docs/slow-links.md` has the numbers), for four bytes a row.
+On a trained policy a scale for each row leaves 0.7 of the error of one for each leaf, for four bytes
+a row (`docs/slow-links.md` has the numbers).
 """
 
 from __future__ import annotations
