@@ -2,8 +2,8 @@
 
 A row of an int8 leaf is what one output of its layer is computed from: a matrix's row, or all the
 numbers of one filter. Vectors, and matrices with rows of fewer than four numbers, have one scale.
-On a trained policy a scale for each row leaves 0.7 of the error of one for each leaf, for four bytes
-a row (`docs/slow-links.md` has the numbers).
+On a trained policy a scale for each row leaves 0.7 of the error of one for each leaf, for four
+bytes a row (`docs/slow-links.md` has the numbers).
 """
 
 from __future__ import annotations
