@@ -7,7 +7,7 @@
 Each algorithm trains with `collector=multi_async`, `sync=shared_mem` and restarts, by the command
 line; every `--restart-every` seconds one of its workers is killed. Every second memory, descriptors
 and threads of the trainer, memory of its workers and what lies in /dev/shm are read. A slope is
-that of a line through means of ten equal pieces of the time after the first sixth, with its 95 %
+that of a line through means of ten equal pieces of the time after the first third, with its 95 %
 interval. At the end the run is interrupted and has to end well.
 """
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from harness.statistics.student import quantile
 
 PIECES = 10  # whose means a line is put through: samples a second apart say the same thing twice
-WARM_UP = 1 / 6  # of the time: allocators and caches fill
+WARM_UP = 1 / 3  # of the time: allocators and the newest few thousand times of the schemes fill up
 LEVEL = 0.95
 SLOPES = (
     "trainer_mb",
