@@ -77,6 +77,10 @@ def _corners(overrides: Sequence[str]) -> list[list[str]]:
     options = sweeper_options(overrides)
     if not str(options.get("_target_")).endswith(".OptunaSweeper"):
         return []
+    try:
+        _search_config(options, Path(OUTPUTS))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     fixed, space = split(options.get("params") or {}, overrides)
     if not space:
         raise ConfigError(
@@ -120,8 +124,13 @@ def _trial(hydra_config: Any) -> Trial | None:
     number = options.pop("trial", None)
     if number is None:
         return None
+    return Trial(_search_config(options, Path(hydra_config.sweep.dir)), int(number))
+
+
+def _search_config(options: dict[Any, Any], folder: Path) -> SearchConfig:
+    """What the sweeper's options say of its study."""
     known = {key: options[key] for key in options if key in SearchConfig.__dataclass_fields__}
-    return Trial(SearchConfig(folder=Path(hydra_config.sweep.dir), **known), int(number))
+    return SearchConfig(folder=folder, **known)
 
 
 def sweep_name(folder: Path) -> str:

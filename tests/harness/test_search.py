@@ -85,6 +85,8 @@ def test_a_search_of_what_cannot_be_is_refused_before_it_starts(capsys):
     assert "did you mean algo.learning_rate?" in capsys.readouterr().err
     assert run.main(["-m", *SMALL, OPTUNA]) == 2
     assert "has nothing to search" in capsys.readouterr().err
+    assert run.main(["-m", *SMALL, OPTUNA, RATES, "hydra.sweeper.pruner=x"]) == 2
+    assert "hydra.sweeper.pruner=x: expected one of median" in capsys.readouterr().err
     assert not Path("outputs").exists()
 
 
