@@ -123,7 +123,8 @@ def parse_yaml(text: str) -> Any:
 
 def to_yaml(value: Any) -> str:
     """Plain YAML, which `parse_yaml` reads as the same value."""
-    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False)
+    text: str = yaml.dump(value, Dumper=_PlainDumper, sort_keys=False)
+    return text
 
 
 KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
@@ -143,7 +144,8 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         if len(node.value) > 400:  # longer than any float, and slow to write as decimals
             raise yaml.YAMLError("a number of more than 400 digits")
-        return super().construct_yaml_int(node)
+        number: int = super().construct_yaml_int(node)
+        return number
 
 
 class _PlainDumper(yaml.SafeDumper):
