@@ -15,6 +15,7 @@ import torch
 from harness.checkpoints import CheckpointError, Checkpoints, State
 from harness.config import Config
 from harness.files import parse_json, read_text
+from harness.run_dir import RunDir
 
 MOST_BYTES = 1 << 30  # of metrics.jsonl
 # What the clock and the machine decide, which two runs of one config need not share.
@@ -73,7 +74,7 @@ def compare_records(first: Path, second: Path) -> Difference | None:
 
 def weights(directory: Path) -> State:
     """What the learner had learned at the newest checkpoint; `CheckpointError` without one."""
-    _, state = Checkpoints(directory / "checkpoints").load()
+    _, state = Checkpoints(directory / "checkpoints", run=RunDir(directory).read_id()).load()
     learner = state.get("learner")
     if not isinstance(learner, dict):
         raise CheckpointError(f"{directory / 'checkpoints'}: the newest holds no learner")

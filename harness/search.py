@@ -89,7 +89,10 @@ def _pruner(name: str) -> optuna.pruners.BasePruner:
 def objective(summary: Mapping[str, Any]) -> float:
     """What is optimised: the return, in evaluation if there was any; NaN if there is none."""
     found = summary.get("eval/return", summary.get("episode/return"))
-    return math.nan if found is None else float(found)
+    try:
+        return float(found) if isinstance(found, int | float) else math.nan
+    except OverflowError:  # a file can hold larger numbers than a float
+        return math.nan
 
 
 class Trial:
