@@ -11,6 +11,7 @@ from typing import Any
 from collectors.remote.collector import RemoteCollector
 from collectors.remote.fleet import Fleet
 from sync import WeightSyncScheme
+from sync.remote.addresses import LOOPBACK
 from sync.remote.engine import PeerDied
 from sync.remote.ray import RayEngine, use_token_authentication
 
@@ -154,6 +155,7 @@ def _begin(
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, int(wanted + 0.999)),
             "include_dashboard": False,
+            "_node_ip_address": LOOPBACK,  # else Ray listens on every interface
         }
     try:
         ray.init(**{**options, **init_config})
