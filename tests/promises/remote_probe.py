@@ -31,7 +31,7 @@ SCHEMES: dict[str, type[WeightSyncScheme]] = {
     "ray": RayWeightSyncScheme,
 }
 ENGINES = {"distributed": "DistributedEngine", "rpc": "RPCEngine"}
-START_S = 240.0
+START_S = 110.0
 
 
 class FileFindings(Findings):
