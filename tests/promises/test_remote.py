@@ -237,6 +237,7 @@ def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(mortal, tm
 
 def test_shutdown_leaves_no_thread_and_no_descriptor(mortal, tmp_path):
     peers = mortal()
+
     def count():
         gc.collect()  # what only a reference cycle still holds is not left behind
         return len(os.listdir("/proc/self/fd"))
