@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 from collectors.remote.collector import RemoteCollector
 from collectors.remote.fleet import Fleet
 from sync import WeightSyncScheme
-from sync.remote.addresses import LOOPBACK
 from sync.remote.engine import PeerDied
 from sync.remote.ray import RayEngine, use_token_authentication
 
@@ -155,10 +156,12 @@ def _begin(
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, int(wanted + 0.999)),
             "include_dashboard": False,
-            "_node_ip_address": LOOPBACK,  # else Ray listens on every interface
         }
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**{**options, **init_config})
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray takes it, to leave by SystemExit
     except ConnectionError as error:
         raise ConnectionError(f"no Ray cluster answers at address={address!r}: {error}") from None
     return True

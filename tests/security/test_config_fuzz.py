@@ -209,7 +209,7 @@ def test_a_network_that_no_memory_holds_is_refused_in_one_line():
         make_learner(plan.config)
 
 
-@pytest.mark.parametrize("directory", ["x" * 5000, "/proc/nowhere/run", "/dev/null/run"])
+@pytest.mark.parametrize("directory", ["x" * 300, "/proc/nowhere/run", "/dev/null/run"])
 def test_a_directory_that_cannot_be_made_is_refused_in_one_line(capsys, directory):
     said = command(capsys, "collector=single", "sync=none", f"hydra.run.dir={directory}")
     assert said.status == 2
