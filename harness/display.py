@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -25,11 +27,21 @@ class Display:
         self._from_frames = 0
         self._progress: Progress | None = None
 
+    def _print(self, *shown: Any, **how: Any) -> None:
+        """Show something; once it cannot be written (full disk, closed pipe), show no more."""
+        try:
+            self.console.print(*shown, **how)
+        except (OSError, SystemExit):  # rich makes the latter of a closed pipe
+            self.console.quiet = True
+            # What lies ready to be written goes nowhere, too.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self.console.file.fileno())
+
     def start(self, options: Mapping[str, Any], directory: Any, *, frames: int = 0) -> None:
         """Show what will run."""
         self._from_frames = frames
-        self.console.print(config_tree(options))
-        self.console.print(f"writing to {directory}", soft_wrap=True)
+        self._print(config_tree(options))
+        self._print(f"writing to {directory}", soft_wrap=True)
         if self.console.is_terminal:
             self._progress = Progress(
                 BarColumn(bar_width=10),
@@ -51,7 +63,7 @@ class Display:
             done = frames - self._from_frames
             left_s = (now - self._started_at) / max(done, 1) * max(self._total - frames, 0)
             words = describe(metrics, episode_return)
-            self.console.print(
+            self._print(
                 f"{frames}/{self._total} frames  {words}  {left_s:.0f} s left", soft_wrap=True
             )
 
@@ -64,7 +76,7 @@ class Display:
     def finish(self, state: str, summary: Mapping[str, Any]) -> None:
         """The table that every run ends with."""
         self.stop()
-        self.console.print(summary_table(state, summary))
+        self._print(summary_table(state, summary))
 
 
 def describe(metrics: Mapping[str, float], episode_return: float) -> str:

@@ -60,3 +60,11 @@ def test_the_table_at_the_end_leaves_out_what_is_not_known():
     assert "475" in printed
     assert "lag" not in printed
     assert "publish" not in printed
+
+
+def test_output_that_cannot_be_written_stops_nobody(tmp_path):
+    (tmp_path / "output").symlink_to("/dev/full")
+    with (tmp_path / "output").open("w", buffering=1) as output:
+        display = Display(100, print_every_s=0, console=Console(file=output))
+        display.start(OPTIONS, "outputs/here")
+        display.finish("done", {})
