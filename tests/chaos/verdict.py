@@ -72,7 +72,7 @@ def _judge_words(victim: Victim, fault: Fault, end: str) -> Iterator[str]:
     if end == "done" and lines:
         yield f"it is done, and says {lines[0]!r}"
     noise = NOISE.search(said)
-    told = "WorkerRaised" in said  # with the worker's own traceback
+    told = end == "failed" and " raised " in said  # with the worker's own traceback
     if noise and not (fault.may_print_trace or told or end == "died"):
         yield f"it prints {noise[0]!r}"
     if end == "failed" and fault.names_worker and "worker" not in "".join(lines):
