@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.algos.sac import SACConfig
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.link import make_link
 from harness.config.remote import REMOTE, check_remote, num_hosts
 from harness.config.schema import CollectorConfig, Config
@@ -171,12 +171,12 @@ def _check_sync(config: Config) -> None:
             "nothing travels there that could be delayed or encoded; take sync=shared_mem"
         )
     if sync.name == "none" and collector.name != "single":
-        raise ConfigError(
+        raise ImpossiblePair(
             f"sync=none collector={collector.name}: its workers would keep the weights they start "
             "with for ever; take sync=shared_mem, or collector=single"
         )
     if sync.name == "hogwild" and collector.name == "single":
-        raise ConfigError(
+        raise ImpossiblePair(
             "sync=hogwild collector=single: one process has nobody to share its memory with; "
             "take sync=none, where the policy is the learner's own"
         )

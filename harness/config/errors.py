@@ -15,6 +15,10 @@ class ConfigError(ValueError):
         super().__init__(one_line(text))
 
 
+class ImpossiblePair(ConfigError):
+    """A scheme and a collector that cannot go together, each sound by itself."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like `name`, if any does."""
     by_lower = {candidate.lower(): candidate for candidate in known}

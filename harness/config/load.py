@@ -19,7 +19,7 @@ from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text, 
 from harness.search import Trial
 
 # Options of the command rather than of the run; they do not belong to what a run directory stores.
-OF_THE_COMMAND = ("resume", "skip_done", "sweep")
+OF_THE_COMMAND = ("resume", "skip_done", "skip_impossible", "sweep")
 
 
 @dataclass

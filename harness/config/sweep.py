@@ -6,6 +6,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.compose import (
     CONF,
     HYDRA_VERSION,
+    compose_job,
     expand_sweep,
     fixed_keys,
     forced_in_sweep,
     sweep_dir,
     sweeper_options,
 )
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.load import RunPlan, plan_from_options, plan_run
 from harness.config.plugins import check_launcher, check_plugins
 from harness.config.space import corners, split
@@ -41,6 +43,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     check_plugins(overrides)
     jobs = expand_sweep(overrides)
     plans = _plans(_corners(overrides) if jobs is None else jobs)
+    num_jobs = None if jobs is None else len(plans)
     check_launcher(overrides, [plan.config for plan in plans])
     folder = sweep_dir(overrides)
     before = sys.argv
@@ -48,7 +51,6 @@ def run_sweep(overrides: Sequence[str]) -> int:
     unnamed = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed_keys(overrides))}]"
     arguments = [*forced_in_sweep(overrides), f"hydra.sweep.dir={folder}", unnamed]
     sys.argv = ["run.py", "--multirun", *arguments]
-    num_jobs = None if jobs is None else len(jobs)
     try:
         hydra.main(version_base=HYDRA_VERSION, config_path=str(CONF), config_name="config")(_job)()
     except SystemExit as ended:  # a signal ended a job, and with it the sweep
@@ -63,13 +65,31 @@ def run_sweep(overrides: Sequence[str]) -> int:
 
 
 def _plans(jobs: Sequence[Sequence[str]]) -> list[RunPlan]:
-    plans = []
+    """The plan of every job, but of those that are left out, which are named."""
+    plans, left_out = [], {}
     for job in jobs:
         try:
             plans.append(plan_run(job))
+        except ImpossiblePair as error:
+            if not _skips_impossible(compose_job(job)[0]):
+                raise ImpossiblePair(
+                    f"{error} (in the job {' '.join(job)}; skip_impossible=true leaves it out)"
+                ) from None
+            left_out[str(error)] = error
         except ConfigError as error:
             raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
+    if left_out and not plans:
+        raise next(iter(left_out.values()))
+    for reason in left_out:
+        print(f"left out: {reason}")
     return plans
+
+
+def _skips_impossible(options: dict[str, Any]) -> bool:
+    value = options.get("skip_impossible", False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"skip_impossible={value}: expected true or false")
+    return value
 
 
 def _corners(overrides: Sequence[str]) -> list[list[str]]:
@@ -102,6 +122,10 @@ def _job(composed: DictConfig) -> float:
         plan = _plan(options, directory, list(hydra_config.overrides.task))
         plan.trial = _trial(hydra_config)
         outcome = execute(plan)
+    except ImpossiblePair:
+        with suppress(OSError):
+            directory.rmdir()  # which hydra made, and which is empty
+        return math.nan
     except ConfigError as error:  # found too late to refuse the sweep; the other jobs go on
         run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
         run_dir.end("failed", summary={}, error=error)

@@ -12,7 +12,7 @@ from harness.report.read import Run
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
 # They change nothing that is measured, so runs that differ in them replicate each other.
-INCIDENTAL = ("seed", "name", "print_every_s", "skip_done", "resume")
+INCIDENTAL = ("seed", "name", "print_every_s", "skip_done", "skip_impossible", "resume")
 INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
 TASK = ("algo.name", "env.id")
 MISSING = "(not set)"

@@ -356,3 +356,14 @@ def test_a_sweep_with_one_impossible_job_starts_none(capsys):
     assert run.main(["-m", *SMALL, "collector=single,multi_sync", "sync=none", "sweep=mine"]) == 2
     assert "in the job" in capsys.readouterr().err
     assert not Path("outputs").exists()
+
+
+def test_told_so_a_sweep_leaves_out_what_is_impossible_and_says_why(capsys):
+    given = ("collector=single,multi_sync", "sync=none", "sweep=mine", "skip_impossible=true")
+    assert run.main(["-m", *SMALL, *given]) == 0
+    said = capsys.readouterr().out
+    assert "left out: sync=none collector=multi_sync" in said
+    assert "outputs/mine: 1 done" in said
+    jobs = [path.name for path in Path("outputs/mine").iterdir() if path.is_dir()]
+    assert jobs == ["collector=single"]
+    assert run.main(["-m", *SMALL, "collector=multi_sync", *given[1:]]) == 2

@@ -26,7 +26,7 @@ def test_a_sweep_is_every_combination():
 def test_an_experiment_may_say_what_is_swept_and_the_command_line_wins():
     jobs = expand_sweep(["experiment=sync_ablation", "seed=7"])
     assert jobs is not None
-    assert len(jobs) == 6
+    assert len(jobs) == 12
     assert all("seed=7" in job for job in jobs)
     assert {"sync=shared_mem", "collector=multi_async"} <= {part for job in jobs for part in job}
 
