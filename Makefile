@@ -25,7 +25,7 @@ run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 test: check ## run the checks, then the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-slow: $(READY) ## run the slow tests: whole runs that learn
+slow: $(READY) ## run the slow tests: whole runs that learn, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(READY) ## format, lint and types

@@ -125,9 +125,10 @@ def test_an_environment_that_hangs_is_named_when_its_time_is_over(kind):
 def test_an_environment_that_hangs_while_it_is_made_is_named():
     trouble = {"only": 1, "where": "make", "what": "hang"}
     with pytest.raises(
-        WorkerTimeout, match=r"worker 1 .*Troubled.*not ready within start_timeout=3 s: it is start"
+        WorkerTimeout,
+        match=r"worker 1 .*Troubled.*not ready within start_timeout=10 s: it is start",
     ):
-        make("sync", trouble=trouble, start_timeout=3.0)
+        make("sync", trouble=trouble, start_timeout=10.0)
 
 
 @pytest.mark.parametrize("kind", MULTI)

@@ -17,7 +17,7 @@ from harness.config import ConfigError, plan_run
 from harness.config.remote import num_hosts
 from harness.files import read_json
 from tests.collectors.remote.conftest import a_cluster, nothing_left_behind  # noqa: F401
-from tests.collectors.remote.support import KINDS
+from tests.collectors.remote.support import EACH
 from tests.harness.test_interruption import ROOT, running, wait_until
 from tests.harness.test_run import SMALL, same_weights, start, without_times
 
@@ -98,7 +98,7 @@ def test_devices_of_hosts_are_not_looked_for_here():
 # -- what runs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_a_short_run_has_what_every_run_has(kind):
     status, directory = start(*SMALL, *of(kind))
     assert status == 0

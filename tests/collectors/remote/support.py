@@ -19,10 +19,12 @@ COLLECTORS: dict[str, Callable[..., Any]] = {
     "rpc": RPCCollector,
     "ray": RayCollector,
 }
+EACH = ["distributed", "rpc", pytest.param("ray", marks=needs_ray)]
+# For what is the same code over every engine: `make test` takes one, `make slow` the others.
 KINDS = [
     "distributed",
-    "rpc",
-    pytest.param("ray", marks=needs_ray),
+    pytest.param("rpc", marks=pytest.mark.slow),
+    pytest.param("ray", marks=[pytest.mark.slow, needs_ray]),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from collectors.remote.fleet import CannotReplace
 from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
-from tests.collectors.remote.support import KINDS, host_pids, make
+from tests.collectors.remote.support import KINDS, host_pids, make, needs_ray
 from tests.collectors.support import all_accounted_for
 from tests.collectors.troubled import Plain, Troubled, hold, is_gone, told, wait_until
 
@@ -57,8 +57,15 @@ def test_a_killed_host_is_named_and_what_it_made_is_accounted_for(kind, sync):
         assert all_accounted_for(collector.stats())
 
 
-@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "sync"),
+    [
+        ("distributed", True),
+        ("distributed", False),
+        ("rpc", False),
+        pytest.param("ray", True, marks=needs_ray),
+    ],
+)
 def test_a_killed_host_is_replaced_with_the_newest_weights_and_another_seed(kind, sync):
     with troubled(kind, sync=sync, on_worker_failure="restart", max_restarts=2) as collector:
         hold(collector.policy, 7)
@@ -107,7 +114,7 @@ def test_a_host_whose_collector_raised_is_opened_anew_in_its_process(tmp_path):
         assert host_pids(collector) == before
 
 
-@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+@pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_stopped_host_is_named_when_its_time_is_over(kind):
     with troubled(kind, timeout=3.0) as collector:
         gather(collector, 2)

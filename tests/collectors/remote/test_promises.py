@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.collectors.remote.support import KINDS, make
+from tests.collectors.remote.support import EACH, make
 from tests.promises.collector_probe import (
     Judge,
     Trainer,
@@ -23,7 +23,7 @@ build = partial(make, create_env_fn=make_cartpole, frames_per_batch=200)
 
 
 @BOTH
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, sync):
     policy, judge = VersionPolicy(), Judge()
     unaccounted: list[int] = []
@@ -41,7 +41,7 @@ def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, sync):
     assert len(judge.versions) > 3  # the flood did reach the hosts, also within batches
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH)
 def test_a_batch_has_weights_no_older_than_the_last_update(kind):
     policy, judge = VersionPolicy(), Judge()
     with build(kind, policy=policy) as collector:
