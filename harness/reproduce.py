@@ -146,11 +146,9 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
     for number in range(count):
         place = plan.directory if count == 1 else plan.directory / f"{number + 1}"
         scores.append(_run(plan, place))
-        difference = _compare(original, place)
+        difference, compared = _compare(original, place)
         if difference is None:
-            return Verdict(
-                "identical", f"all metrics but times, and the final weights, in {place}", SAME
-            )
+            return Verdict("identical", f"{compared}, in {place}", SAME)
         print(f"first difference: {one_line(difference)}")
     if repeatable:
         return Verdict("different", "this config promises the same bits for a seed", DIFFERENT)
@@ -168,16 +166,17 @@ def _run(plan: RunPlan, place: Path) -> float:
     return outcome.objective
 
 
-def _compare(original: Path, place: Path) -> Difference | None:
-    """The first difference; records first, since they say when it was."""
+def _compare(original: Path, place: Path) -> tuple[Difference | None, str]:
+    """The first difference, and what was compared; records first, since they say when it was."""
+    records = "all metrics but times"
     found = compare_records(original, place)
     if found is not None:
-        return found
+        return found, records
     try:
-        return compare_weights(original, place)
+        return compare_weights(original, place), f"{records}, and the final weights"
     except CheckpointError as error:
         print(f"weights are not compared: {one_line(error)}")
-        return None
+        return None, f"{records} (weights could not be compared)"
 
 
 def within(score: float, again: Sequence[float]) -> Verdict:

@@ -63,6 +63,11 @@ def test_weights_that_differ_are_named(original, capsys):
     (others,) = Path("other/checkpoints").iterdir()
     theirs.unlink()
     others.rename(original / "checkpoints" / others.name)
+    assert main([str(original), "--out", "refused"]) == 0
+    assert "identical: all metrics but times (weights could" in capsys.readouterr().out
+    manifest = read_json(original / "manifest.json")
+    writer = read_json(Path("other/manifest.json"))["wandb_id"]  # by which checkpoints are known
+    write_json(original / "manifest.json", manifest | {"wandb_id": writer})
     assert main([str(original), "--out", "again"]) == 1
     assert "first difference: final weights, algorithm." in capsys.readouterr().out
 

@@ -23,17 +23,18 @@ OPTIONS: dict[str, Any] = {
 
 @contextmanager
 def cluster(**options: Any) -> Iterator[str]:
-    """A local cluster, or what `address=...` leads to; afterwards none of its processes is left."""
+    """A local cluster, of which no process is left afterwards; or what `address=...` leads to."""
     use_token_authentication()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["PYTHONPATH"] = str(ROOT)  # which its workers inherit
     import ray
 
     before = set(psutil.Process().children(recursive=True))
-    if "address" not in options:
+    is_ours = "address" not in options
+    if is_ours:
         options = {"num_cpus": 4, "object_store_memory": 200_000_000, **options}
     context = ray.init(**{**OPTIONS, **options})
-    started = set(psutil.Process().children(recursive=True)) - before
+    started = set(psutil.Process().children(recursive=True)) - before if is_ours else set()
     try:
         yield context.address_info["address"]
     finally:
