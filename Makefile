@@ -1,6 +1,7 @@
 # Lockstep's commands; `make` lists them. Two variables matter:
 #   PYTHON  the interpreter that environments are made with   make test PYTHON=python3.12
 #   ARGS    handed on to the program                          make test ARGS="-k sync"
+#                                       two files at a time  make test ARGS="-n 2 --dist loadfile"
 # and for `make bench` a third:
 #   BENCH   which of benchmarks/, all by default              make bench BENCH=collect
 

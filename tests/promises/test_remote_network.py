@@ -73,7 +73,7 @@ def test_a_pulled_cable_is_noticed_in_time_and_put_in_again_loses_nothing(kind):
         trainer.says("close")
 
 
-@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+@pytest.mark.parametrize("kind", ["distributed", pytest.param("rpc", marks=pytest.mark.slow)])
 def test_a_lost_host_is_named_and_its_process_gives_up(kind):
     with hosts(kind) as (net, trainer, peers):
         net.pull(1)  # nothing will ever say that its connections are over
@@ -92,7 +92,7 @@ def test_a_lost_host_is_named_and_its_process_gives_up(kind):
         trainer.says("close")
 
 
-@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+@pytest.mark.parametrize("kind", [pytest.param("distributed", marks=pytest.mark.slow), "rpc"])
 def test_a_slow_way_makes_sends_slow_and_nothing_else(kind):
     with hosts(kind) as (net, trainer, _):
         try:
