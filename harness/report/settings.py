@@ -11,7 +11,8 @@ from typing import Any
 from harness.report.read import Run
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
-# They change nothing that is measured, so runs that differ in them replicate each other.
+# They change nothing that is measured, so runs that differ in them replicate each other. So do
+# those that differ in a seed, of whatever part: `sync.link.seed` follows `seed`.
 INCIDENTAL = ("seed", "name", "print_every_s", "skip_done", "skip_impossible", "resume")
 INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
 TASK = ("algo.name", "env.id")
@@ -62,6 +63,10 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
         values = {own.get(key, MISSING) for own in options.values()}
         if len(values) == 1:
             common[key] = values.pop()
+        elif key.endswith(".seed") and all(
+            own.get(key) == own.get("seed") for own in options.values()
+        ):
+            continue  # says nothing that `seed` does not
         elif key in TASK or any(len({own.get(key, MISSING) for own in g}) > 1 for g in groups):
             differing[key] = sorted(values, key=_natural)
     tasks = [
@@ -99,7 +104,9 @@ def _rank(key: str) -> int:
 
 
 def _is_incidental(key: str) -> bool:
-    return (key in INCIDENTAL and key != SOURCE) or key.startswith(INCIDENTAL_GROUPS)
+    if key == SOURCE:
+        return False
+    return key in INCIDENTAL or key.endswith(".seed") or key.startswith(INCIDENTAL_GROUPS)
 
 
 def _task_name(own: dict[str, str]) -> str:

@@ -27,6 +27,16 @@ def test_runs_that_differ_in_their_seed_alone_are_one_setting():
     assert plan.differing == {"seed": ["1", "2"]}
 
 
+def test_seeds_of_parts_make_no_settings_either():
+    plan = arrange([run(seed=seed, sync__link__seed=seed) for seed in (1, 2)])
+    (setting,) = plan.tasks[0].settings
+    assert list(setting.done) == [1, 2]
+    assert plan.differing == {"seed": ["1", "2"]}
+    plan = arrange([run(sync__link__seed=1), run(seed=2, sync__link__seed=3)])
+    assert len(plan.tasks[0].settings) == 1
+    assert plan.differing == {"seed": ["1", "2"], "sync.link.seed": ["1", "3"]}
+
+
 def test_parts_are_called_by_their_names_and_options_with_theirs():
     plan = arrange([run(), run(sync__name="b"), run(sync__name="b", sync__interval=4)])
     assert labels(plan) == ["a · interval=(not set)", "b · interval=4", "b · interval=(not set)"]
