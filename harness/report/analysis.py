@@ -92,6 +92,7 @@ class Findings:
     baseline: str | None = None
     comparisons: list[Comparison] = field(default_factory=list)
     improvements: dict[str, Estimate] = field(default_factory=dict)  # by setting
+    throughout: Findings | None = None  # the same of the curve's mean: who learned sooner
 
     def result(self, label: str) -> Result:
         return next(result for result in self.results if result.label == label)
@@ -112,6 +113,7 @@ def analyse(
         progress(f"statistics of {task.name}")
         found.append(_task(task, metric, target))
     _choose_pairs(found, baseline, by_source)
+    _choose_pairs([f.throughout for f in found if f.throughout], baseline, by_source)
     return found
 
 
@@ -123,10 +125,27 @@ def _task(task: Task, metric: str | None, target: float | None) -> Findings:
     curve = score if curved else TRAINED
     if target is None and score in (EVALUATED, TRAINED):
         target = known_target(task.env)
-    results = [_result(setting, score, target) for setting in task.settings]
+    results = [
+        _result(setting, lambda run: run.summary.get(score), target) for setting in task.settings
+    ]
     _add_curves(results, curve)
     _add_profiles(results)
-    return Findings(task, score, curve, target, results)
+    throughout = None
+    if any(result.by_frames for result in results):
+        means = [
+            _result(setting, lambda run: _height(run, curve), None) for setting in task.settings
+        ]
+        throughout = Findings(task, f"mean {curve}", curve, None, means)
+    return Findings(task, score, curve, target, results, throughout=throughout)
+
+
+def _height(run: Run, metric: str) -> float | None:
+    """The mean of a curve over its frames: the area below it, divided by its length."""
+    known, values = run.curve(metric)
+    if len(known) < FEWEST_POINTS:
+        return None
+    x = run.steps[known]
+    return float(np.trapezoid(values, x) / (x[-1] - x[0])) if x[-1] > x[0] else None
 
 
 def known_target(env: str) -> float | None:
@@ -135,11 +154,9 @@ def known_target(env: str) -> float | None:
     return None if spec is None else spec.reward_threshold
 
 
-def _result(setting: Setting, score: str, target: float | None) -> Result:
-    scores = {
-        seed: run.summary[score] for seed, run in setting.done.items() if score in run.summary
-    }
-    scores = dict(sorted(scores.items()))
+def _result(setting: Setting, score: Callable[[Run], float | None], target: float | None) -> Result:
+    told = {seed: score(run) for seed, run in sorted(setting.done.items())}
+    scores = {seed: value for seed, value in told.items() if value is not None}
     estimates = {}
     if scores:
         measures = dict(MEASURES)

@@ -113,15 +113,22 @@ def _runs(found: Sequence[Findings], runs: Sequence[Run]) -> str:
     return _csv(columns, rows)
 
 
-def _estimates(found: Sequence[Findings]) -> Iterator[list[Cell]]:
+def _scored(found: Sequence[Findings]) -> Iterator[Findings]:
     for f in found:
+        yield f
+        if f.throughout is not None:
+            yield f.throughout
+
+
+def _estimates(found: Sequence[Findings]) -> Iterator[list[Cell]]:
+    for f in _scored(found):
         for r in f.results:
             for measure, e in r.estimates.items():
                 yield [f.task.name, r.label, f.score, measure, e.value, e.low, e.high, e.num_seeds]
 
 
 def _comparisons(found: Sequence[Findings]) -> Iterator[list[Cell]]:
-    for f in found:
+    for f in _scored(found):
         for c in f.comparisons:
             d, better = c.difference, f.improvements.get(c.name)
             chance = [better.value, better.low, better.high] if better else [None] * 3

@@ -107,13 +107,7 @@ def _results(findings: Findings, suffix: str) -> Iterator[Block]:
         "hold 95 % percentile intervals of a bootstrap over seeds (10,000 resamples)."
         + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
     )
-    columns = ["setting", "seeds", "IQM", "mean", "median"] + ["gap"] * (target is not None)
-    names = ["iqm", "mean", "median"] + ["gap"] * (target is not None)
-    rows = [
-        [r.label, str(len(r.scores))] + [with_interval(r.estimates.get(n)) for n in names]
-        for r in findings.results
-    ]
-    yield Table(columns, rows)
+    yield _scores(findings)
     cautions = [
         f"{result.label}: {said}"
         for result in findings.results
@@ -136,6 +130,17 @@ def _results(findings: Findings, suffix: str) -> Iterator[Block]:
         "Performance profiles: the share of runs that score more. Higher is better; where lines "
         "cross, neither setting is better throughout.",
     )
+
+
+def _scores(findings: Findings) -> Table:
+    columns, names = ["setting", "seeds", "IQM", "mean", "median"], ["iqm", "mean", "median"]
+    if findings.target is not None:
+        columns, names = [*columns, "gap"], [*names, "gap"]
+    rows = [
+        [r.label, str(len(r.scores))] + [with_interval(r.estimates.get(n)) for n in names]
+        for r in findings.results
+    ]
+    return Table(columns, rows)
 
 
 def _comparisons(findings: Findings) -> Iterator[Block]:
@@ -191,6 +196,14 @@ def _learning(findings: Findings, suffix: str) -> Iterator[Block]:
         f"learning-seconds{suffix}",
         f"By wall time: {about} Start-up is left out.",
     )
+    if findings.throughout is None:
+        return
+    yield Text(
+        f"Who learned sooner: the mean of {findings.curve} over all frames of a run, which is the "
+        "area below its curve divided by the curve's length. It tells apart what ends at one score."
+    )
+    yield _scores(findings.throughout)
+    yield from _comparisons(findings.throughout)
 
 
 def _sync(findings: Findings, suffix: str) -> Iterator[Block]:

@@ -90,6 +90,21 @@ def test_curves_end_with_the_shortest_run_of_a_setting(tmp_path):
     assert shown.max() == 1000
 
 
+def test_who_learned_sooner_is_told_apart_where_the_final_scores_are_equal(tmp_path):
+    make_sweep(tmp_path, schemes={"early": 100, "late": 50}, seeds=range(6))
+    for place in tmp_path.iterdir():
+        change(place, **{"eval/return": 500.0})
+    found = findings(tmp_path, baseline="late")
+    assert found.comparisons[0].difference.value == 0
+    sooner = found.throughout
+    assert sooner.score == "mean episode/return"
+    assert sooner.baseline == "late"
+    # from 5 % of its end to its end a straight line is, on average, 52.5 % of it
+    assert sooner.result("early").estimates["mean"].value == pytest.approx(52.5, abs=1)
+    assert sooner.comparisons[0].difference.value == pytest.approx(26.25, abs=2)
+    assert sooner.comparisons[0].is_told_apart()
+
+
 def test_curves_take_evaluations_where_there_are_some_on_the_way(tmp_path):
     directory = make_run(tmp_path / "run")
     assert findings(tmp_path).curve == "episode/return"
