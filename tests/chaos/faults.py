@@ -59,6 +59,8 @@ def draw(seed: int, number: int, *, mounts: bool) -> Fault:
         hold_process: 8,
         hit_worker: 18,
         hit_helper: 6,
+        hit_host: 6,
+        hit_actor: 3,
         trouble: 16,
         descriptors: 5,
         memory: 5,
@@ -197,6 +199,52 @@ def hit_helper(rng: random.Random) -> Fault:
         {"done", "failed"} if moment["phase"] == "starting workers" else {"done"},
         runs.draw(rng, workers=True, ppo="OnPolicy" in moment["point"][0]),
         strike=lambda victim: victim.send(signum, role),
+        **moment,
+    )
+
+
+def hit_host(rng: random.Random) -> Fault:
+    """A signal to a host that `rpc` or `distributed` reaches, or to the trainer that it serves."""
+    run = runs.draw_remote(rng, rng.choice(["rpc", "distributed"]))
+    return _remote(rng, run, "worker", "a host")
+
+
+def hit_actor(rng: random.Random) -> Fault:
+    """A signal to one of Ray's actors, or to the trainer that it serves."""
+    return _remote(rng, runs.draw_remote(rng, "ray"), "actor", "an actor")
+
+
+def _remote(rng: random.Random, run: runs.Run, role: str, called: str) -> Fault:
+    moment = _moment(rng, *points.WITH_WORKERS[1:], "saving", "shutting down")
+    which = rng.randrange(2)
+    what = rng.choice(["SIGKILL", "SIGKILL", "SIGKILL", "SIGTERM", "hold", "the trainer"])
+    if what == "hold":
+        seconds = rng.uniform(0.05, 1.5)
+        return Fault(
+            f"SIGSTOP to {called} for {seconds:.2f} s",
+            {"done"},
+            run,
+            strike=lambda victim: victim.hold(role, which, seconds),
+            **moment,
+        )
+    if what == "the trainer":
+        signum = rng.choice([signal.SIGKILL, signal.SIGINT])
+        killed = signum == signal.SIGKILL
+        return Fault(
+            f"{signum.name} to the trainer of {called}",
+            {"done", "died" if killed else "interrupted"},
+            run,
+            strike=lambda victim: victim.send(signum, "trainer"),
+            status_may_lie=killed,
+            **moment,
+        )
+    signum = signal.Signals[what]
+    return Fault(
+        f"{signum.name} to {called}",
+        {"done"} if run.restarts else {"done", "failed"},
+        run,
+        strike=lambda victim: victim.send(signum, role, which),
+        names_worker=True,
         **moment,
     )
 

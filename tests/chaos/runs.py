@@ -111,5 +111,16 @@ def draw(rng: random.Random, *, workers: bool = False, ppo: bool = False) -> Run
     return Run(options)
 
 
+def draw_remote(rng: random.Random, engine: str) -> Run:
+    """A run of PPO whose workers are on two hosts, started by the run on this machine."""
+    options = {**SMALL, **PPO, "collector": engine, "sync": engine}
+    options["seed"] = str(rng.randrange(1000))
+    if rng.random() < 0.5:
+        options["collector.on_worker_failure"] = "restart"
+    if rng.random() < 0.3:
+        options["collector.remote.asynchronous"] = "true"
+    return Run(options)
+
+
 def _quoted(value: str) -> str:
     return value if value in ("true", "false") or value.isdigit() else f"'{value}'"

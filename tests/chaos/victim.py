@@ -158,7 +158,7 @@ class Victim:
         return found
 
     def pids(self, role: str) -> list[int]:
-        """The processes of a role: trainer, worker, fork server, tracker or wandb."""
+        """The processes of a role: trainer, worker (a host, too), actor, fork server, ..."""
         if role == "trainer":
             return [self.trainer]
         found = {p.pid: (p.ppid(), " ".join(p.cmdline())) for p in self.processes()}
@@ -168,6 +168,12 @@ class Victim:
             return mothers
         if role == "worker":
             return [pid for pid in servers if found[pid][0] in mothers]
+        if role == "actor":
+            return [
+                pid
+                for pid, (_, line) in found.items()
+                if line.startswith("ray::") and not line.startswith("ray::IDLE")
+            ]
         word = {"tracker": "resource_tracker import main", "wandb": "wandb-core"}[role]
         return [pid for pid, (_, line) in found.items() if word in line]
 

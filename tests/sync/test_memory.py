@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import fcntl
 import gc
 import mmap
@@ -78,6 +79,7 @@ def test_writing_to_a_read_only_mapping_ends_the_process_and_harms_no_other(syst
     ours.fill_(7)
 
     def spoil(handed, model):
+        faulthandler.disable()  # which would tell of it on the terminal
         handed.memory.map(0, mmap.PAGESIZE, writable=False).fill_(9)
 
     with Worker(Handed(memory=memory), None) as worker:
