@@ -1,7 +1,7 @@
 # Lockstep's commands; `make` lists them. Two variables matter:
 #   PYTHON  the interpreter that environments are made with   make test PYTHON=python3.12
 #   ARGS    handed on to the program                          make test ARGS="-k sync"
-#                                       two files at a time  make test ARGS="-n 2 --dist loadfile"
+#                                       one file at a time    make test ARGS="-n 0"
 # and for `make bench` a third:
 #   BENCH   which of benchmarks/, all by default              make bench BENCH=collect
 
@@ -24,7 +24,7 @@ run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 	@$(BIN)/python run.py $(ARGS)
 
 test: check ## run the checks, then the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 slow: $(READY) ## run the slow tests: whole runs that learn, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -16,7 +16,7 @@ from harness.config import ConfigError, RunPlan
 from harness.display import Display
 from harness.evaluate import Evaluator
 from harness.files import one_line, read_json
-from harness.isolation import own_state
+from harness.isolation import keep_freed_memory, own_state
 from harness.learners import Learner
 from harness.loggers import Loggers, RunInfo, make_loggers
 from harness.pipeline import make_collector, make_learner, make_scheme
@@ -60,6 +60,7 @@ def execute(plan: RunPlan) -> Outcome:
     if plan.skip_done and RunDir(plan.directory).is_done_with(plan.yaml):
         print(f"{plan.directory} is done already")
         return Outcome(0, "done", read_json(plan.directory / "summary.json"))
+    keep_freed_memory()
     with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
         return _execute(plan)
 

@@ -213,7 +213,7 @@ class PPO:
             kl = Means()
             for part in self._minibatches(frames):
                 loss, measured = self._loss(part)
-                norm = self.optimiser.step(loss, config.max_grad_norm)
+                norm = self.optimiser.clipped_step(loss, config.max_grad_norm)
                 sums.add({**measured, "grad_norm": norm})
                 kl.add({"kl": measured["approx_kl"]})
             if config.target_kl is not None and kl.means()["kl"] > config.target_kl:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +19,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class FlatAdam:
-    """Adam that works on all gradients laid end to end: a step is ten calls, however many they are.
+    """Adam in one fused call for all parameters, its memory laid end to end.
 
     The parameters stay where they are and are only changed in place: they may be memory that
     someone else has placed (as the hogwild scheme does).
@@ -41,27 +40,47 @@ class FlatAdam:
         self.steps = 0
         self._mean = torch.cat([torch.zeros_like(p.detach()).flatten() for p in self.parameters])
         self._square = torch.zeros_like(self._mean)
-        self._change = torch.zeros_like(self._mean)
-        parts = self._change.split([p.numel() for p in self.parameters])
-        self._changes = [c.view_as(p) for c, p in zip(parts, self.parameters, strict=True)]
+        self._means, self._squares = self._parts(self._mean), self._parts(self._square)
+        self._step = torch.zeros((), device=self._mean.device)  # `steps`, as the call wants it
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([p.numel() for p in self.parameters])
+        return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def step(self, loss: Tensor) -> None:
+        """Follow the gradient of `loss` once."""
+        self._follow(torch.autograd.grad(loss, self.parameters))
 
     @torch.no_grad()
-    def step(self, loss: Tensor, max_grad_norm: float = 0.0) -> Tensor:
-        """Follow the gradient of `loss` once; its norm, which may be held to a maximum (0: not)."""
+    def clipped_step(self, loss: Tensor, max_norm: float) -> Tensor:
+        """The same, with the gradient's norm, which it gives, held to a maximum (0: not)."""
         parts = torch.autograd.grad(loss, self.parameters)
         gradient = torch.cat([part.reshape(-1) for part in parts])
         norm = torch.linalg.vector_norm(gradient)
-        if max_grad_norm:
-            gradient *= (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.steps += 1
-        first, second = self.betas
-        self._mean.lerp_(gradient, 1 - first)
-        self._square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        spread = self._square.sqrt().div_(math.sqrt(1 - second**self.steps)).add_(self.eps)
-        rate = self.learning_rate / (1 - first**self.steps)
-        torch.div(self._mean, spread, out=self._change).mul_(-rate)
-        torch._foreach_add_(self.parameters, self._changes)
+        if max_norm:
+            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        self._follow(self._parts(gradient))
         return norm
+
+    @torch.no_grad()
+    def _follow(self, gradients: Sequence[Tensor]) -> None:
+        self.steps += 1
+        self._step.fill_(self.steps)
+        torch._fused_adam_(
+            self.parameters,
+            [gradient.contiguous() for gradient in gradients],
+            self._means,
+            self._squares,
+            [],
+            [self._step] * len(self.parameters),
+            lr=self.learning_rate,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=0.0,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Adam's memory; the parameters themselves are their modules' to store."""

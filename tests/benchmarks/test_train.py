@@ -153,11 +153,10 @@ def test_a_training_that_takes_too_long_is_ended_with_all_its_processes(known, m
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path):
+def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path, tmp_path_factory):
     command = [sys.executable, "benchmarks/train.py", "--contestants", "lockstep_multi_async"]
     options = ["--algos", "ppo", "--frames", "ppo=100000000", "--output", str(tmp_path)]
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch = tmp_path_factory.mktemp("s")  # a socket's path must be short
     driver = subprocess.Popen(
         [*command, *options],
         cwd=ROOT,

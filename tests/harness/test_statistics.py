@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -324,6 +327,59 @@ def test_bootstrap_intervals_agree_with_scipy():
         ).confidence_interval
         found = estimate([scores], measure, num_resamples=20_000)
         assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.03)
+
+
+# -- against rliable, in the peers' environment (`make peers`)
+
+PEERS = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin" / "python"
+RLIABLE = """
+import json, sys
+import numpy as np
+from rliable import library, metrics
+
+given = {name: np.array(value) for name, value in json.load(sys.stdin).items()}
+a, b, thresholds = given["a"], given["b"], given["thresholds"]  # [runs, tasks]
+measures = {
+    "mean": metrics.aggregate_mean,
+    "iqm": metrics.aggregate_iqm,
+    "gap": lambda scores: metrics.aggregate_optimality_gap(scores, 0.3),
+}
+found = {"better": float(metrics.probability_of_improvement(a, b))}
+for name, measure in measures.items():
+    points, intervals = library.get_interval_estimates(
+        {"a": a}, lambda scores: np.array([measure(scores)]), reps=20_000
+    )
+    found[name] = [float(points["a"][0]), *intervals["a"][:, 0].tolist()]
+profiles, bands = library.create_performance_profile({"a": a}, thresholds, reps=5_000)
+found["profile"] = [profiles["a"].tolist(), *bands["a"].tolist()]
+json.dump(found, sys.stdout)
+"""
+
+
+def test_statistics_agree_with_rliable():
+    if (
+        not PEERS.exists()
+        or subprocess.run([PEERS, "-c", "import rliable"], check=False).returncode
+    ):
+        pytest.skip("the peers' environment has no rliable")
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(size=(12, 3)), rng.normal(0.4, 1, size=(9, 3))
+    thresholds = np.linspace(-1.5, 1.5, 7)
+    given = {"a": a.tolist(), "b": b.tolist(), "thresholds": thresholds.tolist()}
+    ran = subprocess.run(
+        [PEERS, "-c", RLIABLE], input=json.dumps(given), capture_output=True, text=True, check=True
+    )
+    theirs = json.loads(ran.stdout)
+    left, right = list(a.T), list(b.T)  # by task
+    for name, measure in (("mean", mean), ("iqm", iqm), ("gap", optimality_gap(0.3))):
+        found = estimate(left, measure, num_resamples=20_000)
+        assert found.value == pytest.approx(theirs[name][0], rel=1e-9)
+        assert (found.low, found.high) == pytest.approx(theirs[name][1:], abs=0.03)
+    assert probability_of_improvement(left, right).value == pytest.approx(theirs["better"])
+    ours = profile(left, thresholds, num_resamples=5_000)
+    assert ours.share == pytest.approx(theirs["profile"][0])
+    assert ours.low == pytest.approx(theirs["profile"][1], abs=0.05)
+    assert ours.high == pytest.approx(theirs["profile"][2], abs=0.05)
 
 
 def test_holm_agrees_with_a_plain_walk():
