@@ -1,4 +1,4 @@
-"""Statistics of runs: worked examples, scipy where it is installed, and what few seeds allow."""
+"""Statistics of runs: worked examples, scipy, rliable, and what few seeds allow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from harness.statistics import (
     band,
@@ -300,7 +301,6 @@ def test_a_profile_weighs_tasks_alike():
 
 
 def test_estimates_and_tests_agree_with_scipy():
-    stats = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(1)
     for n in (2, 3, 4, 5, 8, 11, 30):
         a, b = rng.normal(size=n), rng.normal(0.5, 2, size=n)
@@ -315,7 +315,6 @@ def test_estimates_and_tests_agree_with_scipy():
 
 
 def test_bootstrap_intervals_agree_with_scipy():
-    stats = pytest.importorskip("scipy.stats")
     scores = np.random.default_rng(2).normal(size=12)
     for measure in (mean, iqm, optimality_gap(0.3)):
         theirs = stats.bootstrap(
