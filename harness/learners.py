@@ -12,8 +12,22 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from collectors import ReplayBuffer
-from harness.algos.ppo import PPO
 from harness.algos.sac import SAC
+
+
+class Algorithm(Protocol):
+    """What an on-policy algorithm has to be."""
+
+    policy: Any
+
+    def update(self, batch: TensorDictBase, version: int) -> dict[str, float]:
+        """Learn from a batch while the newest published weights are of `version`; metrics."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
 
 
 class Learner(Protocol):
@@ -36,12 +50,13 @@ class Learner(Protocol):
 class OnPolicy:
     """Each batch is learned from once."""
 
-    def __init__(self, algorithm: PPO):
+    def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
 
     @property
     def policy(self) -> nn.Module:
-        return self.algorithm.policy
+        policy: nn.Module = self.algorithm.policy
+        return policy
 
     def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
         return self.algorithm.update(batch, version)

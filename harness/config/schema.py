@@ -110,4 +110,4 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-ALGOS: dict[str, type[PPOConfig] | type[SACConfig]] = {"ppo": PPOConfig, "sac": SACConfig}
+ALGOS: dict[str, type] = {"ppo": PPOConfig, "sac": SACConfig}
