@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -281,22 +281,36 @@ class RemoteCollector(BaseCollector):
     # -- control
 
     def _call(self, method: str, *args: Any) -> list[Any]:
+        found = self._ask(method, lambda seat: args)
+        return [one for each in found for one in each] if method == "getattr_env" else found
+
+    def _ask(
+        self,
+        method: str,
+        arguments: Callable[[Seat], tuple[Any, ...]],
+        chosen: Sequence[Seat] | None = None,
+    ) -> list[Any]:
+        """Have hosts do something; those that are lost over it are replaced, and asked again."""
         assert self.seats is not None
         self._raise_error()
-        found = self.seats.call(method, lambda seat: args)
-        return [one for each in found for one in each] if method == "getattr_env" else found
+        while True:
+            try:
+                return self.seats.call(method, arguments, chosen)
+            except WorkerError:
+                if not self.seats.failed():
+                    raise
+                self._see_to_failures()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environments and policies of all hosts, and start new episodes."""
         self.seed = check_seed(seed)
         assert self.seats is not None
-        self._raise_error()
         for seat in self.hosts:
             seat.seed = self.seed
             job = self.seats.jobs[seat.host]
             job.seeds = Seeds(self.seed, seat.host, job.seeds.life, static_seed)
         jobs = self.seats.jobs
-        self.seats.call("set_seed", lambda seat: (jobs[seat.host].seeds,))
+        self._ask("set_seed", lambda seat: (jobs[seat.host].seeds,))
         return next_seed(self.seed)
 
     def reset(self, reset_idx: Any = None) -> None:
@@ -310,7 +324,7 @@ class RemoteCollector(BaseCollector):
         for seat in self.hosts:
             mine = np.flatnonzero(which[seat.first_env : seat.first_env + seat.num_envs]).tolist()
             if mine:
-                self.seats.call("reset", functools.partial(_only, mine), [seat])
+                self._ask("reset", functools.partial(_only, mine), [seat])
 
     def _hold(self, still: bool) -> None:
         assert self.seats is not None
@@ -334,7 +348,7 @@ class RemoteCollector(BaseCollector):
         base = self.publisher.base
         # On their own, hosts are ahead of what was delivered: what lay between is gone.
         of = {seat.host: state for seat, state in zip(self.hosts, states, strict=True)}
-        exact: list[bool] = self.seats.call(
+        exact: list[bool] = self._ask(
             "load_state_dict", lambda seat: (of[seat.host], base, self.sync)
         )
         for seat, same in zip(self.hosts, exact, strict=True):

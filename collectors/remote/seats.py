@@ -215,10 +215,12 @@ class Seats:
         name: str,
         *,
         patient: bool = False,
+        lost: bool = False,
     ) -> None:
         """Wait for these answers; raise for all hosts that gave none, or a bad one.
 
         patient: that there is none yet is no failure.
+        lost: a host that gave none counts as failed from then on, and may be replaced.
         """
         deadline = time.monotonic() + timeout
         failures: dict[int, WorkerError] = {}
@@ -239,6 +241,9 @@ class Seats:
                 failure = WorkerTimeout(seat.host, text)
             if failure is not None:
                 failures[seat.host] = failure
+            if lost and isinstance(failure, WorkerDied | WorkerTimeout):
+                with self.news:
+                    seat.failure = seat.failure or failure
         if failures:
             raise combine(failures)
 
@@ -254,7 +259,7 @@ class Seats:
             seat.host: self._ask(seat, far.control, method, cloudpickle.dumps(arguments(seat)))
             for seat in chosen
         }
-        self._await(chosen, asked, f"asked to {method}", self._timeout, "timeout")
+        self._await(chosen, asked, f"asked to {method}", self._timeout, "timeout", lost=True)
         return [cloudpickle.loads(asked[seat.host].result().value) for seat in chosen]
 
     # -- batches

@@ -75,7 +75,8 @@ def _judge_words(victim: Victim, fault: Fault, end: str) -> Iterator[str]:
     told = end == "failed" and " raised " in said  # with the worker's own traceback
     if noise and not (fault.may_print_trace or told or end == "died"):
         yield f"it prints {noise[0]!r}"
-    if end == "failed" and fault.names_worker and "worker" not in "".join(lines):
+    named = any(word in "".join(lines) for word in ("worker", "collector"))
+    if end == "failed" and fault.names_worker and not named:
         yield f"it does not name the worker: {lines}"
 
 

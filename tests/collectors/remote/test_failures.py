@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import psutil
 import pytest
@@ -90,6 +91,19 @@ def test_a_killed_host_is_replaced_with_the_newest_weights_and_another_seed(kind
         assert collector.getattr_env("seeded")[0] != before[0]
         assert ids  # numbers go on where they were
         assert int(found["collector", "traj_ids"].max()) > max(ids)
+
+
+def test_a_host_that_dies_while_it_is_asked_for_its_state_is_replaced_and_asked_again():
+    with troubled("rpc", on_worker_failure="restart", max_restarts=2) as collector:
+        gather(collector, 2)
+        dead = host_pids(collector)[1]
+        os.kill(dead, signal.SIGSTOP)  # so that it cannot answer before it is gone
+        threading.Timer(0.3, os.kill, (dead, signal.SIGKILL)).start()
+        state = collector.state_dict()
+        assert len(state["workers"]) == 2
+        assert collector.stats()["restarts"] == 1
+        gather(collector, 3)
+        assert all_accounted_for(collector.stats())
 
 
 def test_restarts_are_bounded():
