@@ -55,22 +55,25 @@ class Acting:
             )
         if self.out_keys is not None and ACTION not in self.out_keys:
             raise ValueError(f"the policy puts out {_shown(self.out_keys)}, but no 'action'")
-        self._call = self._calling(policy, trusted)
+        self.call = self._calling(policy, trusted)
         if compile_policy:
             if (preload := sys.modules.get("collectors.preload")) is not None:
                 preload.mark_for_compiler()
             options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
-            self._call = torch.compile(self._call, **options)
+            self.call = torch.compile(self.call, **options)
         if cudagraph:
             from tensordict.nn import CudaGraphModule
 
-            self._call = CudaGraphModule(self._call)
+            self.call = CudaGraphModule(self.call)
 
     def __call__(self, inputs: Sequence[Tensor]) -> dict[Key, Tensor]:
         """What the policy puts out for these inputs, by key; where it computes it."""
         if self.device is not None:
             inputs = [None if t is None else t.to(self.device, non_blocking=True) for t in inputs]
-        result = self._call(*inputs)
+        return self.read(self.call(*inputs))
+
+    def read(self, result: Any) -> dict[Key, Tensor]:
+        """What a call returned, by key."""
         if type(result) is tuple or type(result) is list:
             if self.out_keys is None and len(result) == 1:
                 return {ACTION: result[0]}

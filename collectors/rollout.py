@@ -239,7 +239,6 @@ class Rollout:
             self._first = None  # nobody acts by it
         rows, actions = frames.observation_rows, frames.action.numpy()
         dtype, shape = actions.dtype, actions.shape[1:]
-        keys = [field.key for field in frames.layout.outputs]
         plain = (
             not acting.state_keys
             and acting.in_keys == [leaf.key for leaf in self.environments.observations]
@@ -247,15 +246,16 @@ class Rollout:
         )
         state_keys = acting.state_keys
         targets: list[tuple[Key, Any]] = [
-            (key, output.numpy() if _numpy_knows(output) else output)
-            for key, output in zip(keys, frames.outputs, strict=True)
+            (field.key, output.numpy() if _numpy_knows(output) else output)
+            for field, output in zip(frames.layout.outputs, frames.outputs, strict=True)
         ]
 
-        def write(t: int) -> np.ndarray[Any, Any]:
-            if self._first is not None and t == 0:
-                outputs, self._first = self._first, None
-            else:
-                outputs = acting(rows[t] if plain else self._inputs(rows[t], t))
+        def write(t: int, outputs: dict[Key, Tensor] | None = None) -> np.ndarray[Any, Any]:
+            if outputs is None:
+                if self._first is not None and t == 0:
+                    outputs, self._first = self._first, None
+                else:
+                    outputs = acting(rows[t] if plain else self._inputs(rows[t], t))
             for key, target in targets:
                 value = outputs[key] if key in outputs else self.state[key]
                 if type(target) is Tensor:
@@ -273,7 +273,31 @@ class Rollout:
             actions[t] = action
             return action
 
-        return write
+        out_keys = acting.out_keys
+        tensors = any(type(target) is Tensor for _, target in targets)
+        if not plain or tensors or out_keys is None or len(set(out_keys)) != len(out_keys):
+            return write
+
+        # The same without a dictionary, for a policy that puts out a tuple of what it named.
+        count, call = len(out_keys), acting.call
+        places = [(out_keys.index(key), target) for key, target in targets]
+        acts = out_keys.index(ACTION)
+
+        def write_tuple(t: int) -> np.ndarray[Any, Any]:
+            if t == 0 and self._first is not None:
+                return write(t)
+            result = call(*rows[t])
+            if type(result) is not tuple or len(result) != count:
+                return write(t, acting.read(result))
+            for place, target in places:
+                target[t] = result[place].numpy()
+            action: np.ndarray[Any, Any] = result[acts].numpy()
+            if action.dtype != dtype or action.shape != shape:
+                action = action.reshape(shape).astype(dtype)
+            actions[t] = action
+            return action
+
+        return write_tuple
 
     def _inputs(self, rows: Sequence[Tensor], t: int) -> list[Tensor]:
         """The policy's inputs in its own order: observations, state, whether an episode starts."""
