@@ -124,33 +124,40 @@ def named(wrappers: list[Any]) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def env_factory(
-    config: EnvConfig, *, render_mode: str | None = None
-) -> Callable[[], gym.Env | VectorEnv]:
-    """A picklable factory of what `config` describes: an environment, or a vector of them."""
-    make_one = partial(_make_one, config, render_mode)
-    match config.vectorisation:
-        case "none":
-            return make_one
-        case "native":
-            return partial(_make_native, config, render_mode)
-        # Collectors reset, environment by environment: no frame is spent on resetting alone, and
-        # what was reset by them they can bring back when a run is resumed.
-        case "sync":
-            return partial(
-                SyncVectorEnv,
-                [make_one] * config.num_envs,
-                autoreset_mode=AutoresetMode.DISABLED,
-            )
-        case "async":
-            return partial(
-                AsyncVectorEnv,
-                [make_one] * config.num_envs,
-                # Elsewhere than in forks, its locks have names that outlive a worker.
-                context="fork" if "fork" in get_all_start_methods() else None,
-                autoreset_mode=AutoresetMode.DISABLED,
-            )
-    raise ValueError(f"env.vectorisation is {config.vectorisation!r}, expected {VECTORISATIONS}")
+@dataclass(frozen=True)
+class EnvFactory:
+    """Makes what a config describes, in whatever process: an environment, or a vector of them."""
+
+    config: EnvConfig
+    render_mode: str | None = None
+
+    def __call__(self) -> gym.Env | VectorEnv:
+        config = self.config
+        make_one = partial(_make_one, config, self.render_mode)
+        match config.vectorisation:
+            case "none":
+                return make_one()
+            case "native":
+                return _make_native(config, self.render_mode)
+            # Collectors reset, environment by environment: no frame is spent on resetting alone,
+            # and what was reset by them they can bring back when a run is resumed.
+            case "sync":
+                return SyncVectorEnv(
+                    [make_one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED
+                )
+            case "async":
+                return AsyncVectorEnv(
+                    [make_one] * config.num_envs,
+                    # Elsewhere than in forks, its locks have names that outlive a worker.
+                    context="fork" if "fork" in get_all_start_methods() else None,
+                    autoreset_mode=AutoresetMode.DISABLED,
+                )
+        raise ValueError(
+            f"env.vectorisation is {config.vectorisation!r}, expected {VECTORISATIONS}"
+        )
+
+    def __str__(self) -> str:
+        return f"env.id={self.config.id}"
 
 
 def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:

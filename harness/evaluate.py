@@ -14,7 +14,7 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
-from harness.envs import EnvConfig, env_factory
+from harness.envs import EnvConfig, EnvFactory
 
 
 class Episode(NamedTuple):
@@ -35,7 +35,7 @@ class Evaluator:
         if episodes < 1:
             raise ValueError(f"evaluation: episodes is {episodes}, expected 1 or more")
         self.seeds = [seed + i for i in range(episodes)]
-        self._factory = env_factory(replace(config, vectorisation="none", num_envs=1))
+        self._factory = EnvFactory(replace(config, vectorisation="none", num_envs=1))
         self._envs: list[gym.Env] = []
 
     def run(self, policy: nn.Module) -> dict[str, float]:

@@ -19,7 +19,7 @@ from harness.config import ConfigError
 from harness.config.link import make_link
 from harness.config.remote import JoiningConfig, RayConfig, num_hosts
 from harness.config.schema import CollectorConfig, Config, SyncConfig
-from harness.envs import EnvConfig, env_factory
+from harness.envs import EnvConfig, EnvFactory
 from harness.learners import Learner, OffPolicy, OnPolicy
 from sync import WeightSyncScheme
 
@@ -77,7 +77,7 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
     if config.vectorisation != "native":
         one = replace(one, vectorisation="none")
     try:
-        env = env_factory(one)()
+        env = EnvFactory(one)()
     except (Exception, SystemExit) as error:
         raise ConfigError(f"env.id={config.id} cannot be made: {error}") from error
     with closing(env):
@@ -103,7 +103,7 @@ def make_scheme(config: SyncConfig) -> WeightSyncScheme:
 def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -> AnyCollector:
     """The collector, its workers started."""
     collector: Any = getattr(collectors, COLLECTORS[config.collector.name])(
-        env_factory(config.env),
+        EnvFactory(config.env),
         learner.policy,
         frames_per_batch=config.collector.frames_per_batch,
         weight_sync_schemes={"policy": scheme},

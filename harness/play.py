@@ -22,7 +22,7 @@ from harness.checkpoints import CheckpointError, Checkpoints
 from harness.checks import at_least
 from harness.config import Config
 from harness.config.load import check_stored_env, read_options, to_config
-from harness.envs import EnvConfig, env_factory
+from harness.envs import EnvConfig, EnvFactory
 from harness.evaluate import play
 from harness.files import one_line, write_atomic
 from harness.pipeline import make_learner
@@ -90,7 +90,7 @@ def perform(
     """Play, and say how it went: the pictures, and how many a second the environment wants."""
     one = replace(config, vectorisation="none", num_envs=1)
     film: list[Image.Image] = []
-    env = env_factory(one, render_mode="rgb_array")()
+    env = EnvFactory(one, render_mode="rgb_array")()
     assert isinstance(env, gym.Env)
     with closing(env):
         for number in range(episodes):

@@ -26,6 +26,7 @@ from tests.chaos import verdict
 from tests.chaos.faults import Fault, draw
 from tests.chaos.victim import Victim
 
+MOST_SHOWN = 8
 ALONE = "LOCKSTEP_CHAOS_ALONE"  # set once this program has mounts of its own
 
 
@@ -135,8 +136,10 @@ def torment_all(arguments: argparse.Namespace, place: Path, *, mounts: bool) -> 
         result = torment(arguments.seed, number, place, mounts=mounts)
         with said:
             print(result, flush=True)
-            for finding in result.findings:
+            for finding in result.findings[:MOST_SHOWN]:
                 print(f"            {finding}", flush=True)
+            if len(result.findings) > MOST_SHOWN:
+                print(f"            and {len(result.findings) - MOST_SHOWN} more", flush=True)
             if result.findings:
                 print(f"            again: {again(arguments.seed, number)}", flush=True)
                 print(f"            kept: {result.folder}", flush=True)

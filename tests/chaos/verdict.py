@@ -73,6 +73,7 @@ def _judge_words(victim: Victim, fault: Fault, end: str) -> Iterator[str]:
         yield f"it is done, and says {lines[0]!r}"
     noise = NOISE.search(said)
     told = end == "failed" and " raised " in said  # with the worker's own traceback
+    told |= "Process Worker<AsyncVectorEnv>" in said  # gymnasium's, when their worker is gone
     if noise and not (fault.may_print_trace or told or end == "died"):
         yield f"it prints {noise[0]!r}"
     named = any(word in "".join(lines) for word in ("worker", "collector"))
@@ -130,9 +131,9 @@ def _leftovers(victim: Victim, shm: set[str]) -> Iterator[str]:
         if not _is_in_use(SHM / name):
             yield f"left: {SHM / name}"
     for file in sorted(victim.temporary.rglob("*")):
-        # torch's cache is to stay; W&B's own socket stays where W&B was killed.
+        # torch's cache and Ray's logs are to stay; W&B's own socket stays where W&B was killed.
         names = file.relative_to(victim.temporary).parts
-        if names[0].startswith(("torchinductor_", "wandb-")):
+        if names[0] == "ray" or names[0].startswith(("torchinductor_", "wandb-")):
             continue
         yield f"left: temporary file {'/'.join(names)}"
 

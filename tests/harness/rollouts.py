@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor
 
-from harness.envs import EnvConfig, env_factory
+from harness.envs import EnvConfig, EnvFactory
 
 
 class Noise(gym.Env[Any, Any]):
@@ -48,7 +48,7 @@ def noise(
 
 def known(env_id: str, num_envs: int, seed: int = 0) -> PlainCollector:
     """A collector over environments of gymnasium."""
-    make = env_factory(EnvConfig(id=env_id, num_envs=1, vectorisation="none"))
+    make = EnvFactory(EnvConfig(id=env_id, num_envs=1, vectorisation="none"))
     envs = SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     return PlainCollector(envs, seed)
 

@@ -9,14 +9,14 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from harness.envs import EXTRAS, EnvConfig, env_factory
+from harness.envs import EXTRAS, EnvConfig, EnvFactory
 
 
 def made(**config):
     """What a factory gives after a journey to another process."""
     description = EnvConfig(**config)
     description.validate()
-    return pickle.loads(pickle.dumps(env_factory(description)))()
+    return pickle.loads(pickle.dumps(EnvFactory(description)))()
 
 
 def test_none_is_one_plain_environment():
@@ -149,3 +149,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch)
     monkeypatch.setitem(EXTRAS, "gymnasium.envs.mujoco", ("no_such_module", "mujoco"))
     with pytest.raises(ValueError, match=r"needs no_such_module.*pip install -e '.\[mujoco\]'"):
         EnvConfig(id="HalfCheetah-v5").validate()
+
+
+def test_an_error_calls_a_factory_by_what_it_makes():
+    assert str(EnvFactory(EnvConfig(id="Acrobot-v1"))) == "env.id=Acrobot-v1"
