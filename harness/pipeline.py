@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import torch
-from gymnasium import Space
+from gymnasium import Env, Space
 from gymnasium.vector import VectorEnv
 
 import collectors
@@ -80,10 +79,20 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
         env = EnvFactory(one)()
     except (Exception, SystemExit) as error:
         raise ConfigError(f"env.id={config.id} cannot be made: {error}") from error
-    with closing(env):
+    try:
         if isinstance(env, VectorEnv):
             return env.single_observation_space, env.single_action_space
         return env.observation_space, env.action_space
+    finally:
+        _close(env, config)
+
+
+def _close(env: Env[Any, Any] | VectorEnv, config: EnvConfig) -> None:
+    """Close it; `ConfigError` if it cannot be closed, since no worker could end in order then."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"env.id={config.id} cannot be closed: {error}") from error
 
 
 def make_scheme(config: SyncConfig) -> WeightSyncScheme:

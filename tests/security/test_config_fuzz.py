@@ -209,6 +209,15 @@ def test_a_network_that_no_memory_holds_is_refused_in_one_line():
         make_learner(plan.config)
 
 
+def test_an_environment_that_cannot_be_closed_is_refused_in_one_line(monkeypatch):
+    def fail(env):
+        raise OSError("the lid is stuck")
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.close", fail)
+    with pytest.raises(ConfigError, match="env.id=CartPole-v1 cannot be closed: the lid is stuck"):
+        make_learner(plan_run([]).config)
+
+
 @pytest.mark.parametrize("directory", ["x" * 300, "/proc/nowhere/run", "/dev/null/run"])
 def test_a_directory_that_cannot_be_made_is_refused_in_one_line(capsys, directory):
     said = command(capsys, "collector=single", "sync=none", f"hydra.run.dir={directory}")
