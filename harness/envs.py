@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
+import os
+import signal
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_all_start_methods
@@ -146,6 +151,8 @@ class EnvFactory:
                     [make_one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED
                 )
             case "async":
+                if threading.current_thread() is threading.main_thread():
+                    make_one = partial(_make_in_child, os.getpid(), config, self.render_mode)
                 return AsyncVectorEnv(
                     [make_one] * config.num_envs,
                     # Elsewhere than in forks, its locks have names that outlive a worker.
@@ -158,6 +165,21 @@ class EnvFactory:
 
     def __str__(self) -> str:
         return f"env.id={self.config.id}"
+
+
+_PR_SET_PDEATHSIG = 1  # Linux's sys/prctl.h
+
+
+def _make_in_child(maker: int, config: EnvConfig, render_mode: str | None) -> gym.Env:
+    """An environment that has a process of its own, which must not outlive its maker.
+
+    It ends by itself when its maker is gone, but not if it hangs: then the kernel ends it. That
+    happens, too, when only the thread that started it ends, so this is for the main thread.
+    """
+    if os.getpid() != maker:  # the vector makes one at home, too, to look at
+        with suppress(AttributeError, OSError, TypeError):  # another system
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return _make_one(config, render_mode)
 
 
 def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:

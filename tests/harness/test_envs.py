@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import closing
+import signal
+import subprocess
+import sys
+from contextlib import closing, suppress
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -153,3 +157,30 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch)
 
 def test_an_error_calls_a_factory_by_what_it_makes():
     assert str(EnvFactory(EnvConfig(id="Acrobot-v1"))) == "env.id=Acrobot-v1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that ends them")
+def test_a_hanging_member_does_not_outlive_the_process_that_made_its_vector(tmp_path):
+    program = """
+import os, signal, sys
+from pathlib import Path
+from harness.envs import EnvConfig, EnvFactory
+kwargs = {"where": "reset", "what": "hang", "at": 1, "once": sys.argv[1], "continuous": False}
+name = "tests.chaos.environments:Trouble-v0"
+config = EnvConfig(name, vectorisation="async", num_envs=1, kwargs=kwargs)
+envs = EnvFactory(config)()
+envs.reset_async(seed=0)
+while not os.path.exists(sys.argv[1]):
+    pass
+Path(sys.argv[2]).write_text(str(envs.processes[0].pid))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    noted = tmp_path / "member"
+    command = [sys.executable, "-c", program, str(tmp_path / "once"), str(noted)]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    with suppress(psutil.NoSuchProcess):  # it may have gone already
+        member = psutil.Process(int(noted.read_text()))
+        try:
+            member.wait(timeout=10)
+        finally:
+            member.kill()

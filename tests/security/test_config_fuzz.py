@@ -214,7 +214,9 @@ def test_an_environment_that_cannot_be_closed_is_refused_in_one_line(monkeypatch
         raise OSError("the lid is stuck")
 
     monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.close", fail)
-    with pytest.raises(ConfigError, match="env.id=CartPole-v1 cannot be closed: the lid is stuck"):
+    with pytest.raises(
+        ConfigError, match=r"env\.id=CartPole-v1 cannot be closed: the lid is stuck"
+    ):
         make_learner(plan_run([]).config)
 
 
