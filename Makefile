@@ -15,7 +15,7 @@ PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow check chaos soak load bench report reproduce browser peers clean
+.PHONY: help run test slow coverage check chaos soak load bench report reproduce browser peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,13 @@ test: check ## run the checks, then the tests
 
 slow: $(READY) ## run the slow tests: whole runs that learn, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# A process that is killed cannot say what it went through: branches that only such ones take count
+# as untested here.
+coverage: $(READY) ## name the branches of sync/ and collectors/ that no test takes
+	@rm -rf outputs/coverage && mkdir -p outputs/coverage
+	-$(BIN)/python -m coverage run -m pytest -n 2 --dist loadfile tests/sync tests/collectors tests/promises $(ARGS)
+	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
 
 check: $(READY) ## format, lint and types
 	$(BIN)/ruff format --check .

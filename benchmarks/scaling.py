@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -33,6 +34,8 @@ from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
 from benchmarks.sync_remote import Lockstep, Workers, start_ray  # noqa: E402
 from sync import WeightSyncScheme  # noqa: E402
+from sync.remote.relay import CHILDREN  # noqa: E402
+from sync.remote.transport import RELAY_BYTES, RELAY_WORKERS  # noqa: E402
 
 LOCAL = ("shared", "multiprocessing")
 REMOTE = ("distributed", "rpc", "ray")
@@ -170,12 +173,31 @@ def predict(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> dic
     spread = fits["shared"].at(on.on_a_node) if "shared" in fits else 0.0
     if kind in LOCAL:
         return {"nodes": 1, "total_ms": fits[kind].at(on.on_a_node), "link_ms": 0.0}
-    one = on.carry_ms(nbytes)
-    # Ray's nodes fetch from each other what one of them has: a chain of doublings.
-    hops = float(np.ceil(np.log2(on.nodes + 1))) if kind == "ray" else float(on.nodes)
-    link = hops * one + on.latency_ms * 2
-    processor = fits[kind].fixed_ms + fits[kind].each_ms * (on.nodes if kind != "ray" else hops)
+    link = copies_in_a_row(kind, on.nodes, nbytes) * on.carry_ms(nbytes) + on.latency_ms * 2
+    processor = fits[kind].fixed_ms + fits[kind].each_ms * on.nodes
     return {"nodes": on.nodes, "total_ms": max(link, processor) + spread, "link_ms": link}
+
+
+def copies_in_a_row(kind: str, nodes: int, nbytes: int) -> int:
+    """How many times the bytes cross some link before the last node has them."""
+    if kind == "ray":  # whoever has them serves one more at a time
+        return math.ceil(math.log2(nodes + 1))
+    if nodes < RELAY_WORKERS or nbytes < RELAY_BYTES:
+        return nodes
+    # Each serves CHILDREN at the same time, so a generation takes so many copies.
+    reached, generation, generations = 0, 1, 0
+    while reached < nodes:
+        generation *= CHILDREN
+        reached += generation
+        generations += 1
+    return generations * CHILDREN
+
+
+def copies_from_the_trainer(kind: str, nodes: int, nbytes: int) -> int:
+    """How many times the bytes leave the trainer's host."""
+    if kind == "ray":
+        return 1
+    return nodes if nodes < RELAY_WORKERS or nbytes < RELAY_BYTES else CHILDREN
 
 
 # -- the page
@@ -234,7 +256,7 @@ def prediction(
         "",
         f"## Predicted: {on.workers:,} workers on {on.nodes} nodes, {on.gbit:g} Gbit/s",
         "",
-        "| scheme | send ms | of that the trainer's link | it carries MB | a node's "
+        "| scheme | send ms | of that on links | out of the trainer MB | a node's "
         f"{on.on_a_node:g} workers MB |",
         "|---|---:|---:|---:|---:|",
     ]
@@ -242,7 +264,7 @@ def prediction(
         if kind in LOCAL:
             continue
         found = predict(kind, fits, nbytes, on)
-        carried = nbytes / 1e6 * (on.nodes if kind != "ray" else 1)
+        carried = nbytes / 1e6 * copies_from_the_trainer(kind, on.nodes, nbytes)
         memory = results[kind][0].worker_mb + 3 * nbytes / 1e6 + on.on_a_node * nbytes / 1e6
         lines.append(
             f"| {kind} | {found['total_ms']:.1f} | {found['link_ms']:.1f} | {carried:,.0f} "
@@ -254,12 +276,15 @@ def prediction(
 ASSUMPTIONS = [
     "- One receiver a node; the node's workers share what arrived through shared memory, at the "
     "cost that was measured for `shared` with as many workers here.",
-    "- `distributed` and `rpc` send once to each node out of the trainer's link, one after the "
-    "other as far as the link is concerned: its bandwidth is the bound, and it grows with nodes.",
+    f"- With `distributed` and `rpc` the trainer sends a block of {RELAY_BYTES // 1024} KiB or "
+    f"more to {CHILDREN} nodes, each of which hands it to {CHILDREN} others at the same time over "
+    f"its own link, and so on (`sync/remote/relay.py`); with fewer than {RELAY_WORKERS} nodes, or "
+    "smaller, it goes from the trainer to each. `benchmarks/broadcast.py` measures both.",
     "- `ray` fetches a block from any node that has it, so the nodes that have it double with each "
     "step: ⌈log₂(nodes + 1)⌉ transfers deep.",
-    "- The trainer's processor does `fixed + each × nodes` meanwhile; the slower of link and "
-    "processor counts. Two link latencies are added for the call and its answer.",
+    "- The trainer calls each node and hears its answer, whatever way the block takes: `fixed + "
+    "each × nodes` of its processor, with `each` as measured here, where sending blocks is part of "
+    "it. The slower of links and processor counts. Two link latencies are added.",
     "- Links are empty otherwise, nodes are alike, nobody is busy: a worker in the middle of a "
     "policy call answers after it, which adds up to one call.",
     "- Nothing beyond 16 workers on one machine was measured; treat a prediction as an order of "

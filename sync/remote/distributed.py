@@ -5,6 +5,7 @@
     DistributedEngine(n, host, port)          serve(i, host, port)
       opens a TCPStore at host:port  <-----     writes down that it is there
     connect()  or  admit(i)          ----->     a gloo group of these two, and a `Line` over it
+    route(i, j)                      ----->     the same between peers i and j
     call(i, f, x)                    <---->     runs f(x)
     close()                          ----->     serve() returns
 
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -61,6 +62,7 @@ class DistributedEngine(Engine):
         self._lines: dict[int, Line] = {}
         self._met: dict[int, int] = {}
         self._names: dict[int, str] = {}
+        self._routes: dict[tuple[int, int], _Meeting] = {}
         self._store = open_store(host, port, timeout)
         self.host, self.port = host, self._store.port
 
@@ -122,6 +124,23 @@ class DistributedEngine(Engine):
             return future
         return line.call(function, *args)
 
+    def route(self, taker: int, giver: int) -> LineRoute | None:
+        """Has the two meet when it is asked first; until they have met there is no route."""
+        if self.gone(giver) is not None or self.gone(taker) is not None:
+            return None
+        who = self._met[taker], self._met[giver]
+        found = self._routes.get((taker, giver))
+        if found is None or found.who != who:
+            name = f"between/{taker}-{who[0]}/{giver}-{who[1]}"
+            sides = ((taker, 0, giver), (giver, 1, taker))
+            meeting = [
+                self.call(one, _join, name, rank, self.describe(other), self._silence_s)
+                for one, rank, other in sides
+            ]
+            found = self._routes[taker, giver] = _Meeting(who, name, meeting)
+        met = all(future.done() and future.exception() is None for future in found.sides)
+        return LineRoute(found.name) if met else None
+
     def gone(self, peer: int) -> str | None:
         if (line := self._lines.get(peer)) is None:
             return "it was never met"
@@ -135,6 +154,49 @@ class DistributedEngine(Engine):
         """Let every peer's `serve` return."""
         for line in self._lines.values():
             line.close()
+
+
+class _Meeting(NamedTuple):
+    """Two peers that were told to make a line between them."""
+
+    who: tuple[int, int]  # as which newcomers they were met
+    name: str
+    sides: list[Future[Any]]
+
+
+class LineRoute(NamedTuple):
+    """A peer's way to another: a line that both have under this name."""
+
+    name: str
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        return _between[self.name].call(function, *args)
+
+
+class _Here(NamedTuple):
+    """How this peer found the trainer."""
+
+    peer: int
+    host: str
+    port: int
+    address: str
+    timeout: float
+
+
+_here: list[_Here] = []
+_between: dict[str, Line] = {}
+
+
+def _join(name: str, rank: int, whose: str, silence_s: float) -> None:
+    """Make a line to another peer, which is told to do the same."""
+    for other, line in list(_between.items()):
+        if line.ended.is_set():
+            del _between[other]
+    here = _here[0]
+    # A store of its own: others of this process would wait for each other.
+    store = find_store(here.host, here.port, here.timeout, here.peer)
+    group = make_group(store, name, rank, here.address, here.timeout)
+    _between[name] = Line(group, 1 - rank, whose, silence_s=silence_s)
 
 
 def serve(
@@ -170,10 +232,13 @@ def serve(
             f"peer {peer}: {where} did not meet it within {timeout:g} s; does it call connect() "
             f"for {peer + 1} peers or more? ({str(error).splitlines()[0]})"
         ) from None
+    _here[:] = [_Here(peer, host, port, address, timeout)]
     line = Line(group, 0, where, silence_s=silence_s)
     line.ended.wait()
     hang_up(f"{where}: {line.why}")
-    line.close()
+    for ended in (line, *_between.values()):
+        ended.close()
+    _between.clear()
     return line.why
 
 

@@ -7,15 +7,22 @@ and torch.distributed differ in their engines alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 
 class PeerDied(ConnectionError):
     """The process that was called is gone, or cannot be reached any more; the text says why."""
+
+
+class Route(Protocol):
+    """A peer's way to another peer; it travels to the one that calls."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have `function(*args)` run there, as `Engine.call` does."""
 
 
 class Engine(ABC):
@@ -46,16 +53,12 @@ class Engine(ABC):
         """
         return self.call(peer, function, parcel, *args)
 
-    def spread(
-        self, peers: Sequence[int], function: Callable[..., Any], block: Tensor, *args: Any
-    ) -> dict[int, Future[Any]]:
-        """`function(block, *args)` in each of these processes.
+    def route(self, taker: int, giver: int) -> Route | None:
+        """How peer `taker` calls peer `giver`; None: not, or not yet. Returns at once.
 
-        The block may be written again only when all the futures are done. An engine that can
-        brings it to each node once, and not out of the trainer's process once a peer.
+        Engines that bring a parcel to each node by themselves need none.
         """
-        parcel = self.parcel(block)
-        return {peer: self.post(peer, function, parcel, *args) for peer in peers}
+        return None
 
     @abstractmethod
     def gone(self, peer: int) -> str | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from sync.memory import Doorbell
 from sync.snapshot import NEVER
 
-DONE, FAILED, LEFT, ABSENT, SUPERSEDED = range(5)
+DONE, FAILED, LEFT, ABSENT, SUPERSEDED, MISSING = range(6)
 Place = tuple[str, int]  # a scheme's key, and a worker's number
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import torch
@@ -187,14 +187,10 @@ class RPCEngine(Engine):
             self._fail(future, peer, why)
             return
         self._pending.pop(future, None)
-        data, *tensors = done.value()
-        with contextlib.suppress(InvalidStateError):
-            try:
-                outcome: Outcome = unpack(data, tensors)
-            except Exception as error:  # noqa: BLE001 - a class that is not there, for instance
-                future.set_exception(error)
-            else:
-                outcome.tell(future, self.describe(peer))
+        _tell(future, done, self.describe(peer))
+
+    def route(self, taker: int, giver: int) -> RPCRoute | None:
+        return RPCRoute(self._names[giver]) if self.gone(giver) is None else None
 
     def gone(self, peer: int) -> str | None:
         if peer not in self._names:
@@ -220,6 +216,38 @@ class RPCEngine(Engine):
         self._beat.join(_CLOSE_S)
         _rpc().shutdown(graceful=False)
         _kept.clear()
+
+
+class RPCRoute(NamedTuple):
+    """A peer's way to another, by the name that the group knows it by."""
+
+    name: str
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        packed = pack((function, args))
+        sent = _rpc().rpc_async(self.name, _run, args=(packed.data, *packed.tensors), timeout=0)
+
+        def hear(done: Any) -> None:
+            if (why := _error(done)) is not None:
+                future.set_exception(PeerDied(f"{self.name} is gone: {why}"))
+            else:
+                _tell(future, done, self.name)
+
+        sent.add_done_callback(hear)
+        return future
+
+
+def _tell(future: Future[Any], done: Any, whose: str) -> None:
+    """End the caller's future as the call ended."""
+    data, *tensors = done.value()
+    with contextlib.suppress(InvalidStateError):
+        try:
+            outcome: Outcome = unpack(data, tensors)
+        except Exception as error:  # noqa: BLE001 - a class that is not there, for instance
+            future.set_exception(error)
+        else:
+            outcome.tell(future, whose)
 
 
 def serve(

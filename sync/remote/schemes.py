@@ -73,7 +73,7 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
         # A worker can have one version on the way and one waiting; one more each can be written.
         slots = RemoteSlots(layout, 3 * num_workers)
-        self._hub = Hub(slots, uuid.uuid4().hex, self.connect_timeout)
+        self._hub = Hub(slots, uuid.uuid4().hex, num_workers, self.timeout, self.connect_timeout)
         self._hub.engine = self._engine
         transports: dict[int, Transport] = {}
         for worker in range(num_workers):

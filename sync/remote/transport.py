@@ -28,11 +28,16 @@ from sync.board import Event, now_ns
 from sync.errors import WorkerDied, WorkerTimeout
 from sync.layout import Layout
 from sync.memory import Doorbell
+from sync.remote import relay
 from sync.remote.engine import Engine, PeerDied
-from sync.remote.inbox import DONE, FAILED, LEFT, Answer, Inbox, close_inbox, deliver
+from sync.remote.inbox import DONE, FAILED, LEFT, MISSING, Answer, Inbox
+from sync.remote.relay import Errand, has_children, keep_and_deliver, parent, take_and_deliver
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from sync.transport import Transport, await_workers
+
+RELAY_WORKERS = 5  # with fewer, two from the trainer and two from one of them win no time
+RELAY_BYTES = 2**18  # below, a handover costs more than it saves
 
 
 class Way(NamedTuple):
@@ -46,22 +51,64 @@ class Way(NamedTuple):
 class Hub:
     """What all lines of one sender share: the engine, and the bell that answers ring."""
 
-    def __init__(self, slots: Slots, key: str, patience_s: float):
+    def __init__(self, slots: Slots, key: str, num_workers: int, timeout: float, patience_s: float):
         self.engine: Engine | None = None
         self.bell = Doorbell()
-        self.slots, self.key, self.patience_s = slots, key, patience_s
+        self.slots, self.key, self.num_workers = slots, key, num_workers
+        self.handed_on = 0  # blocks that one peer had from another
+        self._handover_s = timeout / 3  # then the trainer sends the block itself
+        self._patience_s = patience_s
+        self._hands_on = num_workers >= RELAY_WORKERS and slots.layout.nbytes >= RELAY_BYTES
         self._lock = threading.Lock()
         self._packed: tuple[int, int, Any] | None = None
+        self._sent_to: set[int] = set()  # who was sent the version that is packed
 
     def post(self, worker: int, way: Way) -> Future[Answer]:
-        """Deliver a slot to a worker, as the parcel that the others are sent too."""
+        """Bring a slot to a worker: from here, or from a peer that was sent the same before."""
+        assert self.engine is not None
+        keep = self._hands_on and has_children(worker, self.num_workers)
+        errand = Errand(self.key, way.version, worker, keep, self._patience_s)
+        parcel, giver = self._pack(worker, way)
+        if giver is not None and (route := self.engine.route(worker, giver)) is not None:
+            took = self.engine.call(
+                worker, take_and_deliver, route, giver, self._handover_s, errand
+            )
+            answer: Future[Answer] = Future()
+            took.add_done_callback(partial(self._settle, errand, parcel, answer))
+            return answer
+        return self.engine.post(worker, keep_and_deliver, parcel, errand)
+
+    def _pack(self, worker: int, way: Way) -> tuple[Any, int | None]:
+        """The parcel of this version, and who else than the trainer can hand it over."""
         assert self.engine is not None
         with self._lock:
             if self._packed is None or self._packed[:2] != (way.version, way.slot):
                 block = _travelling(self.slots[way.slot])
                 self._packed = way.version, way.slot, self.engine.parcel(block)
-            parcel = self._packed[2]
-        return self.engine.post(worker, deliver, parcel, self.key, worker, self.patience_s)
+                self._sent_to.clear()
+            giver = parent(worker) if self._hands_on else None
+            known = giver in self._sent_to
+            self._sent_to.add(worker)
+            return self._packed[2], giver if known else None
+
+    def _settle(
+        self, errand: Errand, parcel: Any, answer: Future[Answer], took: Future[Answer]
+    ) -> None:
+        """End `answer` as the handover ended, or as sending the block from here does."""
+        assert self.engine is not None
+        if took.exception() is None and took.result().kind == MISSING:
+            took = self.engine.post(errand.worker, keep_and_deliver, parcel, errand)
+            took.add_done_callback(partial(_pass_on, answer))
+        else:
+            self.handed_on += took.exception() is None
+            _pass_on(answer, took)
+
+
+def _pass_on(answer: Future[Answer], took: Future[Answer]) -> None:
+    if (error := took.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(took.result())
 
 
 class RemoteSlots(Slots):
@@ -242,7 +289,7 @@ class RemoteTransport(Transport):
         """Tell the worker; `closing` ends when it has heard."""
         hub = self.hub
         if hub is not None and hub.engine is not None and not self._dead:
-            self.closing = hub.engine.call(self.worker_idx, close_inbox, self.key, self.worker_idx)
+            self.closing = hub.engine.call(self.worker_idx, relay.close, self.key, self.worker_idx)
 
     closing: Future[Any] | None = None
 
@@ -281,6 +328,7 @@ class RemoteTransport(Transport):
 
     def leave(self) -> None:
         if self._inbox is not None:
+            relay.forget(self.key, self.worker_idx)
             self._inbox.leave()
 
 

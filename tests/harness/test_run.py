@@ -114,7 +114,8 @@ def test_a_frame_has_one_checkpoint():
 
 
 def test_records_and_summary_hold_what_the_design_names():
-    _, directory = start(*SMALL, "collector=multi_sync", "evaluation.every_frames=128")
+    given = ("collector=multi_sync", "sync.blocking=true", "evaluation.every_frames=128")
+    _, directory = start(*SMALL, *given)
     record = records(directory)[1]
     names = {
         *("step", "time", "train/policy_loss", "eval/return", "episode/return", "episode/length"),
