@@ -19,6 +19,7 @@ import contextlib
 import errno
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -274,10 +275,31 @@ def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
         # torch would look again and again too, and print a page each time it gives up.
         with contextlib.suppress(OSError):
             socket.create_connection((host, port), timeout=left).close()
-            limit = timedelta(seconds=max(1.0, left))
-            return TCPStore(host, port, is_master=False, timeout=limit)
+            break
         time.sleep(_LOOK_S)
-    raise ConnectionError(
-        f"peer {peer}: no trainer answered at {host}:{port} within {timeout:g} s; is that its "
-        "address, and did it open its engine?"
-    )
+    else:
+        raise ConnectionError(
+            f"peer {peer}: no trainer answered at {host}:{port} within {timeout:g} s; is that its "
+            "address, and did it open its engine?"
+        )
+    left = max(1.0, deadline - time.monotonic())
+    opened: Future[Any] = Future()
+
+    def open_it() -> None:
+        try:
+            limit = timedelta(seconds=left)
+            opened.set_result(TCPStore(host, port, is_master=False, timeout=limit))
+        except RuntimeError as error:
+            opened.set_exception(error)
+
+    # torch waits for the first answer for ever, its timeout notwithstanding.
+    threading.Thread(target=open_it, name="lockstep-store", daemon=True).start()
+    try:
+        return opened.result(left)
+    except (RuntimeError, TimeoutError) as error:
+        said = str(error).splitlines()
+        why = f" ({said[0]})" if said else ""
+        raise ConnectionError(
+            f"peer {peer}: whoever listens at {host}:{port} did not answer as a trainer does within "
+            f"{timeout:g} s{why}; is that its address and port?"
+        ) from None

@@ -1,0 +1,133 @@
+"""Those who cannot meet say in time who did what, and nobody listens where he was not told to."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import threading
+import time
+import warnings
+
+import psutil
+import pytest
+
+from sync.remote.addresses import address_towards, interface_of, is_loopback
+from tests.promises.remote_probe import ENGINES, Peers
+
+KINDS = sorted(ENGINES)
+BOUND_S = 20.0  # far above every timeout here, far below torch's own
+
+
+@pytest.fixture(params=KINDS)
+def module(request):
+    found = importlib.import_module(f"sync.remote.{request.param}")
+    found.make_engine = getattr(found, ENGINES[request.param])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < BOUND_S
+
+
+@pytest.fixture
+def stranger():
+    """A port where somebody listens who says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def unused_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def listening():
+    return {
+        (at.laddr.ip, at.laddr.port)
+        for at in psutil.Process().net_connections("inet")
+        if at.status == psutil.CONN_LISTEN
+    }
+
+
+def test_a_port_that_is_taken_is_named(module, stranger):
+    with pytest.raises(ConnectionError, match=rf"opened at 127\.0\.0\.1:{stranger}: .*use|taken"):
+        module.make_engine(1, port=stranger, timeout=1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.* has no authentication")
+def test_an_address_of_another_machine_cannot_be_listened_at(module):
+    with pytest.raises((ConnectionError, ValueError), match=r"192\.0\.2\.7"):
+        module.make_engine(1, host="192.0.2.7", port=4000, timeout=1.0)
+
+
+def test_a_peer_that_does_not_come_is_named_with_what_it_should_have_done(module):
+    engine = module.make_engine(2, timeout=0.5)
+    try:
+        with pytest.raises(TimeoutError, match=r"peer .*0.*1.*within 0\.5 s: was .*serve\(\)"):
+            engine.connect()
+    finally:
+        engine.close()
+
+
+def test_a_peer_that_finds_no_trainer_says_where_it_looked(module):
+    port = unused_port()
+    with pytest.raises(
+        ConnectionError, match=rf"peer 3: no trainer .*127\.0\.0\.1:{port} .*0\.5 s"
+    ):
+        module.serve(3, port=port, timeout=0.5)
+
+
+def test_a_peer_that_finds_somebody_else_gives_up_in_time(module, stranger):
+    with pytest.raises(
+        ConnectionError, match=rf"127\.0\.0\.1:{stranger} did not answer as a train"
+    ):
+        module.serve(0, port=stranger, timeout=1.0)
+
+
+def test_a_late_peer_is_met_when_it_comes(module):
+    peers = Peers(module.__name__.rpartition(".")[2], 1)
+    try:
+        peers.engine.num_peers = 2
+        late = threading.Timer(0.5, lambda: peers.processes.append(peers._process(1)))
+        late.start()
+        peers.engine.admit(1)
+        assert peers.engine.call(1, abs, -3).result(10.0) == 3
+    finally:
+        late.join()
+        peers.close()
+
+
+def test_an_engine_listens_on_loopback_alone(module):
+    before = listening()
+    engine = module.make_engine(1, timeout=0.5)
+    try:
+        assert listening() - before  # its store
+        assert all(is_loopback(ip) for ip, _ in listening() - before)
+    finally:
+        engine.close()
+
+
+def test_an_address_that_others_can_reach_is_warned_of(module):
+    own = address_towards("192.0.2.7", 9)
+    if is_loopback(own):
+        pytest.skip("this machine has no address but loopback")
+    with pytest.warns(UserWarning, match=rf"{own} has no authentication: whoever can reach it can"):
+        engine = module.make_engine(1, host=own, timeout=0.5)
+    engine.close()
+
+
+def test_loopback_is_not_warned_of(module):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = module.make_engine(1, timeout=0.5)
+    engine.close()
+
+
+def test_an_interface_is_found_by_its_address():
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ValueError, match=r"address='192\.0\.2\.7' is not of this machine"):
+        interface_of("192.0.2.7")
