@@ -300,6 +300,6 @@ def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
         said = str(error).splitlines()
         why = f" ({said[0]})" if said else ""
         raise ConnectionError(
-            f"peer {peer}: whoever listens at {host}:{port} did not answer as a trainer does within "
-            f"{timeout:g} s{why}; is that its address and port?"
+            f"peer {peer}: whoever listens at {host}:{port} did not answer as a trainer does "
+            f"within {timeout:g} s{why}; is that its address and port?"
         ) from None
