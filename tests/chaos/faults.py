@@ -259,9 +259,12 @@ def trouble(rng: random.Random) -> Fault:
     run.trouble(where, what, rng.randint(1, most))
     if what == "hang":
         run.options["collector.timeout_s"] = "4"
+    endings = {"done", "failed", "refused", "interrupted", "died"}
+    if what == "exit" and where in ("make", "close"):
+        endings.add("status 7")  # the trainer's own, which it looks at before it starts
     return Fault(
         f"an environment's {where}: {what}",
-        {"done", "failed", "refused", "interrupted", "died"},
+        endings,
         run,
         may_print_trace=where == "close",
     )

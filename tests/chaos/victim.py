@@ -169,11 +169,8 @@ class Victim:
         if role == "worker":
             return [pid for pid in servers if found[pid][0] in mothers]
         if role == "actor":
-            return [
-                pid
-                for pid, (_, line) in found.items()
-                if line.startswith("ray::") and not line.startswith("ray::IDLE")
-            ]
+            # Not Ray's own agents, which are called so, too: without them Ray ends the trainer.
+            return [pid for pid, (_, line) in found.items() if line.startswith("ray::HostActor")]
         word = {"tracker": "resource_tracker import main", "wandb": "wandb-core"}[role]
         return [pid for pid, (_, line) in found.items() if word in line]
 
