@@ -140,13 +140,13 @@ class RayWeightSyncScheme(RemoteWeightSyncScheme):
 
 
 class RPCWeightSyncScheme(RemoteWeightSyncScheme):
-    """Over torch.distributed.rpc: every worker is sent every version it takes."""
+    """Over torch.distributed.rpc; `relay.py` has the way of large versions to many workers."""
 
     _transport = RPCTransport
 
 
 class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
-    """Over torch.distributed: every worker is sent every version it takes.
+    """Over torch.distributed; `relay.py` has the way of large versions to many workers.
 
     backend: "gloo", the one that can tell one peer's failure from another's.
     """
