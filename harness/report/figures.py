@@ -243,6 +243,10 @@ def profiles(findings: Findings) -> Figure | None:
                 linewidth=0,
             )
     axes.set(xlabel=f"{findings.score} above", ylabel="share of runs", ylim=(-0.02, 1.02))
+    axes.ticklabel_format(axis="x", useOffset=False)
+    low, high = axes.get_xlim()
+    if (least := 0.04 * abs(low + high) / 2) > high - low:  # all runs score alike
+        axes.set_xlim(low - least / 2, high + least / 2)
     _legend(figure, findings, drawn)
     return figure
 
