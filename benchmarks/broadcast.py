@@ -78,7 +78,7 @@ def trainer(kind: str, hosts: int, model: str, sends: int, relay: bool) -> None:
         if turn >= WARM_UP:
             times.append((time.perf_counter() - begun) * 1e3)
         time.sleep(0.2)  # the buckets fill again
-    handed_on = scheme._hub.handed_on / (WARM_UP + sends)  # type: ignore[attr-defined]
+    handed_on = scheme.stats["handed_on"] / (WARM_UP + sends)
     print(json.dumps({"ms": times, "handed_on": handed_on}), flush=True)
     scheme.shutdown()
     engine.close()

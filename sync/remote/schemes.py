@@ -30,7 +30,11 @@ _CLOSE_S = 2.0
 
 
 class RemoteSenderEnd(SenderEnd):
-    """Closes with one wait for all workers."""
+    """Closes with one wait for all workers, and counts the blocks that peers handed on."""
+
+    def summary(self) -> dict[str, Any]:
+        hubs = {t.hub for t in self.transports.values() if isinstance(t, RemoteTransport)}
+        return {**super().summary(), "handed_on": sum(hub.handed_on for hub in hubs if hub)}
 
     def close(self) -> None:
         lines = [t for t in self.transports.values() if isinstance(t, RemoteTransport)]

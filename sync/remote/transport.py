@@ -100,7 +100,9 @@ class Hub:
             took = self.engine.post(errand.worker, keep_and_deliver, parcel, errand)
             took.add_done_callback(partial(_pass_on, answer))
         else:
-            self.handed_on += took.exception() is None
+            if took.exception() is None:
+                with self._lock:
+                    self.handed_on += 1
             _pass_on(answer, took)
 
 

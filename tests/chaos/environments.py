@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from multiprocessing import parent_process
 from typing import Any
 
 import gymnasium as gym
@@ -64,6 +65,8 @@ class Trouble(gym.Env[Any, Any]):
         self.calls[where] += 1
         if where != self.where or self.calls[where] < self.at:
             return {}
+        if self.what in ("hang", "exit") and parent_process() is None:
+            return {}  # the one that the trainer makes to look at: nobody watches the trainer
         try:
             os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
