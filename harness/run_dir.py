@@ -217,8 +217,16 @@ class LogFile(logging.FileHandler):
     """A log that stops, and says so once, when it cannot be written: a run does not end for it."""
 
     def __init__(self, file: Path):
-        super().__init__(file)
+        super().__init__(file, delay=True)
         self._broken = False
+        try:
+            self.stream = self._open()
+        except OSError as error:
+            self._break(error)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream is not None:
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         self._break(sys.exc_info()[1])

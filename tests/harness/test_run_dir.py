@@ -153,9 +153,10 @@ def test_a_run_whose_end_cannot_be_written_is_not_done(tmp_path, full_disk):
     assert "No space left" in status["error"]
 
 
-def test_a_log_that_cannot_be_written_is_said_once_and_stops_nobody(tmp_path, capsys):
+@pytest.mark.parametrize("trouble", ["a full disk", "it cannot be opened"])
+def test_a_log_that_cannot_be_written_is_said_once_and_stops_nobody(tmp_path, capsys, trouble):
     run_dir = opened(tmp_path / "run")
-    run_dir.log.symlink_to("/dev/full")
+    run_dir.log.symlink_to("/dev/full" if trouble == "a full disk" else tmp_path)
     with run_dir.logging():
         logging.getLogger("harness").info("one")
         logging.getLogger("harness").info("two")
