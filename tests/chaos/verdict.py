@@ -131,9 +131,9 @@ def _leftovers(victim: Victim, shm: set[str]) -> Iterator[str]:
         if not _is_in_use(SHM / name):
             yield f"left: {SHM / name}"
     for file in sorted(victim.temporary.rglob("*")):
-        # torch's cache and Ray's logs are to stay; W&B's own socket stays where W&B was killed.
+        # torch's cache and Ray's logs are to stay; W&B's own files stay where it was killed.
         names = file.relative_to(victim.temporary).parts
-        if names[0] == "ray" or names[0].startswith(("torchinductor_", "wandb-")):
+        if names[0] == "ray" or names[0].startswith("torchinductor_") or "wandb-" in names[0]:
             continue
         yield f"left: temporary file {'/'.join(names)}"
 
