@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 EARLIER = ".earlier"
 STATES = ("running", "done", "failed", "interrupted", "pruned")
 ROOM = 512  # bytes that a file has on any disk, and that are written at once
-UNFINISHED = re.compile(r"\.(writing-|status-|.+\.)\d+")
+# Ours, and what safetensors writes before it has a name.
+UNFINISHED = re.compile(r"\.(writing-|status-|.+\.)\d+|\.tmp\w{6}")
 ID = re.compile(r"[0-9a-z]{1,64}")
 
 

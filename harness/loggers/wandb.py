@@ -86,6 +86,7 @@ class WandbLogger(Logger):
     def _start(self) -> Any:
         import wandb
 
+        _hush()
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -106,6 +107,24 @@ class WandbLogger(Logger):
             settings=settings,
             **self._where,
         )
+
+
+def _hush() -> None:
+    """Where W&B's own log cannot be written, it is to print no traceback a line."""
+    logger = logging.getLogger("wandb")
+
+    def add(handler: logging.Handler) -> None:
+        close = handler.close
+
+        def close_quietly() -> None:
+            with contextlib.suppress(OSError):
+                close()
+
+        handler.handleError = lambda record: None  # type: ignore[method-assign]
+        handler.close = close_quietly  # type: ignore[method-assign]
+        logging.Logger.addHandler(logger, handler)
+
+    logger.addHandler = add  # type: ignore[method-assign, assignment]
 
 
 def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogram]) -> None:

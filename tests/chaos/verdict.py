@@ -74,6 +74,7 @@ def _judge_words(victim: Victim, fault: Fault, end: str) -> Iterator[str]:
     noise = NOISE.search(said)
     told = end == "failed" and " raised " in said  # with the worker's own traceback
     told |= "Process Worker<AsyncVectorEnv>" in said  # gymnasium's, when their worker is gone
+    told |= "Received the following error from Worker-" in said  # theirs, too, when it raised
     if noise and not (fault.may_print_trace or told or end == "died"):
         yield f"it prints {noise[0]!r}"
     named = any(word in "".join(lines) for word in ("worker", "collector"))

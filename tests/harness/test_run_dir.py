@@ -168,7 +168,8 @@ def test_a_log_that_cannot_be_written_is_said_once_and_stops_nobody(tmp_path, ca
 def test_what_a_killed_run_was_writing_is_removed_when_it_goes_on(tmp_path):
     run_dir = opened(tmp_path / "run")
     run_dir.end("failed", summary={}, error=None)
-    for name in (".summary.json.17", ".status-17", "checkpoints/.writing-17"):
+    left = (".summary.json.17", ".status-17", "checkpoints/.writing-17", "checkpoints/.tmp1OCyTw")
+    for name in left:
         (run_dir.path / name).write_text("half of it")
     RunDir.reopen(run_dir.path, config="seed: 1\n")
     assert not list(run_dir.path.rglob(".*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import threading
@@ -104,3 +105,27 @@ def test_online_without_an_account_the_run_goes_on(tmp_path, caplog):
         logger.log(1, {"a": 1.0}, {})
         logger.finish({}, 0)
     assert "the run goes on without it" in caplog.text
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+    flush = close = lambda self: self.write("")
+
+
+def test_a_log_of_wandbs_that_cannot_be_written_prints_no_traceback(tmp_path, capsys, monkeypatch):
+    init, handlers = wandb.init, logging.getLogger("wandb").handlers
+
+    def on_a_full_disk(**options):
+        run = init(**options)
+        for handler in handlers:
+            if isinstance(handler, logging.FileHandler):
+                handler.setStream(FullDisk())
+        return run
+
+    monkeypatch.setattr("wandb.init", on_a_full_disk)
+    logger = start(tmp_path)
+    logger.log(1, {"episode/return": 1.0}, {})
+    logger.finish({"frames": 1}, 0)
+    assert capsys.readouterr().err == ""
