@@ -27,7 +27,8 @@ from benchmarks.collect_remote import ContestantFailed, Remote
 from benchmarks.collect_report import Row, Rows
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 20.0
+pytestmark = pytest.mark.timeout(300)
+WAIT_S = 60.0  # for machines that have other things to do, too
 CASE = Case("CartPole-v1", 1, "single")
 
 HOST = """
@@ -147,7 +148,7 @@ def test_the_command_prints_a_table_and_saves_every_round(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert ran.returncode == 0, ran.stderr
     assert "Pendulum-v1" in ran.stdout
