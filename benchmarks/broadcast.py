@@ -55,10 +55,10 @@ def peer(kind: str, number: int, port: int) -> None:
 def trainer(kind: str, hosts: int, model: str, sends: int, relay: bool) -> None:
     """Print the port; when all have come, the times of a few sends."""
     from benchmarks import broadcast
-    from sync.remote import transport
+    from sync.remote import relay as way
 
     torch.set_num_threads(1)
-    transport.RELAY_WORKERS = transport.RELAY_WORKERS if relay else sys.maxsize
+    way.LEAST_WORKERS = way.LEAST_WORKERS if relay else sys.maxsize
     module = importlib.import_module(f"sync.remote.{kind}")
     engine = getattr(module, ENGINES[kind])(hosts, host=TRAINER, timeout=START_S)
     print(engine.port, flush=True)

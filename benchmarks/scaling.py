@@ -34,8 +34,7 @@ from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
 from benchmarks.sync_remote import Lockstep, Workers, start_ray  # noqa: E402
 from sync import WeightSyncScheme  # noqa: E402
-from sync.remote.relay import CHILDREN  # noqa: E402
-from sync.remote.transport import RELAY_BYTES, RELAY_WORKERS  # noqa: E402
+from sync.remote.relay import CHILDREN, LEAST_BYTES, LEAST_WORKERS, pays  # noqa: E402
 
 LOCAL = ("shared", "multiprocessing")
 REMOTE = ("distributed", "rpc", "ray")
@@ -182,7 +181,7 @@ def copies_in_a_row(kind: str, nodes: int, nbytes: int) -> int:
     """How many times the bytes cross some link before the last node has them."""
     if kind == "ray":  # whoever has them serves one more at a time
         return math.ceil(math.log2(nodes + 1))
-    if nodes < RELAY_WORKERS or nbytes < RELAY_BYTES:
+    if not pays(nodes, nbytes):
         return nodes
     # Each serves CHILDREN at the same time, so a generation takes so many copies.
     reached, generation, generations = 0, 1, 0
@@ -197,7 +196,7 @@ def copies_from_the_trainer(kind: str, nodes: int, nbytes: int) -> int:
     """How many times the bytes leave the trainer's host."""
     if kind == "ray":
         return 1
-    return nodes if nodes < RELAY_WORKERS or nbytes < RELAY_BYTES else CHILDREN
+    return CHILDREN if pays(nodes, nbytes) else nodes
 
 
 # -- the page
@@ -276,9 +275,9 @@ def prediction(
 ASSUMPTIONS = [
     "- One receiver a node; the node's workers share what arrived through shared memory, at the "
     "cost that was measured for `shared` with as many workers here.",
-    f"- With `distributed` and `rpc` the trainer sends a block of {RELAY_BYTES // 1024} KiB or "
+    f"- With `distributed` and `rpc` the trainer sends a block of {LEAST_BYTES // 1024} KiB or "
     f"more to {CHILDREN} nodes, each of which hands it to {CHILDREN} others at the same time over "
-    f"its own link, and so on (`sync/remote/relay.py`); with fewer than {RELAY_WORKERS} nodes, or "
+    f"its own link, and so on (`sync/remote/relay.py`); with fewer than {LEAST_WORKERS} nodes, or "
     "smaller, it goes from the trainer to each. `benchmarks/broadcast.py` measures both.",
     "- `ray` fetches a block from any node that has it, so the nodes that have it double with each "
     "step: ⌈log₂(nodes + 1)⌉ transfers deep.",

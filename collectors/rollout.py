@@ -250,6 +250,12 @@ class Rollout:
             for field, output in zip(frames.layout.outputs, frames.outputs, strict=True)
         ]
 
+        def act(t: int, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            if action.dtype != dtype or action.shape != shape:
+                action = action.reshape(shape).astype(dtype)
+            actions[t] = action
+            return action
+
         def write(t: int, outputs: dict[Key, Tensor] | None = None) -> np.ndarray[Any, Any]:
             if outputs is None:
                 if self._first is not None and t == 0:
@@ -265,13 +271,7 @@ class Rollout:
             for key in state_keys:
                 self.state[key] = outputs[(NEXT, *key)]
             given = outputs[ACTION]
-            action: np.ndarray[Any, Any] = (
-                given.numpy() if acting.device is None else given.cpu().numpy()
-            )
-            if action.dtype != dtype or action.shape != shape:
-                action = action.reshape(shape).astype(dtype)
-            actions[t] = action
-            return action
+            return act(t, given.numpy() if acting.device is None else given.cpu().numpy())
 
         out_keys = acting.out_keys
         tensors = any(type(target) is Tensor for _, target in targets)
@@ -291,11 +291,7 @@ class Rollout:
                 return write(t, acting.read(result))
             for place, target in places:
                 target[t] = result[place].numpy()
-            action: np.ndarray[Any, Any] = result[acts].numpy()
-            if action.dtype != dtype or action.shape != shape:
-                action = action.reshape(shape).astype(dtype)
-            actions[t] = action
-            return action
+            return act(t, result[acts].numpy())
 
         return write_tuple
 

@@ -114,14 +114,13 @@ def _hush() -> None:
     logger = logging.getLogger("wandb")
 
     def add(handler: logging.Handler) -> None:
-        close = handler.close
-
         def close_quietly() -> None:
             with contextlib.suppress(OSError):
-                close()
+                type(handler).close(handler)  # not what it is now: one is added more than once
 
-        handler.handleError = lambda record: None  # type: ignore[method-assign]
-        handler.close = close_quietly  # type: ignore[method-assign]
+        if isinstance(handler, logging.FileHandler):
+            handler.handleError = lambda record: None  # type: ignore[method-assign]
+            handler.close = close_quietly  # type: ignore[method-assign]
         logging.Logger.addHandler(logger, handler)
 
     logger.addHandler = add  # type: ignore[method-assign, assignment]

@@ -45,6 +45,8 @@ class DistributedEngine(Engine):
     silence_s: seconds without a sign of life after which a peer counts as gone.
     """
 
+    hands_on = True
+
     def __init__(
         self,
         num_peers: int,

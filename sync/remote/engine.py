@@ -33,6 +33,7 @@ class Engine(ABC):
     """
 
     num_peers: int
+    hands_on = False  # whether peers can call each other: see `route`
 
     @abstractmethod
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:

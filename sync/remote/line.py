@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sync.remote.engine import PeerDied
-from sync.remote.wire import Outcome, Packed, pack, unpack
+from sync.remote.wire import Outcome, Packed, pack, tell, unpack
 
 FRAME_BYTES = 2048
 _HEAD = struct.Struct("<4q")  # kind, ticket, bytes of the pickle, number of tensors
@@ -131,13 +131,7 @@ class Line:
 
     def _hear(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
         future, _ = self._calls.pop(ticket)
-        with contextlib.suppress(InvalidStateError):
-            try:
-                outcome: Outcome = unpack(data, tensors)
-            except Exception as error:  # noqa: BLE001 - a class that is not there, for instance
-                future.set_exception(error)
-            else:
-                outcome.tell(future, self.whose)
+        tell(future, data, tensors, self.whose)
 
     def _beat_until_end(self, every_s: float) -> None:
         while not self.ended.wait(every_s):

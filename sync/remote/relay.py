@@ -24,6 +24,13 @@ from sync.remote.engine import Route
 from sync.remote.inbox import MISSING, Answer, close_inbox, deliver
 
 CHILDREN = 2  # whom one hands a block to
+LEAST_WORKERS = 5  # with fewer, two from the trainer and two from one of them win no time
+LEAST_BYTES = 2**18  # below, a handover costs more than it saves
+
+
+def pays(num_workers: int, nbytes: int) -> bool:
+    """Whether so large a block reaches so many sooner from each other than from the trainer."""
+    return num_workers >= LEAST_WORKERS and nbytes >= LEAST_BYTES
 
 
 def parent(worker: int) -> int | None:
@@ -60,7 +67,7 @@ def take_and_deliver(route: Route, giver: int, wait_s: float, errand: Errand) ->
     """Ask another peer for the block, waiting so long at most, and give it to a worker here."""
     try:
         asked = route.call(give, errand.key, giver, errand.version, wait_s)
-        block: Tensor | None = asked.result(2 * wait_s)
+        block: Tensor | None = asked.result(wait_s)
     except Exception:  # noqa: BLE001 - it may be dead, or out of reach: then the trainer is asked
         block = None
     if block is None:

@@ -42,7 +42,7 @@ from sync.remote.addresses import (
 )
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
-from sync.remote.wire import Outcome, pack, unpack
+from sync.remote.wire import Outcome, pack, tell, unpack
 
 _TRAINER = "trainer"
 _SCHEME = "lockstep"
@@ -65,6 +65,8 @@ class RPCEngine(Engine):
     timeout: seconds that `connect` and `admit` wait.
     silence_s: seconds without a sign of life after which a peer counts as gone.
     """
+
+    hands_on = True
 
     def __init__(
         self,
@@ -187,7 +189,8 @@ class RPCEngine(Engine):
             self._fail(future, peer, why)
             return
         self._pending.pop(future, None)
-        _tell(future, done, self.describe(peer))
+        data, *tensors = done.value()
+        tell(future, data, tensors, self.describe(peer))
 
     def route(self, taker: int, giver: int) -> RPCRoute | None:
         return RPCRoute(self._names[giver]) if self.gone(giver) is None else None
@@ -232,22 +235,11 @@ class RPCRoute(NamedTuple):
             if (why := _error(done)) is not None:
                 future.set_exception(PeerDied(f"{self.name} is gone: {why}"))
             else:
-                _tell(future, done, self.name)
+                data, *tensors = done.value()
+                tell(future, data, tensors, self.name)
 
         sent.add_done_callback(hear)
         return future
-
-
-def _tell(future: Future[Any], done: Any, whose: str) -> None:
-    """End the caller's future as the call ended."""
-    data, *tensors = done.value()
-    with contextlib.suppress(InvalidStateError):
-        try:
-            outcome: Outcome = unpack(data, tensors)
-        except Exception as error:  # noqa: BLE001 - a class that is not there, for instance
-            future.set_exception(error)
-        else:
-            outcome.tell(future, whose)
 
 
 def serve(

@@ -31,13 +31,10 @@ from sync.memory import Doorbell
 from sync.remote import relay
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import DONE, FAILED, LEFT, MISSING, Answer, Inbox
-from sync.remote.relay import Errand, has_children, keep_and_deliver, parent, take_and_deliver
+from sync.remote.relay import Errand, keep_and_deliver, take_and_deliver
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from sync.transport import Transport, await_workers
-
-RELAY_WORKERS = 5  # with fewer, two from the trainer and two from one of them win no time
-RELAY_BYTES = 2**18  # below, a handover costs more than it saves
 
 
 class Way(NamedTuple):
@@ -58,7 +55,7 @@ class Hub:
         self.handed_on = 0  # blocks that one peer had from another
         self._handover_s = timeout / 3  # then the trainer sends the block itself
         self._patience_s = patience_s
-        self._hands_on = num_workers >= RELAY_WORKERS and slots.layout.nbytes >= RELAY_BYTES
+        self._pays = relay.pays(num_workers, slots.layout.nbytes)
         self._lock = threading.Lock()
         self._packed: tuple[int, int, Any] | None = None
         self._sent_to: set[int] = set()  # who was sent the version that is packed
@@ -66,7 +63,7 @@ class Hub:
     def post(self, worker: int, way: Way) -> Future[Answer]:
         """Bring a slot to a worker: from here, or from a peer that was sent the same before."""
         assert self.engine is not None
-        keep = self._hands_on and has_children(worker, self.num_workers)
+        keep = self._hands_on and relay.has_children(worker, self.num_workers)
         errand = Errand(self.key, way.version, worker, keep, self._patience_s)
         parcel, giver = self._pack(worker, way)
         if giver is not None and (route := self.engine.route(worker, giver)) is not None:
@@ -78,6 +75,10 @@ class Hub:
             return answer
         return self.engine.post(worker, keep_and_deliver, parcel, errand)
 
+    @property
+    def _hands_on(self) -> bool:
+        return self._pays and self.engine is not None and self.engine.hands_on
+
     def _pack(self, worker: int, way: Way) -> tuple[Any, int | None]:
         """The parcel of this version, and who else than the trainer can hand it over."""
         assert self.engine is not None
@@ -86,7 +87,7 @@ class Hub:
                 block = _travelling(self.slots[way.slot])
                 self._packed = way.version, way.slot, self.engine.parcel(block)
                 self._sent_to.clear()
-            giver = parent(worker) if self._hands_on else None
+            giver = relay.parent(worker) if self._hands_on else None
             known = giver in self._sent_to
             self._sent_to.add(worker)
             return self._packed[2], giver if known else None

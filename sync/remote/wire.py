@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -100,6 +101,17 @@ class Outcome(NamedTuple):
             return pack(self)
         except Exception as error:  # noqa: BLE001 - what was returned cannot travel
             return pack(Outcome(False, _travelling(error), traceback.format_exc()))
+
+
+def tell(future: Future[Any], data: bytes, tensors: Sequence[Tensor], whose: str) -> None:
+    """End the caller's future as the outcome says that arrived, unless it has ended meanwhile."""
+    with contextlib.suppress(InvalidStateError):
+        try:
+            outcome: Outcome = unpack(data, tensors)
+        except Exception as error:  # noqa: BLE001 - a class that is not there, for instance
+            future.set_exception(error)
+        else:
+            outcome.tell(future, whose)
 
 
 def _travelling(error: BaseException) -> Exception:

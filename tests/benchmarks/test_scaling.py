@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scaling import copies_from_the_trainer, copies_in_a_row
-from sync.remote.relay import CHILDREN, has_children, parent
-from sync.remote.transport import RELAY_BYTES, RELAY_WORKERS
+from sync.remote.relay import CHILDREN, LEAST_BYTES, LEAST_WORKERS, has_children, parent
 
 
 @pytest.mark.parametrize("nodes", [5, 6, 7, 14, 15, 128])
@@ -16,15 +15,15 @@ def test_the_last_node_has_a_version_after_as_many_copies_as_there_are_on_its_wa
         giver = parent(node)
         return CHILDREN + (0 if giver is None else copies_until(giver))
 
-    assert copies_in_a_row("rpc", nodes, RELAY_BYTES) == max(map(copies_until, range(nodes)))
+    assert copies_in_a_row("rpc", nodes, LEAST_BYTES) == max(map(copies_until, range(nodes)))
     givers = {parent(node) for node in range(nodes)} - {None}
     assert givers == {node for node in range(nodes) if has_children(node, nodes)}
     direct = [node for node in range(nodes) if parent(node) is None]
-    assert copies_from_the_trainer("rpc", nodes, RELAY_BYTES) == len(direct)
+    assert copies_from_the_trainer("rpc", nodes, LEAST_BYTES) == len(direct)
 
 
 def test_few_nodes_and_small_versions_are_sent_to_each_from_the_trainer():
-    for nodes, nbytes in ((RELAY_WORKERS - 1, RELAY_BYTES), (128, RELAY_BYTES - 1)):
+    for nodes, nbytes in ((LEAST_WORKERS - 1, LEAST_BYTES), (128, LEAST_BYTES - 1)):
         assert copies_in_a_row("distributed", nodes, nbytes) == nodes
         assert copies_from_the_trainer("distributed", nodes, nbytes) == nodes
 

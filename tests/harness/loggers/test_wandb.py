@@ -12,7 +12,7 @@ import pytest
 import wandb
 
 from harness.loggers import Histogram, RunInfo
-from harness.loggers.wandb import WandbLogger
+from harness.loggers.wandb import WandbLogger, _hush
 from tests.harness.loggers.wandb_file import read
 
 INFO = RunInfo(
@@ -129,3 +129,16 @@ def test_a_log_of_wandbs_that_cannot_be_written_prints_no_traceback(tmp_path, ca
     logger.log(1, {"episode/return": 1.0}, {})
     logger.finish({"frames": 1}, 0)
     assert capsys.readouterr().err == ""
+
+
+def test_a_handler_that_is_added_for_every_run_can_still_be_closed(tmp_path):
+    _hush()
+    logger, handler = logging.getLogger("wandb"), logging.FileHandler(tmp_path / "log")
+    try:
+        for _ in range(1_000):
+            _hush()
+            logger.addHandler(handler)
+        handler.close()
+    finally:
+        logger.removeHandler(handler)
+    assert handler.stream is None
