@@ -73,7 +73,18 @@ def describe(processes: set[psutil.Process], shm: set[str]) -> list[str]:
 
 
 def is_mapped_outside(ours: set[int], file: Path) -> bool:
-    return any(f"{file}\n" in memory_map(pid) for pid in psutil.pids() if pid not in ours)
+    """Told by the inode: whoever creates a semaphore maps it under another name."""
+    try:
+        inode = str(file.stat().st_ino)
+    except FileNotFoundError:  # it was just removed
+        return True
+    return any(inode in shared_memory_of(pid) for pid in psutil.pids() if pid not in ours)
+
+
+def shared_memory_of(pid: int) -> set[str]:
+    """The inodes of what a process maps from /dev/shm."""
+    lines = [line.split(maxsplit=5) for line in memory_map(pid).splitlines()]
+    return {line[4] for line in lines if line[-1].startswith(f"{SHM}/")}
 
 
 def memory_map(pid: int) -> str:

@@ -54,6 +54,17 @@ def test_shared_memory_counts_unless_a_program_outside_maps_it():
         block.unlink()
 
 
+def test_a_semaphore_of_a_program_outside_is_its_own():
+    before = conftest.shm_entries()
+    lock = multiprocessing.get_context("spawn").Lock()
+    (name,) = conftest.shm_entries() - before
+    file = conftest.SHM / name
+    assert conftest.is_mapped_outside(set(), file)
+    assert not conftest.is_mapped_outside({os.getpid()}, file)
+    del lock
+    assert not file.exists()
+
+
 def test_a_test_that_leaves_something_behind_fails(tmp_path):
     own = Path(conftest.__file__).read_text()
     (tmp_path / "conftest.py").write_text(f"{own}\nLEFTOVER_WAIT_S = 0.1\n")
