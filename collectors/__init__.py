@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import sync  # noqa: F401 - before anything here that imports tensordict
+
 if TYPE_CHECKING:
     from collectors.base import BaseCollector
     from collectors.multi import MultiAsyncCollector, MultiCollector, MultiSyncCollector

@@ -8,7 +8,6 @@ starts it with zeros; to learn their shape, it is given None once.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,8 +56,6 @@ class Acting:
             raise ValueError(f"the policy puts out {_shown(self.out_keys)}, but no 'action'")
         self.call = self._calling(policy, trusted)
         if compile_policy:
-            if (preload := sys.modules.get("collectors.preload")) is not None:
-                preload.mark_for_compiler()
             options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
             self.call = torch.compile(self.call, **options)
         if cudagraph:

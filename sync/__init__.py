@@ -4,6 +4,7 @@ Start with `scheme.py` (the lifecycle), then `shared_mem.py` (the scheme most pe
 `board.py` (its protocol).
 """
 
+import sync.lean  # noqa: F401 - before anything that imports tensordict
 from sync.backends import SCHEMES
 from sync.direct import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout

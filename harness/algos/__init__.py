@@ -5,6 +5,7 @@ An algorithm holds `policy`, the module that is sent to workers, and improves it
 buffer draws. Both return metrics by name and have `state_dict` and `load_state_dict`.
 """
 
+import sync  # noqa: F401 - before anything here that imports tensordict
 from harness.algos.ppo import PPO, PPOConfig
 from harness.algos.sac import SAC, SACConfig
 

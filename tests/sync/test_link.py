@@ -74,7 +74,7 @@ def test_what_comes_late_holds_what_was_sent_then_and_says_so(kind):
 
 @EACH
 def test_what_is_published_while_the_wire_is_taken_is_replaced_by_what_is_newer(kind):
-    slow = Link(bandwidth_mbps=0.1)  # 50 ms and more for this model
+    slow = Link(bandwidth_mbps=0.02)  # a quarter of a second and more for this model
     with running(scheme := linked(kind, slow), background=True) as (worker,):
         for value in range(1, 11):
             scheme.send_async(policy(value))
@@ -88,7 +88,7 @@ def test_what_is_published_while_the_wire_is_taken_is_replaced_by_what_is_newer(
 
 @EACH
 def test_each_worker_has_a_line_of_its_own(kind):
-    scheme = linked(kind, Link(bandwidth_mbps=0.1), workers=2)
+    scheme = linked(kind, Link(bandwidth_mbps=0.02), workers=2)
     with running(scheme, background=True) as workers:
         for value in range(1, 6):
             scheme.send_async(policy(value), worker_ids=[0])

@@ -1,0 +1,41 @@
+"""torch's compiler is loaded when somebody compiles, and then knows what tensordict told it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LOADED = "import sys; assert 'torch._dynamo' not in sys.modules, 'the compiler is loaded'; "
+
+
+def run(code: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["sync", "sync.remote.rpc", "collectors.worker", "collectors.single", "harness.config"],
+)
+def test_nothing_loads_the_compiler_by_being_imported(module):
+    run(f"import {module}; {LOADED}")
+
+
+MARKED = """
+import tensordict.utils, torch
+functions = [tensordict.utils._lock_warn]
+assert not hasattr(functions[0], "_dynamo_marked_constant")
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+import torch._dynamo.trace_rules as rules
+print(functions[0]._dynamo_marked_constant, len(rules._allowed_callable_ids.function_ids))
+"""
+
+
+def test_whoever_compiles_finds_the_marks_that_were_put_off():
+    marked, allowed = run(f"import sync; {LOADED}{MARKED}").split()
+    assert marked == "True"
+    without = MARKED.replace("assert not", "assert")
+    assert run(f"import tensordict.nn; {without}").split() == [marked, allowed]
