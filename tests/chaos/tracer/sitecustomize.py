@@ -82,7 +82,8 @@ class Tracer:
 
 def in_worker():
     process = sys.modules.get("multiprocessing.process")
-    return process is not None and process.parent_process() is not None
+    of_ray = os.path.basename(sys.argv[0]) == "default_worker.py"  # where its actors live
+    return of_ray or (process is not None and process.parent_process() is not None)
 
 
 def jump(seed):
