@@ -144,7 +144,7 @@ class Crew:
             member.line, member.words, member.job = near, setup.words, job
             member.greeted, member.failure, member.ordered = False, None, 0
             member.blocks = []
-            process.start()
+            _begin(process, member.worker)
             member.process = process
             member.watch = Watch(process.pid)
             member.seen_at = time.monotonic()
@@ -501,3 +501,15 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+def _begin(process: Any, worker: int) -> None:
+    try:
+        process.start()
+    except ValueError as error:  # a fork server hands on some 250 descriptors
+        if "fds" not in str(error):
+            raise
+        raise RuntimeError(
+            f"worker {worker} cannot be started: {error} (each worker is handed a doorbell of "
+            "every other); take fewer workers, or start_method='fork'"
+        ) from error

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -129,6 +130,12 @@ def test_an_environment_that_hangs_while_it_is_made_is_named():
         match=r"worker 1 .*Troubled.*not ready within start_timeout=10 s: it is start",
     ):
         make("sync", trouble=trouble, start_timeout=10.0)
+
+
+def test_more_workers_than_a_fork_server_can_start_are_refused_with_a_way_out(monkeypatch):
+    monkeypatch.setattr(forkserver, "MAXFDS_TO_SEND", 8)
+    with pytest.raises(RuntimeError, match=r"worker 0 .*: too many fds .*take fewer"):
+        make("sync", start_method="forkserver")
 
 
 @pytest.mark.parametrize("kind", MULTI)
