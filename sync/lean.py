@@ -38,18 +38,21 @@ class _Marks(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != COMPILER:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_mark(module: ModuleType) -> None:
+            def load_and_mark(module: ModuleType) -> None:  # to ask for the spec loads nothing yet
                 load(module)
-                for name, function in self._put_off:
-                    getattr(module, name)(function)
+                self.make(module)
 
             spec.loader.exec_module = load_and_mark  # type: ignore[method-assign]
         return spec
+
+    def make(self, compiler: ModuleType) -> None:
+        while self._put_off:
+            name, function = self._put_off.pop()
+            getattr(compiler, name)(function)
 
 
 def _load() -> None:
@@ -62,7 +65,10 @@ def _load() -> None:
     finally:
         for name, mark in own.items():
             setattr(torch.compiler, name, mark)
-    sys.meta_path.insert(0, marks)
+    if COMPILER in sys.modules:  # something else in there wanted it
+        marks.make(sys.modules[COMPILER])
+    else:
+        sys.meta_path.insert(0, marks)
 
 
 if COMPILER not in sys.modules:
