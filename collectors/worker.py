@@ -19,6 +19,7 @@ The trainer's death is noticed by a thread that sleeps until then; it ends the p
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -110,6 +111,7 @@ class _Stop(Exception):
 
 def main(setup: Setup) -> None:
     """Be a worker until the trainer says stop, or is gone."""
+    gc.freeze()  # what a fork brought along is the trainer's to clear away: Ray's handles, say
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_leave_with, args=(setup.trainer_pid,), daemon=True).start()

@@ -17,6 +17,10 @@ LEFTOVER_WAIT_S = 5.0
 # How what multiprocessing, torch and Lockstep put there is called; others put things there too.
 OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
 
+# A forked child must not clear away what other tests left in this process: of Ray's objects, some
+# crash or wait for ever when that is tried.
+os.register_at_fork(after_in_child=gc.freeze)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip `cuda` tests where there is no CUDA device."""

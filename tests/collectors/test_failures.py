@@ -6,6 +6,8 @@ import itertools
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from multiprocessing import forkserver
 from typing import Any
@@ -132,10 +134,40 @@ def test_an_environment_that_hangs_while_it_is_made_is_named():
         make("sync", trouble=trouble, start_timeout=10.0)
 
 
-def test_more_workers_than_a_fork_server_can_start_are_refused_with_a_way_out(monkeypatch):
-    monkeypatch.setattr(forkserver, "MAXFDS_TO_SEND", 8)
-    with pytest.raises(RuntimeError, match=r"worker 0 .*: too many fds .*take fewer"):
-        make("sync", start_method="forkserver")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_worker_is_handed_no_more_descriptors_the_more_workers_there_are(monkeypatch, scheme):
+    monkeypatch.setattr(forkserver, "MAXFDS_TO_SEND", 18)  # a fork server takes some 250
+    schemes = {"policy": SCHEMES[scheme]()}
+    with make("sync", workers=8, weight_sync_schemes=schemes, start_method="forkserver") as it:
+        assert it.next().numel() >= 40
+
+
+TIDY = """
+import gc, os, signal
+from tests.collectors.test_failures import Plain, make
+
+class Handle:  # must be cleared away by the process that made it
+    def __init__(self):
+        self.itself, self.owner = self, os.getpid()
+    def __del__(self):
+        if os.getpid() != self.owner:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+class Tidy(Plain):
+    def forward(self, observation):
+        gc.collect()
+        return super().forward(observation)
+
+gc.disable()
+Handle()
+with make("sync", policy=Tidy(), start_method="fork") as collector:
+    print(collector.next().numel())
+"""
+
+
+def test_a_forked_worker_does_not_clear_away_what_is_the_trainers():
+    ran = subprocess.run([sys.executable, "-c", TIDY], capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == ("40\n", "")
 
 
 @pytest.mark.parametrize("kind", MULTI)
