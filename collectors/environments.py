@@ -1,10 +1,10 @@
 """Gymnasium environments of any kind, stepped into a block of frames.
 
 One class for each way of starting the next episode: a plain environment and vectors whose members
-can be reset one by one are reset here (`OneEnv`, `ManualVector`); vectors of the SAME_STEP mode
-have done it already; in those of the NEXT_STEP mode the step after an end is only a reset, and the
-frame it would make is marked as not live. Whatever the mode, the row after an end starts the next
-episode, and the true final observation lies in the block's finals.
+can be reset one by one are reset here (`OneEnv`, `Members`, `ManualVector`); vectors of the
+SAME_STEP mode have done it already; in those of the NEXT_STEP mode the step after an end is only a
+reset, and the frame it would make is marked as not live. Whatever the mode, the row after an end
+starts the next episode, and the true final observation lies in the block's finals.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import iterate
 
 from collectors.frames import Frames
 from collectors.history import History
@@ -37,6 +38,7 @@ class Environments(ABC):
         self.num_envs = num_envs
         self.action_space = action
         self.observations = observation_leaves(observation)
+        self._plain = len(self.observations) == 1 and not self.observations[0].path
         self.action = action_leaf(action)
         self.max_frames: int | None = None
         self.halting = False
@@ -172,6 +174,21 @@ class Environments(ABC):
                 part = self._checked(leaf, part, target.shape)
             target[...] = part
 
+    def _write(self, arrays: Sequence[Array], row: int, member: int, observation: Any) -> None:
+        """Write one environment's observation, if it is what it should be."""
+        if self._plain:
+            leaf = self.observations[0]
+            if (
+                type(observation) is not np.ndarray
+                or observation.shape != leaf.shape
+                or observation.dtype != leaf.dtype
+            ):
+                observation = self._checked(leaf, observation, leaf.shape)
+            arrays[0][row, member] = observation
+            return
+        for leaf, array in zip(self.observations, arrays, strict=True):
+            array[row, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
+
     def _checked(self, leaf: Leaf, value: Any, shape: tuple[int, ...]) -> Array:
         array = np.asarray(value)
         kinds_match = array.dtype == leaf.dtype or (
@@ -201,7 +218,6 @@ class OneEnv(Environments):
     def __init__(self, env: gym.Env[Any, Any]):
         super().__init__(env, 1, env.observation_space, env.action_space)
         self._discrete = isinstance(env.action_space, gym.spaces.Discrete)
-        self._plain = len(self.observations) == 1 and not self.observations[0].path
         self._length = 0
         self.history = History([env])
 
@@ -209,7 +225,7 @@ class OneEnv(Environments):
         given = int(action[0]) if self._discrete else action[0].copy()
         self.history.actions.append((given,))  # type: ignore[union-attr, arg-type]
         observation, reward, terminated, truncated, _ = self.env.step(given)
-        self._write(frames.observation_arrays, t + 1, observation)
+        self._write(frames.observation_arrays, t + 1, 0, observation)
         try:
             frames.reward[t, 0] = reward
         except (TypeError, ValueError):
@@ -223,31 +239,17 @@ class OneEnv(Environments):
         if not (terminated or truncated):
             return 1 if not self.halting else self._halt(frames, t, self.halted)
         count = 1 if not self.halting else self._halt(frames, t, np.ones(1, bool))
-        self._write(frames.final_arrays, t, observation)
+        self._write(frames.final_arrays, t, 0, observation)
         self._length = 0
         self.history.reset(_ONE, None)  # type: ignore[union-attr]
         observation, _ = self.env.reset()
-        self._write(frames.observation_arrays, t + 1, observation)
+        self._write(frames.observation_arrays, t + 1, 0, observation)
         frames.is_init[t + 1, 0] = self.started = True
         return count
 
-    def _write(self, arrays: Sequence[Array], row: int, observation: Any) -> None:
-        if self._plain:
-            leaf, array = self.observations[0], arrays[0]
-            if (
-                type(observation) is not np.ndarray
-                or observation.shape != leaf.shape
-                or observation.dtype != leaf.dtype
-            ):
-                observation = self._checked(leaf, observation, leaf.shape)
-            array[row, 0] = observation
-            return
-        for leaf, array in zip(self.observations, arrays, strict=True):
-            array[row, 0] = self._checked(leaf, leaf.of(observation), leaf.shape)
-
     def _put(self, arrays: Sequence[Array], row: int | None, value: Any) -> None:
         assert row is None
-        self._write([array[None] for array in arrays], 0, value)
+        self._write([array[None] for array in arrays], 0, 0, value)
 
     def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
         self._length = 0
@@ -325,46 +327,8 @@ class Vector(Environments):
         return getattr(self.env, name)
 
 
-# What of gymnasium's SyncVectorEnv is touched from here; without them it is reset from outside.
-_INSIDES = ("envs", "_env_obs", "_terminations", "_truncations", "_autoreset_envs")
-
-
 class ManualVector(Vector):
     """A vector that leaves resetting to its user, or lets itself be reset member by member."""
-
-    def __init__(self, env: Any):
-        super().__init__(env)
-        if type(env) is SyncVectorEnv and all(hasattr(env, name) for name in _INSIDES):
-            self.history = History(env.envs)
-
-    def step(self, frames: Frames, t: int, action: Array) -> int:
-        if self.history is not None:
-            self.history.actions.append(action.copy())
-        return super().step(frames, t, action)
-
-    def _restart(self, frames: Frames, t: int, which: Array) -> None:
-        if self.history is None:
-            super()._restart(frames, t, which)
-            return
-        # What the vector's own reset would do, without copying everybody's observations.
-        self.history.reset(which, None)
-        env = self.env
-        for member in np.flatnonzero(which):
-            observation, _ = env.envs[member].reset()
-            env._env_obs[member] = observation
-            for leaf, array in zip(self.observations, frames.observation_arrays, strict=True):
-                array[t + 1, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
-        for flags in (env._terminations, env._truncations, env._autoreset_envs):
-            flags[which] = False
-
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        repeated = super().load_state_dict(state)
-        if repeated:  # the vector does not know what its members were made to do
-            self.env._env_obs = [
-                _nested(self.env.single_observation_space, self.observations, self.current, member)
-                for member in range(self.num_envs)
-            ]
-        return repeated
 
     def _after(self, frames: Frames, t: int, observation: Any, ended: Array, info: Any) -> int:
         over = self._over_length(frames, t, ended)
@@ -377,6 +341,65 @@ class ManualVector(Vector):
             self._restart(frames, t, ended)
             frames.is_init[t + 1] = ended
         return count
+
+
+# What of gymnasium's SyncVectorEnv is touched from here; without them it is stepped from outside.
+_INSIDES = ("envs", "_env_obs", "_terminations", "_truncations", "_autoreset_envs")
+
+
+class Members(ManualVector):
+    """A bare `SyncVectorEnv`, whose members are stepped and reset here, as it does it itself.
+
+    But it would gather and copy everybody's observations, ends and infos at every step.
+    """
+
+    def __init__(self, env: SyncVectorEnv):
+        super().__init__(env)
+        self.history = History(env.envs)
+
+    @classmethod
+    def can_step(cls, env: Any) -> bool:
+        """Whether it is bare, as it is known here, and does not reset within the same step."""
+        known = type(env) is SyncVectorEnv and all(hasattr(env, name) for name in _INSIDES)
+        return known and _mode(env) is not AutoresetMode.SAME_STEP
+
+    def step(self, frames: Frames, t: int, action: Array) -> int:
+        self.history.actions.append(action.copy())  # type: ignore[union-attr]
+        arrays, known = frames.observation_arrays, self.env._env_obs
+        terminated, truncated = frames.terminated[t], frames.truncated[t]
+        rewards = []
+        given = iterate(self.env.action_space, action)
+        for i, (member, one) in enumerate(zip(self.env.envs, given, strict=True)):
+            known[i], reward, terminated[i], truncated[i], _ = member.step(one)
+            rewards.append(reward)
+            self._write(arrays, t + 1, i, known[i])
+        try:
+            frames.reward[t] = rewards
+        except (TypeError, ValueError):
+            raise ValueError(f"{self} returned the rewards {rewards!r}, not numbers") from None
+        return self._after(frames, t, None, terminated | truncated, None)
+
+    def _keep_finals(self, frames: Frames, t: int, ended: Array, observation: Any) -> None:
+        for rows, final in zip(frames.observation_arrays, frames.final_arrays, strict=True):
+            final[t][ended] = rows[t + 1][ended]
+
+    def _restart(self, frames: Frames, t: int, which: Array) -> None:
+        self.history.reset(which, None)  # type: ignore[union-attr]
+        env = self.env
+        for i in np.flatnonzero(which):
+            env._env_obs[i], _ = env.envs[i].reset()
+            self._write(frames.observation_arrays, t + 1, i, env._env_obs[i])
+        for flags in (env._terminations, env._truncations, env._autoreset_envs):
+            flags[which] = False
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        repeated = super().load_state_dict(state)
+        if repeated:  # the vector does not know what its members were made to do
+            self.env._env_obs = [
+                _nested(self.env.single_observation_space, self.observations, self.current, member)
+                for member in range(self.num_envs)
+            ]
+        return repeated
 
 
 class SameStepVector(Vector):
@@ -482,6 +505,8 @@ def open_environments(
 
 def _adapt(env: Any) -> Environments:
     if isinstance(env, VectorEnv):
+        if Members.can_step(env):
+            return Members(env)
         # Bare vectors of gymnasium's own reset any member when asked, in every mode; around them,
         # a wrapper may not know of it.
         if type(env) in (SyncVectorEnv, AsyncVectorEnv) and _mode(env) is AutoresetMode.NEXT_STEP:
