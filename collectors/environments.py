@@ -353,7 +353,7 @@ class Members(ManualVector):
     But it would gather and copy everybody's observations, ends and infos at every step.
     """
 
-    def __init__(self, env: SyncVectorEnv):
+    def __init__(self, env: Any):
         super().__init__(env)
         self.history = History(env.envs)
 
@@ -386,7 +386,7 @@ class Members(ManualVector):
     def _restart(self, frames: Frames, t: int, which: Array) -> None:
         self.history.reset(which, None)  # type: ignore[union-attr]
         env = self.env
-        for i in np.flatnonzero(which):
+        for i in map(int, np.flatnonzero(which)):
             env._env_obs[i], _ = env.envs[i].reset()
             self._write(frames.observation_arrays, t + 1, i, env._env_obs[i])
         for flags in (env._terminations, env._truncations, env._autoreset_envs):

@@ -102,6 +102,8 @@ class ReceiverEnd:
         if background:
             self._thread = threading.Thread(target=self._run, name="lockstep-receive", daemon=True)
             self._thread.start()
+            if self._pass_on is None:  # that may take its time, and is nobody else's to wait for
+                self.transport.may_take_at_once(self._take_at_once)
 
     def _target(self) -> Weights:
         if self._model is not None:
@@ -203,11 +205,24 @@ class ReceiverEnd:
             if self._stopping:
                 return
             with self._news:
-                try:
-                    self._apply_newest()
-                except Exception as error:
-                    if error is not self._told:
-                        raise
+                self._apply_and_tell()
+
+    def _apply_and_tell(self) -> None:
+        try:
+            self._apply_newest()
+        except Exception as error:
+            if error is not self._told:
+                raise
+
+    def _take_at_once(self) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._stopping:
+                self._apply_and_tell()
+            return not self._stopping
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Stop applying and let the sender have its memory back; the model keeps its weights."""

@@ -7,11 +7,12 @@ wait is the scheme's business. `offer` never blocks: a newer version replaces on
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -150,6 +151,12 @@ class Transport(ABC):
     @abstractmethod
     def has_news(self) -> bool:
         """Whether there may be something newer than the last `newest`; costs next to nothing."""
+
+    def may_take_at_once(self, take: Callable[[], bool]) -> None:
+        """Whoever brings an offer into this process may call `take`, which applies it.
+
+        It returns False if the model is in use; then its owner must be woken, as otherwise.
+        """
 
     def in_use(self) -> None:
         """The snapshot is applied, and the one before is no longer needed."""
@@ -324,6 +331,10 @@ class Transport(ABC):
         twin.__dict__.update(self.__dict__)
         twin._forget()
         return twin.__dict__
+
+    def alone(self) -> Self:
+        """What the worker's process needs of it, without a share in other workers' lines."""
+        return copy.copy(self)
 
     # -- used without a scheme
 

@@ -4,7 +4,8 @@ the engine's thread                       the worker
 -------------------                       ----------
 deliver(block, key, worker)
   waits for the worker's inbox   <-----   opens it when it greets
-  lays the block down, rings      ---->   looks, or is woken
+  lays the block down, and applies it if the model rests and the worker has said that it may; else
+  rings                           ---->   looks, or is woken
   waits for the answer           <-----   applied, or refused: the answer
 returns the answer: the trainer's future is the acknowledgement
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -46,6 +48,7 @@ class Inbox:
         self.bell = Doorbell()
         self.block: Tensor | None = None
         self.closed = ""  # why nothing more comes
+        self.take_at_once: Callable[[], bool] | None = None
         self._answer: Answer | None = None
         self._refusal = ""
         self._changed = threading.Condition()
@@ -61,7 +64,9 @@ class Inbox:
                 return Answer(FAILED, self.owner, os.getpid(), text=self._refusal)
             self.block, self._answer = block, None
             self._changed.notify_all()  # whoever put the one before
+        if self.take_at_once is None or not self.take_at_once():
             self.bell.ring()
+        with self._changed:
             while self.block is block and not self.closed:
                 self._changed.wait(60.0)
             if self.block is block:

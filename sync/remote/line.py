@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sync.remote.engine import PeerDied
+from sync.remote.recycled import Recycled
 from sync.remote.wire import Outcome, Packed, pack, tell, unpack
 
 FRAME_BYTES = 2048
@@ -49,6 +50,7 @@ class Line:
         self._group, self._other = group, other
         self._silence = timedelta(seconds=silence_s)
         self._sending = threading.Lock()
+        self._memory = Recycled()
         self._calls: dict[int, tuple[Future[Any], list[Any]]] = {}
         self._tickets = 0
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="lockstep-serve")
@@ -112,7 +114,7 @@ class Line:
             self._end(_in_words(str(error), self._silence.total_seconds()))
 
     def _take(self, nbytes: int) -> Tensor:
-        memory = torch.empty(nbytes, dtype=torch.uint8)
+        memory = self._memory.take(nbytes)
         if nbytes:
             self._group.recv([memory], self._other, 0).wait(self._silence)
         return memory

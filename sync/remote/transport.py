@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -300,6 +301,9 @@ class RemoteTransport(Transport):
 
     def greet(self) -> None:
         self._inbox = Inbox((self.key, self.worker_idx))
+
+    def may_take_at_once(self, take: Callable[[], bool]) -> None:
+        self.inbox.take_at_once = take
 
     @property
     def inbox(self) -> Inbox:

@@ -1,0 +1,137 @@
+"""Whoever brings a version applies it, if the model rests."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from sync import RPCWeightSyncScheme, WorkerRaised
+from sync.remote.engine import Engine
+
+BROUGHT = "brings"
+
+
+class Threads(Engine):
+    """Runs what it is told to run in threads of this process."""
+
+    num_peers = 1
+
+    def __init__(self):
+        self.pool = ThreadPoolExecutor(4, thread_name_prefix=BROUGHT)
+
+    def call(self, peer, function, *args):
+        return self.pool.submit(function, *args)
+
+    def gone(self, peer):
+        return None
+
+    def describe(self, peer):
+        return f"peer {peer}"
+
+    def close(self):
+        self.pool.shutdown()
+
+
+class Model(nn.Module):
+    """One number, and who brought it."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(1))
+        self.by = ""
+        self.refuses = False
+
+    def get_extra_state(self):
+        return self.number.item()
+
+    def set_extra_state(self, state):
+        if self.refuses:
+            raise ValueError("no more of these")
+        self.by = threading.current_thread().name
+
+
+@contextlib.contextmanager
+def joined(*, background=True):
+    """A sender's model and scheme, and a receiver's, in one process."""
+    engine, ours, theirs = Threads(), Model(), Model()
+    scheme = RPCWeightSyncScheme(timeout=20.0)
+    scheme.attach(engine)
+    scheme.init_on_sender(model=ours, devices=["cpu"])
+    receiver = copy.deepcopy(scheme)
+    receiver.init_on_receiver(model=theirs, worker_idx=0)
+    meeting = threading.Thread(target=receiver.connect, kwargs={"background": background})
+    meeting.start()
+    scheme.connect()
+    meeting.join()
+    try:
+        yield scheme, ours, receiver, theirs
+    finally:
+        receiver.shutdown()
+        scheme.shutdown()
+        engine.close()
+
+
+def send(scheme, model, number):
+    with torch.no_grad():
+        model.number.fill_(number)
+    scheme.send_async()
+
+
+def test_the_thread_that_brings_a_version_applies_it_while_the_model_rests():
+    with joined() as (scheme, ours, receiver, theirs):
+        for number in range(1, 50):
+            send(scheme, ours, number)
+            scheme.wait_async()
+            assert (theirs.number.item(), receiver.version) == (number, number)
+            assert theirs.by.startswith(BROUGHT)
+
+
+def test_a_model_in_use_is_left_alone_and_has_the_version_afterwards():
+    with joined() as (scheme, ours, receiver, theirs):
+        with receiver.reading() as version:
+            send(scheme, ours, 1)
+            with pytest.raises(Exception, match="did not acknowledge version 1"):
+                scheme.wait_async(timeout=0.5)
+            assert (theirs.number.item(), version, receiver.version) == (0, 0, 0)
+        scheme.wait_async()
+        assert (theirs.number.item(), receiver.version) == (1, 1)
+
+
+def test_without_the_background_thread_nothing_is_applied_until_it_is_asked_for():
+    with joined(background=False) as (scheme, ours, receiver, theirs):
+        send(scheme, ours, 1)
+        with pytest.raises(Exception, match="did not acknowledge version 1"):
+            scheme.wait_async(timeout=0.5)
+        assert theirs.number.item() == 0
+        assert receiver.receive(5.0) is not None
+        scheme.wait_async()
+        assert theirs.number.item() == 1
+        assert not theirs.by.startswith(BROUGHT)
+
+
+def test_what_is_raised_by_the_thread_that_brings_it_reaches_the_sender_and_the_next_is_applied():
+    with joined() as (scheme, ours, receiver, theirs):
+        theirs.refuses = True
+        send(scheme, ours, 1)
+        with pytest.raises(WorkerRaised, match="no more of these"):
+            scheme.wait_async()
+        assert receiver.version == 0
+        theirs.refuses = False
+        send(scheme, ours, 2)
+        scheme.wait_async()
+        assert (theirs.number.item(), receiver.version) == (2, 2)
+
+
+def test_after_the_receiver_has_shut_down_nothing_is_applied():
+    with joined() as (scheme, ours, receiver, theirs):
+        receiver.shutdown()
+        send(scheme, ours, 1)
+        with pytest.raises(Exception, match="left"):
+            scheme.wait_async()
+        assert theirs.number.item() == 0
