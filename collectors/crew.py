@@ -25,7 +25,7 @@ from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STEPS, VERSION, Word
 from collectors.worker import Job, Setup, main
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
-from sync.memory import AnonymousMemory, Watch, wait_for
+from sync.memory import AnonymousMemory, Watch, must_look, wait_for
 
 KILL_AFTER_S = 5.0
 _SLICE_S = 1.0  # how often somebody who waits looks whether a worker hangs
@@ -134,7 +134,7 @@ class Crew:
             line=far,
             words=Words(),
             job=job,
-            schemes=self.publisher.schemes,
+            schemes=self.publisher.schemes_for(member.worker),
             version_base=self.publisher.base,
         )
         name = f"lockstep-worker-{member.worker}"
@@ -144,7 +144,7 @@ class Crew:
             member.line, member.words, member.job = near, setup.words, job
             member.greeted, member.failure, member.ordered = False, None, 0
             member.blocks = []
-            _begin(process, member.worker)
+            process.start()
             member.process = process
             member.watch = Watch(process.pid)
             member.seen_at = time.monotonic()
@@ -237,7 +237,7 @@ class Crew:
 
     def listen(self, timeout: float, unless: Callable[[], bool] = bool) -> bool:
         """Take in what workers say, waiting up to `timeout` for something, `unless()`."""
-        mine = False
+        mine, ready = False, set[int]()
         try:
             with self._news:
                 if unless():
@@ -248,13 +248,15 @@ class Crew:
                 mine = True
                 self._listening = True
                 fds = [fd for member in self.members for fd in self._fds(member)]
-            wait_for(fds, timeout)  # not holding the lock: others may ask and tell meanwhile
+            # Not holding the lock: others may ask and tell meanwhile.
+            ready.update(wait_for(fds, timeout))
         finally:
             if mine:
                 with self._news:
                     self._listening = False
                     for member in self.members:
-                        self._take_in(member)
+                        if self._has_said(member, ready):
+                            self._take_in(member)
                     self._news.notify_all()
         with self._news:
             return unless()
@@ -265,9 +267,15 @@ class Crew:
         if member.watch is not None:
             yield from member.watch.fds()
 
-    def _take_in(self, member: Member) -> None:
+    def _has_said(self, member: Member, ready: set[int]) -> bool:
         if member.watch is None or member.line is None:
-            return
+            return False
+        unheard = member.watch.gone and member.failure is None
+        return unheard or must_look() or not ready.isdisjoint(self._fds(member))
+
+    def _take_in(self, member: Member) -> None:
+        assert member.watch is not None
+        assert member.line is not None
         gone = member.watch.look()  # before what it said last is read
         for message, fds in member.line.receive():
             self._book(member, message, fds)
@@ -501,15 +509,3 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
-
-
-def _begin(process: Any, worker: int) -> None:
-    try:
-        process.start()
-    except ValueError as error:  # a fork server hands on some 250 descriptors
-        if "fds" not in str(error):
-            raise
-        raise RuntimeError(
-            f"worker {worker} cannot be started: {error} (each worker is handed a doorbell of "
-            "every other); take fewer workers, or start_method='fork'"
-        ) from error

@@ -233,6 +233,10 @@ class Publisher:
             return list(weights if is_by_worker(weights) else self.promised)
         return [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
 
+    def schemes_for(self, worker: int) -> dict[str, WeightSyncScheme]:
+        """The schemes, as they are handed to that worker."""
+        return {model_id: scheme.for_worker(worker) for model_id, scheme in self.schemes.items()}
+
     def stats(self) -> dict[str, Any]:
         return {model_id: scheme.stats for model_id, scheme in self.schemes.items()}
 

@@ -67,17 +67,20 @@ class Word(NamedTuple):
 
 
 class Board:
-    """Rows for `num_workers` workers, in memory that both sides write."""
+    """Rows for `num_workers` workers, in memory that both sides write.
+
+    The sender has every row and bell; what a worker is handed has that worker's alone.
+    """
 
     def __init__(self, num_workers: int, *, locked: bool | None = None):
         self.num_workers = num_workers
         self.memory = AnonymousMemory(_HEAD_BYTES + num_workers * _ROW_STRIDE)
         self.order = Order(self.memory) if locked is None else Order(self.memory, locked=locked)
         self.sender_bell = Doorbell()
-        self.bells = [Doorbell() for _ in range(num_workers)]
+        self.bells = {worker: Doorbell() for worker in range(num_workers)}
         self._map()
         self.head[_SENDER_PID] = os.getpid()
-        for row in self.rows:
+        for row in self.rows.values():
             row.words[_PIN_A] = row.words[_PIN_B] = FREE
 
     def _map(self) -> None:
@@ -86,10 +89,16 @@ class Board:
         self.head = view[:_HEAD_BYTES].cast("q")
         rows = [view[_HEAD_BYTES + i * _ROW_STRIDE :] for i in range(self.num_workers)]
         words = [row[: _ROW_WORDS * 8].cast("q") for row in rows]
-        self.rows = [
-            Row(row, words, i, self.order, bell=self.bells[i], sender_bell=self.sender_bell)
-            for i, row in enumerate(rows)
-        ]
+        self.rows = {
+            i: Row(rows[i], words, i, self.order, bell=bell, sender_bell=self.sender_bell)
+            for i, bell in self.bells.items()
+        }
+
+    def for_worker(self, worker_idx: int) -> Board:
+        """The same board, with one row and one bell."""
+        twin = object.__new__(Board)
+        twin.__setstate__({**self.__getstate__(), "bells": {worker_idx: self.bells[worker_idx]}})
+        return twin
 
     @property
     def sender_pid(self) -> int:
@@ -105,7 +114,7 @@ class Board:
             return
         self.head[_CLOSED] = 1
         self.order()
-        for bell in self.bells:
+        for bell in self.bells.values():
             bell.ring()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -33,7 +33,6 @@ class NoWeightSyncScheme(WeightSyncScheme):
         self._side: str | None = None
         self._worker_idx: int | None = None
         self._model: Any = None
-        self._num_workers = 0
         self._version = NEVER
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
@@ -147,10 +146,6 @@ class NoWeightSyncScheme(WeightSyncScheme):
     @property
     def worker_idx(self) -> int | None:
         return self._worker_idx
-
-    @property
-    def num_workers(self) -> int:
-        return self._num_workers
 
     @property
     def acknowledged(self) -> dict[int, int]:

@@ -16,6 +16,7 @@ What a scheme does at its two ends is in `sender.py` and `receiver.py`; how a sn
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import sys
 import weakref
@@ -80,6 +81,7 @@ class WeightSyncScheme(ABC):
         self.model_id: str | None = None
         self._layout: Layout | None = None
         self._transports: dict[int, Transport] = {}
+        self._num_workers = 0
         self._leave_process()
 
     def _leave_process(self) -> None:
@@ -138,6 +140,7 @@ class WeightSyncScheme(ABC):
         self.model_id = model_id
         self._context = _nothing if context is None else weakref.ref(context)
         self._layout = sender.layout
+        self._num_workers = form.num_workers
         slots, self._transports = self._open(sender.wire_layout, form.num_workers)
         for worker, transport in self._transports.items():
             transport.worker_idx, transport.timeout = worker, self.timeout
@@ -165,6 +168,17 @@ class WeightSyncScheme(ABC):
         if self.wire != "float32":
             return f"has wire={self.wire!r}"
         return "has a slow link" if self.link is not None else ""
+
+    def for_worker(self, worker_idx: int) -> Self:
+        """The scheme as one worker needs it, to be handed to that worker's process.
+
+        Handing over the whole does as well, but has a few descriptors for each worker in it, and
+        the fork server passes on some 250.
+        """
+        twin = copy.copy(self)
+        lines = self._transports
+        twin._transports = {worker_idx: lines[worker_idx].alone()} if lines else {}
+        return twin
 
     def describe_worker(self, worker_idx: int, label: str) -> None:
         """What error messages say about a worker besides its number and device."""
@@ -242,8 +256,10 @@ class WeightSyncScheme(ABC):
             if model is None and model_id is not None:
                 model = resolve_model(context, model_id)
         if worker_idx not in self._transports:
-            known = f"0 to {len(self._transports) - 1}"
-            raise ValueError(f"worker_idx={worker_idx!r}: this scheme has workers {known}")
+            known = f"has workers 0 to {self.num_workers - 1}"
+            if len(self._transports) < self.num_workers:
+                known = f"was made for worker {next(iter(self._transports))}"
+            raise ValueError(f"worker_idx={worker_idx!r}: this scheme {known}")
         assert self._layout is not None
         assert worker_idx is not None
         if self._receiver is not None and self._pid == os.getpid():
@@ -358,7 +374,7 @@ class WeightSyncScheme(ABC):
 
     @property
     def num_workers(self) -> int:
-        return len(self._transports)
+        return self._num_workers
 
     @property
     def version(self) -> int:
@@ -446,7 +462,7 @@ class WeightSyncScheme(ABC):
             if end is not None:
                 end.close()
         self._sender = self._receiver = self._layout = None
-        self._transports = {}
+        self._transports, self._num_workers = {}, 0
         self._last_version = last_version
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Self
 
 from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
 from sync.layout import Layout
@@ -51,6 +51,11 @@ class SharedMemTransport(Transport):
     @property
     def row(self) -> Row:
         return self.board.rows[self.worker_idx]
+
+    def alone(self) -> Self:
+        twin = super().alone()
+        twin.board = self.board.for_worker(self.worker_idx)
+        return twin
 
     # -- the sender's end
 

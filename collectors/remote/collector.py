@@ -162,7 +162,7 @@ class RemoteCollector(BaseCollector):
             seeds=Seeds(self.seed, host),
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
-            schemes=self.publisher.schemes,
+            schemes=self.publisher.schemes_for(host),
             version_base=self.publisher.base,
             lease_s=max(LEASE_S, options.timeout),
             leaves=self.fleet.own_process,

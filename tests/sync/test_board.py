@@ -23,7 +23,7 @@ def test_version_and_slot_come_out_of_one_word_and_no_word_is_zero(version, slot
 
 def test_a_new_board_has_nothing_to_say():
     board = Board(2)
-    for row in board.rows:
+    for row in board.rows.values():
         assert (row.latest, row.state, row.pid, row.event_count, row.error_count) == (0,) * 5
         assert row.held() == {FREE}
         assert row.pin(0) is None
@@ -99,8 +99,8 @@ def test_who_greets_takes_the_row_over_from_whoever_had_it():
 
 def test_only_an_idle_worker_is_woken_by_its_own_bell():
     board = Board(2)
-    first, second = board.rows
-    bells = [bell.fd for bell in board.bells]
+    first, second = board.rows.values()
+    bells = [bell.fd for bell in board.bells.values()]
     first.wake()
     assert wait_for(bells, 0) == []
     first.idle(True)
@@ -137,11 +137,11 @@ def test_a_worker_rings_the_sender_only_when_it_is_waited_for():
 
 def test_of_all_workers_that_are_waited_for_the_last_rings():
     board = Board(4)
-    for row in board.rows[:3]:
+    for row in list(board.rows.values())[:3]:
         row.done(event(4))
         row.expect(5)
     board.rows[3].done(event(4))  # nobody waits for this one
-    for row in board.rows[:2]:
+    for row in list(board.rows.values())[:2]:
         row.done(event(5))
     assert not rings(board)
     board.rows[2].done(event(4))
@@ -153,7 +153,7 @@ def test_of_all_workers_that_are_waited_for_the_last_rings():
 def test_closing_wakes_everybody():
     board = Board(3)
     board.close()
-    bells = [bell.fd for bell in board.bells]
+    bells = [bell.fd for bell in board.bells.values()]
     assert board.closed
     assert wait_for(bells, 0) == bells
 
@@ -171,7 +171,19 @@ def test_rows_are_seen_by_another_process_and_do_not_touch_each_other():
     with Worker(Handed(board=board), None) as worker:
         pid = worker.process.pid
         assert worker.do(write) == (board.sender_pid, word(7, 3))
-    first, second = board.rows
+    first, second = board.rows.values()
     assert (second.pid, second.event(0)) == (pid, Event(7, 1, 2, 3, 4))
     assert second.error() == "x" * ERROR_BYTES
     assert (first.state, first.event_count, first.error_count) == (ABSENT, 0, 0)
+
+
+def test_one_workers_board_has_its_row_and_bell_and_no_other():
+    board = Board(3)
+    alone = board.for_worker(1)
+    assert (list(alone.rows), list(alone.bells)) == ([1], [1])
+    board.rows[1].announce(word(4, 2))
+    board.rows[1].expect(4)
+    assert alone.rows[1].latest == word(4, 2)
+    alone.rows[1].done(event(4))
+    assert rings(board)
+    assert board.rows[1].event_count == 1
