@@ -5,7 +5,7 @@
         [--output outputs/benchmarks]
 
 workers        2, 4, 8, ... processes of eight environments each, until one number fails to start,
-               memory runs short or --workers is reached
+               no more fit into the memory or --workers is reached
 environments   one training by the command line with so many environments
 policy         one policy of so many gigabytes, sent to two workers by each scheme
 flood          so many versions, published as fast as can be, to two workers that take what they can
@@ -123,10 +123,10 @@ def try_workers(count: int, batches: int = 20) -> dict[str, float]:
 
 
 def workers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The most that this machine holds, found by doubling."""
+    """The most that this machine holds: twice as many each time, and at last what still fits."""
     found: list[dict[str, Any]] = []
-    count = 2
-    while count <= arguments.workers:
+    count, before = 2, 0
+    while before < count <= arguments.workers:
         try:
             found.append(try_workers(count))
         except (WorkerError, OSError, RuntimeError) as error:
@@ -135,9 +135,8 @@ def workers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         say(found[-1])
         memory = psutil.virtual_memory()
         each = found[-1]["memory_mb"] / count * 2**20
-        if memory.available - count * each < memory.total * MEMORY_TO_SPARE:
-            break
-        count *= 2
+        fits = int((memory.available - memory.total * MEMORY_TO_SPARE) / each)
+        before, count = count, min(2 * count, fits, arguments.workers)
     return found
 
 

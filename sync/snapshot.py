@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import cmath
 import time
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,9 +38,17 @@ class Snapshot:
         with torch.inference_mode(False):  # or the views could not be written outside of it
             self.buffer = buffer[: layout.nbytes]
             self.views = layout.views(self.buffer)
-            self._floats = layout.floats(self.buffer)
-            self._pieces = pieces(self.views, layout)
         self._header = as_bytes(self.buffer[:HEADER_BYTES]).cast("q")
+
+    @cached_property
+    def _floats(self) -> list[Tensor]:
+        with torch.inference_mode(False):
+            return self.layout.floats(self.buffer)
+
+    @cached_property
+    def _pieces(self) -> list[Tensor]:
+        with torch.inference_mode(False):
+            return pieces(self.views, self.layout)
 
     @property
     def version(self) -> int:

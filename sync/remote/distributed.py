@@ -127,6 +127,11 @@ class DistributedEngine(Engine):
             return future
         return line.call(function, *args)
 
+    def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
+        if (line := self._lines.get(peer)) is None:
+            return self.call(peer, function, parcel, *args)
+        return line.post(function, parcel, *args)
+
     def route(self, taker: int, giver: int) -> LineRoute | None:
         """Has the two meet when it is asked first; until they have met there is no route."""
         if self.gone(giver) is not None or self.gone(taker) is not None:

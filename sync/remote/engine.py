@@ -50,7 +50,8 @@ class Engine(ABC):
     def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
         """`function(block, *args)` in the peer's process, which may keep the block.
 
-        The block may be written again only when the futures of all posts of it are done.
+        The block may be written again only when the futures of all posts of it are done. What is
+        posted, and its answer, are as `wire.Post` says.
         """
         return self.call(peer, function, parcel, *args)
 

@@ -6,7 +6,7 @@ deliver(block, key, worker)
   waits for the worker's inbox   <-----   opens it when it greets
   lays the block down, and applies it if the model rests and the worker has said that it may; else
   rings                           ---->   looks, or is woken
-  waits for the answer           <-----   applied, or refused: the answer
+  answers `Later`: waits         <-----   applied, or refused: the answer
 returns the answer: the trainer's future is the acknowledgement
 """
 
@@ -16,11 +16,13 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from sync.memory import Doorbell
+from sync.remote.wire import Later
 from sync.snapshot import NEVER
 
 DONE, FAILED, LEFT, ABSENT, SUPERSEDED, MISSING = range(6)
@@ -57,15 +59,19 @@ class Inbox:
             _departed.pop(place, None)
             _registry.notify_all()
 
-    def put(self, block: Tensor) -> Answer:
-        """Lay a block down and wait for the worker's answer."""
+    def put(self, block: Tensor) -> Answer | Later:
+        """Lay a block down; the worker's answer, or how to wait for it."""
         with self._changed:
             if self._refusal:
                 return Answer(FAILED, self.owner, os.getpid(), text=self._refusal)
             self.block, self._answer = block, None
             self._changed.notify_all()  # whoever put the one before
-        if self.take_at_once is None or not self.take_at_once():
-            self.bell.ring()
+        if self.take_at_once is not None and self.take_at_once():
+            return self._answer_to(block)
+        self.bell.ring()
+        return Later(partial(self._answer_to, block))
+
+    def _answer_to(self, block: Tensor) -> Answer:
         with self._changed:
             while self.block is block and not self.closed:
                 self._changed.wait(60.0)
@@ -108,12 +114,19 @@ _inboxes: dict[Place, Inbox] = {}
 _departed: dict[Place, str] = {}  # workers that left, and why if they could not take any
 
 
-def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer:
-    """Give a worker of this process a snapshot; returns when it has answered.
+def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer | Later:
+    """Give a worker of this process a snapshot; its answer, or how to wait for it.
 
     patience_s: how long to wait for a worker that has not come yet.
     """
-    place = key, worker
+    with _registry:
+        inbox = _inboxes.get((key, worker))
+    if inbox is not None:
+        return inbox.put(block)
+    return Later(partial(_deliver_later, block, (key, worker), patience_s))
+
+
+def _deliver_later(block: Tensor, place: Place, patience_s: float) -> Answer | Later:
     with _registry:
         _registry.wait_for(lambda: place in _inboxes or place in _departed, patience_s)
         inbox = _inboxes.get(place)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sync.remote.engine import Route
 from sync.remote.inbox import MISSING, Answer, close_inbox, deliver
+from sync.remote.wire import Later
 
 CHILDREN = 2  # whom one hands a block to
 LEAST_WORKERS = 5  # with fewer, two from the trainer and two from one of them win no time
@@ -53,7 +54,7 @@ class Errand(NamedTuple):
     patience_s: float  # for a worker that has not come yet
 
 
-def keep_and_deliver(block: Tensor, errand: Errand) -> Answer:
+def keep_and_deliver(block: Tensor, errand: Errand) -> Answer | Later:
     """Give a worker of this process a block, and others the chance to ask for it."""
     if errand.keep:
         with _changed:
@@ -63,7 +64,7 @@ def keep_and_deliver(block: Tensor, errand: Errand) -> Answer:
     return deliver(block, errand.key, errand.worker, errand.patience_s)
 
 
-def take_and_deliver(route: Route, giver: int, wait_s: float, errand: Errand) -> Answer:
+def take_and_deliver(route: Route, giver: int, wait_s: float, errand: Errand) -> Answer | Later:
     """Ask another peer for the block, waiting so long at most, and give it to a worker here."""
     try:
         asked = route.call(give, errand.key, giver, errand.version, wait_s)

@@ -42,7 +42,7 @@ from sync.remote.addresses import (
 )
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
-from sync.remote.wire import Outcome, pack, tell, unpack
+from sync.remote.wire import Outcome, Post, pack, tell, unpack
 
 _TRAINER = "trainer"
 _SCHEME = "lockstep"
@@ -168,15 +168,21 @@ class RPCEngine(Engine):
                     _ask_for_life(name, self._silence_s, partial(self._note, peer, name))
 
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        data, tensors = pack((function, args))
+        return self._call(peer, _run, data, *tensors)
+
+    def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
+        return self._call(peer, _run_post, Post(function, args).packed(), parcel)
+
+    def _call(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._pending[future] = peer
         if (why := self.gone(peer)) is not None:
             self._fail(future, peer, why)
             return future
-        packed = pack((function, args))
         name = self._names[peer]
         try:
-            sent = _rpc().rpc_async(name, _run, args=(packed.data, *packed.tensors), timeout=0)
+            sent = _rpc().rpc_async(name, run, args=args, timeout=0)
         except RuntimeError as error:
             self._fail(future, peer, str(error).splitlines()[0])
             return future
@@ -285,6 +291,11 @@ def serve(
 
 def _run(data: bytes, *tensors: Tensor) -> tuple[Any, ...]:
     packed = Outcome.of(_unpack_and_call, (data, tensors)).packed()
+    return packed.data, *packed.tensors
+
+
+def _run_post(data: bytes, block: Tensor) -> tuple[Any, ...]:
+    packed = Outcome.of(Post.run, (data, block)).packed_plainly()
     return packed.data, *packed.tensors
 
 

@@ -37,6 +37,9 @@ from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from sync.transport import Transport, await_workers
 
+# Smaller blocks are copied to where there are views into each leaf: making those takes longer.
+_LANDING_BYTES = 1 << 18
+
 
 class Way(NamedTuple):
     """A version, its slot, and when it was published."""
@@ -154,6 +157,7 @@ class RemoteTransport(Transport):
         self._absent = False
         self._dead = ""
         self._inbox: Inbox | None = None
+        self._landing: Snapshot | None = None
 
     # -- the sender's end
 
@@ -315,7 +319,16 @@ class RemoteTransport(Transport):
         if not inbox.closed:
             inbox.bell.silence()  # before the look: what comes later rings again
         block = inbox.block
-        return None if block is None else (_arrived(self.slots.layout, block), 0)
+        return None if block is None else (self._arrived(block), 0)
+
+    def _arrived(self, block: Tensor) -> Snapshot:
+        layout = self.slots.layout
+        if self.zero_copy or not block.numel() == layout.nbytes < _LANDING_BYTES:
+            return _snapshot(layout, block)
+        if self._landing is None:
+            self._landing = Snapshot(layout, torch.zeros(layout.nbytes, dtype=torch.uint8))
+        self._landing.buffer.copy_(block)
+        return self._landing
 
     def has_news(self) -> bool:
         return self._inbox is not None and self._inbox.block is not None
@@ -352,7 +365,7 @@ def _travelling(snapshot: Snapshot) -> Tensor:
     return torch.cat([snapshot.buffer[:filled], snapshot.buffer[start : start + extra]])
 
 
-def _arrived(layout: Layout, block: Tensor) -> Snapshot:
+def _snapshot(layout: Layout, block: Tensor) -> Snapshot:
     """The snapshot that `_travelling` sent."""
     if block.numel() < layout.nbytes:
         whole = torch.zeros(layout.nbytes, dtype=torch.uint8)

@@ -1,4 +1,8 @@
-"""What travels in a call: any object with its tensors beside it, and how the call ended."""
+"""What travels in a call: any object with its tensors beside it, and how the call ended.
+
+A post is the call that has to be quick: a function of Lockstep's own, a block, and arguments that
+plain pickle knows. Its function waits for nobody; what takes waiting it leaves for `Later`.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +77,27 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
+class Post(NamedTuple):
+    """A function and the arguments that follow its block."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def packed(self) -> bytes:
+        return pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def run(cls, data: bytes, block: Tensor) -> Any:
+        function, args = pickle.loads(data)
+        return function(block, *args)
+
+
+class Later(NamedTuple):
+    """Instead of a result: call it for the result, in a thread that can wait."""
+
+    result: Callable[[], Any]
+
+
 class Outcome(NamedTuple):
     """How a call ended: what it returned, or what it raised and the traceback."""
 
@@ -82,7 +107,13 @@ class Outcome(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: Sequence[Any]) -> Outcome:
-        """Call it; whatever it raises goes to the caller."""
+        """Call it, and wait for what comes later; whatever it raises goes to the caller."""
+        outcome = cls.now(function, args)
+        return cls.of(outcome.value.result, ()) if isinstance(outcome.value, Later) else outcome
+
+    @classmethod
+    def now(cls, function: Callable[..., Any], args: Sequence[Any]) -> Outcome:
+        """The same, but what comes later is left so."""
         try:
             return cls(True, function(*args))
         except BaseException as error:  # noqa: BLE001 - the caller must hear of it, whatever it is
@@ -101,6 +132,12 @@ class Outcome(NamedTuple):
             return pack(self)
         except Exception as error:  # noqa: BLE001 - what was returned cannot travel
             return pack(Outcome(False, _travelling(error), traceback.format_exc()))
+
+    def packed_plainly(self) -> Packed:
+        """The same, of a post."""
+        if not self.fine:  # an error may be of any class
+            return self.packed()
+        return Packed(pickle.dumps(self, pickle.HIGHEST_PROTOCOL), [])
 
 
 def tell(future: Future[Any], data: bytes, tensors: Sequence[Tensor], whose: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from sync import RPCWeightSyncScheme, WorkerRaised
 from sync.remote.engine import Engine
+from sync.remote.wire import Outcome
 
 BROUGHT = "brings"
 
@@ -26,7 +27,9 @@ class Threads(Engine):
         self.pool = ThreadPoolExecutor(4, thread_name_prefix=BROUGHT)
 
     def call(self, peer, function, *args):
-        return self.pool.submit(function, *args)
+        future = Future()
+        self.pool.submit(lambda: Outcome.of(function, args).tell(future, "this process"))
+        return future
 
     def gone(self, peer):
         return None
