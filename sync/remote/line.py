@@ -161,16 +161,23 @@ class Line:
         outcome = Outcome.now(Post.run, (data, block))
         if isinstance(outcome.value, Later):
             self._pool.submit(self._serve_later, ticket, outcome.value)
-        else:
-            self._send_and_wait(_ANSWER, ticket, outcome.packed_plainly())
+        else:  # here nobody may wait: the other side's reader might do the same
+            sent = self._send(_ANSWER, ticket, outcome.packed_plainly())
+            self._pool.submit(self._wait_for, sent)
 
     def _serve_later(self, ticket: int, later: Later) -> None:
         self._send_and_wait(_ANSWER, ticket, Outcome.of(later.result, ()).packed_plainly())
 
     def _send_and_wait(self, kind: int, ticket: int = 0, packed: Packed | None = None) -> None:
-        with contextlib.suppress(RuntimeError):  # nobody is there: the reader finds that out too
-            with self._sending:
-                sent = self._begin_to_send(kind, ticket, packed)
+        self._wait_for(self._send(kind, ticket, packed))
+
+    def _send(self, kind: int, ticket: int = 0, packed: Packed | None = None) -> list[Any]:
+        with contextlib.suppress(RuntimeError), self._sending:
+            return self._begin_to_send(kind, ticket, packed)
+        return []  # nobody is there: the reader finds that out too
+
+    def _wait_for(self, sent: list[Any]) -> None:
+        with contextlib.suppress(RuntimeError):
             for work, _ in sent:
                 work.wait(self._silence)
 
@@ -198,8 +205,7 @@ class Line:
     def close(self) -> None:
         """Take leave, and stop reading, whether the other side listens or not."""
         if not self.ended.is_set():
-            with contextlib.suppress(RuntimeError), self._sending:
-                goodbye = self._begin_to_send(_BYE, 0)  # noqa: F841 - what is sent must stay until it is
+            goodbye = self._send(_BYE)  # noqa: F841 - what is sent must stay until it is
             self.ended.wait(0.5)  # the other side answers by closing
         self._end("the line was closed here")
         if self._reader.is_alive() and self._reader is not threading.current_thread():
