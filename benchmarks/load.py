@@ -85,8 +85,8 @@ def make_env() -> gym.vector.VectorEnv:
 # -- workers
 
 
-def try_workers(count: int, batches: int = 20) -> dict[str, float]:
-    """Start so many, take a few batches of each, end them."""
+def try_workers(count: int, batches: int = 5) -> dict[str, float]:
+    """Start so many, take a few batches of each with new weights for all each time, end them."""
     begun = time.perf_counter()
     collector = MultiAsyncCollector(
         make_env,
@@ -100,9 +100,10 @@ def try_workers(count: int, batches: int = 20) -> dict[str, float]:
     try:
         started = time.perf_counter()
         frames = 0
-        for _ in range(batches * count):
+        for number in range(batches * count):
             frames += collector.next().numel()
-            collector.update_policy_weights_()
+            if number % count == 0:
+                collector.update_policy_weights_()
         collected = time.perf_counter()
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         memory = sum(one.memory_full_info().pss for one in family) / 2**20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from harness.loggers.base import Histogram
 from harness.metrics import percentiles
 from sync import NoWeightSyncScheme, WeightSyncScheme
+from sync.stats import KEPT
 
 MS = 1e-6  # of a nanosecond
 
@@ -22,10 +23,10 @@ class SyncMeter:
         self._scheme = scheme
         self._workers = range(0 if isinstance(scheme, NoWeightSyncScheme) else num_workers)
         self._seen = dict.fromkeys(self._workers, -1)
-        self._publish_ms: list[float] = []
+        self._publish_ms: deque[float] = deque(maxlen=KEPT)
         self._fresh_publish_ms: list[float] = []
-        self._errors: list[tuple[float, float]] = []  # relative and largest, of each publish
-        self._fresh_errors: list[tuple[float, float]] = []
+        self._fresh_errors: list[tuple[float, float]] = []  # relative and largest, of each publish
+        self._error_sum = self._largest_error = 0.0
         self._delays_seen = dict.fromkeys(self._workers, 0)
         self.num_publishes = 0
         self.num_bytes = 0  # as they travel, whatever the wire format
@@ -39,8 +40,11 @@ class SyncMeter:
         spent_ms = (time.perf_counter() - start) * 1e3
         sent = self._scheme.send_stats
         self.num_bytes += sent.nbytes - bytes_before
-        if sent.recent:
-            self._fresh_errors.append((sent.recent[-1].relative_error, sent.recent[-1].max_error))
+        if sent.recent and self._scheme.wire != "float32":
+            relative, largest = sent.recent[-1].relative_error, sent.recent[-1].max_error
+            self._fresh_errors.append((relative, largest))
+            self._error_sum += relative
+            self._largest_error = max(self._largest_error, largest)
         self.num_publishes += 1
         self._publish_ms.append(spent_ms)
         self._fresh_publish_ms.append(spent_ms)
@@ -59,8 +63,7 @@ class SyncMeter:
     def _read_wire(self) -> dict[str, float]:
         """What the wire format, if there is one, did to the numbers and saved."""
         errors, self._fresh_errors = self._fresh_errors, []
-        self._errors += errors
-        if not errors or self._scheme.wire == "float32":
+        if not errors:
             return {}
         return {
             "sync/wire_error": sum(relative for relative, _ in errors) / len(errors),
@@ -102,7 +105,7 @@ class SyncMeter:
         return ack_ms, apply_ms
 
     def summary(self) -> dict[str, Any]:
-        """Percentiles over the run (of each worker's newest few thousand answers)."""
+        """Percentiles over the run: of the newest 2,000 publishes, and answers of each worker."""
         ack_ms, apply_ms = [], []
         workers = {}
         stats = self._scheme.stats
@@ -117,7 +120,7 @@ class SyncMeter:
                 **stats["workers"][worker],
             }
         return {
-            **percentiles(self._publish_ms, "sync/publish_ms"),
+            **percentiles(list(self._publish_ms), "sync/publish_ms"),
             **percentiles(ack_ms, "sync/ack_ms"),
             **percentiles(apply_ms, "sync/apply_ms"),
             "sync/bytes": stats["bytes"],
@@ -127,9 +130,8 @@ class SyncMeter:
         }
 
     def _wire_summary(self) -> dict[str, float]:
-        errors = [*self._errors, *self._fresh_errors]
         return {
-            "sync/wire_error": sum(r for r, _ in errors) / len(errors) if errors else 0.0,
-            "sync/wire_error_max": max((largest for _, largest in errors), default=0.0),
+            "sync/wire_error": self._error_sum / max(1, self.num_publishes),
+            "sync/wire_error_max": self._largest_error,
             "sync/bytes_saved": self._scheme.send_stats.saved_bytes,
         }

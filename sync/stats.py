@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-KEPT = 10_000
+KEPT = 2_000  # newest sends, and answers of each worker, that percentiles are of
 
 
 class Sent(NamedTuple):

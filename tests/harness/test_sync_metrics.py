@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import copy
 import threading
+import tracemalloc
 
 import pytest
 from torch import nn
 
 from harness.sync_metrics import SyncMeter
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme
+from sync.stats import KEPT
 
 
-@pytest.fixture
-def ends():
+@pytest.fixture(params=["float32"])
+def ends(request):
     """A scheme whose one worker is in this process: the sender, and the receiver."""
     model = nn.Linear(2, 2)
-    with SharedMemWeightSyncScheme() as sender:
+    with SharedMemWeightSyncScheme(wire=request.param) as sender:
         sender.init_on_sender(model=model, devices=["cpu"])
         receiver = copy.deepcopy(sender)
         receiver.init_on_receiver(model=copy.deepcopy(model), worker_idx=0)
@@ -66,6 +68,26 @@ def test_the_summary_has_percentiles_and_each_workers_versions(ends):
         values = [summary[f"sync/{name}_ms_{p}"] for p in ("p50", "p95", "p99")]
         assert values == sorted(values)
     assert summary["workers"]["0"]["published"] == summary["workers"]["0"]["acknowledged"] == 1
+
+
+@pytest.mark.parametrize("ends", ["float32", "int8"], indirect=True)
+def test_what_is_kept_does_not_grow_with_the_run(ends):
+    meter = SyncMeter(ends[0], 1)
+
+    def publish_many(count):
+        for number in range(count):
+            publish(meter, *ends)
+            if number % 50 == 0:
+                meter.read()
+
+    tracemalloc.start()
+    try:
+        publish_many(KEPT + 100)
+        before = tracemalloc.get_traced_memory()[0]
+        publish_many(1_000)
+        assert tracemalloc.get_traced_memory()[0] - before < 20_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_without_synchronisation_there_is_nothing_but_the_publishing():
