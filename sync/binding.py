@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from sync.layout import Layout
-from sync.snapshot import OneThread, Snapshot, pieces
+from sync.raw import Bytes, copy, raw
+from sync.snapshot import PIECEWISE_BYTES, OneThread, Snapshot, pieces
 from sync.strategy import Flat, Weights, WeightStrategy, check_extra, set_extra_state
+
+_UNKNOWN: list[Bytes] = []  # whether the memory can be had
 
 
 class Binding:
@@ -44,6 +48,7 @@ class Binding:
         with torch.inference_mode(False):
             self._leaves = [slot.tensor.detach() for slot in self._slots]
         self._pieces: list[Tensor] | None = None
+        self._raw: list[Bytes] | None = _UNKNOWN
         self._places = [(s.owner, s.key, s.tensor, _where(s.tensor)) for s in self._slots]
         self._flat = flat
         self._weights: Any = None
@@ -66,7 +71,9 @@ class Binding:
     def pack(self, snapshot: Snapshot, version: int, *, check_finite: bool) -> None:
         """Write the model into `snapshot` as `version`."""
         leaves, extra = self.leaves(), self.extra()
-        if self.device.type == "cpu":
+        if (memory := self._raw_of(leaves)) is not None:
+            snapshot.write_raw(memory, extra, version, check_finite=check_finite)
+        elif self.device.type == "cpu":
             source = self._pieces_of(leaves)
             snapshot.write(source, extra, version, check_finite=check_finite)
         else:  # gather on the device, then cross to the host once
@@ -86,7 +93,11 @@ class Binding:
         self._load_extra(snapshot)
         if not leaves:
             return
-        if self.device.type == "cpu":
+        memory = self._raw_of(leaves)
+        if memory is not None and snapshot.raw is not None:
+            copy(memory, snapshot.raw)
+            increment_version(leaves)
+        elif self.device.type == "cpu":
             with OneThread(self.layout.nbytes):
                 torch._foreach_copy_(leaves, snapshot.views)
         else:  # cross to the device once, then scatter there
@@ -102,13 +113,19 @@ class Binding:
             self._pieces = pieces(leaves, self.layout)
         return self._pieces
 
+    def _raw_of(self, leaves: list[Tensor]) -> list[Bytes] | None:
+        """The memory of a small model's leaves."""
+        if self._raw is _UNKNOWN:
+            self._raw = raw(leaves) if self.layout.nbytes < PIECEWISE_BYTES else None
+        return self._raw
+
     def point_at(self, snapshot: Snapshot) -> None:
         """Make `snapshot` the memory of the model's parameters; copy its buffers.
 
         Buffers are copied because a forward pass may write to them (running statistics, noise).
         """
         self.leaves()
-        self._pieces = None
+        self._pieces, self._raw = None, _UNKNOWN
         self._load_extra(snapshot)
         for i, (slot, view) in enumerate(zip(self._slots, snapshot.views, strict=True)):
             if self._is_parameter(slot.tensor):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import cmath
 import time
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sync.layout import HEADER_BYTES, Layout
 from sync.memory import as_bytes
+from sync.raw import Bytes, copy, few_floats, raw, squares_are_finite
 
 NEVER = -1
 _VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
@@ -60,8 +62,8 @@ class Snapshot:
 
     @property
     def extra(self) -> bytes:
-        start = self.layout.extra_offset
-        return bytes(self.buffer[start : start + self._header[_EXTRA_BYTES]].numpy())
+        start, nbytes = self.layout.extra_offset, self._header[_EXTRA_BYTES]
+        return bytes(self.buffer[start : start + nbytes].numpy()) if nbytes else b""
 
     @property
     def builds_on(self) -> int:
@@ -107,12 +109,37 @@ class Snapshot:
             elif self.layout.nbytes < PIECEWISE_BYTES:
                 if source:
                     torch._foreach_copy_(self.views, source)
-                finite = not check_finite or _all_finite(self._floats)
+                finite = not check_finite or self._is_finite()
             else:
                 finite = _copy_and_check(self._pieces, source, check_finite)
             if not finite:
                 self._refuse_non_finite()
         self.stamp(version, extra)
+
+    def write_raw(
+        self, source: list[Bytes], extra: bytes, version: int, *, check_finite: bool
+    ) -> None:
+        """The same, of a small model, from the memory of its leaves."""
+        assert self.raw is not None
+        self._header[_VERSION] = NEVER
+        copy(self.raw, source)
+        if check_finite and not self._is_finite():
+            self._refuse_non_finite()
+        self.stamp(version, extra)
+
+    def _is_finite(self) -> bool:
+        few, many = self._few_and_many
+        return all(map(squares_are_finite, few)) and _all_finite(many)
+
+    @cached_property
+    def raw(self) -> list[Bytes] | None:
+        """The memory of the leaves, in layout order."""
+        return raw(self.views)
+
+    @cached_property
+    def _few_and_many(self) -> tuple[list[Any], list[Tensor]]:
+        few = [array for s in self._floats if (array := few_floats(s)) is not None]
+        return few, [stretch for stretch in self._floats if few_floats(stretch) is None]
 
     def stamp(self, version: int, extra: bytes) -> None:
         """Say that the block, whose leaves are written elsewhere, now holds `version`."""

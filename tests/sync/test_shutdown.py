@@ -78,4 +78,4 @@ def test_each_worker_is_rung_once():
     board = scheme.create_transport().board
     assert isinstance(board, Board)
     scheme.shutdown()
-    assert [rings(bell) for bell in board.bells] == [1] * 5
+    assert [rings(bell) for bell in board.bells.values()] == [1] * 5

@@ -1,0 +1,54 @@
+"""Copies of small tensors past torch's dispatch, which takes several times as long as they do."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_FEW = 10_000  # numbers; with more, a library for dot products may wake threads of its own
+_KNOWN = (torch.float32, torch.float64)
+
+# That something is not finite is what is asked; `np.errstate` around it would take twice its time.
+warnings.filterwarnings("ignore", ".* encountered in dot", RuntimeWarning, module=r"sync\.raw")
+
+
+def raw(tensors: Sequence[Tensor]) -> list[Bytes] | None:
+    """The memory of these tensors; None if one is not in one piece, or not the CPU's."""
+    if all(_is_plain(tensor) for tensor in tensors):
+        flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
+        return [part.numpy() for part in flat]
+    return None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def copy(to: Sequence[Bytes], source: Sequence[Bytes]) -> None:
+    """Each into its place, which has the same size."""
+    for target, part in zip(to, source, strict=True):
+        target[:] = part
+
+
+def few_floats(stretch: Tensor) -> np.ndarray[Any, Any] | None:
+    """The stretch as an array that `squares_are_finite` takes, if it is one."""
+    if stretch.numel() <= _FEW and stretch.dtype in _KNOWN:
+        return stretch.numpy()
+    return None
+
+
+def squares_are_finite(numbers: np.ndarray[Any, Any]) -> bool:
+    """False if one of them is not finite; also if they are so large that their squares are not."""
+    return math.isfinite(numbers.dot(numbers))
