@@ -28,7 +28,7 @@ run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 test: check ## run the checks, then the tests
 	$(BIN)/python -m pytest $(TWO) $(ARGS)
 
-slow: $(READY) ## run the slow tests: whole runs that learn, and repetitions
+slow: $(READY) ## run the slow tests: whole runs that learn or measure, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # A process that is killed cannot say what it went through: branches that only such ones take count

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _FEW = 10_000  # numbers; with more, a library for dot products may wake threads of its own
@@ -20,7 +20,7 @@ warnings.filterwarnings("ignore", ".* encountered in dot", RuntimeWarning, modul
 
 
 def raw(tensors: Sequence[Tensor]) -> list[Bytes] | None:
-    """The memory of these tensors; None if one is not in one piece, or not the CPU's."""
+    """The memory of these tensors; None if one is not in one piece, not the CPU's, or special."""
     if all(_is_plain(tensor) for tensor in tensors):
         flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
         return [part.numpy() for part in flat]
@@ -29,7 +29,8 @@ def raw(tensors: Sequence[Tensor]) -> list[Bytes] | None:
 
 def _is_plain(tensor: Tensor) -> bool:
     return (
-        tensor.device.type == "cpu"
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
         and tensor.is_contiguous()
         and not tensor.is_conj()
         and not tensor.is_neg()

@@ -153,6 +153,7 @@ def test_a_training_that_takes_too_long_is_ended_with_all_its_processes(known, m
     assert group_of(remote.process.pid) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path, tmp_path_factory):
     command = [sys.executable, "benchmarks/train.py", "--contestants", "lockstep_multi_async"]
@@ -179,6 +180,7 @@ def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path, tmp_path_fac
         driver.wait()
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_saves_every_training(tmp_path):
     ran = subprocess.run(
         [
