@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -37,19 +38,32 @@ def test_what_is_not_in_one_piece_is_left_to_torch(odd):
     assert (raw([torch.zeros(2), odd]) is None) == (odd.numel() > 0)
 
 
+@pytest.mark.filterwarnings("ignore:.* encountered in dot")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_refused_without_a_warning(bad):
+def test_what_is_not_finite_is_refused(bad):
     model = nn.Linear(3, 3)
     binding = Binding(model, WeightStrategy())
     snapshot = snapshot_of(binding)
     with torch.no_grad():
         model.weight[1, 1] = bad
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".* encountered in dot", module=r"sync\.raw")
-        with pytest.raises(ValueError, match="'weight' holds 1 NaN or infinite"):
-            binding.pack(snapshot, 0, check_finite=True)
+    with pytest.raises(ValueError, match="'weight' holds 1 NaN or infinite"):
+        binding.pack(snapshot, 0, check_finite=True)
     assert snapshot.version == -1
+
+
+LOOK = """
+import torch
+from sync.raw import few_floats, squares_are_finite
+for numbers in ([float("nan")], [float("inf"), float("-inf")], [3e38]):
+    print(squares_are_finite(few_floats(torch.tensor(numbers * 50))))
+"""
+
+
+def test_to_look_whether_all_are_finite_warns_nobody():
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=60
+    )
+    assert (looked.stdout, looked.stderr) == ("False\n" * 3, "")
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in dot")
