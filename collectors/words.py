@@ -39,7 +39,7 @@ class Words:
 
     def begin(self, block: int) -> None:
         """The worker: from here on frames go into this block."""
-        self.words[_RANGES + 2 * block] = self.words[FRAMES]  # first, or it would begin at 0
+        self.words[_RANGES + 2 * block] = self.words[FRAMES]  # first, or it would be OPEN from 0 on
         self.words[_RANGES + 2 * block + 1] = OPEN
 
     def finish(self, block: int) -> int:
@@ -49,7 +49,10 @@ class Words:
 
     def frames_in(self, block: int, frames: int) -> int:
         """The trainer: how many frames lie in the block, when the worker has made `frames`."""
-        begun, end = self.words[_RANGES + 2 * block], self.words[_RANGES + 2 * block + 1]
+        end = self.words[
+            _RANGES + 2 * block + 1
+        ]  # first: where it is OPEN, its beginning is written
+        begun = self.words[_RANGES + 2 * block]
         return max(0, (frames if end == OPEN else min(end, frames)) - begun)
 
     def clear(self, block: int) -> None:
