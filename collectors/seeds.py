@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from collectors import numpy_stream
+
 _ENVIRONMENTS, _POLICY, _ACTIONS, _NEXT = range(4)
 
 
@@ -72,17 +74,17 @@ class Streams:
 
     def keep(self) -> None:
         self._torch = torch.get_rng_state()
-        self._numpy: Any = np.random.get_state()
+        self._numpy = numpy_stream.keep()
         self._python = random.getstate()
 
     def resume(self) -> None:
         torch.set_rng_state(self._torch)
-        np.random.set_state(self._numpy)
+        numpy_stream.resume(self._numpy)
         random.setstate(self._python)
 
     def state_dict(self) -> dict[str, Any]:
         """As tensors and plain lists."""
-        name, keys, *rest = self._numpy
+        name, keys, *rest = self._numpy.told()
         version, words, gauss = self._python
         return {
             "torch": self._torch.clone(),
@@ -93,6 +95,7 @@ class Streams:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         name, keys, position, has_gauss, gauss = state["numpy"]
         self._torch = state["torch"].clone()
-        self._numpy = (name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss)
+        numbers = (name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss)
+        self._numpy = numpy_stream.Kept(state=numbers)
         version, words, python_gauss = state["python"]
         self._python = (version, tuple(words), python_gauss)

@@ -1,0 +1,89 @@
+"""The process's random streams, kept while somebody else uses them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from collectors.seeds import Streams
+
+DRAWS: list[Callable[[], float]] = [
+    np.random.rand,
+    np.random.randn,  # makes two numbers and keeps one
+    lambda: float(np.random.randint(1 << 30)),
+    random.random,
+    lambda: random.gauss(0, 1),
+    lambda: float(torch.rand(())),
+    lambda: float(torch.randn(())),
+]
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    before = Streams()
+    yield
+    before.resume()
+
+
+def seed(number: int) -> None:
+    np.random.seed(number)
+    random.seed(number)
+    torch.manual_seed(number)
+
+
+def alone(number: int, draws: list[int]) -> list[float]:
+    seed(number)
+    return [DRAWS[draw]() for draw in draws]
+
+
+@pytest.mark.parametrize("chance", range(20))
+def test_who_takes_turns_draws_what_he_would_have_drawn_alone(chance):
+    """Also if he draws nothing in his turn, or only the number that was kept."""
+    chance = random.Random(chance)
+    plans = {n: [chance.randrange(len(DRAWS)) for _ in range(60)] for n in (1, 2, 3)}
+    expected = {n: alone(n, plan) for n, plan in plans.items()}
+    streams, drawn = {}, {n: [] for n in plans}
+    for number in plans:
+        seed(number)
+        streams[number] = Streams()
+    while any(len(drawn[n]) < len(plans[n]) for n in plans):
+        number = chance.choice(list(plans))
+        outside = Streams()
+        streams[number].resume()
+        for _ in range(chance.choice((0, 0, 1, 1, 2, 5))):
+            if len(drawn[number]) < len(plans[number]):
+                drawn[number].append(DRAWS[plans[number][len(drawn[number])]]())
+        streams[number].keep()
+        outside.resume()
+    assert drawn == expected
+
+
+def test_a_state_outlives_its_process_as_plain_numbers():
+    seed(5)
+    for draw in DRAWS[:2]:
+        draw()
+    for _ in range(2):
+        state = Streams().state_dict()
+        expected = [draw() for draw in DRAWS]
+        seed(6)
+        later = Streams()
+        later.load_state_dict(state)
+        later.resume()
+        assert later.state_dict()["numpy"] == state["numpy"]
+        assert [draw() for draw in DRAWS] == expected
+
+
+def test_another_generator_of_numpys_is_kept_too():
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        streams = Streams()
+        expected = np.random.rand(3).tolist()
+        streams.resume()
+        assert np.random.rand(3).tolist() == expected
+    finally:
+        np.random.set_bit_generator(before)
