@@ -31,8 +31,11 @@ class Intake(ABC):
     def take(self) -> None:
         """Take what is new into use."""
 
-    def wait(self, timeout: float, fds: Collection[int]) -> None:
-        """Return when there may be news, one of `fds` is ready, or `timeout` is over."""
+    def wait(self, timeout: float, fds: Collection[int], *, resting: bool) -> None:
+        """Return when there may be news to take, one of `fds` is ready, or `timeout` is over.
+
+        resting: versions may come into use without anybody being woken for them.
+        """
         wait_for(fds, timeout)
 
     def close(self) -> None:
@@ -100,11 +103,14 @@ class SchemeIntake(Intake):
         self.base = base
         self.version = base + self._main.version
 
-    def wait(self, timeout: float, fds: Collection[int]) -> None:
-        if len(self._all) == 1:
-            self._main.wait_for_news(timeout, fds)
-            return
+    def wait(self, timeout: float, fds: Collection[int], *, resting: bool) -> None:
         with contextlib.ExitStack() as stack:
+            if resting:
+                for scheme in self._all:
+                    stack.enter_context(scheme.resting())
+            if len(self._all) == 1:
+                self._main.wait_for_news(timeout, fds)
+                return
             for scheme in self._all:
                 stack.enter_context(scheme.dozing())
             if not self._any_news():

@@ -274,11 +274,12 @@ class Worker:
     def _rest(self) -> None:
         """Sleep until there is a message or a new version, and see to it."""
         self.words.words[STAGE] = IDLE
-        self.intake.wait(60.0, [self.line.fd])
+        between = not (self._at_batch and self._order is not None)
+        self.intake.wait(60.0, [self.line.fd], resting=between)
         if self.line.ended:
             raise LineClosed("the trainer hung up")
         self._read_messages()
-        if not (self._at_batch and self._order is not None):
+        if between:
             self._take()
 
     def _take(self) -> None:

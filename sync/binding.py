@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from sync.layout import Layout
 from sync.raw import Bytes, copy, raw
 from sync.snapshot import PIECEWISE_BYTES, OneThread, Snapshot, pieces
-from sync.strategy import Flat, Weights, WeightStrategy, check_extra, set_extra_state
+from sync.strategy import Flat, Slot, Weights, WeightStrategy, check_extra, set_extra_state
 
 _UNKNOWN: list[Bytes] = []  # whether the memory can be had
 
@@ -39,6 +39,7 @@ class Binding:
         self._whose = f"the {type(target).__name__}"
         flat = strategy.flatten(target)
         self.layout = layout or Layout.of(flat.tensors, dump_extra(flat.extra))
+        self._moved_in: list[Tensor] | None = None
         self._index(flat)
 
     def _index(self, flat: Flat) -> None:
@@ -49,7 +50,7 @@ class Binding:
             self._leaves = [slot.tensor.detach() for slot in self._slots]
         self._pieces: list[Tensor] | None = None
         self._raw: list[Bytes] | None = _UNKNOWN
-        self._places = [(s.owner, s.key, s.tensor, _where(s.tensor)) for s in self._slots]
+        self._places = [_place(slot) for slot in self._slots]
         self._flat = flat
         self._weights: Any = None
         devices = {leaf.device for leaf in self._leaves}
@@ -62,8 +63,9 @@ class Binding:
             if owner.get(key) is not child:
                 self._index(self._strategy.flatten(self.target))
                 return self._leaves
-        for owner, key, tensor, where in self._places:
-            if owner.get(key) is not tensor or _where(tensor) != where:
+        for owner, key, tensor, pointer, stride in self._places:
+            moved = tensor.data_ptr() != pointer or tensor.stride() != stride
+            if moved or owner.get(key) is not tensor:
                 self._index(self._strategy.flatten(self.target))
                 break
         return self._leaves
@@ -130,8 +132,7 @@ class Binding:
         for i, (slot, view) in enumerate(zip(self._slots, snapshot.views, strict=True)):
             if self._is_parameter(slot.tensor):
                 slot.tensor.data = self._leaves[i] = view
-                owner, key, tensor, _ = self._places[i]
-                self._places[i] = (owner, key, tensor, _where(view))
+                self._places[i] = _place(slot)
             else:
                 self._leaves[i].copy_(view)
 
@@ -140,6 +141,44 @@ class Binding:
         for slot in self._slots:
             if self._is_parameter(slot.tensor):
                 slot.tensor.data = slot.tensor.data.clone()
+        self._index(self._strategy.flatten(self.target))
+
+    def move_into(self, block: Snapshot) -> bool:
+        """Make `block` the memory of all that the model has, and whoever writes it its author.
+
+        False if that cannot be: for what is no module, has extra state or no tensors, or shares
+        memory.
+        """
+        leaves = self.leaves()
+        tensors = {id(slot.tensor): slot.tensor for slot in self._slots}
+        memories = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        if (
+            not isinstance(self.target, nn.Module)
+            or self._flat.extra_owners
+            or not leaves
+            or self._raw_of(leaves) is None
+            or len(memories) < len(tensors)
+        ):
+            return False
+        torch._foreach_copy_(block.views, leaves)
+        for slot, view in zip(self._slots, block.views, strict=True):
+            slot.tensor.data = view
+        self._index(self._strategy.flatten(self.target))
+        self._moved_in = self._leaves
+        return True
+
+    def lives_there(self) -> bool:
+        """Whether everything is still where `move_into` put it."""
+        return self.leaves() is self._moved_in
+
+    def was_written(self) -> None:
+        """Tell torch that somebody wrote the block."""
+        increment_version(self._leaves)
+
+    def move_out(self) -> None:
+        """Give everything memory of its own again."""
+        for slot in self._slots:
+            slot.tensor.data = slot.tensor.data.clone()
         self._index(self._strategy.flatten(self.target))
 
     def weights(self) -> Any:
@@ -168,8 +207,9 @@ class Binding:
         return self._staging
 
 
-def _where(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
-    return tensor.data_ptr(), tensor.stride()
+def _place(slot: Slot) -> tuple[Any, str, Tensor, int, tuple[int, ...]]:
+    """Where the model keeps a tensor, and where that keeps its numbers."""
+    return slot.owner, slot.key, slot.tensor, slot.tensor.data_ptr(), slot.tensor.stride()
 
 
 def dump_extra(extra: dict[str, Any]) -> bytes:

@@ -33,7 +33,7 @@ _LATEST, _PIN_A, _PIN_B, _PID, _STATE, _IDLE = range(6)
 _EVENT_COUNT, _EVENTS_BEFORE, _ERROR_COUNT, _ERROR_LEN, _AWAITED, _DONE, _ERROR_VERSION = range(
     6, 13
 )
-_GREETINGS = 13
+_GREETINGS, _HOME = 13, 14
 _ROW_WORDS = 16
 _EVENT_WORDS = 5
 _EVENT = struct.Struct(f"{_EVENT_WORDS}q")
@@ -43,6 +43,8 @@ _CLOSED, _SENDER_PID = range(2)
 _HEAD_BYTES = 64
 
 ABSENT, GREETED, LEFT = range(3)
+
+now_ns = time.perf_counter_ns  # of a clock that all processes of the machine share
 
 
 class Event(NamedTuple):
@@ -170,6 +172,15 @@ class Row:
         return held
 
     @property
+    def home(self) -> int:
+        """Whether the worker's model is where the sender may write it, and rests (`home.py`)."""
+        return self.words[_HOME]
+
+    def said(self) -> bytes:
+        """Changes with whatever the worker says."""
+        return self.words[_STATE:_HOME].tobytes()
+
+    @property
     def pid(self) -> int:
         return self.words[_PID]
 
@@ -210,7 +221,7 @@ class Row:
     def greet(self) -> None:
         """Take the row over, also from a worker that died: only now are its pins taken down."""
         self.words[_PIN_A] = self.words[_PIN_B] = FREE
-        self.words[_IDLE] = 0
+        self.words[_IDLE] = self.words[_HOME] = 0
         self.words[_STATE] = ABSENT
         self.words[_DONE] = 0
         self.order()
@@ -220,6 +231,9 @@ class Row:
         self.order()
         self.words[_STATE] = GREETED
         self._tell()
+
+    def tell_home(self, what: int) -> None:
+        self.words[_HOME] = what
 
     def leave(self) -> None:
         self.words[_PIN_A] = self.words[_PIN_B] = FREE
@@ -278,8 +292,3 @@ class Row:
         self.order()
         if self.words[_AWAITED]:
             self._sender_bell.ring()
-
-
-def now_ns() -> int:
-    """Nanoseconds of a clock that all processes of the machine share."""
-    return time.perf_counter_ns()

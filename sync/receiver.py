@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sync.binding import Binding
+from sync.home import Home
 from sync.layout import Layout
 from sync.memory import Doorbell
 from sync.snapshot import NEVER, Snapshot
@@ -42,7 +43,8 @@ class ReceiverEnd:
         pass_on: Callable[[Any], None] | None = None,
         decoder: Decoder | None = None,
     ):
-        self.version = NEVER
+        self._version = NEVER
+        self._home: Home | None = None
         self._told: Exception | None = None  # the last error that the sender has the traceback of
         self.transport = transport
         self.binding: Binding | None = None
@@ -59,6 +61,12 @@ class ReceiverEnd:
         self._stop = Doorbell()
         self._stopping = False
         self._greeted = False
+
+    @property
+    def version(self) -> int:
+        """What is in use; at home, the sender may have brought it."""
+        home = self._home
+        return self._version if home is None else max(self._version, home.block.version)
 
     @property
     def model(self) -> Weights | None:
@@ -99,6 +107,8 @@ class ReceiverEnd:
                 )
             self.transport.wait_for_offer(remaining)
         self._returned = self.version
+        if self._pass_on is None and self._decoder is None and not self.transport.zero_copy:
+            self._move_in(rests=background)
         if background:
             self._thread = threading.Thread(target=self._run, name="lockstep-receive", daemon=True)
             self._thread.start()
@@ -115,6 +125,67 @@ class ReceiverEnd:
         target: Weights = self._strategy.assemble(empty, {})
         return target
 
+    def _move_in(self, *, rests: bool) -> None:
+        """Have a small model live where the sender can write it, while it rests."""
+        home = self.transport.home()
+        if home is None:
+            return
+        assert self.binding is not None
+        with self._lock:
+            if not home.enter() or not self.binding.move_into(home.block):
+                home.close()
+                return
+            home.block.stamp(self._version, b"")
+            self._home = home
+            if rests:
+                home.leave()
+
+    def _move_out(self, *, whole: bool) -> None:
+        """Give the model memory of its own, and the newest weights if it has not whole ones."""
+        assert self.binding is not None
+        self._version = self.version
+        block = self._leave_home()
+        self.binding.move_out()
+        if not whole or block.version == NEVER:
+            self.transport.look_again()
+            self._apply_newest()
+
+    def _leave_home(self) -> Snapshot:
+        """The sender writes there no more; gives the block, in which the model may still be."""
+        home, self._home = self._home, None
+        assert home is not None
+        home.close()
+        return home.block
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        """Nobody else touches the model, neither another thread nor the sender."""
+        with self._news:
+            self._enter()
+            try:
+                yield
+            finally:
+                if self._home is not None:
+                    self._home.leave()
+
+    def _enter(self) -> None:
+        """Keep the sender off. One that was stopped while it wrote is not waited for."""
+        if self._home is not None and not self._home.enter():
+            self._move_out(whole=False)
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Let the sender write into the model; with a background thread it may at other times."""
+        if self._home is None or self._thread is not None:
+            yield
+            return
+        self._home.leave()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._enter()
+
     def _points_at_snapshots(self, binding: Binding) -> bool:
         on_cpu = binding.device.type == "cpu"
         if self._zero_copy is None:
@@ -126,7 +197,7 @@ class ReceiverEnd:
 
     def receive(self, timeout: float | None) -> Any:
         """Apply the newest version if there is one, waiting for it if told; its weights or None."""
-        with self._news:
+        with self._using():
             self._apply_newest()
             if timeout and self.version == self._returned:
                 self._wait(time.monotonic() + timeout)
@@ -166,11 +237,13 @@ class ReceiverEnd:
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:
         """Hold the weights still, the newest ones; gives their version."""
-        with self._lock:
+        with self._using():
             self._apply_newest()
             yield self.version
 
     def _apply_newest(self) -> bool:
+        if self._home is not None and self._found_at_home():
+            return True
         taken = self.transport.newest()
         if taken is None:
             return False
@@ -184,15 +257,44 @@ class ReceiverEnd:
         self._news.notify_all()
         return True
 
+    def _found_at_home(self) -> bool:
+        """Whether the sender brought the newest version, so that the model has it."""
+        assert self._home is not None
+        assert self.binding is not None
+        block = self._home.block
+        if not self.transport.found_at_home(block):
+            return False
+        if not self._lives_there():
+            self.transport.look_again()
+            return False
+        self.binding.was_written()
+        self._version = block.version
+        self._news.notify_all()
+        return True
+
+    def _lives_there(self) -> bool:
+        """Whether the model is still at home; if its owner gave it other tensors, it has left."""
+        assert self.binding is not None
+        try:
+            if self.binding.lives_there():
+                return True
+        except (KeyError, ValueError):  # it fits no more: whoever applies will hear of it
+            pass
+        self._leave_home()
+        return False
+
     def _apply(self, snapshot: Snapshot) -> None:
         assert self.binding is not None
         if self._decoder is not None:
             snapshot = self._decoder.unpack(snapshot)
         if self.transport.zero_copy:
             self.binding.point_at(snapshot)
+        elif self._home is not None and self._lives_there():
+            self._home.block.become(snapshot)
+            self.binding.was_written()
         else:
             self.binding.load(snapshot)
-        self.version = snapshot.version
+        self._version = snapshot.version
 
     def _hand_down(self) -> None:
         if self._pass_on is not None:
@@ -204,7 +306,7 @@ class ReceiverEnd:
             self.transport.wait_for_offer(60.0, [self._stop.fd])
             if self._stopping:
                 return
-            with self._news:
+            with self._using():
                 self._apply_and_tell()
 
     def _apply_and_tell(self) -> None:
@@ -230,7 +332,7 @@ class ReceiverEnd:
         self._stop.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
-        with self._lock:
+        with self._using():
             self.own_memory()
             if self._greeted and self.transport.slots is not None:
                 self.transport.leave()
@@ -238,6 +340,8 @@ class ReceiverEnd:
 
     def own_memory(self) -> None:
         """Have the model's parameters in memory of their own until the next version comes."""
-        with self._lock:
+        with self._using():
             if self.binding is not None and self.transport.zero_copy:
                 self.binding.detach_from_snapshots()
+            if self._home is not None:
+                self._move_out(whole=True)

@@ -319,6 +319,14 @@ class WeightSyncScheme(ABC):
         """
         return self._need_receiver("dozing").transport.dozing()
 
+    def resting(self) -> AbstractContextManager[None]:
+        """`with scheme.resting():` the model is not used, and a new version may find its way in.
+
+        For a receiver that looks for versions itself. Where a scheme can write a small model from
+        outside, it does so now, and wakes nobody for it; `has_news()` and `version` say so.
+        """
+        return self._need_receiver("resting").resting()
+
     # -- both sides
 
     def connect(

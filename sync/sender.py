@@ -317,6 +317,15 @@ class SenderEnd:
         return failures
 
     def _look_for_deaths(self) -> None:
+        self._notice_deaths()
+        if self.link is not None:
+            self.link.pump()
+        for transport in self.transports.values():
+            transport.collect()
+            transport.judge()
+
+    def _notice_deaths(self) -> None:
+        """See which workers are gone: one poll for all of them."""
         watches = [transport.watch for transport in self.transports.values()]
         if watches != self._watched:
             self._watched, self._deaths = watches, select.poll()
@@ -328,11 +337,6 @@ class SenderEnd:
             for watch in watches:
                 if watch is not None:
                     watch.notice(ready)
-        if self.link is not None:
-            self.link.pump()
-        for transport in self.transports.values():
-            transport.collect()
-            transport.judge()
 
     def workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:
         """The addressed workers, checked."""

@@ -4,19 +4,22 @@
     ---------------                       -----------------
     write slot  (one pass)
     latest = slot, version
+    write into the models that rest
     ring idle workers  ---------------->  pin the slot; copy it, or point at it
     wait for all  <--------------- ring   done = version
 
-`board.py` has the protocol word by word, `slots.py` the memory.
+`board.py` has the protocol word by word, `slots.py` the memory, `home.py` what resting means.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from typing import Any, Self
 
-from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
+from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word, now_ns
+from sync.home import AWAY, RESTING, Home
 from sync.layout import Layout
 from sync.memory import Doorbell, Watch
 from sync.scheme import WeightSyncScheme
@@ -40,15 +43,18 @@ class SharedMemTransport(Transport):
 
     def _forget(self) -> None:
         super()._forget()
+        self.__dict__.pop("row", None)
         self._pin = 0
         self._seen = self._word = 0
+        self._said = b""  # by the worker, all of which is taken in
         self._events = 0
+        self._brought = 0  # when a version was put into the worker's model that is not booked yet
         self._errors = 0
         self._greetings = 0
         self._left = 0
         self._sender: Watch | None = None
 
-    @property
+    @cached_property
     def row(self) -> Row:
         return self.board.rows[self.worker_idx]
 
@@ -73,6 +79,46 @@ class SharedMemTransport(Transport):
         self.row.order()
         self.row.wake()
 
+    def put_home(self, slot: int) -> bool:
+        """Put an offered slot into the model of a worker that rests; False if it does not."""
+        if self.row.home != RESTING or self.watch is None or self.watch.gone:
+            return False
+        try:
+            return self._put_in_turn(slot) and self._book_brought()
+        except BaseException:  # an interrupt: the worker can take the slot itself
+            self._said = b""
+            self.row.wake()
+            raise
+
+    def _put_in_turn(self, slot: int) -> bool:
+        begun, slots, worker = now_ns(), self.slots, self.worker_idx
+        if not slots.turns.take(worker):
+            return False
+        try:
+            if not self._lives_at_home():  # it moved out, or is another, who is not known yet
+                return False
+            self._brought = begun
+            slots.home_of(worker).become(slots[slot])
+            return True
+        finally:
+            slots.turns.give(worker)
+
+    def _lives_at_home(self) -> bool:
+        return self.row.home != AWAY and self.row.greetings == self._greetings
+
+    def _book_brought(self) -> bool:
+        """What was put into the worker's model is in use: an answer that nobody needs to send.
+
+        False if it took so long that the worker gave up waiting, and moved out.
+        """
+        home = self.slots.home_of(self.worker_idx)
+        booked = home.version == self.addressed and self._lives_at_home()
+        if booked:
+            self._hear(self.row.event_count)  # what it says of earlier versions comes first
+            self.heard(Event(home.version, home.published_ns, self._brought, now_ns(), 0))
+        self._brought = 0
+        return booked
+
     @property
     def answer_bell(self) -> Doorbell:
         return self.board.sender_bell
@@ -84,17 +130,23 @@ class SharedMemTransport(Transport):
 
     def collect(self) -> None:
         row = self.row
+        said = row.said()
+        if said == self._said:
+            return
         if row.state == GREETED and row.greetings != self._greetings:
             self._greetings = row.greetings
             self._hear(row.events_before)
             self.greeted(row.pid)
         self._hear(row.event_count)
+        if self._brought:  # an interrupt cut in
+            self._book_brought()
         if row.error_count != self._errors:
             self._errors = row.error_count
             self.failed(row.error_version, row.error())
         if row.state == LEFT and row.greetings != self._left:
             self._left = row.greetings
             self.left()
+        self._said = said
 
     def _hear(self, event_count: int) -> None:
         for number in range(self._events, event_count):
@@ -141,6 +193,19 @@ class SharedMemTransport(Transport):
     def _is_whole(self, snapshot: Snapshot, version: int) -> bool:
         return snapshot.version == version
 
+    def home(self) -> Home | None:
+        return self.slots.home(self.worker_idx, self.row.tell_home)
+
+    def found_at_home(self, block: Snapshot) -> bool:
+        word = self.row.latest
+        if word in (0, self._seen) or Word.unpack(word).version != block.version:
+            return False
+        self._seen = word
+        return True
+
+    def look_again(self) -> None:
+        self._seen = 0
+
     def in_use(self) -> None:
         if self.zero_copy:  # hold this slot while it is in use, and let go of the one before
             self._pin = 1 - self._pin
@@ -182,15 +247,22 @@ class SharedMemTransport(Transport):
 
 
 class SharedMemSenderEnd(SenderEnd):
-    """Wakes workers that wait for their bell; the others look at the board by themselves."""
+    """Writes into the models of workers that rest, wakes those that wait for their bell.
+
+    The others look at the board by themselves.
+    """
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
-        rows = [t.row for t in transports if isinstance(t, SharedMemTransport)]
-        rows[0].order()  # the block is visible before it is announced
+        lines = [t for t in transports if isinstance(t, SharedMemTransport)]
+        order = lines[0].row.order
+        order()  # the block is visible before it is announced
         super()._offer(transports, slot, version)
-        rows[0].order()  # the announcement is visible before we look who sleeps
-        for row in rows:
-            row.wake()
+        if any(line.row.home == RESTING for line in lines):
+            self._notice_deaths()
+        order()  # the announcement is visible before we look who sleeps
+        for line in lines:
+            if not line.put_home(slot):
+                line.row.wake()
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):
@@ -225,7 +297,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
         # At most three slots can be held for each worker: its latest, the one in use, and the one
         # it is changing to. One more each can be written, if each gets weights of its own.
-        slots = Slots(layout, 4 * num_workers)
+        slots = Slots(layout, 4 * num_workers, homes=num_workers)
         board = Board(num_workers)
         transports: dict[int, Transport] = {}
         for worker in range(num_workers):

@@ -1,4 +1,4 @@
-"""A pool of snapshots in one piece of anonymous shared memory.
+"""A pool of snapshots in one piece of anonymous shared memory, and workers' homes in another.
 
 The pool has more slots than could ever be in use at once, so that a sender never waits for a
 reader; but the machine gives memory only to slots that were written, and the sender writes the
@@ -9,23 +9,40 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
+from sync.home import HOME_BYTES, Home, Turns
 from sync.layout import Layout
 from sync.memory import AnonymousMemory
 from sync.snapshot import Snapshot
 
 
 class Slots:
-    """`capacity` snapshots of one layout. Writable where they were made, read-only elsewhere."""
+    """`capacity` snapshots of one layout. Writable where they were made, read-only elsewhere.
 
-    def __init__(self, layout: Layout, capacity: int):
+    homes: how many workers' models may live in blocks of their own here, if they are small.
+    """
+
+    def __init__(self, layout: Layout, capacity: int, *, homes: int = 0):
         self.layout = layout
         self.capacity = capacity
+        self.homes = homes if layout.nbytes <= HOME_BYTES else 0
         self._stride = -(-layout.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._memory = AnonymousMemory(self._stride * capacity)
-        self._mapped: dict[int, Snapshot] = {}
+        # Memory apart: a process that closes a descriptor of one gives back its claims there.
+        self._homes_memory = AnonymousMemory(self._stride * self.homes) if self.homes else None
         self._writable = True
+        self._forget()
+
+    def _forget(self) -> None:
+        """Set what belongs to one process, and travels to no other, to its beginnings."""
+        self._mapped: dict[int, Snapshot] = {}
+        self._homes: dict[int, Snapshot] = {}
+        self._all_homes: Tensor | None = None
+        self._turns: Turns | None = None
 
     def __getitem__(self, slot: int) -> Snapshot:
         if slot not in self._mapped:
@@ -54,6 +71,40 @@ class Slots:
     def give_back(self, worker_idx: int) -> None:
         fcntl.lockf(self._memory.fd, fcntl.LOCK_UN, 1, worker_idx)
 
+    # -- homes
+
+    def home(self, worker_idx: int, tell: Callable[[int], None]) -> Home | None:
+        """That worker's home, for itself; None if there is none, or if this system has no such."""
+        if self._homes_memory is None:
+            return None
+        try:
+            turns = Turns(self._homes_memory)
+        except OSError:
+            return None
+        memory = self._homes_memory.map(worker_idx * self._stride, self._stride, writable=True)
+        return Home(Snapshot(self.layout, memory), turns, worker_idx, tell)
+
+    def home_of(self, worker_idx: int) -> Snapshot:
+        """The block of that worker's home, for the sender, who may write it in its `turns`."""
+        block = self._homes.get(worker_idx)
+        if block is None:
+            assert self._homes_memory is not None
+            if self._all_homes is None:  # all in one, since every mapping takes a descriptor
+                nbytes = self._homes_memory.nbytes
+                self._all_homes = self._homes_memory.map(0, nbytes, writable=True)
+            start = worker_idx * self._stride
+            block = Snapshot(self.layout, self._all_homes[start : start + self._stride])
+            self._homes[worker_idx] = block
+        return block
+
+    @property
+    def turns(self) -> Turns:
+        """The sender's."""
+        if self._turns is None:
+            assert self._homes_memory is not None
+            self._turns = Turns(self._homes_memory)
+        return self._turns
+
     @property
     def memory_bytes(self) -> int:
         """How much memory the pool has taken from the machine so far."""
@@ -62,8 +113,9 @@ class Slots:
     def read_only(self) -> Slots:
         """The same memory, seen as a reader sees it."""
         twin = Slots.__new__(Slots)
-        twin.__dict__.update(self.__dict__, _mapped={}, _writable=False)
+        twin.__dict__.update(self.__dict__, _writable=False)
+        twin._forget()
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": {}, "_writable": False}
+        return self.read_only().__dict__

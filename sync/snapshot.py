@@ -43,6 +43,11 @@ class Snapshot:
         self._header = as_bytes(self.buffer[:HEADER_BYTES]).cast("q")
 
     @cached_property
+    def _rest(self) -> Bytes:
+        """All but the version."""
+        return self.buffer.numpy()[8:]
+
+    @cached_property
     def _floats(self) -> list[Tensor]:
         with torch.inference_mode(False):
             return self.layout.floats(self.buffer)
@@ -89,9 +94,10 @@ class Snapshot:
         self._header[_FILLED] = filled
 
     def become(self, other: Snapshot) -> None:
-        """Be the same, to the byte, as another block of this layout."""
-        with OneThread(self.layout.nbytes):
-            self.buffer.copy_(other.buffer)
+        """Be the same, to the byte, as another block of this layout; until then, no version."""
+        self._header[_VERSION] = NEVER
+        self._rest[:] = other._rest
+        self._header[_VERSION] = other._header[_VERSION]
 
     def write(
         self, source: list[Tensor] | Tensor, extra: bytes, version: int, *, check_finite: bool

@@ -19,6 +19,7 @@ import torch
 from sync.binding import Binding
 from sync.board import Event, now_ns
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
+from sync.home import Home
 from sync.memory import Doorbell, Watch, wait_for
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
@@ -158,6 +159,17 @@ class Transport(ABC):
         It returns False if the model is in use; then its owner must be woken, as otherwise.
         """
 
+    def home(self) -> Home | None:
+        """A block in which the model may live, to be written by the sender while it rests."""
+        return None
+
+    def found_at_home(self, block: Snapshot) -> bool:
+        """Whether the newest version was put there by the sender; it is then no news any more."""
+        return False
+
+    def look_again(self) -> None:
+        """Forget that the newest version was seen: it is to be taken once more."""
+
     def in_use(self) -> None:
         """The snapshot is applied, and the one before is no longer needed."""
 
@@ -248,16 +260,10 @@ class Transport(ABC):
         again, self.answered = event.version <= self.answered, max(self.answered, event.version)
         published = event.published_ns
         way_back_ns = 0 if self.line is None else self.line.latency_ns
-        self.stats.add(
-            Applied(
-                version=event.version,
-                wake_ns=event.seen_ns - published,
-                apply_ns=event.applied_ns - event.seen_ns,
-                acknowledge_ns=event.applied_ns - published + way_back_ns,
-                retries=event.retries,
-            ),
-            again=again,
-        )
+        wake_ns, apply_ns = event.seen_ns - published, event.applied_ns - event.seen_ns
+        acknowledge_ns = event.applied_ns - published + way_back_ns
+        applied = Applied(event.version, wake_ns, apply_ns, acknowledge_ns, event.retries)
+        self.stats.add(applied, again=again)
 
     def failed(self, version: int, text: str) -> None:
         """The worker could not apply a version; `text` is its traceback."""
@@ -472,8 +478,11 @@ def await_workers(
     on a slow link meanwhile is moved on.
     """
     deadline = time.monotonic() + timeout_s
-    transports = pending = list(transports)
+    transports = list(transports)
     failures: dict[int, WorkerError] = {}
+    for transport in transports:
+        transport.collect()
+    pending = transports = [t for t in transports if t.failure is not None or not done(t)]
     for transport in transports:
         transport.expect(max(0, transport.addressed))
     try:

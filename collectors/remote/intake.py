@@ -59,7 +59,7 @@ class HostIntake(SchemeIntake):
     def _run(self) -> None:
         try:
             while self._ending is None:
-                self.wait(60.0, [self._stop.fd])
+                self.wait(60.0, [self._stop.fd], resting=False)
                 if self._ending is None:
                     self.take()
                     with self._taken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -226,6 +227,14 @@ def test_a_worker_that_is_stopped_counts_as_hanging_even_if_it_was_idle(kind):
         collector.shutdown(timeout=0.2)
 
 
+def kill(pid: int) -> None:
+    """Kill, and wait for the death: until then a worker may be given weights."""
+    fd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([fd], [], [], 30.0)
+    os.close(fd)
+
+
 @pytest.mark.parametrize("policy", ["raise", "restart"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", MULTI)
@@ -236,7 +245,7 @@ def test_an_update_while_a_worker_is_dead_raises_or_replaces_it(kind, scheme, po
         kind, policy=model, weight_sync_schemes=schemes, on_worker_failure=policy
     ) as collector:
         collector.next()
-        os.kill(pids(collector)[1], signal.SIGKILL)
+        kill(pids(collector)[1])
         hold(model, 3)
         if policy == "raise":
             with pytest.raises(WorkerDied, match="worker 1"):

@@ -191,12 +191,13 @@ def trial(
     background: bool = False,
     target: Callable[..., None] = read,
     findings: Findings | None = None,
+    model: type[VersionPolicy] = VersionPolicy,
 ) -> Iterator[Trial]:
     """Workers that make policy calls while the body runs."""
     ctx = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         ctx.set_forkserver_preload(["torch", "tests.promises.probe"])
-    policy, findings = VersionPolicy(width), findings or Findings(workers)
+    policy, findings = model(width), findings or Findings(workers)
     scheme.init_on_sender(model=policy, devices=["cpu"] * workers, ctx=ctx)
     processes = [
         ctx.Process(target=target, args=(scheme, w, findings, width, background), daemon=True)
