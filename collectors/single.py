@@ -16,8 +16,9 @@ from torch import nn
 
 from collectors.base import BaseCollector
 from collectors.batches import Part, Trajectories, assemble, frames_of
-from collectors.environments import Environments, open_environments
+from collectors.environments import Environments
 from collectors.frames import Frames, allocate
+from collectors.opening import open_environments
 from collectors.options import SINGLE, Steps
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout

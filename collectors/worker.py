@@ -36,10 +36,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from collectors.environments import Environments, open_environments
+from collectors.environments import Environments
 from collectors.frames import FrameLayout, Frames
 from collectors.hosted import Hosted
 from collectors.line import Line, LineClosed, dumps
+from collectors.opening import open_environments
 from collectors.options import Steps
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout

@@ -147,18 +147,12 @@ class Binding:
         """Make `block` the memory of all that the model has, and whoever writes it its author.
 
         False if that cannot be: for what is no module, has extra state or no tensors, or shares
-        memory.
+        memory with something else.
         """
         leaves = self.leaves()
-        tensors = {id(slot.tensor): slot.tensor for slot in self._slots}
-        memories = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
-        if (
-            not isinstance(self.target, nn.Module)
-            or self._flat.extra_owners
-            or not leaves
-            or self._raw_of(leaves) is None
-            or len(memories) < len(tensors)
-        ):
+        if not isinstance(self.target, nn.Module) or self._flat.extra_owners or not leaves:
+            return False
+        if self._raw_of(leaves) is None or not _apart(self.target):
             return False
         torch._foreach_copy_(block.views, leaves)
         for slot, view in zip(self._slots, block.views, strict=True):
@@ -175,11 +169,15 @@ class Binding:
         """Tell torch that somebody wrote the block."""
         increment_version(self._leaves)
 
-    def move_out(self) -> None:
-        """Give everything memory of its own again."""
-        for slot in self._slots:
-            slot.tensor.data = slot.tensor.data.clone()
-        self._index(self._strategy.flatten(self.target))
+    def move_out(self, values: list[Tensor] | None = None) -> None:
+        """Give everything memory of its own again, also in a model that fits the layout no more.
+
+        values: what was in the block, if somebody may be writing to it now.
+        """
+        with torch.inference_mode(False):
+            for i, slot in enumerate(self._slots):
+                slot.tensor.data = slot.tensor.data.clone() if values is None else values[i]
+        self._moved_in = None
 
     def weights(self) -> Any:
         """The weights in the strategy's form; the model's own tensors, so they stay current."""
@@ -210,6 +208,15 @@ class Binding:
 def _place(slot: Slot) -> tuple[Any, str, Tensor, int, tuple[int, ...]]:
     """Where the model keeps a tensor, and where that keeps its numbers."""
     return slot.owner, slot.key, slot.tensor, slot.tensor.data_ptr(), slot.tensor.stride()
+
+
+def _apart(module: nn.Module) -> bool:
+    """Whether each of its tensors has memory that nobody else has, and may be moved."""
+    tensors = [*module.parameters(), *module.buffers()]
+    memories = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    return len(memories) == len(tensors) and not any(
+        tensor.is_inference() or tensor.is_shared() for tensor in tensors
+    )
 
 
 def dump_extra(extra: dict[str, Any]) -> bytes:

@@ -123,6 +123,9 @@ class NoWeightSyncScheme(WeightSyncScheme):
         """None: nothing comes."""
         return []
 
+    def resting(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def dozing(self) -> contextlib.AbstractContextManager[None]:
         """There is nobody to wake it."""
         return contextlib.nullcontext()

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 
 from sync.memory import SharedFd
-from sync.snapshot import Snapshot
+from sync.snapshot import NEVER, Snapshot
 
 # Copying this much takes a sender about as long as waking a worker.
 HOME_BYTES = 1 << 17
@@ -72,40 +72,71 @@ AWAY, IN_USE, RESTING = range(3)
 
 
 class Home:
-    """The worker's side: its block, and how many of its own users the turn is taken for.
+    """The worker's side: its block, and whether the sender may write it.
 
     tell: says AWAY, IN_USE or RESTING where the sender sees it, who then need not try in vain.
+    rests: whether the turn is given back while nobody is between `enter` and `leave`.
+
+    An interrupt at any point may leave the turn taken for nobody, and never the opposite.
     """
 
     def __init__(self, block: Snapshot, turns: Turns, byte: int, tell: Callable[[int], None]):
         self.block = block
+        self.rests = False
         self._turns = turns
         self._byte = byte
         self._tell = tell
         self._users = 0
+        self._taken = False
+
+    @property
+    def torn(self) -> bool:
+        """Whether the sender began to write and did not finish."""
+        return self.block.version == NEVER
 
     def enter(self) -> bool:
-        """Keep the sender off the block until `leave`; False if the sender does not let go of it.
+        """Keep the sender off the block until `leave`; False if it does not let go of it."""
+        if not self._take():
+            return False
+        self._users += 1
+        return True
 
-        An interrupt at any point may leave the turn taken for nobody, and never the opposite.
-        """
-        if self._users == 0 and not self._turns.take(self._byte):
+    def leave(self) -> None:
+        self._users = max(0, self._users - 1)
+        if self.rests and self._users == 0:
+            self._give()
+
+    def rest(self) -> None:
+        """Let the sender in, whenever nobody has entered."""
+        self.rests = True
+        if self._users == 0:
+            self._give()
+
+    def work(self) -> bool:
+        """Keep the sender off from now on; False if the sender does not let go of the block."""
+        taken = self._take()
+        self.rests = False
+        return taken
+
+    def _take(self) -> bool:
+        if not self._taken:
             deadline = time.monotonic() + _PATIENCE_S
             while not self._turns.take(self._byte):
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(20e-6)
-        self._users += 1
-        self._tell(IN_USE)
+            self._taken = True
+            self._tell(IN_USE)
         return True
 
-    def leave(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            self._tell(RESTING)
-            self._turns.give(self._byte)
+    def _give(self) -> None:
+        self._taken = False
+        self._tell(RESTING)
+        self._turns.give(self._byte)
+
+    def go_away(self) -> None:
+        """Have the sender write here no more."""
+        self._tell(AWAY)
 
     def close(self) -> None:
-        """Nobody lives here, and the sender writes here no more."""
-        self._tell(AWAY)
         self._turns.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from sync.binding import Binding
+from sync.board import Event, now_ns
 from sync.home import Home
 from sync.layout import Layout
 from sync.memory import Doorbell
@@ -65,8 +68,9 @@ class ReceiverEnd:
     @property
     def version(self) -> int:
         """What is in use; at home, the sender may have brought it."""
-        home = self._home
-        return self._version if home is None else max(self._version, home.block.version)
+        if (home := self._home) is not None:
+            self._version = max(self._version, home.block.version)
+        return self._version
 
     @property
     def model(self) -> Weights | None:
@@ -132,30 +136,41 @@ class ReceiverEnd:
             return
         assert self.binding is not None
         with self._lock:
-            if not home.enter() or not self.binding.move_into(home.block):
+            if not home.work() or not self.binding.move_into(home.block):
+                home.go_away()
                 home.close()
                 return
             home.block.stamp(self._version, b"")
             self._home = home
             if rests:
-                home.leave()
+                home.rest()
+        _AT_HOME.add(self)
 
-    def _move_out(self, *, whole: bool) -> None:
-        """Give the model memory of its own, and the newest weights if it has not whole ones."""
-        assert self.binding is not None
-        self._version = self.version
-        block = self._leave_home()
-        self.binding.move_out()
-        if not whole or block.version == NEVER:
-            self.transport.look_again()
-            self._apply_newest()
-
-    def _leave_home(self) -> Snapshot:
-        """The sender writes there no more; gives the block, in which the model may still be."""
-        home, self._home = self._home, None
+    def _move_out(self) -> None:
+        """Give the model memory of its own, to be written by nobody else."""
+        home, binding = self._home, self.binding
         assert home is not None
+        assert binding is not None
+        if not home.enter() or home.torn:
+            self.transport.look_again()
+        self._version = self.version
+        home.go_away()
+        binding.move_out()
+        self._home = None
         home.close()
-        return home.block
+
+    def _moved_by_fork(self) -> None:
+        """In a child process: the parent's model is in the block, and this is a copy of it."""
+        home, self._home = self._home, None
+        if home is None or self.binding is None:
+            return
+        before, values = NEVER, None
+        for _ in range(1000):  # the sender may be writing: with one version around it, all is whole
+            before = home.block.version
+            values = [view.clone() for view in home.block.views]
+            if before == home.block.version != NEVER:
+                break
+        self.binding.move_out(values)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
@@ -170,8 +185,13 @@ class ReceiverEnd:
 
     def _enter(self) -> None:
         """Keep the sender off. One that was stopped while it wrote is not waited for."""
-        if self._home is not None and not self._home.enter():
-            self._move_out(whole=False)
+        if self._home is None:
+            return
+        if not self._home.enter():
+            self._move_out()
+            self._apply_newest()
+        elif self._home.torn:
+            self.transport.look_again()
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
@@ -179,12 +199,28 @@ class ReceiverEnd:
         if self._home is None or self._thread is not None:
             yield
             return
-        self._home.leave()
         try:
+            with self._lock:
+                self._home.rest()
             yield
         finally:
-            with self._lock:
-                self._enter()
+            try:
+                self._work()
+            except BaseException:
+                self._work()  # an interrupt must not leave the model to the sender
+                raise
+
+    def _work(self) -> None:
+        """Rest no more."""
+        with self._lock:
+            if self._home is None:
+                return
+            if not self._home.work():
+                self._move_out()
+            elif not self._home.torn:
+                return
+            self.transport.look_again()
+            self._apply_newest()
 
     def _points_at_snapshots(self, binding: Binding) -> bool:
         on_cpu = binding.device.type == "cpu"
@@ -258,29 +294,29 @@ class ReceiverEnd:
         return True
 
     def _found_at_home(self) -> bool:
-        """Whether the sender brought the newest version, so that the model has it."""
+        """Whether the newest version is in the block, so that the model has it."""
         assert self._home is not None
         assert self.binding is not None
         block = self._home.block
-        if not self.transport.found_at_home(block):
-            return False
-        if not self._lives_there():
-            self.transport.look_again()
+        if not self.transport.found_at_home(block) or not self._lives_there():
             return False
         self.binding.was_written()
         self._version = block.version
+        now = now_ns()
+        self.transport.applied(Event(block.version, block.published_ns, now, now, 0))
         self._news.notify_all()
         return True
 
     def _lives_there(self) -> bool:
-        """Whether the model is still at home; if its owner gave it other tensors, it has left."""
+        """Whether the model is still at home; if its owner gave it other tensors, it moves out."""
         assert self.binding is not None
         try:
             if self.binding.lives_there():
                 return True
         except (KeyError, ValueError):  # it fits no more: whoever applies will hear of it
             pass
-        self._leave_home()
+        self._move_out()
+        self.transport.look_again()
         return False
 
     def _apply(self, snapshot: Snapshot) -> None:
@@ -333,10 +369,12 @@ class ReceiverEnd:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
         with self._using():
-            self.own_memory()
-            if self._greeted and self.transport.slots is not None:
-                self.transport.leave()
-                self.transport.slots.give_back(self.transport.worker_idx)
+            try:
+                self.own_memory()
+            finally:
+                if self._greeted and self.transport.slots is not None:
+                    self.transport.leave()
+                    self.transport.slots.give_back(self.transport.worker_idx)
 
     def own_memory(self) -> None:
         """Have the model's parameters in memory of their own until the next version comes."""
@@ -344,4 +382,17 @@ class ReceiverEnd:
             if self.binding is not None and self.transport.zero_copy:
                 self.binding.detach_from_snapshots()
             if self._home is not None:
-                self._move_out(whole=True)
+                self._apply_and_tell()  # what the sender brought or began to bring
+            if self._home is not None:
+                self._move_out()
+
+
+_AT_HOME: weakref.WeakSet[ReceiverEnd] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for receiver in list(_AT_HOME):
+        receiver._moved_by_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

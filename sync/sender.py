@@ -328,10 +328,12 @@ class SenderEnd:
         """See which workers are gone: one poll for all of them."""
         watches = [transport.watch for transport in self.transports.values()]
         if watches != self._watched:
-            self._watched, self._deaths = watches, select.poll()
+            deaths = select.poll()
             for watch in watches:
                 for fd in watch.fds() if watch is not None else ():
-                    self._deaths.register(fd, select.POLLIN)
+                    deaths.register(fd, select.POLLIN)
+            self._deaths = deaths
+            self._watched = watches  # last: an interrupt before it has this done again
         ready = [fd for fd, _ in self._deaths.poll(0)]
         if ready or must_look():
             for watch in watches:

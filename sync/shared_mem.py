@@ -48,7 +48,7 @@ class SharedMemTransport(Transport):
         self._seen = self._word = 0
         self._said = b""  # by the worker, all of which is taken in
         self._events = 0
-        self._brought = 0  # when a version was put into the worker's model that is not booked yet
+        self._put = NEVER  # the version put into the worker's model last, and booked
         self._errors = 0
         self._greetings = 0
         self._left = 0
@@ -80,44 +80,32 @@ class SharedMemTransport(Transport):
         self.row.wake()
 
     def put_home(self, slot: int) -> bool:
-        """Put an offered slot into the model of a worker that rests; False if it does not."""
-        if self.row.home != RESTING or self.watch is None or self.watch.gone:
-            return False
-        try:
-            return self._put_in_turn(slot) and self._book_brought()
-        except BaseException:  # an interrupt: the worker can take the slot itself
-            self._said = b""
-            self.row.wake()
-            raise
+        """Put an offered slot into the model of a worker that rests; False if it does not.
 
-    def _put_in_turn(self, slot: int) -> bool:
-        begun, slots, worker = now_ns(), self.slots, self.worker_idx
-        if not slots.turns.take(worker):
-            return False
-        try:
-            if not self._lives_at_home():  # it moved out, or is another, who is not known yet
-                return False
-            self._brought = begun
-            slots.home_of(worker).become(slots[slot])
-            return True
-        finally:
-            slots.turns.give(worker)
-
-    def _lives_at_home(self) -> bool:
-        return self.row.home != AWAY and self.row.greetings == self._greetings
-
-    def _book_brought(self) -> bool:
-        """What was put into the worker's model is in use: an answer that nobody needs to send.
-
-        False if it took so long that the worker gave up waiting, and moved out.
+        What is put there is in use: an answer that nobody needs to send.
         """
-        home = self.slots.home_of(self.worker_idx)
-        booked = home.version == self.addressed and self._lives_at_home()
-        if booked:
-            self._hear(self.row.event_count)  # what it says of earlier versions comes first
-            self.heard(Event(home.version, home.published_ns, self._brought, now_ns(), 0))
-        self._brought = 0
-        return booked
+        row, slots, worker = self.row, self.slots, self.worker_idx
+        if row.home != RESTING or self.watch is None or self.watch.gone:
+            return False
+        begun = now_ns()
+        try:
+            turns, home = slots.turns, slots.home_of(worker)
+        except OSError:  # no descriptors are left: it has to be woken
+            return False
+        if not turns.take(worker):
+            return False
+        try:
+            # It may have moved out, or be another, who is not known yet, or have the version.
+            another = row.home == AWAY or row.greetings != self._greetings
+            if another or home.version == self.addressed:
+                return False
+            home.become(slots[slot])
+        finally:
+            turns.give(worker)
+        self._hear(row.event_count)  # what it says of earlier versions comes first
+        self.heard(Event(home.version, home.published_ns, begun, now_ns(), 0))
+        self._put = home.version
+        return True
 
     @property
     def answer_bell(self) -> Doorbell:
@@ -136,10 +124,9 @@ class SharedMemTransport(Transport):
         if row.state == GREETED and row.greetings != self._greetings:
             self._greetings = row.greetings
             self._hear(row.events_before)
+            self._put = NEVER
             self.greeted(row.pid)
         self._hear(row.event_count)
-        if self._brought:  # an interrupt cut in
-            self._book_brought()
         if row.error_count != self._errors:
             self._errors = row.error_count
             self.failed(row.error_version, row.error())
@@ -150,7 +137,9 @@ class SharedMemTransport(Transport):
 
     def _hear(self, event_count: int) -> None:
         for number in range(self._events, event_count):
-            self.heard(self.row.event(number))
+            event = self.row.event(number)
+            if event.version != self._put:
+                self.heard(event)
         self._events = event_count
 
     def news_fds(self) -> list[int]:
@@ -197,11 +186,9 @@ class SharedMemTransport(Transport):
         return self.slots.home(self.worker_idx, self.row.tell_home)
 
     def found_at_home(self, block: Snapshot) -> bool:
-        word = self.row.latest
-        if word in (0, self._seen) or Word.unpack(word).version != block.version:
-            return False
-        self._seen = word
-        return True
+        self._word = self.row.latest
+        news = self._word not in (0, self._seen)
+        return news and Word.unpack(self._word).version == block.version
 
     def look_again(self) -> None:
         self._seen = 0
@@ -260,9 +247,14 @@ class SharedMemSenderEnd(SenderEnd):
         if any(line.row.home == RESTING for line in lines):
             self._notice_deaths()
         order()  # the announcement is visible before we look who sleeps
-        for line in lines:
-            if not line.put_home(slot):
+        try:
+            for line in lines:
+                if not line.put_home(slot):
+                    line.row.wake()
+        except BaseException:  # an interrupt: who got nothing takes the slot
+            for line in lines:
                 line.row.wake()
+            raise
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):

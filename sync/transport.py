@@ -164,7 +164,7 @@ class Transport(ABC):
         return None
 
     def found_at_home(self, block: Snapshot) -> bool:
-        """Whether the newest version was put there by the sender; it is then no news any more."""
+        """Whether the newest version lies there and is news: then `applied` is to be called."""
         return False
 
     def look_again(self) -> None:

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from sync import SharedMemWeightSyncScheme, WorkerDied, WorkerRaised
-from sync.home import HOME_BYTES, Turns
-from sync.memory import AnonymousMemory
+from sync.home import HOME_BYTES, Home, Turns
+from sync.memory import AnonymousMemory, Watch
 from sync.shared_mem import SharedMemTransport
+from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from tests.sync.support import Worker, bits, connect, fill, held, policy, receive, running
 
@@ -271,12 +272,8 @@ def test_after_shutdown_the_model_keeps_its_weights():
 
 def test_what_an_interrupt_kept_from_being_booked_is_booked_later(monkeypatch):
     with running(scheme := sender(), background=True) as (worker,):
-
-        def interrupt(self) -> bool:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as interrupting:
-            interrupting.setattr(SharedMemTransport, "_book_brought", interrupt)
+        with monkeypatch.context() as patch:
+            interrupted_once(patch, SharedMemTransport, "heard")
             with pytest.raises(KeyboardInterrupt):
                 scheme.send(policy(2))
         scheme.wait_async(5)
@@ -422,3 +419,215 @@ def test_nobody_sees_a_version_change_while_he_reads():
             torn, seen = worker.hear()
             assert not torn
             assert seen > 10
+
+
+# -- interrupts, forks, and other surprises
+
+
+def interrupted_once(monkeypatch, owner, name, *, after=False):
+    """The next call of that method ends in a Ctrl-C."""
+    whole = getattr(owner, name)
+
+    def interrupt(self, *args):
+        monkeypatch.setattr(owner, name, whole)
+        if after:
+            whole(self, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, interrupt)
+
+
+def test_what_was_half_written_while_it_rested_is_whole_when_it_rests_no_more():
+    def half(self, other):
+        self._header[0] = NEVER
+        self._rest[: len(self._rest) // 2] = other._rest[: len(self._rest) // 2]
+        os._exit(1)
+
+    scheme = sender()
+    with running(scheme) as (worker,):
+        worker.do(begin_resting)
+        pid = os.fork()  # a sender that dies; this one has the worker
+        if pid == 0:
+            Snapshot.become = half
+            scheme._sender._pid = scheme._pid = os.getpid()
+            scheme.send_async(policy(2))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        worker.do(end_resting)
+        assert worker.do(held) == bits(policy(2))
+        assert worker.do(lambda s, m: s.version) == 1
+
+
+def test_an_interrupt_on_the_way_back_from_rest_does_not_leave_the_model_to_the_sender():
+    def rest_interrupted(scheme, model):
+        with pytest.MonkeyPatch.context() as patch:
+            interrupted_once(patch, Home, "work")
+            with pytest.raises(KeyboardInterrupt), scheme.resting():
+                pass
+
+    with running(scheme := sender()) as (worker,):
+        worker.do(rest_interrupted)
+        scheme.send_async(policy(2))
+        assert worker.do(held) == bits(policy(1))
+        assert worker.do(receive)
+        scheme.send_async(policy(3))
+        assert worker.do(held) == bits(policy(2))
+
+
+def test_rests_within_rests_and_uses_within_rests_end_when_they_should():
+    def rest_in_rest(scheme, model):
+        home = scheme._receiver._home
+        states = [home._taken]
+        with scheme.resting():
+            with scheme.resting():
+                states.append(home._taken)
+                with scheme.reading():
+                    states.append(home._taken)
+                states.append(home._taken)
+            states.append(home._taken)
+        return [*states, home._taken]
+
+    with running(sender()) as (worker,):
+        assert worker.do(rest_in_rest) == [True, False, True, False, True, True]
+
+
+def test_a_forked_child_neither_gives_away_its_parents_turn_nor_sees_what_comes():
+    def fork_while_reading(scheme, model):
+        reader, writer = os.pipe()
+        reading = scheme.reading()
+        reading.__enter__()
+        model.child = os.fork()
+        if model.child == 0:
+            reading.__exit__(None, None, None)
+            os.read(reader, 1)
+            os._exit(int(bits(model) != bits(policy(1))))
+        model.tell = writer
+        return scheme._receiver._home._taken
+
+    def child_saw_nothing(scheme, model):
+        os.write(model.tell, b"!")
+        return os.waitpid(model.child, 0)[1] == 0
+
+    with running(scheme := sender()) as (worker,):
+        assert worker.do(fork_while_reading)
+        scheme.send_async(policy(2))
+        assert worker.do(held) == bits(policy(1))
+        worker.do(begin_resting)
+        scheme.send_async(policy(3))
+        worker.do(end_resting)
+        worker.do(receive)
+        assert worker.do(held) == bits(policy(3))
+        assert worker.do(child_saw_nothing)
+
+
+def test_a_model_that_has_left_is_nobody_elses():
+    def replace(scheme, model):
+        model[0].weight = nn.Parameter(torch.zeros(4, 3))
+
+    def leave(scheme, model):
+        scheme.receive()
+        scheme.shutdown()
+
+    with running(scheme := sender(), background=True) as (worker,):
+        worker.do(replace)
+        scheme.send(policy(2))
+        worker.do(leave)
+        with Worker(scheme, policy, worker_idx=0) as second:
+            second.tell(connect, True)
+            scheme.connect(worker_idx=0)
+            second.hear()
+            scheme.send(policy(3))
+            assert worker.do(held) == bits(policy(2))
+
+
+def test_a_worker_that_is_interrupted_before_it_said_so_says_so_later():
+    def receive_interrupted(scheme, model):
+        with pytest.MonkeyPatch.context() as patch:
+            interrupted_once(patch, Snapshot, "become", after=True)
+            with pytest.raises(KeyboardInterrupt):
+                scheme.receive()
+
+    with running(scheme := sender()) as (worker,):
+        scheme.send_async(policy(2))
+        worker.do(receive_interrupted)
+        worker.do(lambda s, m: s.receive())
+        scheme.wait_async(5)
+        assert worker.do(held) == bits(policy(2))
+
+
+def test_an_interrupt_between_two_workers_keeps_nothing_from_the_second(monkeypatch):
+    with running(scheme := sender(workers=2), background=True) as workers:
+        interrupted_once(monkeypatch, SharedMemTransport, "put_home")
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(policy(2))
+        scheme.wait_async(5)
+        assert [worker.do(held) for worker in workers] == [bits(policy(2))] * 2
+
+
+def test_an_interrupt_while_deaths_are_looked_for_does_not_hide_one(monkeypatch):
+    with running(scheme := sender(workers=2), background=True) as workers:
+        interrupted_once(monkeypatch, Watch, "fds")
+        with pytest.raises(KeyboardInterrupt):
+            scheme.send(policy(2))
+        workers[0].process.kill()
+        workers[0].process.join()
+        with pytest.raises(WorkerDied):
+            scheme.send(policy(3))
+
+
+def test_what_is_applied_by_hand_is_not_undone_by_what_came_before():
+    with running(scheme := sender(), background=True) as (worker,):
+        scheme.send(policy(2))
+        worker.do(lambda s, m: s.apply_weights(policy(9)))
+        assert worker.do(read) == (1, bits(policy(9)))
+
+
+def test_a_worker_whose_model_fits_no_more_says_goodbye():
+    def misfit_and_end(scheme, model):
+        model[0].weight = nn.Parameter(torch.zeros(5, 3))
+        scheme.shutdown()
+
+    with running(scheme := sender(), background=True) as (worker,):
+        scheme.send(policy(2))
+        worker.do(misfit_and_end)
+        with pytest.raises(WorkerRaised, match=r"0\.weight"):
+            scheme.send(policy(3))
+        with pytest.raises(WorkerDied, match="left"):
+            scheme.send(policy(4))
+
+
+def test_models_of_inference_tensors_or_of_memory_that_others_know_stay_where_they_are():
+    def inference():
+        with torch.inference_mode():
+            return policy()
+
+    class Viewed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4))
+            self.register_buffer("view", self.weight.detach()[:2], persistent=False)
+
+    for make in (inference, Viewed, lambda: policy().share_memory()):
+        scheme = sender(make(), strategy="state_dict")
+        with running(scheme, make) as (worker,):
+            assert not worker.do(lives_at_home)
+
+
+def test_parameters_stay_trainable_where_the_scheme_ends_in_inference_mode():
+    def end(scheme, model):
+        with torch.inference_mode():
+            scheme.shutdown()
+        return any(parameter.is_inference() for parameter in model.parameters())
+
+    with running(sender(), background=True) as (worker,):
+        assert not worker.do(end)
+
+
+def test_a_sender_without_descriptors_wakes_its_workers(monkeypatch):
+    def no_more(self):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Slots, "turns", property(no_more))
+    with running(scheme := sender(workers=2), background=True) as workers:
+        scheme.send(policy(2))
+        assert [worker.do(held) for worker in workers] == [bits(policy(2))] * 2
