@@ -111,10 +111,10 @@ def test_an_update_in_a_pause_is_not_waited_for_by_those_who_stand_still(kind, a
             lambda: [seen[-1] for seen in versions_by_worker(buffer[written:])] == [1] * workers
         )
         assert buffer.wait(buffer.written + 300, timeout=30.0)
-        # Older are a full block that waited, and the rest of one that was begun.
+        # Older are a block on its way into the buffer, one that waited, and one that was begun.
         for seen in versions_by_worker(buffer[written:]):
             assert seen == sorted(seen)
-            assert seen.count(0) <= 2 * 40
+            assert seen.count(0) <= 3 * 40
         assert agrees(buffer[:])
 
 

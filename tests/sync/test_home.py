@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from sync import SharedMemWeightSyncScheme, WorkerDied, WorkerRaised
+from sync import SharedMemWeightSyncScheme, WorkerDied, WorkerError, WorkerRaised
 from sync.home import HOME_BYTES, Home, Turns
 from sync.memory import AnonymousMemory, Watch
 from sync.shared_mem import SharedMemTransport
@@ -590,7 +590,7 @@ def test_a_worker_whose_model_fits_no_more_says_goodbye():
     with running(scheme := sender(), background=True) as (worker,):
         scheme.send(policy(2))
         worker.do(misfit_and_end)
-        with pytest.raises(WorkerRaised, match=r"0\.weight"):
+        with pytest.raises(WorkerError):  # what it raised, if it had not looked before
             scheme.send(policy(3))
         with pytest.raises(WorkerDied, match="left"):
             scheme.send(policy(4))
