@@ -89,7 +89,7 @@ def brought(monkeypatch):
 @WAYS
 def test_no_call_is_torn_or_wrongly_stamped_under_a_flood(background, start_method, brought):
     with at_home(background=background, start_method=start_method) as running:
-        flood(running, calls=8_000)
+        flood(running, calls=5_000)
         assert running.findings.violations() == {}
     assert brought[True] > 100
     assert brought[False] > 0
@@ -111,7 +111,7 @@ def test_workers_that_are_stopped_and_go_on_stay_whole(background, brought):
     chance = random.Random(seed := random.randrange(2**32))
     print(f"seed {seed}")
     with at_home(background=background) as running:
-        for _ in range(100):
+        for _ in range(60):
             stopped = chance.choice(running.processes)
             os.kill(stopped.pid, signal.SIGSTOP)
             for _ in range(chance.randrange(1, 6)):
@@ -129,7 +129,7 @@ def test_workers_that_are_killed_and_replaced_stay_whole(background):
     chance = random.Random(seed := random.randrange(2**32))
     print(f"seed {seed}")
     with at_home(background=background, workers=2) as running:
-        for _ in range(12):
+        for _ in range(8):
             for _ in range(chance.randrange(1, 200)):
                 running.publish(worker_ids=[0, 1])
             running.processes[1].kill()
@@ -174,7 +174,7 @@ def test_a_trainer_that_is_stopped_anywhere_holds_nobody_up(background):
     assert trainer.stdout is not None
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     try:
-        for _ in range(60):
+        for _ in range(40):
             os.kill(trainer.pid, signal.SIGSTOP)
             time.sleep(chance.uniform(0, 0.25))  # some are longer than workers wait for a turn
             os.kill(trainer.pid, signal.SIGCONT)
