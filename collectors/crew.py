@@ -144,7 +144,13 @@ class Crew:
             member.line, member.words, member.job = near, setup.words, job
             member.greeted, member.failure, member.ordered = False, None, 0
             member.blocks = []
-            process.start()
+            try:
+                process.start()
+            except (EOFError, ConnectionError) as error:
+                raise RuntimeError(
+                    f"{member} could not be started: the fork server, which starts workers, "
+                    f"died at it ({type(error).__name__}: {error})"
+                ) from error
             member.process = process
             member.watch = Watch(process.pid)
             member.seen_at = time.monotonic()

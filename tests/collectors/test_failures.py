@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import random
 import select
@@ -426,3 +427,13 @@ def test_a_call_that_fails_in_a_worker_says_so_and_the_worker_goes_on():
             collector.getattr_env("lock")
         gather(collector, 5)
         assert balance(collector) == 0
+
+
+@pytest.mark.parametrize("error", [EOFError("unexpected EOF"), BrokenPipeError("Broken pipe")])
+def test_a_fork_server_that_dies_while_it_starts_a_worker_is_named(monkeypatch, error):
+    def die(self):
+        raise error
+
+    monkeypatch.setattr(multiprocessing.get_context("forkserver").Process, "start", die)
+    with pytest.raises(RuntimeError, match=r"worker 0.* could not be started: the fork server"):
+        make("sync")
