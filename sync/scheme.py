@@ -178,6 +178,7 @@ class WeightSyncScheme(ABC):
         twin = copy.copy(self)
         lines = self._transports
         twin._transports = {worker_idx: lines[worker_idx].alone()} if lines else {}
+        twin._shut = True  # until a worker takes it: there is nothing to end when it is let go of
         return twin
 
     def describe_worker(self, worker_idx: int, label: str) -> None:
