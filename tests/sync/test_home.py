@@ -304,6 +304,16 @@ def read(scheme, model):
         return version, bits(model)
 
 
+@contextlib.contextmanager
+def successor(scheme):
+    """Who takes worker 0's place."""
+    with Worker(scheme, policy, worker_idx=0) as second:
+        second.tell(connect, True)
+        scheme.connect(worker_idx=0)
+        second.hear()
+        yield second
+
+
 def test_a_newcomer_is_asked_and_not_what_its_predecessor_left():
     def come_again(scheme, model):
         scheme.shutdown()
@@ -311,10 +321,7 @@ def test_a_newcomer_is_asked_and_not_what_its_predecessor_left():
     with running(scheme := sender(), background=True) as (worker,):
         scheme.send(policy(2))
         worker.do(come_again)
-        with Worker(scheme, policy, worker_idx=0) as second:
-            second.tell(connect, True)
-            scheme.connect(worker_idx=0)
-            second.hear()
+        with successor(scheme) as second:
             for value in (3, 4):
                 scheme.send(policy(value))
                 assert second.do(held) == bits(policy(value))
@@ -532,10 +539,7 @@ def test_a_model_that_has_left_is_nobody_elses():
         worker.do(replace)
         scheme.send(policy(2))
         worker.do(leave)
-        with Worker(scheme, policy, worker_idx=0) as second:
-            second.tell(connect, True)
-            scheme.connect(worker_idx=0)
-            second.hear()
+        with successor(scheme):
             scheme.send(policy(3))
             assert worker.do(held) == bits(policy(2))
 
