@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -24,6 +24,8 @@ from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport, await_workers
 from sync.wire import make_encoder
 from sync.wire.coder import EXACT, Deviation
+
+Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent them
 
 
 class SenderEnd:
@@ -85,6 +87,7 @@ class SenderEnd:
 
     def _deliver(self, transport: Transport, arrived: Snapshot, version: int) -> None:
         """Offer what has come to the end of the link."""
+        self._notice_deaths()
         slot = self.slots.free(self._held([transport.worker_idx]))
         self.slots[slot].become(arrived)
         self._offer([transport], slot, version)
@@ -109,7 +112,7 @@ class SenderEnd:
             else:
                 for worker in workers:
                     if not self._offer_again(worker):
-                        self._publish({worker: self.form.weights_for(worker)}, self.version + 1)
+                        self._publish(self._plan([worker], None), self.version + 1)
                 if self.link is not None:  # one that greeted early may have found an older one
                     self.settle(workers, self._connect_timeout, lambda t: t.connected)
                     return
@@ -133,13 +136,12 @@ class SenderEnd:
     def _hand_over(self, workers: list[int], weights: Weights | None, settle: list[int]) -> None:
         version = self.version + 1
         if self.form.same_for_all:
-            shared = self.form.weights_for(0, weights)
-            self._publish(dict.fromkeys(workers, shared), version)
+            self._publish(self._plan(workers, weights), version)
             return
         # Each has weights of its own: made and handed over one after the other, so that there is
         # one copy at a time however many workers there are.
         for worker in workers:
-            self._publish({worker: self.form.weights_for(worker, weights)}, version)
+            self._publish(self._plan([worker], weights), version)
             if worker in settle:
                 self.settle([worker], self._connect_timeout)
 
@@ -167,33 +169,39 @@ class SenderEnd:
                     raise ValueError(
                         f"worker_ids={worker_ids} and weights for workers {workers} disagree"
                     )
-                plan = {worker: weights[worker] for worker in workers}
+                plan = [(weights[worker], [worker]) for worker in workers]
             else:
                 workers = self.workers(worker_ids)
-                plan = {worker: self.form.weights_for(worker, weights) for worker in workers}
+                plan = self._plan(workers, weights)
+            self._notice_deaths()
             if not settling:
-                self._look_for_deaths()
-            if plan:
+                self._take_in()
+            if workers:
                 self._publish(plan, self.version + 1)
             if failures := self._past_failures(workers):
                 raise combine(failures)
             return workers
 
-    def _publish(self, plan: Mapping[int, Weights], version: int) -> None:
+    def _plan(self, workers: list[int], weights: Weights | None) -> Plan:
+        """What each of these workers is sent."""
+        if self.form.same_for_all:
+            return [(self.form.weights_for(0, weights), workers)]
+        return [(self.form.weights_for(worker, weights), [worker]) for worker in workers]
+
+    def _publish(self, plan: Plan, version: int) -> None:
         """Write each distinct set of weights once, then offer it to its workers."""
-        groups: dict[int, list[int]] = {}
-        for worker, weights in plan.items():
-            groups.setdefault(id(weights), []).append(worker)
+        if len(plan) > 1:
+            plan = _distinct(plan)
         if self._encoder is not None or self.link is not None:
-            self._publish_encoded(plan, groups.values(), version)
+            self._publish_encoded(plan, version)
             return
         # All are written before any is offered: if one is refused, nobody gets any.
-        held = self._held(plan)
+        held = self._held(_addressed(plan))
         written: list[tuple[int, list[int], int]] = []
-        for workers in groups.values():
+        for weights, workers in plan:
             begun = now_ns()
             slot = self.slots.free(held)
-            self._pack(self._bind(plan[workers[0]]), slot, version)
+            self._pack(self._bind(weights), slot, version)
             held.add(slot)
             written.append((slot, workers, now_ns() - begun))
         self.version = version
@@ -202,20 +210,19 @@ class SenderEnd:
             self._offer([self.transports[worker] for worker in workers], slot, version)
             self.stats.add(Sent(version, self.layout.nbytes, pack_ns, now_ns() - begun))
 
-    def _publish_encoded(
-        self, plan: Mapping[int, Weights], groups: Iterable[list[int]], version: int
-    ) -> None:
+    def _publish_encoded(self, plan: Plan, version: int) -> None:
         """The same through a wire format, or over a link, or both."""
+        addressed = _addressed(plan)
         if self._encoder is not None:
-            for worker in plan:
+            for worker in addressed:
                 self.transports[worker].collect()  # what it says it holds
-            groups = [part for workers in groups for part in self._encoder.split(workers)]
-        pool, held = self._pool(plan)
+            plan = [(weights, part) for weights, ws in plan for part in self._encoder.split(ws)]
+        pool, held = self._pool(addressed)
         written: list[tuple[int, list[int], int, Deviation]] = []
-        for workers in groups:
+        for weights, workers in plan:
             begun = now_ns()
             number = pool.free(held)
-            found = self._write(self._bind(plan[workers[0]]), pool[number], version, workers)
+            found = self._write(self._bind(weights), pool[number], version, workers)
             held.add(number)
             written.append((number, workers, now_ns() - begun, found))
         self.version = version
@@ -316,8 +323,8 @@ class SenderEnd:
                     transport.failure = None
         return failures
 
-    def _look_for_deaths(self) -> None:
-        self._notice_deaths()
+    def _take_in(self) -> None:
+        """What workers have said, and who is gone."""
         if self.link is not None:
             self.link.pump()
         for transport in self.transports.values():
@@ -361,6 +368,18 @@ class SenderEnd:
         for transport in self.transports.values():
             transport.close()
         self.transports, self._last = {}, None
+
+
+def _distinct(plan: Plan) -> Plan:
+    """The same, with each set of weights named once."""
+    groups: dict[int, tuple[Weights, list[int]]] = {}
+    for weights, workers in plan:
+        groups.setdefault(id(weights), (weights, []))[1].extend(workers)
+    return list(groups.values())
+
+
+def _addressed(plan: Plan) -> set[int]:
+    return {worker for _, workers in plan for worker in workers}
 
 
 def chosen_workers(worker_ids: int | Iterable[int] | None, num_workers: int) -> list[int]:

@@ -84,12 +84,12 @@ class SharedMemTransport(Transport):
 
         What is put there is in use: an answer that nobody needs to send.
         """
-        row, slots, worker = self.row, self.slots, self.worker_idx
+        row, worker = self.row, self.worker_idx
         if row.home != RESTING or self.watch is None or self.watch.gone:
             return False
         begun = now_ns()
         try:
-            turns, home = slots.turns, slots.home_of(worker)
+            turns, home = self.slots.turns, self.slots.home_of(worker)
         except OSError:  # no descriptors are left: it has to be woken
             return False
         if not turns.take(worker):
@@ -99,12 +99,12 @@ class SharedMemTransport(Transport):
             another = row.home == AWAY or row.greetings != self._greetings
             if another or home.version == self.addressed:
                 return False
-            home.become(slots[slot])
+            home.become(self.slots[slot])
         finally:
             turns.give(worker)
         self._hear(row.event_count)  # what it says of earlier versions comes first
-        self.heard(Event(home.version, home.published_ns, begun, now_ns(), 0))
-        self._put = home.version
+        self.heard(Event(self.addressed, home.published_ns, begun, now_ns(), 0))
+        self._put = self.addressed
         return True
 
     @property
@@ -244,8 +244,6 @@ class SharedMemSenderEnd(SenderEnd):
         order = lines[0].row.order
         order()  # the block is visible before it is announced
         super()._offer(transports, slot, version)
-        if any(line.row.home == RESTING for line in lines):
-            self._notice_deaths()
         order()  # the announcement is visible before we look who sleeps
         try:
             for line in lines:

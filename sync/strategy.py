@@ -78,7 +78,7 @@ def flatten(source: Weights, *, persistent_only: bool = False) -> Flat:
 
 def is_by_worker(weights: Any) -> bool:
     """Whether this is a dict of weights by worker, rather than weights."""
-    if is_tensor_collection(weights) or not isinstance(weights, Mapping):
+    if weights is None or is_tensor_collection(weights) or not isinstance(weights, Mapping):
         return False
     return bool(weights) and all(isinstance(key, Integral) for key in weights)
 

@@ -253,17 +253,19 @@ class Transport(ABC):
             self.line.answer(event.applied_ns, lambda: self._book_answer(event))
 
     def _book_answer(self, event: Event) -> None:
+        version, published, seen, applied, retries = event
         if self.bases is not None:
-            self.bases.in_use(event.version)
+            self.bases.in_use(version)
         self.connected = True
-        self.acknowledged = max(self.acknowledged, event.version)
-        again, self.answered = event.version <= self.answered, max(self.answered, event.version)
-        published = event.published_ns
+        if version > self.acknowledged:
+            self.acknowledged = version
+        again = version <= self.answered
+        if not again:
+            self.answered = version
         way_back_ns = 0 if self.line is None else self.line.latency_ns
-        wake_ns, apply_ns = event.seen_ns - published, event.applied_ns - event.seen_ns
-        acknowledge_ns = event.applied_ns - published + way_back_ns
-        applied = Applied(event.version, wake_ns, apply_ns, acknowledge_ns, event.retries)
-        self.stats.add(applied, again=again)
+        acknowledge_ns = applied - published + way_back_ns
+        answer = Applied(version, seen - published, applied - seen, acknowledge_ns, retries)
+        self.stats.add(answer, again=again)
 
     def failed(self, version: int, text: str) -> None:
         """The worker could not apply a version; `text` is its traceback."""
