@@ -13,8 +13,9 @@ BENCH ?= sync_latency collect train
 READY := .venv/.ready-$(subst /,_,$(PYTHON))
 PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
-# Two files at a time, in their order: the many short ones of tests/sync come last and fill the gaps.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Three files at a time, since tests wait as often as they work, in their order: the many short ones
+# of tests/sync come last and fill the gaps.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help run test slow coverage check chaos soak load bench report reproduce browser peers clean
@@ -26,7 +27,7 @@ run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 	@$(BIN)/python run.py $(ARGS)
 
 test: check ## run the checks, then the tests
-	$(BIN)/python -m pytest $(TWO) $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 slow: $(READY) ## run the slow tests: whole runs that learn or measure, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -35,7 +36,7 @@ slow: $(READY) ## run the slow tests: whole runs that learn or measure, and repe
 # as untested here.
 coverage: $(READY) ## name the branches of sync/ and collectors/ that no test takes
 	@rm -rf outputs/coverage && mkdir -p outputs/coverage
-	-$(BIN)/python -m coverage run -m pytest $(TWO) tests/sync tests/collectors tests/promises $(ARGS)
+	-$(BIN)/python -m coverage run -m pytest $(SIDE_BY_SIDE) tests/sync tests/collectors tests/promises $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
 
 check: $(READY) ## format, lint and types

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Bytes = memoryview  # which copies a few bytes in half the time that an array of numpy's takes
 _FEW = 10_000  # numbers; with more, a library for dot products may wake threads of its own
 _KNOWN = (torch.float32, torch.float64)
 
@@ -23,7 +23,7 @@ def raw(tensors: Sequence[Tensor]) -> list[Bytes] | None:
     """The memory of these tensors; None if one is not in one piece, not the CPU's, or special."""
     if all(_is_plain(tensor) for tensor in tensors):
         flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors]
-        return [part.numpy() for part in flat]
+        return [memoryview(part.numpy()) for part in flat]  # type: ignore[arg-type]
     return None
 
 

@@ -45,7 +45,7 @@ class Snapshot:
     @cached_property
     def _rest(self) -> Bytes:
         """All but the version."""
-        return self.buffer.numpy()[8:]
+        return as_bytes(self.buffer)[8:]
 
     @cached_property
     def _floats(self) -> list[Tensor]:
