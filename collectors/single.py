@@ -23,6 +23,7 @@ from collectors.options import SINGLE, Steps
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout
 from collectors.seeds import Seeds, Streams, check_seed, next_seed
+from collectors.unhooked import unhook
 from collectors.weights import FixedIntake, Intake, Publisher, SchemeIntake, find_model
 from collectors.words import FRAMES, Words
 from collectors.worker import check_numbers
@@ -111,6 +112,8 @@ class Collector(BaseCollector):
             policy = _copied(publisher.policy)
         if isinstance(policy, nn.Module) and device is not None:
             policy.to(device)
+        if not options.compile_policy:
+            unhook(policy)
         receivers = {}
         for model_id, scheme in publisher.schemes.items():
             receiver = copy.deepcopy(scheme)

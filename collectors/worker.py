@@ -45,6 +45,7 @@ from collectors.options import Steps
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout
 from collectors.seeds import Seeds, Streams
+from collectors.unhooked import unhook
 from collectors.weights import FixedIntake, Intake, SchemeIntake, find_model
 from collectors.words import CUT, HANDING_OVER, IDLE, MESSAGES, STAGE, TAKING_WEIGHTS, Words
 from sync import NoWeightSyncScheme, WeightSyncScheme
@@ -175,6 +176,8 @@ class Worker:
         if isinstance(self.policy, nn.Module) and job.policy_device is not None:
             self.policy.to(job.policy_device)
         options = job.options
+        if not options["compile_policy"]:  # a compiler sees for itself
+            unhook(self.policy)
         self._at_batch = options["apply_at"] == "batch"
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
