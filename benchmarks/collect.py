@@ -107,7 +107,8 @@ def compete(entries: Sequence[Entry], *, rounds: int, seconds: float) -> None:
         for entry in entries:
             stack.push(entry.abandon)
             begun = time.perf_counter()
-            entry.attempt(lambda entry=entry: entry.open() and None)
+            if not entry.problem:
+                entry.attempt(lambda entry=entry: entry.open() and None)
             ready_s = time.perf_counter() - begun
             say(f"  {entry}: {entry.problem or f'ready after {ready_s:.1f} s'}")
         for number in range(rounds):
@@ -121,6 +122,8 @@ def compete(entries: Sequence[Entry], *, rounds: int, seconds: float) -> None:
 def fastest(case: Case, name: str, seconds: float) -> tuple[Entry, dict[str, float | str]]:
     """Try a contestant's settings; return an entry with the fastest, and what each reached."""
     settings = CONTESTANTS[name].settings(case)
+    if not settings:
+        return Entry(case, name, {}, problem="left out: there is one environment"), {}
     if len(settings) == 1:
         return Entry(case, name, settings[0]), {}
     trials = [Entry(case, name, options) for options in settings]

@@ -45,15 +45,20 @@ def torchrl_settings(case: Case) -> list[Options]:
     """
     first = "GymEnv" if case.num_envs == 1 else "SyncVectorEnv"
     variations: list[Options] = [{}, {"use_buffers": False}]
-    others: list[str] = []
     if case.mode == "single":
         variations.append({"track_traj_ids": False, "use_buffers": False})
         variations.append({"compile_policy": True})
-        if case.num_envs > 1:
-            others.append("SerialEnv")
-        if 1 < case.num_envs <= MAX_PROCESSES:
-            others += ["ParallelEnv", "AsyncVectorEnv"]
-    return [{"env": first, **each} for each in variations] + [{"env": env} for env in others]
+    others = torchrl_vectors(case) if case.mode == "single" else []
+    return [{"env": first, **each} for each in variations] + others
+
+
+def torchrl_vectors(case: Case) -> list[Options]:
+    """The vectors that torchrl makes of environments itself; with workers, the fastest of them."""
+    if case.num_envs == 1:
+        return []
+    few = case.mode == "single" and case.num_envs <= MAX_PROCESSES
+    kinds = ["SerialEnv", *(["ParallelEnv", "AsyncVectorEnv"] if few else [])]
+    return [{"env": kind} for kind in kinds]
 
 
 CONTESTANTS = {
@@ -74,6 +79,12 @@ CONTESTANTS = {
         PEER_PYTHON,
         "torchrl's collectors, the fastest of the settings tried",
         torchrl_settings,
+    ),
+    "torchrl_vectors": Contestant(
+        "benchmarks.peers.torchrl_collect",
+        PEER_PYTHON,
+        "the same with a vector of torchrl's own: SerialEnv, ParallelEnv or GymEnv(num_envs=...)",
+        torchrl_vectors,
     ),
     "sb3": Contestant(
         "benchmarks.peers.sb3_collect",
