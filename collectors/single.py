@@ -112,7 +112,7 @@ class Collector(BaseCollector):
             policy = _copied(publisher.policy)
         if isinstance(policy, nn.Module) and device is not None:
             policy.to(device)
-        if not options.compile_policy:
+        if not options.compile_policy and policy is not publisher.policy:
             unhook(policy)
         receivers = {}
         for model_id, scheme in publisher.schemes.items():

@@ -243,3 +243,14 @@ def test_the_trainers_own_policy_acts_as_it_is():
         weight_sync_schemes={"policy": NoWeightSyncScheme()},
     ) as collector:
         assert not any(batch["is_spared"].any() for batch in collector)
+
+
+def test_a_policy_that_the_factory_gives_to_all_acts_as_it_is():
+    policy = Choice()
+    with Collector(
+        functools.partial(gym.make, "CartPole-v1"),
+        policy_factory=lambda: policy,
+        frames_per_batch=16,
+        total_frames=32,
+    ) as collector:
+        assert not any(batch["is_spared"].any() for batch in collector)
