@@ -303,7 +303,7 @@ def start_ray() -> None:
     import ray
 
     options = {"num_cpus": 4, "object_store_memory": 1_500_000_000, "include_dashboard": False}
-    ray.init(**options, log_to_driver=False, logging_level="error")
+    ray.init("local", **options, log_to_driver=False, logging_level="error")
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -14,6 +15,7 @@ import pytest
 
 SHM = Path("/dev/shm")
 LEFTOVER_WAIT_S = 5.0
+RAY_S = 300.0  # for a test and the start of its cluster, which takes a minute where others run too
 # How what multiprocessing, torch and Lockstep put there is called; others put things there too.
 OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
 
@@ -23,7 +25,10 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `cuda` tests where there is no CUDA device."""
+    """Give Ray time to start; skip `cuda` tests where there is no CUDA device."""
+    for item in items:
+        if re.search(r"(?<![a-z])ray(?![a-z])", item.nodeid):
+            item.add_marker(pytest.mark.timeout(RAY_S), append=False)
     cuda_items = [item for item in items if item.get_closest_marker("cuda")]
     if cuda_items:
         import torch  # here, since most runs of a few tests need not wait for it

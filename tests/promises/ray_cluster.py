@@ -32,7 +32,9 @@ def cluster(**options: Any) -> Iterator[str]:
     before = set(psutil.Process().children(recursive=True))
     is_ours = "address" not in options
     if is_ours:
-        options = {"num_cpus": 4, "object_store_memory": 200_000_000, **options}
+        # "local": never one that another test has started meanwhile.
+        ours = {"address": "local", "num_cpus": 4, "object_store_memory": 200_000_000}
+        options = {**ours, **options}
     context = ray.init(**{**OPTIONS, **options})
     started = set(psutil.Process().children(recursive=True)) - before if is_ours else set()
     try:

@@ -11,7 +11,6 @@ from tests.promises.ray_cluster import cluster, use_token_authentication
 from tests.promises.remote_hosts import be_worker, held
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)
