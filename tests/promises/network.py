@@ -25,12 +25,13 @@ def run(*command: str) -> None:
 
 def why_not() -> str:
     """Why there can be no namespaces here; empty if there can."""
-    name = f"ls-probe-{os.getpid()}"
+    name = f"ls-probe-{os.getpid()}"  # its own: tests run side by side, and each asks
+    one, other = f"lsp{os.getpid()}a", f"lsp{os.getpid()}b"
     try:
         run("ip", "netns", "add", name)
         try:
-            run("ip", "link", "add", "ls-probe-a", "type", "veth", "peer", "name", "ls-probe-b")
-            run("ip", "link", "del", "ls-probe-a")
+            run("ip", "link", "add", one, "type", "veth", "peer", "name", other)
+            run("ip", "link", "del", one)
         finally:
             run("ip", "netns", "del", name)
     except FileNotFoundError:

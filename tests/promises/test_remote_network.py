@@ -13,8 +13,9 @@ import pytest
 from tests.promises.network import network, why_not
 
 ROOT = Path(__file__).parents[2]
+REASON = why_not()
 pytestmark = [
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
+    pytest.mark.skipif(bool(REASON), reason=REASON),
     pytest.mark.timeout(120),
 ]
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
