@@ -156,19 +156,20 @@ class BaseCollector(ABC):
         wanted = self.options.trajs_per_batch
         while wanted is None or (batch := self._whole.take(wanted)) is None:
             began = time.monotonic()
-            with self._turn:
+            with self._turn:  # whoever has it next finds the batch counted
                 batch = self._gather()
+                frames = frames_of(batch)
+                self.frames += frames
+                if wanted is not None:
+                    self._whole.add(batch)
             self._wait_s += time.monotonic() - began
-            frames = frames_of(batch)
             if not frames and not self.options.reset_when_done:
                 raise RuntimeError(
                     "all episodes have ended, and with reset_when_done=False none is started: "
                     "call reset()"
                 )
-            self.frames += frames
             if wanted is None:
                 break
-            self._whole.add(batch)
         if self.options.update_at_each_batch:
             self.update_policy_weights_()
         return self._finish(batch)
@@ -403,15 +404,20 @@ class BaseCollector(ABC):
             return
         self._shut = self._stopping = True
         seconds = 5.0 if timeout is None else timeout
-        self._close(seconds, close_env)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(seconds)
-        for scheme in self._receivers.values():
-            scheme.shutdown()
-        if hasattr(self, "publisher"):
-            self.publisher.shutdown()
-        if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)
+        with contextlib.ExitStack() as after:  # in reverse, whatever one of them raises
+            if self._threads_before is not None:
+                after.callback(torch.set_num_threads, self._threads_before)
+            if hasattr(self, "publisher"):
+                after.callback(self.publisher.shutdown)
+            for scheme in self._receivers.values():
+                after.callback(scheme.shutdown)
+            if self._thread is not None and self._thread is not threading.current_thread():
+                after.callback(self._thread.join, seconds)
+            try:
+                self._close(seconds, close_env)
+            except Exception:
+                if raise_on_error:
+                    raise
         if self._error is not None and raise_on_error:
             raise self._error
 

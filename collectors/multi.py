@@ -168,12 +168,12 @@ class _Workers(BaseCollector):
 
     # -- control
 
-    def _call(self, method: str, *args: Any) -> list[Any]:
+    def _call(self, method: str, *args: Any, members: Sequence[Member] | None = None) -> list[Any]:
         assert self.crew is not None
         self._raise_error()
         while True:
             try:
-                return self.crew.call(method, *args)
+                return self.crew.call(method, *args, members=members)
             except WorkerError:
                 if not self.crew.failed():
                     raise
@@ -222,7 +222,7 @@ class _Workers(BaseCollector):
         for member in self.crew.members:
             mine = np.flatnonzero(which[first[member.worker] : first[member.worker + 1]])
             if len(mine):
-                self.crew.call("reset", [int(i) for i in mine], members=[member])
+                self._call("reset", [int(i) for i in mine], members=[member])
 
     def _hold(self, still: bool) -> None:
         assert self.crew is not None

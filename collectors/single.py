@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -253,11 +254,11 @@ class Collector(BaseCollector):
         # A thread that collects at this moment stops at its next step.
         if not self._turn.try_enter(timeout):
             return
-        with self._turn.ending():
+        with self._turn.ending(), contextlib.ExitStack() as after:
+            if self.environments is not None and close_env:
+                after.callback(self.environments.close)
             if getattr(self, "_intake", None) is not None:
                 self._intake.close()
-            if self.environments is not None and close_env:
-                self.environments.close()
 
 
 class Direct(FixedIntake):

@@ -63,10 +63,12 @@ class Whole:
         self._latest: dict[int, int] = {}  # the trajectory of each environment
         self._open: dict[int, list[TensorDictBase]] = defaultdict(list)
         self._done: list[TensorDictBase] = []
+        self.frames = 0  # that wait here
 
     def add(self, batch: TensorDictBase) -> None:
         """Take a batch's frames in."""
         for piece in pieces(batch):
+            self.frames += piece.batch_size[0]
             number = int(piece["collector", "traj_ids"][0])
             env = int(piece["collector", "env"][0])
             before, self._latest[env] = self._latest.get(env, number), number
@@ -86,13 +88,8 @@ class Whole:
         if len(self._done) < count:
             return None
         taken, self._done = self._done[:count], self._done[count:]
+        self.frames -= sum(trajectory.batch_size[0] for trajectory in taken)
         return pad(taken)
-
-    @property
-    def frames(self) -> int:
-        """How many frames wait here."""
-        rows = [*self._done, *(piece for parts in self._open.values() for piece in parts)]
-        return sum(row.batch_size[0] for row in rows)
 
     def state_dict(self) -> dict[str, Any]:
         """What waits here, as tensors by name."""
@@ -111,6 +108,8 @@ class Whole:
         for number, fields in state["open"].items():
             self._open[int(number)] = [_nested(fields)]
         self._done = [_nested(fields) for fields in state["done"]]
+        waiting = [*self._done, *(piece for (piece,) in self._open.values())]
+        self.frames = sum(trajectory.batch_size[0] for trajectory in waiting)
 
 
 def _named(trajectory: Any) -> dict[str, Tensor]:

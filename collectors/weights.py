@@ -79,10 +79,10 @@ class SchemeIntake(Intake):
         try:
             if self.schemes[model_id].receive(timeout) is not None:
                 self._refused.discard(model_id)
-        except ConnectionError:
-            raise
-        except Exception:  # noqa: BLE001 - the sender was told, and this worker keeps what it has
-            self._refused.add(model_id)
+        except Exception as error:
+            if not self.schemes[model_id].sender_knows(error):
+                raise
+            self._refused.add(model_id)  # this worker keeps what it has
 
     def take_at_least(self, versions: Mapping[str, int], timeout: float) -> None:
         """Wait until these versions, by model, are in use: they are on their way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,24 +17,30 @@ from torch import Tensor, nn
 
 from harness.envs import EnvConfig, EnvFactory
 
+log = logging.getLogger(__name__)
+
 
 class Episode(NamedTuple):
     """How one episode went."""
 
     total: float
     length: int
+    ended: bool  # else it was cut
 
 
 class Evaluator:
     """Plays the same episodes with every policy that it is given.
 
-    Episode i starts from seed + i each time. Nothing here moves a random stream that training
-    draws from: not Python's, not numpy's, not torch's.
+    Episode i starts from seed + i each time, and is cut after `max_steps`. Nothing here moves a
+    random stream that training draws from: not Python's, not numpy's, not torch's.
     """
 
-    def __init__(self, config: EnvConfig, *, episodes: int = 10, seed: int = 0):
+    def __init__(
+        self, config: EnvConfig, *, episodes: int = 10, seed: int = 0, max_steps: int = 100_000
+    ):
         if episodes < 1:
             raise ValueError(f"evaluation: episodes is {episodes}, expected 1 or more")
+        self.max_steps = max_steps
         self.seeds = [seed + i for i in range(episodes)]
         self._factory = EnvFactory(replace(config, vectorisation="none", num_envs=1))
         self._envs: list[gym.Env] = []
@@ -45,7 +52,12 @@ class Evaluator:
                 env = self._factory()
                 assert isinstance(env, gym.Env)
                 self._envs.append(env)
-            episodes = play(policy, self._envs, self.seeds)
+            episodes = play(policy, self._envs, self.seeds, max_steps=self.max_steps)
+        if cut := sum(not episode.ended for episode in episodes):
+            log.warning(
+                "%d of %d episodes had not ended after evaluation.max_steps=%d and were cut there",
+                *(cut, len(episodes), self.max_steps),
+            )
         totals = np.array([episode.total for episode in episodes])
         return {
             "eval/return": float(totals.mean()),
@@ -66,29 +78,34 @@ def play(
     envs: list[gym.Env],
     seeds: list[int],
     *,
+    max_steps: int,
     see: Callable[[gym.Env], Any] | None = None,
 ) -> list[Episode]:
     """Play one episode in each environment, side by side; the policy acts deterministically.
 
+    max_steps: where an episode that has not ended is cut.
     see: called with each environment after its reset and after every step.
     """
     observations = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
     carried = Carried(policy, len(envs))
-    episodes = [Episode(0.0, 0)] * len(envs)
+    episodes = [Episode(0.0, 0, ended=False)] * len(envs)
     playing = list(range(len(envs)))
     if see is not None:
         for env in envs:
             see(env)
     with set_interaction_type(InteractionType.DETERMINISTIC):
-        while playing:
+        for step in range(1, max_steps + 1):
+            if not playing:
+                break
             inputs = torch.as_tensor(np.stack([observations[i] for i in playing]))
             actions = carried.act(inputs, playing)
             for i, action in zip(list(playing), actions, strict=True):
                 observations[i], reward, terminated, truncated, _ = envs[i].step(action)
-                episodes[i] = Episode(episodes[i].total + float(reward), episodes[i].length + 1)
+                ended = bool(terminated or truncated)
+                episodes[i] = Episode(episodes[i].total + float(reward), step, ended)
                 if see is not None:
                     see(envs[i])
-                if terminated or truncated:
+                if ended:
                     playing.remove(i)
     return episodes
 

@@ -205,7 +205,12 @@ class Execution:
 
     def _evaluator(self) -> Evaluator:
         config = self.plan.config
-        return Evaluator(config.env, episodes=config.evaluation.num_episodes, seed=EVALUATION_SEED)
+        return Evaluator(
+            config.env,
+            episodes=config.evaluation.num_episodes,
+            seed=EVALUATION_SEED,
+            max_steps=config.evaluation.max_steps,
+        )
 
     def _evaluate(self, evaluator: Evaluator) -> dict[str, float]:
         """Evaluate; a search hears of it, and may have seen enough."""

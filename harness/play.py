@@ -44,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, default=1, help="how many, one after another")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode")
     parser.add_argument(
+        "--max-steps", type=int, default=5000, help="where an episode that goes on is cut; 5000"
+    )
+    parser.add_argument(
         "--import-env",
         action="store_true",
         help="import the package that the run's env.id names; its code runs",
@@ -53,8 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check_format(out)
         at_least("--episodes", options.episodes, 1)
+        at_least("--max-steps", options.max_steps, 1)
         config, policy, frames = load(options.run_dir, import_env=options.import_env)
-        film, fps = perform(config.env, policy, episodes=options.episodes, seed=options.seed)
+        film, fps = perform(
+            config.env,
+            policy,
+            episodes=options.episodes,
+            seed=options.seed,
+            max_steps=options.max_steps,
+        )
         write(film, out, fps)
     except (CannotPlay, ValueError, OSError, CheckpointError) as error:
         print(f"play: {one_line(error)}", file=sys.stderr)
@@ -85,7 +95,7 @@ def load(run_dir: Path, *, import_env: bool = False) -> tuple[Config, nn.Module,
 
 
 def perform(
-    config: EnvConfig, policy: nn.Module, *, episodes: int, seed: int
+    config: EnvConfig, policy: nn.Module, *, episodes: int, seed: int, max_steps: int
 ) -> tuple[list[Image.Image], int]:
     """Play, and say how it went: the pictures, and how many a second the environment wants."""
     one = replace(config, vectorisation="none", num_envs=1)
@@ -95,10 +105,13 @@ def perform(
     with closing(env):
         for number in range(episodes):
             try:
-                (episode,) = play(policy, [env], [seed + number], see=film_with(film))
+                (episode,) = play(
+                    policy, [env], [seed + number], max_steps=max_steps, see=film_with(film)
+                )
             except gym.error.DependencyNotInstalled as error:
                 raise CannotPlay(f"{config.id} cannot be rendered: {error}") from error
-            print(f"episode {number}: return {episode.total:g} in {episode.length} steps")
+            cut = "" if episode.ended else ", where it was cut"
+            print(f"episode {number}: return {episode.total:g} in {episode.length} steps{cut}")
         return film, int(env.metadata.get("render_fps") or FPS)
 
 

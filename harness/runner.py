@@ -71,6 +71,7 @@ class Runner:
         """Until all frames are collected, or a signal asks for the end."""
         self._started_at = self.frames
         with self._interruption.whole():
+            self.attend()  # what was due when the run that this one goes on from was ended
             while self.frames < self.config.total_frames:
                 batch = self.collect()
                 if batch is None:
@@ -139,7 +140,7 @@ class Runner:
 
     def evaluate(self) -> None:
         """Play the deterministic policy; the figures go into the next record."""
-        with self.clock.phase("log"):
+        with self.clock.phase("log"), self._interruption.unchanged():
             self._evaluated = self._last_evaluation = self._evaluate()
         self._evaluated_at = self.frames
 

@@ -3,7 +3,8 @@
 A signal raises `Interrupted` where the program is. Within `whole()`, the first signal is
 remembered instead, for `check()` to raise at the next good point; if none comes for `GRACE_S`, or a
 second signal does, it raises at once. Within `written()`, which is short, signals only wait. Within
-`anywhere()`, inside of one of these, all is as without. After `over()` nothing is left to end.
+`anywhere()`, inside of one of these, all is as without. Within `unchanged()` the state is whole
+whenever a signal raises. After `over()` nothing is left to end.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Interruption:
     def __init__(self) -> None:
         self._pending: int | None = None
         self._mode = FREE
+        self._unchanged = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -65,6 +67,15 @@ class Interruption:
             if self._pending is not None:
                 self._raise(self._pending)
             yield
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Nothing of the run's state changes meanwhile."""
+        self._unchanged = True
+        try:
+            yield
+        finally:
+            self._unchanged = False
 
     def over(self) -> None:
         """From here on signals do nothing: the end is being written down."""
@@ -104,4 +115,4 @@ class Interruption:
     def _raise(self, signum: int) -> None:
         self._pending = signum  # where it is swallowed (in a destructor, say), `check()` has it
         signal.setitimer(signal.ITIMER_REAL, 0)
-        raise Interrupted(signum, whole=False)
+        raise Interrupted(signum, whole=self._unchanged)

@@ -63,15 +63,17 @@ class FreeRunning:
             self._collector.start()
             self._started = True
         wanted = seen + self._frames_per_batch
-        deadline = time.monotonic() + self._timeout_s
+        before, deadline = -1, 0.0
         while (written := self._replay.wait(wanted, LOOK_EVERY_S)) < wanted:
             if not self._collector.running:
                 wanted = min(wanted, self._replay.written)  # all that there will be
                 break
-            if time.monotonic() > deadline:
+            if (made := self._collector.stats()["collected"]) != before:
+                before, deadline = made, time.monotonic() + self._timeout_s
+            elif time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{written - seen} of {self._frames_per_batch} frames came within "
-                    f"{self._timeout_s:g} s"
+                    f"{self._timeout_s:g} s of the last that was made"
                 )
         return (self._between(seen, wanted), wanted) if wanted > seen else None
 

@@ -48,7 +48,7 @@ class ReceiverEnd:
     ):
         self._version = NEVER
         self._home: Home | None = None
-        self._told: Exception | None = None  # the last error that the sender has the traceback of
+        self.told: Exception | None = None  # the last error that the sender has the traceback of
         self.transport = transport
         self.binding: Binding | None = None
         self._layout = layout
@@ -288,7 +288,7 @@ class ReceiverEnd:
             self.transport.skip(taken[0])
             return False
         if (error := take(self.transport, taken, self._apply, self._hand_down)) is not None:
-            self._told = error
+            self.told = error
             raise error
         self._news.notify_all()
         return True
@@ -349,7 +349,7 @@ class ReceiverEnd:
         try:
             self._apply_newest()
         except Exception as error:
-            if error is not self._told:
+            if error is not self.told:
                 raise
 
     def _take_at_once(self) -> bool:

@@ -293,6 +293,10 @@ class WeightSyncScheme(ABC):
         """
         return self._need_receiver("receive").receive(timeout)
 
+    def sender_knows(self, error: BaseException) -> bool:
+        """Whether this is what `receive` raised last, and the sender has its traceback."""
+        return self._receiver is not None and self._receiver.told is error
+
     def reading(self) -> AbstractContextManager[int]:
         """`with scheme.reading() as version:` the model holds still, at that version."""
         return self._need_receiver("reading").reading()

@@ -65,8 +65,8 @@ class HostIntake(SchemeIntake):
                     with self._taken:
                         self._passed_on = self._versions()
                         self._taken.notify_all()
-        except ConnectionError as error:
-            self._ending = str(error)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits for a version
+            self._ending = f"{type(error).__name__}: {error}"
             with self._taken:
                 self._taken.notify_all()
 

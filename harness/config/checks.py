@@ -36,6 +36,7 @@ def _check_amounts(config: Config) -> None:
         "num_threads": (config.num_threads, 1),
         "log_every_frames": (config.log_every_frames, 1),
         "evaluation.num_episodes": (config.evaluation.num_episodes, 1),
+        "evaluation.max_steps": (config.evaluation.max_steps, 1),
         "evaluation.every_frames": (config.evaluation.every_frames, 1),
         "checkpoint.keep": (config.checkpoint.keep, 1),
         "checkpoint.every_frames": (config.checkpoint.every_frames, 1),

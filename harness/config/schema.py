@@ -77,6 +77,7 @@ class EvaluationConfig:
 
     every_frames: int | None = None
     num_episodes: int = 10
+    max_steps: int = 100_000
     at_end: bool = True
 
 

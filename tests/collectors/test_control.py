@@ -127,6 +127,27 @@ def _for_ever(collector: Any) -> None:
         collector.next()
 
 
+def test_a_batch_is_counted_before_anybody_else_can_look(monkeypatch):
+    """What is saved in the middle of a thread's iteration has no batch in one place only."""
+    states: list[dict[str, Any]] = []
+    with make("single", trajs_per_batch=6) as collector:
+        other = threading.Thread(target=lambda: states.append(collector.state_dict()))
+        add = collector._whole.add
+
+        def look_and_add(batch: Any) -> None:
+            if other.ident is None:
+                other.start()
+                other.join(0.5)  # it has the chance to be too early
+            add(batch)
+
+        monkeypatch.setattr(collector._whole, "add", look_and_add)
+        collector.next()
+        other.join(30.0)
+        waiting = states[0]["whole"]
+        frames = [*waiting["done"], *waiting["open"].values()]
+        assert sum(len(fields["next/reward"]) for fields in frames) == states[0]["frames"] == 40
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_set_seed_and_reset_start_new_episodes(kind):
     with make(kind) as collector:

@@ -200,6 +200,20 @@ def test_weights_that_do_not_fit_are_refused_and_nobody_is_worse_off(kind, schem
         assert set(batch["policy_version"].flatten().tolist()) == {1}
 
 
+class Cramped(SharedMemWeightSyncScheme):
+    """Whose workers have no room for a second version, and can tell nobody."""
+
+    def receive(self, timeout: float | None = None) -> Any:
+        raise OSError("no room for more weights")
+
+
+def test_weights_that_cannot_be_taken_are_no_secret():
+    with make("async", weight_sync_schemes={"policy": Cramped(sync=False)}) as collector:
+        collector.update_policy_weights_()
+        with pytest.raises(WorkerRaised, match="no room for more weights"):
+            gather(collector)
+
+
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("kind", MULTI)
 def test_a_killed_worker_is_named_however_it_was_started(kind, start_method):
@@ -394,12 +408,18 @@ def test_trouble_that_passes_costs_only_the_workers_unfinished_block(kind, what,
         assert balance(collector) == 0
 
 
-@pytest.mark.parametrize("kind", MULTI)
-def test_a_worker_that_dies_while_it_is_asked_is_replaced_and_asked_again(kind):
+ASKING = {
+    "all": lambda collector: collector.state_dict()["workers"][1],
+    "one": lambda collector: collector.reset([1]) or True,
+}
+
+
+@pytest.mark.parametrize(("kind", "asking"), [("sync", "all"), ("async", "all"), ("sync", "one")])
+def test_a_worker_that_dies_while_it_is_asked_is_replaced_and_asked_again(kind, asking):
     with make(kind, on_worker_failure="restart") as collector:
         gather(collector, 2)
         os.kill(pids(collector)[1], signal.SIGKILL)
-        assert len(collector.state_dict()["workers"]) == 2
+        assert ASKING[asking](collector)
         assert collector.stats()["restarts"] == 1
         gather(collector, 4)
         assert balance(collector) == 0

@@ -11,15 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
-from collectors import MultiAsyncCollector, MultiSyncCollector
-from tests.collectors.troubled import Plain, Troubled, is_gone, pids, told, wait_until
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, pids, told, wait_until
 
 ROOT = Path(__file__).parents[2]
 MULTI = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
@@ -223,6 +224,24 @@ def test_shutdown_twice_and_from_del(kind):
     del collector
     gc.collect()
     wait_until(lambda: all(is_gone(pid) for pid in workers))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_an_environment_that_cannot_be_closed_keeps_nothing_else_open(tells):
+    threads = torch.get_num_threads()
+    collector = Collector(
+        Troubled,
+        Plain(),
+        create_env_kwargs={"where": "close"},
+        frames_per_batch=40,
+        num_threads=threads + 1,
+    )
+    with pytest.raises(Mishap) if tells else nullcontext():
+        collector.shutdown(raise_on_error=tells)
+    assert torch.get_num_threads() == threads
+    with pytest.raises(RuntimeError, match=r"between init_on_sender\(\) and shutdown\(\)"):
+        collector.publisher.schemes["policy"].send()
+    collector.shutdown()
 
 
 @pytest.mark.parametrize(("where", "what"), [("step", "hang"), ("close", "hang")])

@@ -61,6 +61,12 @@ def test_every_episode_counts_once_and_the_figures_are_theirs(counting):
     assert policy.sizes == [3, 3, 2, 1]  # finished environments are left alone
 
 
+def test_an_episode_without_an_end_is_cut_and_named(counting, caplog):
+    result = Evaluator(counting, episodes=3, seed=2, max_steps=3).run(Always())
+    assert result["eval/return"] == pytest.approx((2 + 3 + 3) / 3)
+    assert "1 of 3 episodes had not ended after evaluation.max_steps=3" in caplog.text
+
+
 def test_the_same_policy_gets_the_same_result_each_time(counting):
     evaluator = Evaluator(counting, episodes=4, seed=1)
     assert evaluator.run(Always()) == evaluator.run(Always())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,8 +16,10 @@ import psutil
 import pytest
 
 import run
+from harness import evaluate
 from harness.checkpoints import Checkpoints
 from harness.files import read_json
+from tests.harness.small import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = (
@@ -73,6 +76,30 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, col
     frames = int(file.name.split("-")[0])
     assert run.main([f"resume={directory}", f"total_frames={frames + 512}"]) == 0
     assert read_json(directory / "status.json")["state"] == "done"
+
+
+def test_an_evaluation_that_is_interrupted_is_made_up_for(tmp_path, monkeypatch):
+    options = [*SMALL, "evaluation.every_frames=128"]
+    assert run.main([*options, f"hydra.run.dir={tmp_path / 'whole'}"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate, "play", insist_on_the_end)
+        assert run.main([*options, f"hydra.run.dir={tmp_path / 'ended'}"]) == 130
+    (file,) = Checkpoints(tmp_path / "ended" / "checkpoints").files()
+    assert int(file.name.split("-")[0]) == 128
+    assert run.main([f"resume={tmp_path / 'ended'}"]) == 0
+    whole, ended = (evaluations(tmp_path / name) for name in ("whole", "ended"))
+    assert len(whole) == 2
+    assert ended == whole
+
+
+def insist_on_the_end(*given, **named):
+    for _ in range(2):  # the first signal waits for a good point
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def evaluations(directory: Path) -> list[tuple[int, float]]:
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r["eval/return"]) for r in records if "eval/return" in r]
 
 
 def test_sigterm_has_an_exit_status_of_its_own(tmp_path):

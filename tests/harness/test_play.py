@@ -55,6 +55,12 @@ def test_the_command_renders_the_newest_checkpoint_to_a_gif(tmp_path):
         assert opened.info["duration"] == 100
 
 
+def test_an_episode_without_an_end_is_cut(tmp_path, capsys):
+    assert play.main([str(run_dir(tmp_path)), "--import-env", "--max-steps", "2"]) == 0
+    assert "in 2 steps, where it was cut" in capsys.readouterr().out
+    assert len(pictures(tmp_path / "play.gif")) == 3
+
+
 def test_several_episodes_follow_each_other(tmp_path, capsys):
     out = tmp_path / "two.gif"
     arguments = [str(run_dir(tmp_path)), "--import-env", "--episodes", "2", "--out", str(out)]

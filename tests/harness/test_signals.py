@@ -101,3 +101,14 @@ def test_once_all_is_over_signals_do_nothing():
         interruption.over()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_where_nothing_changes_the_state_is_whole_whenever_a_signal_raises():
+    with Interruption() as interruption, interruption.whole():
+        os.kill(os.getpid(), signal.SIGINT)
+        with interruption.unchanged(), pytest.raises(Interrupted) as ended:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert ended.value.whole
+        with pytest.raises(Interrupted) as ended:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not ended.value.whole

@@ -17,6 +17,10 @@ class Collector:
         self.replay = replay
         self.starts = 0
         self.running = False
+        self.collected = 0
+
+    def stats(self) -> dict[str, int]:
+        return {"collected": self.collected}
 
     def start(self) -> None:
         self.starts += 1
@@ -81,6 +85,19 @@ def test_a_run_that_goes_on_is_not_shown_what_it_has_seen():
     free, collector = source()
     collector.put(0, 8)
     assert shown(free, 4) == ([4, 5, 6, 7], 8)
+
+
+def test_frames_that_are_long_in_coming_are_waited_for(monkeypatch):
+    free, collector = source(timeout_s=0.01)
+
+    def slowly() -> dict[str, int]:
+        collector.collected += 1
+        if collector.collected == 4:
+            collector.put(0, 4)
+        return {"collected": collector.collected}
+
+    monkeypatch.setattr(collector, "stats", slowly)
+    assert shown(free, 0) == ([0, 1, 2, 3], 4)
 
 
 def test_frames_that_do_not_come_are_an_error():
