@@ -66,14 +66,15 @@ def test_a_semaphore_of_a_program_outside_is_its_own():
 
 
 def test_a_test_that_leaves_something_behind_fails(tmp_path):
+    """By a name that tests which run beside this one do not look for."""
     own = Path(conftest.__file__).read_text()
-    (tmp_path / "conftest.py").write_text(f"{own}\nLEFTOVER_WAIT_S = 0.1\n")
+    (tmp_path / "conftest.py").write_text(f"{own}\nLEFTOVER_WAIT_S = 0.1\nOURS = ('of-a-test',)\n")
     (tmp_path / "test_leaks.py").write_text(LEAKS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     assert "3 passed, 2 errors" in shown
     assert re.search(r"left behind: process \d+ \(sleep 2\)", shown)
-    assert re.search(r"left behind: /dev/shm/lockstep-left-behind", shown)
+    assert re.search(r"left behind: /dev/shm/of-a-test", shown)
 
 
 LEAKS = """
@@ -84,7 +85,7 @@ def test_process():
     subprocess.Popen(["sleep", "2"])
 
 def test_memory():
-    shared_memory.SharedMemory(create=True, size=64, name="lockstep-left-behind")
+    shared_memory.SharedMemory(create=True, size=64, name="of-a-test")
 
 def test_neither():
     pass
