@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import re
 import time
@@ -22,6 +23,19 @@ OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
 # A forked child must not clear away what other tests left in this process: of Ray's objects, some
 # crash or wait for ever when that is tried.
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+# What a fork server loads for tests alone, beside what it loads for collectors.
+PROBES = ("tests.promises.probe", "tests.promises.remote_probe", "sync.remote.rpc")
+
+
+def pytest_sessionstart() -> None:
+    """Where tests run side by side, have all of a process share a fork server that starts fast."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from collectors.remote.processes import LOADED
+
+        multiprocessing.set_forkserver_preload([*LOADED, *PROBES])
+        forkserver.ensure_running()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

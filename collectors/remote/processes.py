@@ -20,7 +20,7 @@ from collectors.remote.host import close_all, leave
 from sync.memory import Watch, wait_for
 
 KILL_AFTER_S = 5.0
-_LOADED = [*PRELOAD, "collectors.remote.host", "collectors.multi", "collectors.single"]
+LOADED = [*PRELOAD, "collectors.remote.host", "collectors.multi", "collectors.single"]
 
 
 def host_main(trainer_pid: int, serve: Callable[[], Any]) -> None:
@@ -66,7 +66,7 @@ class Processes:
         resource_tracker.ensure_running()  # its start would end what `interrupts_held` holds
         if method == "forkserver":
             if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
-                self._ctx.set_forkserver_preload(_LOADED)
+                self._ctx.set_forkserver_preload(LOADED)
             with interrupts_held():
                 forkserver.ensure_running()
 
