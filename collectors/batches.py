@@ -104,11 +104,31 @@ class Part:
             return self.trajectories.adopt(self.frames.tensors["ids"][: self.steps].numpy())
         return self.trajectories.number(self.frames.is_init[: self.steps])
 
-    def environments(self) -> Tensor:
+    def environments(self) -> np.ndarray[Any, Any]:
         """The number of each row's environment, over all workers: [environments, 1]."""
         if self.frames.layout.hosted:
-            return self.frames.tensors["envs"][:1].T + self.first_env
-        return torch.arange(self.first_env, self.first_env + self.num_envs)[:, None]
+            return self.frames.tensors["envs"][:1].T.numpy() + self.first_env
+        return np.arange(self.first_env, self.first_env + self.num_envs)[:, None]
+
+
+class Room:
+    """Memory of a batch: every field as a tensor, and as the bytes of each place, row by row."""
+
+    def __init__(self, layout: FrameLayout, num_envs: int, num_steps: int, stamps: bool):
+        self.shape = (num_envs, num_steps)
+        self.tensors: dict[Key, Tensor] = {}
+        self.bytes: dict[Key, np.ndarray[Any, Any]] = {}
+        for key, shape, dtype in _fields(layout, stamps):
+            field = self.tensors[key] = torch.empty((num_envs, num_steps, *shape), dtype=dtype)
+            if field.numel():
+                self.bytes[key] = field.view(num_envs, -1).view(torch.uint8).numpy()
+
+    def rows(self, first: int, count: int) -> dict[Key, np.ndarray[Any, Any]]:
+        """The places of some environments, of every field that takes any memory."""
+        places = count * self.shape[1]
+        return {
+            key: part[first : first + count].reshape(places, -1) for key, part in self.bytes.items()
+        }
 
 
 def assemble(
@@ -117,28 +137,30 @@ def assemble(
     num_steps: int,
     copy: bool,
     stamps: bool = True,
-    into: dict[Key, Tensor] | None = None,
+    room: Room | None = None,
 ) -> TensorDict:
     """One batch of these blocks, one below the other.
 
     With `copy` it has memory of its own; without it (one part only), it is a view of the block, if
-    every place of that is a frame. into: memory to use again; what was allocated is left there.
+    every place of that is a frame. room: memory to use again.
     Frames come first in each row; what is none is masked, and zero.
     """
     if not copy and parts[0].is_full(num_steps):
         (part,) = parts
         return _as_views(part, num_steps, stamps)
-    total = sum(part.num_envs for part in parts)
-    out: dict[Key, Tensor] = {} if into is None else into
-    if not out:
-        for key, shape, dtype in _fields(parts[0].frames.layout, stamps):
-            out[key] = torch.empty((total, num_steps, *shape), dtype=dtype)
+    if room is None:
+        room = room_for(parts, num_steps, stamps)
     row = 0
     for part in parts:
-        rows = slice(row, row + part.num_envs)
-        _fill({key: value[rows] for key, value in out.items()}, part, num_steps)
+        _fill(room.rows(row, part.num_envs), part, num_steps)
         row += part.num_envs
-    return _tensordict(out, (total, num_steps))
+    return _tensordict(room.tensors, room.shape)
+
+
+def room_for(parts: Sequence[Part], num_steps: int, stamps: bool) -> Room:
+    """Memory for a batch of such blocks."""
+    total = sum(part.num_envs for part in parts)
+    return Room(parts[0].frames.layout, total, num_steps, stamps)
 
 
 def _fields(
@@ -153,24 +175,25 @@ def _fields(
         yield key, (), torch.int64
 
 
-def _fill(target: dict[Key, Tensor], part: Part, num_steps: int) -> None:
+def _fill(target: dict[Key, np.ndarray[Any, Any]], part: Part, num_steps: int) -> None:
     """Copy one block into its rows of the batch."""
     frames, layout, num_envs = part.frames, part.frames.layout, part.num_envs
     places = _Places(part, num_steps)
     for name, field in layout.fields.items():
-        if name not in _NUMBERS and not name.startswith("next/"):
+        if name not in _NUMBERS and not name.startswith("next/") and field.key in target:
             places.copy(frames.bytes[name], target[field.key])
     ended = np.flatnonzero(places.pick(part.ended()))
     for i, field in enumerate(layout.observations):
-        follows = target[("next", *field.key)]
+        follows = target.get(("next", *field.key))
+        if follows is None:  # it takes no memory
+            continue
         places.copy(frames.bytes[f"obs/{i}"][num_envs:], follows)
-        if len(ended) and follows.numel():
-            finals = frames.bytes[f"next/{i}"]
-            _as_bytes(follows)[ended] = finals[places.source[ended]]
-    torch.logical_or(target[TERMINATED], target[TRUNCATED], out=target[DONE])
+        if len(ended):
+            follows[ended] = frames.bytes[f"next/{i}"][places.source[ended]]
+    np.bitwise_or(target[TERMINATED], target[TRUNCATED], out=target[DONE])
     places.copy(part.numbered().reshape(-1, 1).view(np.uint8), target[TRAJ_IDS])
-    target[WORKER].fill_(part.worker)
-    target[ENV].copy_(part.environments())
+    target[WORKER].view(np.int64)[...] = part.worker
+    target[ENV].view(np.int64).reshape(num_envs, num_steps)[...] = part.environments()
     if VERSION in target:
         places.copy(frames.bytes["version"], target[VERSION])
 
@@ -186,26 +209,21 @@ class _Places:
             self.plain = num_envs == 1
             self.source = _transposed(num_steps, num_envs)
             return
-        live = part.frames.live[: part.steps].T
-        envs, times = np.nonzero(live)
-        counts = np.count_nonzero(live, axis=1)
-        nth = np.arange(len(envs)) - np.repeat(np.cumsum(counts) - counts, counts)
+        live = part.frames.live[: part.steps]
+        counts = np.count_nonzero(live, axis=0)
+        taken = (np.arange(num_steps) < counts[:, None]).reshape(-1)
         self.source = np.zeros(num_envs * num_steps, np.intp)
-        self.source[envs * num_steps + nth] = times * num_envs + envs
-        beyond = np.arange(num_steps) >= counts[:, None]
-        self.padding = np.flatnonzero(beyond)
+        self.source[taken] = _transposed(part.steps, num_envs)[live.T.reshape(-1)]
+        self.padding = np.flatnonzero(~taken)
 
-    def copy(self, block: np.ndarray[Any, Any], place: Tensor) -> None:
-        """Copy a field, given as the bytes of each frame; what is no frame is zero."""
-        if not place.numel():
-            return
-        target = _as_bytes(place)
+    def copy(self, block: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
+        """Copy a field, both given as the bytes of each frame; what is no frame is zero."""
         if not len(block):
             target[...] = 0
         elif self.plain:
             target[...] = block[: len(target)]
         else:
-            np.take(block, self.source, axis=0, out=target, mode="clip")
+            block.take(self.source, 0, target, "clip")
             if self.padding is not None:
                 target[self.padding] = 0
 
@@ -225,11 +243,6 @@ def _transposed(num_steps: int, num_envs: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(places.reshape(num_steps, num_envs).T).reshape(-1)
 
 
-def _as_bytes(place: Tensor) -> np.ndarray[Any, Any]:
-    """A contiguous [rows, columns, ...] as the bytes of each place."""
-    return place.view(-1).view(torch.uint8).view(place.shape[0] * place.shape[1], -1).numpy()
-
-
 def _as_views(part: Part, num_steps: int, stamps: bool) -> TensorDict:
     """The block itself as [environments, time]; `next` is completed in it."""
     frames, layout = part.frames, part.frames.layout
@@ -246,7 +259,7 @@ def _as_views(part: Part, num_steps: int, stamps: bool) -> TensorDict:
     views[DONE] = ended.T
     views[TRAJ_IDS] = torch.from_numpy(part.numbered().T)
     views[WORKER] = torch.full((1, 1), part.worker).expand(shape)
-    views[ENV] = part.environments().expand(shape)
+    views[ENV] = torch.from_numpy(part.environments()).expand(shape)
     if stamps:
         views[VERSION] = frames.tensors["version"].transpose(0, 1)
     return _tensordict(views, shape)
@@ -273,4 +286,4 @@ def _nest(tree: dict[str, Any], batch_size: tuple[int, int]) -> TensorDict:
 
 def frames_of(batch: TensorDictBase) -> int:
     """How many frames a batch holds: what is masked is none."""
-    return int(batch["collector", "mask"].sum())
+    return int(batch["collector", "mask"].count_nonzero())

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector
-from collectors.batches import Part, assemble
+from collectors.batches import Part, Room, assemble, room_for
 from collectors.crew import Crew, Full, Member, interrupts_held
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
@@ -245,8 +245,7 @@ class MultiSyncCollector(_Workers):
 
     def _begin(self) -> None:
         self._under_way = False
-        reused: dict[Any, torch.Tensor] = {}
-        self._out = None if self.options.copy else reused
+        self._room: Room | None = None  # with copy=False, for all batches
 
     def _gather(self) -> TensorDict:
         assert self.crew is not None
@@ -268,9 +267,10 @@ class MultiSyncCollector(_Workers):
         parts = [self._part(member, crew.take(member)) for member in members]
         self._check_alike(parts)
         steps = max(part.frames.layout.num_steps for part in parts)
-        batch = assemble(
-            parts, num_steps=steps, copy=True, stamps=self.tracked is not None, into=self._out
-        )
+        stamps = self.tracked is not None
+        if self._room is None and not self.options.copy:
+            self._room = room_for(parts, steps, stamps)
+        batch = assemble(parts, num_steps=steps, copy=True, stamps=stamps, room=self._room)
         self.preempted += sum(
             (part.frames.layout.num_steps - part.steps) * part.frames.layout.num_envs
             for part in parts

@@ -425,19 +425,22 @@ def check_numbers(frames: Frames, steps: int, environments: Environments) -> Non
     """Raise if an environment gave NaN: what is trained on must be numbers."""
     ended = frames.terminated[:steps] | frames.truncated[:steps]
     any_ended = np.count_nonzero(ended)
-    suspects = [("reward", frames.reward[:steps], frames.live[:steps], 0)]
+    suspects: list[tuple[str, Any, Any, int]] = [
+        ("reward", frames.reward[:steps], frames.live[:steps], 0)
+    ]
     for i, leaf in enumerate(environments.observations):
         if leaf.dtype.kind == "f":
             rows, finals = frames.observation_arrays[i], frames.final_arrays[i]
             name = "/".join(leaf.key)
-            every = np.ones(rows.shape[:2], bool)
-            suspects.append((name, rows[: steps + 1], every[: steps + 1], 1))
+            suspects.append((name, rows[: steps + 1], None, 1))
             if any_ended and np.isnan(finals[:steps][ended].sum(dtype=np.float64)):
                 suspects.append((name, finals[:steps], ended, 0))
     for name, values, counts, ahead in suspects:
         if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
             continue
-        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1) & counts
+        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1)
+        if counts is not None:
+            bad &= counts
         if bad.any():
             t, env = (int(i) for i in np.argwhere(bad)[0])
             step = max(0, t - ahead)
