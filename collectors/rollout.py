@@ -53,6 +53,8 @@ class Rollout:
         self.environments = environments
         self.acting = acting
         self.weights = weights
+        if acting is not None:
+            acting.call = weights.watched(acting.call)
         self.exploration = exploration
         self.apply_at_step = apply_at_step
         self.random_frames = random_frames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,10 @@ class Intake(ABC):
     @abstractmethod
     def take(self) -> None:
         """Take what is new into use."""
+
+    def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The policy's `call`, so that a scheme which checks such calls sees them."""
+        return call
 
     def wait(self, timeout: float, fds: Collection[int], *, resting: bool) -> None:
         """Return when there may be news to take, one of `fds` is ready, or `timeout` is over.
@@ -102,6 +106,11 @@ class SchemeIntake(Intake):
         """Count versions from `base` on: those of an earlier run came before."""
         self.base = base
         self.version = base + self._main.version
+
+    def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        for scheme in self._all:
+            call = scheme.watched(call)
+        return call
 
     def wait(self, timeout: float, fds: Collection[int], *, resting: bool) -> None:
         with contextlib.ExitStack() as stack:

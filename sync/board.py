@@ -33,8 +33,8 @@ _LATEST, _PIN_A, _PIN_B, _PID, _STATE, _IDLE = range(6)
 _EVENT_COUNT, _EVENTS_BEFORE, _ERROR_COUNT, _ERROR_LEN, _AWAITED, _DONE, _ERROR_VERSION = range(
     6, 13
 )
-_GREETINGS, _HOME = 13, 14
-_ROW_WORDS = 16
+_GREETINGS, _HOME, _CHECKED, _TORN = range(13, 17)
+_ROW_WORDS = 24
 _EVENT_WORDS = 5
 _EVENT = struct.Struct(f"{_EVENT_WORDS}q")
 _RING_WORDS = EVENTS * _EVENT_WORDS
@@ -194,6 +194,11 @@ class Row:
         return self.words[_STATE]
 
     @property
+    def uses(self) -> tuple[int, int]:
+        """How many uses of the model were checked, by all who had the row, and how many torn."""
+        return self.words[_CHECKED], self.words[_TORN]
+
+    @property
     def event_count(self) -> int:
         return self.words[_EVENT_COUNT]
 
@@ -281,6 +286,10 @@ class Row:
         self.order()
         self.words[_ERROR_COUNT] += 1
         self._tell()
+
+    def count_use(self, *, torn: bool) -> None:
+        self.words[_CHECKED] += 1
+        self.words[_TORN] += torn
 
     def idle(self, idle: bool) -> None:
         """Say whether it takes a bell to be noticed; what came just before, look for again."""

@@ -10,14 +10,14 @@ upper bound of what it can spoil, for ablations.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from sync.binding import Binding
 from sync.forms import SenderForm
-from sync.layout import Layout
+from sync.layout import HEADER_BYTES, Layout
 from sync.shared_mem import SharedMemSenderEnd, SharedMemTransport, SharedMemWeightSyncScheme
 from sync.slots import Slots
 from sync.snapshot import Snapshot
@@ -76,8 +76,9 @@ class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
 
     So there is one set of weights, and `send(other_weights)` writes those over the trainer's own.
 
-    check_torn: have `reading()` compare the weights before and after each use, and count in `torn`
-        the uses during which they moved. It costs two passes over the weights a use.
+    check_torn: compare the weights before and after each use, in `reading()` and in the policy
+        calls of collectors, and count in `torn` the uses during which they moved. It costs two
+        passes over the weights a use.
     """
 
     _sender_end = HogwildSenderEnd
@@ -96,7 +97,6 @@ class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
     ):
         super().__init__(strategy, sync=sync, zero_copy=True, **options)
         self.check_torn = check_torn
-        self._reads = self._torn_reads = 0
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
         _, transports = super()._open(layout, num_workers)
@@ -109,21 +109,60 @@ class HogwildWeightSyncScheme(SharedMemWeightSyncScheme):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:
-        with super().reading() as version:
-            slots = self.create_transport(worker_idx=self.worker_idx or 0).slots
-            assert slots is not None
-            live = slots[0].buffer[64:]
-            before = live.clone() if self.check_torn else None
+        with super().reading() as version, self._checking():
             yield version
-            if before is not None:
-                self._reads += 1
-                self._torn_reads += not torch.equal(before, live)
+
+    def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.check_torn:
+            return call
+
+        def checked(*inputs: Any) -> Any:
+            with self._checking():
+                return call(*inputs)
+
+        return checked
+
+    @contextlib.contextmanager
+    def _checking(self) -> Iterator[None]:
+        if not self.check_torn:
+            yield
+            return
+        transport = _hogwild(self._need_receiver("check_torn").transport)
+        live = transport.slots[0].buffer[HEADER_BYTES:]
+        before = live.clone()
+        yield
+        transport.row.count_use(torn=not torch.equal(before, live))
 
     @property
     def torn(self) -> dict[str, float]:
-        """On a receiver, of the uses that were checked: how many there were, and how many torn."""
-        share = self._torn_reads / self._reads if self._reads else 0.0
-        return {"checked": self._reads, "torn": self._torn_reads, "fraction": share}
+        """Of the uses that were checked, how many there were, and how many torn.
+
+        On a receiver its own; on the sender all workers'.
+        """
+        if self._is_sender:
+            return _shares(self._need_sender("torn").transports.values())
+        return _shares([self._need_receiver("torn").transport])
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """With `check_torn`, also what `torn` says, of all and of each worker."""
+        found = super().stats
+        if self.check_torn:
+            found["torn"] = self.torn
+            for worker, stats in found["workers"].items():
+                stats["torn"] = _shares([self.create_transport(worker_idx=worker)])
+        return found
+
+
+def _hogwild(transport: Transport) -> HogwildTransport:
+    assert isinstance(transport, HogwildTransport)
+    return transport
+
+
+def _shares(transports: Iterable[Transport]) -> dict[str, float]:
+    uses = [_hogwild(transport).row.uses for transport in transports]
+    checked, torn = (sum(counts) for counts in zip(*uses, strict=True))
+    return {"checked": checked, "torn": torn, "fraction": torn / checked if checked else 0.0}
 
 
 def _same(pair: tuple[torch.Tensor, torch.Tensor]) -> bool:

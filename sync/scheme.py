@@ -301,6 +301,13 @@ class WeightSyncScheme(ABC):
         """`with scheme.reading() as version:` the model holds still, at that version."""
         return self._need_receiver("reading").reading()
 
+    def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What a receiver should call in the place of `call`, which uses the model.
+
+        That is `call` itself, unless this scheme counts what happens to the weights meanwhile.
+        """
+        return call
+
     def has_news(self) -> bool:
         """Whether there may be something newer to `receive`: no lock, no system call, no copy."""
         receiver = self._receiver or self._need_receiver("has_news")

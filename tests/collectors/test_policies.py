@@ -17,6 +17,7 @@ from tensordict.nn import (
 from torch import nn
 
 from collectors import Collector, MultiSyncCollector
+from sync import HogwildWeightSyncScheme
 from tests.collectors.support import (
     NUM_ACTIONS,
     Checker,
@@ -400,3 +401,33 @@ def test_what_a_policy_raises_is_raised():
 
     with pytest.raises(ArithmeticError, match="no idea"):
         collect(policy)
+
+
+def test_policy_calls_during_which_hogwild_weights_moved_are_counted():
+    calls = []
+
+    class Stepping(nn.Module):
+        """Has the trainer step in the middle of every third call."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(1))
+
+        def forward(self, observation):
+            calls.append(self.bias.item())
+            if len(calls) % 3 == 0:
+                trained.bias.data += 1
+            return by_sum(observation)
+
+    trained, scheme = Stepping(), HogwildWeightSyncScheme(check_torn=True)
+    schemes = {"policy": scheme}
+    with Collector(
+        lambda: make_env(KIND), trained, frames_per_batch=30, weight_sync_schemes=schemes
+    ) as collector:
+        for _ in range(3):
+            collector.next()
+        found = collector.stats()["sync"]["policy"]["torn"]
+    assert calls[-1] > 0  # they are the trainer's own
+    assert found["checked"] == len(calls) >= 30
+    assert found["torn"] == len(calls) // 3
+    assert found["fraction"] == found["torn"] / found["checked"]

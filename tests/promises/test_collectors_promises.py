@@ -160,12 +160,30 @@ def test_nothing_is_dropped_when_the_learner_sleeps(kind):
             assert stats["collected"] > stats["delivered"]
 
 
-def test_hogwild_breaks_these_promises_as_it_says():
+def test_hogwild_breaks_these_promises_as_it_says_and_counts_it():
     policy, judge = VersionPolicy(width=256), Judge()
-    with make("multi_async", HogwildWeightSyncScheme(), policy) as collector:
+    scheme = HogwildWeightSyncScheme(check_torn=True)
+    with make("multi_async", scheme, policy) as collector:
         numbers = itertools.count(1)
         with meanwhile(lambda: policy.hold(next(numbers))):
             while judge.frames < 4_000:
                 judge.take(collector.next())
-    assert judge.versions == {0}  # nothing was ever sent
-    assert judge.torn > 0
+        assert judge.versions == {0}  # nothing was ever sent
+        assert judge.torn > 0
+
+        def counted(name: str) -> list[float]:
+            workers = collector.stats()["sync"]["policy"]["workers"]
+            return [worker["torn"][name] for worker in workers.values()]
+
+        def collect_further(calls: int) -> None:
+            begun = counted("checked")
+            while any(
+                now < then + calls for now, then in zip(counted("checked"), begun, strict=True)
+            ):
+                collector.next()
+
+        assert all(count > 0 for count in counted("torn"))
+        collect_further(1)  # calls that the last step in place may have torn are over
+        torn = counted("torn")
+        collect_further(100)
+        assert counted("torn") == torn
