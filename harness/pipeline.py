@@ -105,6 +105,7 @@ def make_scheme(config: SyncConfig) -> WeightSyncScheme:
         check_finite=config.check_finite,
         wire=config.wire,
         link=make_link(config.link),
+        **({"check_torn": True} if config.check_torn else {}),
     )
     return scheme
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.loggers.base import Histogram
 from harness.metrics import percentiles
-from sync import NoWeightSyncScheme, WeightSyncScheme
+from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, WeightSyncScheme
 from sync.stats import KEPT
 
 MS = 1e-6  # of a nanosecond
@@ -56,7 +56,7 @@ class SyncMeter:
         groups = {"publish_ms": publish_ms, "ack_ms": ack_ms, "apply_ms": apply_ms}
         found = {name: values for name, values in groups.items() if values}
         metrics = {f"sync/{name}": sum(values) / len(values) for name, values in found.items()}
-        metrics |= self._read_wire() | self._read_link()
+        metrics |= self._read_wire() | self._read_link() | self._torn()
         histograms = {f"histogram/{name}": Histogram.of(found[name]) for name in found}
         return metrics, histograms
 
@@ -87,6 +87,14 @@ class SyncMeter:
             counts["retransmitted"] += line.retransmitted
         delay = {"sync/link_delay_ms": sum(delays_ms) / len(delays_ms)} if delays_ms else {}
         return delay | {f"sync/link_{name}": float(count) for name, count in counts.items()}
+
+    def _torn(self) -> dict[str, float]:
+        """How many policy calls were checked so far, and how many had torn weights."""
+        scheme = self._scheme
+        if not isinstance(scheme, HogwildWeightSyncScheme) or not scheme.check_torn:
+            return {}
+        torn = scheme.torn
+        return {"sync/checked_calls": torn["checked"], "sync/torn_calls": torn["torn"]}
 
     def _fresh_answers(self) -> tuple[list[float], list[float]]:
         ack_ms: list[float] = []
@@ -126,6 +134,7 @@ class SyncMeter:
             "sync/bytes": stats["bytes"],
             "sync/sends": stats["sends"],
             **self._wire_summary(),
+            **self._torn(),
             "workers": workers,
         }
 

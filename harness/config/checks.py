@@ -171,6 +171,11 @@ def _check_sync(config: Config) -> None:
             f"sync={sync.name} with {'sync.link' if delayed else f'sync.wire={sync.wire}'}: "
             "nothing travels there that could be delayed or encoded; take sync=shared_mem"
         )
+    if sync.check_torn and sync.name != "hogwild":
+        raise ConfigError(
+            f"sync={sync.name} with sync.check_torn=true: its workers never see torn weights; only "
+            "those of sync=hogwild do"
+        )
     if sync.name == "none" and collector.name != "single":
         raise ImpossiblePair(
             f"sync=none collector={collector.name}: its workers would keep the weights they start "

@@ -3,10 +3,14 @@ from __future__ import annotations
 import copy
 import threading
 import tracemalloc
+from contextlib import contextmanager
 
 import pytest
+import torch
 from torch import nn
 
+from harness.config import plan_run
+from harness.pipeline import make_scheme
 from harness.sync_metrics import SyncMeter
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme
 from sync.stats import KEPT
@@ -15,8 +19,14 @@ from sync.stats import KEPT
 @pytest.fixture(params=["float32"])
 def ends(request):
     """A scheme whose one worker is in this process: the sender, and the receiver."""
+    with both_ends(SharedMemWeightSyncScheme(wire=request.param)) as (sender, receiver):
+        yield sender, receiver
+
+
+@contextmanager
+def both_ends(scheme):
     model = nn.Linear(2, 2)
-    with SharedMemWeightSyncScheme(wire=request.param) as sender:
+    with scheme as sender:
         sender.init_on_sender(model=model, devices=["cpu"])
         receiver = copy.deepcopy(sender)
         receiver.init_on_receiver(model=copy.deepcopy(model), worker_idx=0)
@@ -99,3 +109,22 @@ def test_without_synchronisation_there_is_nothing_but_the_publishing():
     assert set(meter.read()[0]) == {"sync/publish_ms"}
     assert meter.num_bytes == 0
     assert meter.summary()["workers"] == {}
+
+
+def test_torn_policy_calls_are_counted_where_that_is_asked_for():
+    options = ["sync=hogwild", "sync.check_torn=true"]
+    with both_ends(make_scheme(plan_run(options).config.sync)) as (sender, receiver):
+        meter = SyncMeter(sender, 1)
+
+        @torch.no_grad()
+        def step_if_told(told):
+            sender.model.weight.add_(told)
+
+        act = receiver.watched(step_if_told)
+        for told in (0, 1, 0):
+            act(told)
+        counts = {"sync/checked_calls": 3, "sync/torn_calls": 1}
+        assert meter.read()[0].items() >= counts.items()
+        summary = meter.summary()
+        assert summary.items() >= counts.items()
+        assert summary["workers"]["0"]["torn"] == sender.torn == receiver.torn
