@@ -16,9 +16,12 @@ from tests.conftest import shm_entries
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import gc, multiprocessing, os, signal, sys
+import gc, multiprocessing, os, signal, sys, warnings
 import torch
 from tests.promises.probe import SCHEMES, Findings, VersionPolicy, read
+
+# Not with -W: the resource tracker would be started with it too, and keep its word to itself.
+warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
 
 
 def work(scheme, worker, background, width):
@@ -72,7 +75,7 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-W", "ignore", str(program), *arguments],
+        [sys.executable, "-X", "dev", str(program), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
