@@ -159,10 +159,10 @@ class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
 
     def __init__(
         self,
-        strategy: str | WeightStrategy = "tensordict",
+        backend: str = "gloo",
         sync: bool = True,
         *,
-        backend: str = "gloo",
+        strategy: str | WeightStrategy = "tensordict",
         **options: Any,
     ):
         if backend != "gloo":

@@ -49,6 +49,17 @@ def test_options_go_to_the_scheme():
         WeightSyncScheme.from_backend("shared", speed="high")
 
 
+def test_the_distributed_scheme_is_named_by_its_backend_and_takes_its_strategy_by_name():
+    scheme = DistributedWeightSyncScheme("gloo", False, strategy="state_dict", timeout=3.0)
+    assert scheme.strategy.extract_as == "state_dict"
+    assert (scheme.sync, scheme.timeout) == (False, 3.0)
+    options = {"backend": "gloo", "strategy": "state_dict"}
+    found = WeightSyncScheme.from_backend("distributed", **options)
+    assert found.strategy.extract_as == "state_dict"
+    with pytest.raises(ValueError, match="backend='nccl': expected 'gloo'"):
+        DistributedWeightSyncScheme("nccl")
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [("sharred", r"'sharred'; did you mean 'shared'\?"), ("xyzzy", r"'xyzzy'[;.:,] [Kk]nown")],
