@@ -239,6 +239,11 @@ class SharedMemSenderEnd(SenderEnd):
     The others look at the board by themselves.
     """
 
+    def summary(self) -> dict[str, Any]:
+        """With what keeps a store before a load: a "fence", x86's own, or a "lock" elsewhere."""
+        lines = [t for t in self.transports.values() if isinstance(t, SharedMemTransport)]
+        return {**super().summary(), "order": lines[0].row.order.kind}
+
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         lines = [t for t in transports if isinstance(t, SharedMemTransport)]
         order = lines[0].row.order

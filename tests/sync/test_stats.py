@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sync import Layout, WorkerDied, WorkerRaised
+from sync.memory import X86
 from sync.stats import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
-from tests.sync.support import Counting, Worker, connect, fill, policy, receive, running, version
+from tests.sync.support import (
+    KINDS,
+    Counting,
+    Worker,
+    connect,
+    fill,
+    policy,
+    receive,
+    running,
+    version,
+)
 from tests.sync.test_sender import EACH, sender
 
 TIMES = ("wake_ms", "apply_ms", "ack_ms")
@@ -68,6 +79,12 @@ def test_sends_and_bytes_are_counted(kind):
         stats = scheme.stats
         assert (stats["version"], stats["sends"], stats["bytes"]) == (4, 5, 5 * layout.nbytes)
         assert list(stats["workers"]) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "multiprocess"])
+def test_what_keeps_the_order_in_shared_memory_is_said(kind):
+    with sender(kind) as scheme:
+        assert scheme.stats["order"] == ("fence" if X86 else "lock")
 
 
 @EACH

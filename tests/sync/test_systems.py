@@ -106,7 +106,7 @@ def test_weights_travel_where_a_lock_keeps_the_order(kind, monkeypatch):
     scheme = KINDS[kind]()
     scheme.init_on_sender(model=policy(1), devices=["cpu"] * 2)
     with running(scheme, background=True) as workers:
-        assert scheme.create_transport().board.order.kind == "lock"
+        assert scheme.stats["order"] == "lock"
         for value in range(2, 20):
             scheme.send(policy(value))
             assert [worker.do(held) for worker in workers] == [bits(policy(value))] * 2
