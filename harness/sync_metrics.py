@@ -38,13 +38,12 @@ class SyncMeter:
         start = time.perf_counter()
         yield
         spent_ms = (time.perf_counter() - start) * 1e3
-        sent = self._scheme.send_stats
-        self.num_bytes += sent.nbytes - bytes_before
-        if sent.recent and self._scheme.wire != "float32":
-            relative, largest = sent.recent[-1].relative_error, sent.recent[-1].max_error
-            self._fresh_errors.append((relative, largest))
-            self._error_sum += relative
-            self._largest_error = max(self._largest_error, largest)
+        stats = self._scheme.send_stats
+        self.num_bytes += stats.nbytes - bytes_before
+        if self._scheme.wire != "float32" and (sent := stats.last) is not None:
+            self._fresh_errors.append((sent.relative_error, sent.max_error))
+            self._error_sum += sent.relative_error
+            self._largest_error = max(self._largest_error, sent.max_error)
         self.num_publishes += 1
         self._publish_ms.append(spent_ms)
         self._fresh_publish_ms.append(spent_ms)
@@ -102,11 +101,8 @@ class SyncMeter:
         if self._workers:
             _ = self._scheme.acknowledged  # takes in the answers that lie ready
         for worker in self._workers:
-            recent = self._scheme.create_transport(worker_idx=worker).stats.recent
-            newest = self._seen[worker]
-            for applied in reversed(recent):
-                if applied.version <= newest:
-                    break
+            stats = self._scheme.create_transport(worker_idx=worker).stats
+            for applied in stats.since(self._seen[worker]):
                 ack_ms.append(applied.acknowledge_ns * MS)
                 apply_ms.append(applied.apply_ns * MS)
                 self._seen[worker] = max(self._seen[worker], applied.version)
@@ -120,8 +116,9 @@ class SyncMeter:
         acknowledged = self._scheme.acknowledged if self._workers else {}
         for worker in self._workers:
             transport = self._scheme.create_transport(worker_idx=worker)
-            ack_ms += [applied.acknowledge_ns * MS for applied in transport.stats.recent]
-            apply_ms += [applied.apply_ns * MS for applied in transport.stats.recent]
+            recent = transport.stats.recent
+            ack_ms += [applied.acknowledge_ns * MS for applied in recent]
+            apply_ms += [applied.apply_ns * MS for applied in recent]
             workers[str(worker)] = {
                 "published": transport.addressed,
                 "acknowledged": acknowledged[worker],

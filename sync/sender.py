@@ -19,7 +19,7 @@ from sync.link import Link, LinkEnd, Outbox
 from sync.memory import Watch, must_look
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
-from sync.stats import SendStats, Sent
+from sync.stats import SendStats
 from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport, await_workers
 from sync.wire import make_encoder
@@ -53,6 +53,7 @@ class SenderEnd:
         self._check_finite = check_finite
         self._last: Binding | None = None
         self.registered: Binding | None
+        self._everybody: list[int] = []
         self._watched: list[Watch | None] = []
         self._deaths = select.poll()
         self.layout: Layout
@@ -73,6 +74,7 @@ class SenderEnd:
 
     def open(self, slots: Slots, transports: dict[int, Transport]) -> None:
         self.slots, self.transports = slots, transports
+        self._everybody = list(transports)
         if self._encoder is not None:
             for worker, transport in transports.items():
                 transport.bases = self._encoder.bases_of(worker)
@@ -208,7 +210,13 @@ class SenderEnd:
         for slot, workers, pack_ns in written:
             begun = now_ns()
             self._offer([self.transports[worker] for worker in workers], slot, version)
-            self.stats.add(Sent(version, self.layout.nbytes, pack_ns, now_ns() - begun))
+            self.stats.add(
+                version,
+                self.layout.nbytes,
+                pack_ns=pack_ns,
+                publish_ns=now_ns() - begun,
+                workers=workers,
+            )
 
     def _publish_encoded(self, plan: Plan, version: int) -> None:
         """The same through a wire format, or over a link, or both."""
@@ -231,7 +239,17 @@ class SenderEnd:
             if self._encoder is not None:
                 self._encoder.offering(workers)
             self._send_out(workers, number, version)
-            self.stats.add(Sent(version, nbytes, pack_ns, now_ns() - begun, *found))
+            self.stats.add(
+                version,
+                nbytes,
+                pack_ns=pack_ns,
+                publish_ns=now_ns() - begun,
+                workers=workers,
+                max_error=found.max_abs,
+                relative_error=found.relative_rms,
+            )
+            for worker in workers:
+                self.transports[worker].stats.saved_bytes += self.layout.nbytes - nbytes
 
     def _write(
         self, binding: Binding, block: Snapshot, version: int, workers: list[int]
@@ -349,12 +367,16 @@ class SenderEnd:
 
     def workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:
         """The addressed workers, checked."""
+        if worker_ids is None:
+            return self._everybody
         return chosen_workers(worker_ids, len(self.transports))
 
     def summary(self) -> dict[str, Any]:
         self.collect()
+        sent = self.stats.worker_summaries(len(self.transports))
         workers = {
-            w: t.stats.summary(waiting=t.answered < t.addressed) for w, t in self.transports.items()
+            w: t.stats.summary(self.layout.nbytes, waiting=t.answered < t.addressed) | sent[w]
+            for w, t in self.transports.items()
         }
         if self.link is not None:
             for worker, line in self.link.lines.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 KEPT = 2_000  # newest sends, and answers of each worker, that percentiles are of
@@ -11,6 +12,7 @@ KEPT = 2_000  # newest sends, and answers of each worker, that percentiles are o
 class Sent(NamedTuple):
     """One publish: packing the model, and from there until the workers were told.
 
+    workers: whom the block went to.
     max_error, relative_error: what the wire format did to the numbers (`wire/coder.py`).
     """
 
@@ -18,8 +20,9 @@ class Sent(NamedTuple):
     nbytes: int
     pack_ns: int
     publish_ns: int
-    max_error: float = 0.0
-    relative_error: float = 0.0
+    workers: Sequence[int]
+    max_error: float
+    relative_error: float
 
 
 class Applied(NamedTuple):
@@ -33,26 +36,51 @@ class Applied(NamedTuple):
 
 
 class WorkerStats:
-    """One worker's side of the sends that were addressed to it."""
+    """One worker's side of the sends that were addressed to it.
+
+    saved_bytes: how much less was sent to it than the same versions take as they are.
+    """
 
     def __init__(self) -> None:
         self.addressed = 0
+        self.saved_bytes = 0
         self.applied = 0
         self.retries = 0
         self.failures = 0
         self.restarts = 0
-        self.recent: deque[Applied] = deque(maxlen=KEPT)
+        self._recent: deque[tuple[int, int, int, int, int]] = deque(maxlen=KEPT)
 
-    def add(self, applied: Applied, *, again: bool) -> None:
+    def add(
+        self,
+        version: int,
+        *,
+        wake_ns: int,
+        apply_ns: int,
+        acknowledge_ns: int,
+        retries: int,
+        again: bool,
+    ) -> None:
         """`again`: a newcomer took a version that its predecessor had answered."""
         self.applied += not again
-        self.retries += applied.retries
-        self.recent.append(applied)
+        self.retries += retries
+        self._recent.append((version, wake_ns, apply_ns, acknowledge_ns, retries))
 
-    def summary(self, *, waiting: bool) -> dict[str, Any]:
-        recent = list(self.recent)  # another thread may be adding to it
+    @property
+    def recent(self) -> list[Applied]:
+        return list(map(Applied._make, tuple(self._recent)))  # another thread may be adding to it
+
+    def since(self, version: int) -> Iterator[Applied]:
+        """The answers to later versions, the newest first."""
+        for answer in reversed(tuple(self._recent)):
+            if answer[0] <= version:
+                return
+            yield Applied._make(answer)
+
+    def summary(self, whole_bytes: int, *, waiting: bool) -> dict[str, Any]:
+        recent = self.recent
         return {
             "addressed": self.addressed,
+            "bytes": self.addressed * whole_bytes - self.saved_bytes,
             "applied": self.applied,
             "coalesced": max(0, self.addressed - self.applied - self.failures - waiting),
             "retries": self.retries,
@@ -75,22 +103,44 @@ class SendStats:
         self.sends = 0
         self.nbytes = 0
         self.max_error = 0.0
-        self.recent: deque[Sent] = deque(maxlen=KEPT)
+        self._recent: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
 
-    def add(self, sent: Sent) -> None:
+    def add(
+        self,
+        version: int,
+        nbytes: int,
+        *,
+        pack_ns: int,
+        publish_ns: int,
+        workers: Sequence[int],
+        max_error: float = 0.0,
+        relative_error: float = 0.0,
+    ) -> None:
         self.sends += 1
-        self.nbytes += sent.nbytes
-        self.max_error = max(self.max_error, sent.max_error)
-        self.recent.append(sent)
+        self.nbytes += nbytes
+        if max_error > self.max_error:
+            self.max_error = max_error
+        sent = (version, nbytes, pack_ns, publish_ns, workers, max_error, relative_error)
+        self._recent.append(sent)
+
+    @property
+    def recent(self) -> list[Sent]:
+        return list(map(Sent._make, tuple(self._recent)))
+
+    @property
+    def last(self) -> Sent | None:
+        return Sent._make(self._recent[-1]) if self._recent else None
 
     def summary(self) -> dict[str, Any]:
-        recent = list(self.recent)
-        return {
-            "sends": self.sends,
-            "bytes": self.nbytes,
-            "pack_ms": percentiles([s.pack_ns for s in recent]),
-            "publish_ms": percentiles([s.publish_ns for s in recent]),
-        }
+        return {"sends": self.sends, "bytes": self.nbytes, **_sending_times(self.recent)}
+
+    def worker_summaries(self, num_workers: int) -> list[dict[str, Any]]:
+        """The times of those sends that went to each worker."""
+        sends: list[list[Sent]] = [[] for _ in range(num_workers)]
+        for sent in self.recent:
+            for worker in sent.workers:
+                sends[worker].append(sent)
+        return [_sending_times(sent) for sent in sends]
 
     @property
     def saved_bytes(self) -> int:
@@ -102,12 +152,19 @@ class SendStats:
         error: the mean over the newest publishes, relative to the weights; max_error: the largest
         absolute one of all.
         """
-        errors = [sent.relative_error for sent in list(self.recent)]
+        errors = [sent.relative_error for sent in self.recent]
         return {
             "saved_bytes": self.saved_bytes,
             "error": sum(errors) / len(errors) if errors else 0.0,
             "max_error": self.max_error,
         }
+
+
+def _sending_times(sends: list[Sent]) -> dict[str, Any]:
+    return {
+        "pack_ms": percentiles([s.pack_ns for s in sends]),
+        "publish_ms": percentiles([s.publish_ns for s in sends]),
+    }
 
 
 def percentiles(values_ns: list[int]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from sync.home import Home
 from sync.memory import Doorbell, Watch, wait_for
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
-from sync.stats import Applied, WorkerStats
+from sync.stats import WorkerStats
 from sync.strategy import Weights, WeightStrategy
 
 if TYPE_CHECKING:
@@ -264,8 +264,14 @@ class Transport(ABC):
             self.answered = version
         way_back_ns = 0 if self.line is None else self.line.latency_ns
         acknowledge_ns = applied - published + way_back_ns
-        answer = Applied(version, seen - published, applied - seen, acknowledge_ns, retries)
-        self.stats.add(answer, again=again)
+        self.stats.add(
+            version,
+            wake_ns=seen - published,
+            apply_ns=applied - seen,
+            acknowledge_ns=acknowledge_ns,
+            retries=retries,
+            again=again,
+        )
 
     def failed(self, version: int, text: str) -> None:
         """The worker could not apply a version; `text` is its traceback."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from sync import Layout, WorkerDied, WorkerRaised
 from sync.memory import X86
-from sync.stats import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
+from sync.stats import KEPT, SendStats, WorkerStats, percentiles
 from tests.sync.support import (
     KINDS,
     Counting,
@@ -50,11 +50,13 @@ def test_without_values_there_are_no_percentiles():
 def test_counts_go_on_when_old_times_are_forgotten():
     stats, worker = SendStats(), WorkerStats()
     for number in range(KEPT + 10):
-        stats.add(Sent(number, 8, 1, number))
-        worker.add(Applied(number, 1, 1, 2, 1), again=False)
+        stats.add(number, 8, pack_ns=1, publish_ns=number, workers=[0])
+        answer = {"wake_ns": 1, "apply_ns": 1, "acknowledge_ns": 2, "retries": 1}
+        worker.add(number, **answer, again=False)
     assert (stats.sends, stats.nbytes, len(stats.recent)) == (KEPT + 10, 8 * (KEPT + 10), KEPT)
     assert (worker.applied, worker.retries, len(worker.recent)) == (KEPT + 10, KEPT + 10, KEPT)
     assert stats.recent[0].version == worker.recent[0].version == 10
+    assert [answer.version for answer in worker.since(KEPT + 7)] == [KEPT + 9, KEPT + 8]
 
 
 def counts(scheme, worker=0):
@@ -79,6 +81,25 @@ def test_sends_and_bytes_are_counted(kind):
         stats = scheme.stats
         assert (stats["version"], stats["sends"], stats["bytes"]) == (4, 5, 5 * layout.nbytes)
         assert list(stats["workers"]) == [0, 1]
+
+
+@EACH
+def test_bytes_and_times_of_sends_are_those_of_the_workers_they_went_to(kind):
+    scheme = sender(kind, workers=3, per_worker_weights=True)
+    nbytes = Layout.of(dict(policy(1).state_dict())).nbytes
+    with running(scheme, background=True):
+        for chosen in ([0], [0, 2], None):
+            scheme.send(worker_ids=chosen)
+        own = {0: policy(2), 2: policy(3)}
+        scheme.send(own)
+        sent = [scheme.send_stats.recent[i] for i in (-2, -1)]
+        assert [list(part.workers) for part in sent] == [[0], [2]]
+        workers = scheme.stats["workers"]
+        assert [worker["bytes"] for worker in workers.values()] == [n * nbytes for n in (5, 2, 4)]
+        for worker, stats in workers.items():
+            for name, field in (("pack_ms", "pack_ns"), ("publish_ms", "publish_ns")):
+                mine = [s for s in scheme.send_stats.recent if worker in s.workers]
+                assert stats[name] == percentiles([getattr(s, field) for s in mine])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "multiprocess"])

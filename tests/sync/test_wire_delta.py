@@ -52,6 +52,7 @@ def test_what_did_not_change_takes_next_to_nothing(kind):
             weights.bias[3] += 1
         assert last_bytes(scheme, lambda: publish(scheme, worker)) < 300
         assert worker.do(held) == bits(weights)
+        assert scheme.stats["workers"][0]["bytes"] == scheme.stats["bytes"]
 
 
 @COPYING
