@@ -2,6 +2,7 @@
 
     make bench            or, with both environments made,
     .venv/bin/python benchmarks/sync_latency.py [--rounds 12] [--sizes 4.5k,1M] [--no-peers]
+    .venv/bin/python benchmarks/sync_latency.py --booking-only
 
 Everything is measured in turns within one run: a few sends of ours, a few of torchrl's, a few
 copies of the same bytes, a few round trips of an eventfd, and again. Ratios within a round compare
@@ -36,6 +37,7 @@ from sync import (  # noqa: E402
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
+from sync.stats import SendStats, WorkerStats  # noqa: E402
 
 SCHEMES: dict[str, type[WeightSyncScheme]] = {
     "shared_mem": SharedMemWeightSyncScheme,
@@ -43,6 +45,7 @@ SCHEMES: dict[str, type[WeightSyncScheme]] = {
 }
 PEER_NAMES = {"shared_mem": "shared", "multiprocess": "multiprocess"}
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+BOOKED_AT_ONCE = 200
 SENDS_A_ROUND = {"4.5k": 40, "1M": 20, "25M": 4}
 WORKERS = 2
 WARM_UP = 5
@@ -207,6 +210,32 @@ class EventfdRoundTrip:
         os.close(self.back)
 
 
+class Booking:
+    """What the stats of a send to all workers and of their answers cost, without the send."""
+
+    def __init__(self) -> None:
+        self.sends, self.workers = SendStats(), [WorkerStats() for _ in range(WORKERS)]
+
+    def times_ms(self, count: int) -> list[float]:
+        times = []
+        everybody = list(range(WORKERS))
+        for _ in range(count):
+            begun = time.perf_counter()
+            for version in range(BOOKED_AT_ONCE):  # one alone takes little more than the clock
+                for worker in self.workers:
+                    worker.addressed += 1
+                self.sends.add(version, 1, pack_ns=1, publish_ns=1, workers=everybody)
+                for worker in self.workers:
+                    worker.add(
+                        version, wake_ns=1, apply_ns=1, acknowledge_ns=2, retries=0, again=False
+                    )
+            times.append((time.perf_counter() - begun) * 1e3 / BOOKED_AT_ONCE)
+        return times
+
+    def close(self) -> None:
+        pass
+
+
 class Closing(dict[str, Contestant]):
     """Contestants by name, closed at the end whatever happens."""
 
@@ -286,20 +315,26 @@ def main() -> int:
     parser.add_argument("--sizes", default=",".join(MODEL_WIDTHS), help="of 4.5k, 1M, 25M")
     parser.add_argument("--schemes", default=",".join(SCHEMES))
     parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
+    parser.add_argument("--booking-only", action="store_true", help="measure only what stats cost")
     parser.add_argument("--output", default=str(ROOT / "outputs" / "benchmarks"))
     arguments = parser.parse_args()
-    peers = not arguments.no_peers
+    peers = not arguments.no_peers and not arguments.booking_only
     if peers and not PEER_PYTHON.exists():
         print("the peers' environment is missing: run `make peers`, or pass --no-peers")
         return 2
     results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    for scheme in arguments.schemes.split(","):
+    schemes = () if arguments.booking_only else arguments.schemes.split(",")
+    for scheme in schemes:
         for model in arguments.sizes.split(","):
             print(f"measuring {scheme} {model}", file=sys.stderr, flush=True)
             measured = measure(scheme, model, rounds=arguments.rounds, peers=peers)
             results.setdefault(scheme, {})[model] = measured
-    Console(width=200).print(table(results, peers=peers))
-    print(NOTES if peers else NOTES.split("\n")[0])
+    booking = summary(in_turns({"booking": Booking()}, 100, arguments.rounds)["booking"])
+    if results:
+        Console(width=200).print(table(results, peers=peers))
+        print(NOTES if peers else NOTES.split("\n")[0])
+    booked = " / ".join(f"{booking[p] * 1e3:.2f}" for p in ("p50", "p95", "p99"))
+    print(f"stats of a send to {WORKERS} workers: {booked} µs (p50 / p95 / p99)")
     output = Path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
     machine = {
@@ -308,8 +343,10 @@ def main() -> int:
         "torch": torch.__version__,
     }
     report = {"machine": machine, "workers": WORKERS, "unit": "ms", "results": results}
-    (output / "sync_latency.json").write_text(json.dumps(report, indent=2))
-    print(f"saved {output / 'sync_latency.json'}")
+    report["booking"] = booking
+    file = output / ("sync_booking.json" if arguments.booking_only else "sync_latency.json")
+    file.write_text(json.dumps(report, indent=2))
+    print(f"saved {file}")
     return 0
 
 
