@@ -137,6 +137,12 @@ def _deliver_later(block: Tensor, place: Place, patience_s: float) -> Answer | L
     return inbox.put(block)
 
 
+def await_worker(key: str, worker: int, patience_s: float) -> bool:
+    """Whether that worker opens its inbox within so long."""
+    with _registry:
+        return _registry.wait_for(lambda: (key, worker) in _inboxes, patience_s)
+
+
 def close_inbox(key: str, worker: int) -> None:
     """The trainer says that nothing more will come."""
     with _registry:

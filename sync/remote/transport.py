@@ -31,11 +31,11 @@ from sync.layout import Layout
 from sync.memory import Doorbell
 from sync.remote import relay
 from sync.remote.engine import Engine, PeerDied
-from sync.remote.inbox import DONE, FAILED, LEFT, MISSING, Answer, Inbox
+from sync.remote.inbox import DONE, FAILED, LEFT, MISSING, Answer, Inbox, await_worker
 from sync.remote.relay import Errand, keep_and_deliver, take_and_deliver
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
-from sync.transport import Transport, await_workers
+from sync.transport import Transport
 
 # Smaller blocks are copied to where there are views into each leaf: making those takes longer.
 _LANDING_BYTES = 1 << 18
@@ -289,9 +289,18 @@ class RemoteTransport(Transport):
     _hint = ""
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        failures = await_workers([self], lambda t: t.connected, self.timeout)
-        if failures:
-            raise next(iter(failures.values()))
+        assert self.hub is not None
+        assert self.hub.engine is not None
+        wanted = self.key, self.worker_idx
+        came = self.hub.engine.call(self.worker_idx, await_worker, *wanted, self.timeout)
+        try:
+            is_here = came.result(self.timeout)
+        except PeerDied as error:
+            raise WorkerDied(self.worker_idx, f"{self} died: {error}") from error
+        except TimeoutError:
+            is_here = False
+        if not is_here:
+            raise self.overdue(self.timeout)
 
     def close(self) -> None:
         """Tell the worker; `closing` ends when it has heard."""

@@ -20,6 +20,7 @@ from sync import (
     DistributedWeightSyncScheme,
     RayWeightSyncScheme,
     RPCWeightSyncScheme,
+    Transport,
     WeightSyncScheme,
 )
 from tests.promises.probe import WAIT_S, Findings, Trial, VersionPolicy, read
@@ -58,6 +59,18 @@ def start(target: Callable[..., None], scheme: WeightSyncScheme, worker: int, *a
     thread = threading.Thread(target=target, args=(scheme, worker, *args), daemon=True)
     thread.start()
     _threads.append(thread)
+
+
+def take_by_transport(transport: Transport, number: int) -> list[float]:
+    """What so many versions that came without a scheme say, the first of them at the rendezvous."""
+    policy = VersionPolicy()
+    transport.setup_connection_and_weights_on_receiver(worker_idx=0, model=policy)
+    found = [policy()]
+    for _ in range(1, number):
+        assert transport.receive_weights(WAIT_S / 2, model=policy) is not None
+        found.append(policy())
+    assert all(low == high for low, high in found)
+    return [low for low, _ in found]
 
 
 def finish() -> bool:

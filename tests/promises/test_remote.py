@@ -9,9 +9,9 @@ import signal
 import pytest
 import torch
 
-from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync import TransportBackend, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from tests.promises.probe import CALLS, VALUE, VERSION, VersionPolicy, flood, wait_until
-from tests.promises.remote_probe import KINDS, Peers, trial
+from tests.promises.remote_probe import KINDS, SCHEMES, Peers, take_by_transport, trial
 from tests.promises.test_faults import BREAK, read_and_break
 
 WORKERS = 3
@@ -60,6 +60,30 @@ def mortal(kind, peers):
 
     yield whole
     whole()
+
+
+def test_a_transport_brings_weights_by_its_four_calls(kind, peers):
+    scheme, policy = SCHEMES[kind](timeout=30.0), VersionPolicy()
+    scheme.attach(peers.engine)
+    scheme.init_on_sender(model=policy, devices=["cpu"])
+    transport = scheme.create_transport()
+    assert type(transport).__name__.lower() == f"{kind}transport"
+    assert isinstance(transport, TransportBackend)
+    with scheme:
+        taken = peers.engine.call(0, take_by_transport, transport, 3)
+        transport.setup_connection_and_weights_on_sender()
+        for version in range(3):
+            policy.hold(version)
+            transport.send_weights(policy)
+        assert taken.result(30.0) == [0.0, 1.0, 2.0]
+
+
+def test_a_transport_whose_worker_does_not_come_says_so_in_time(kind, peers):
+    scheme = SCHEMES[kind](timeout=0.2)
+    scheme.attach(peers.engine)
+    scheme.init_on_sender(model=VersionPolicy(), devices=["cpu"])
+    with scheme, pytest.raises(WorkerTimeout, match=r"worker 0 .* did not connect within 0\.2 s"):
+        scheme.create_transport().setup_connection_and_weights_on_sender()
 
 
 @pytest.mark.parametrize("width", [64, LARGE])
