@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+import torch.multiprocessing
 from tensordict import TensorDict, TensorDictParams, is_tensor_collection
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -123,13 +124,19 @@ class Worker:
         method: str = "fork",
         **receiver: Any,
     ):
-        context = multiprocessing.get_context(method)
+        """`method`: how its process starts, also "torch.multiprocessing.spawn"."""
+        by_torch = method == "torch.multiprocessing.spawn"
+        context = multiprocessing.get_context("spawn" if by_torch else method)
         self._pipe, theirs = context.Pipe()
         mine = self._pipe if method == "fork" else None  # a fork has to close its copy
         job = cloudpickle.dumps((make_model, receiver))
-        self.process = context.Process(target=_serve, args=(theirs, mine, scheme, job))
-        self.process.daemon = True
-        self.process.start()
+        args = (theirs, mine, scheme, job)
+        if by_torch:
+            started = torch.multiprocessing.spawn(_serve_as, args, join=False, daemon=True)
+            self.process = started.processes[0]
+        else:
+            self.process = context.Process(target=_serve, args=args, daemon=True)
+            self.process.start()
         theirs.close()
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
@@ -190,6 +197,11 @@ def _serve(pipe: Any, not_mine: Any, scheme: WeightSyncScheme, job: bytes) -> No
             answer = False, error
         pipe.send_bytes(cloudpickle.dumps(answer))
     scheme.shutdown()
+
+
+def _serve_as(number: int, *args: Any) -> None:
+    """`torch.multiprocessing.spawn` tells each process its number first."""
+    _serve(*args)
 
 
 @contextlib.contextmanager

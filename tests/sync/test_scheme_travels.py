@@ -70,7 +70,7 @@ class Both(list):
             scheme.shutdown()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", "torch.multiprocessing.spawn"])
 def test_schemes_of_every_kind_travel_to_a_child_that_is_not_a_fork(method):
     schemes = Both(sender(kind, policy(i)) for i, kind in enumerate(EVERY))
     with Worker(schemes, lambda: [policy() for _ in EVERY], method=method) as worker:
