@@ -284,6 +284,7 @@ def test_a_trainer_killed_in_the_middle_of_a_publish_leaves_workers_whole(kind, 
                 os._exit(1)
         enough = chance.randrange(10, 200)
         wait_until(lambda f=findings, n=enough: min(f.get(0, CALLS), f.get(1, CALLS)) > n)
+        wait_until(lambda f=findings: f.get(0, VERSION) > 0)  # the trainer may be slow to begin
         os.kill(trainer, signal.SIGKILL)
         os.waitpid(trainer, 0)
         wait_until(lambda f=findings: f.total(ALIVE_AFTER) == 2)
