@@ -115,9 +115,10 @@ def test_an_error_after_a_send_that_did_not_wait_is_raised_by_the_next(kind):
         assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
 
 
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
 @pytest.mark.parametrize("kind", SCHEMES)
-def test_a_killed_worker_is_named_and_the_others_go_on(kind):
-    with trial(SCHEMES[kind]()) as running:
+def test_a_killed_worker_is_named_and_the_others_go_on(kind, strategy):
+    with trial(SCHEMES[kind](strategy)) as running:
         running.scheme.describe_worker(1, "CartPole-v1")
         os.kill(running.processes[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match=r"worker 1 \(cpu, CartPole-v1\) died \(pid \d+\)"):

@@ -8,10 +8,12 @@ from sync import SharedMemWeightSyncScheme
 from tests.promises.probe import SCHEMES, VALUE, VERSION, VersionPolicy, trial
 
 
-@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize(
+    ("wait", "strategy"), [(True, "tensordict"), (False, "tensordict"), (True, "state_dict")]
+)
 @pytest.mark.parametrize("kind", SCHEMES)
-def test_only_the_addressed_workers_change(kind, wait):
-    with trial(SCHEMES[kind]()) as running:
+def test_only_the_addressed_workers_change(kind, wait, strategy):
+    with trial(SCHEMES[kind](strategy)) as running:
         expected = [0, 0, 0]
         for round_, chosen in enumerate([[0], [2], [0, 1], [1], [2, 0], [0, 1, 2], [1]] * 5):
             version = running.publish(wait=wait, worker_ids=chosen)
@@ -26,14 +28,15 @@ def test_only_the_addressed_workers_change(kind, wait):
         assert running.findings.violations() == {}
 
 
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
 @pytest.mark.parametrize("kind", SCHEMES)
-def test_each_worker_gets_its_own_weights(kind):
+def test_each_worker_gets_its_own_weights(kind, strategy):
     def holding(number: int) -> VersionPolicy:
         policy = VersionPolicy()
         policy.hold(number)
         return policy
 
-    scheme = SCHEMES[kind]()
+    scheme = SCHEMES[kind](strategy)
     if isinstance(scheme, SharedMemWeightSyncScheme):
         scheme.per_worker_weights = True
     with trial(scheme) as running:
