@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.typed import build
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check_remote(collector: CollectorConfig, sync: SyncConfig) -> None:
     remote = collector.remote
     if remote is None:
         if sync.name in REMOTE:
-            raise ConfigError(
+            raise ImpossiblePair(
                 f"sync={sync.name} collector={collector.name}: its workers are on this machine; "
                 f"take sync=shared_mem, or collector={sync.name}"
             )
@@ -101,7 +101,7 @@ def check_remote(collector: CollectorConfig, sync: SyncConfig) -> None:
             f"collector.remote is for collector={', '.join(REMOTE)}; with {kind} all is here"
         )
     if sync.name != collector.name:
-        raise ConfigError(
+        raise ImpossiblePair(
             f"sync={sync.name} {kind}: weights for its hosts travel as they do; "
             f"take sync={collector.name}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,10 +14,10 @@ import pytest
 
 import run
 from harness.checkpoints import Checkpoints
-from harness.config import ConfigError, plan_run
+from harness.config import ConfigError, expand_sweep, plan_run
+from harness.config.errors import ImpossiblePair
 from harness.config.remote import num_hosts
 from harness.files import read_json
-from tests.collectors.remote.conftest import a_cluster, nothing_left_behind  # noqa: F401
 from tests.collectors.remote.support import EACH
 from tests.harness.test_interruption import ROOT, running, wait_until
 from tests.harness.test_run import SMALL, same_weights, start, without_times
@@ -77,6 +78,16 @@ def test_a_missing_ray_is_named_with_the_command_that_installs_it(monkeypatch):
     )
 
 
+def test_the_collectors_ablation_leaves_out_what_cannot_go_together():
+    chosen = ("seed=1", "sync=shared_mem,rpc", "collector=multi_sync,rpc")
+    taken = []
+    for job in expand_sweep(["experiment=collector_ablation", *chosen]):
+        with contextlib.suppress(ImpossiblePair):
+            config = plan_run(job).config
+            taken.append((config.sync.name, config.collector.name))
+    assert taken == [("shared_mem", "multi_sync"), ("rpc", "rpc")]
+
+
 def test_workers_are_spread_over_the_ranks_that_there_are(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
@@ -108,6 +119,8 @@ def test_a_short_run_has_what_every_run_has(kind):
     assert summary["collector/collected"] == summary["collector/delivered"] == 384
     assert {"sync/publish_ms_p50", "sync/ack_ms_p50", "policy/lag_mean"} <= set(summary)
     assert len(Checkpoints(directory / "checkpoints").files()) == 1
+    if kind == "ray":  # it was not connected with a cluster before, and started one
+        assert not sys.modules["ray"].is_initialized()
 
 
 def test_a_resumed_run_is_the_uninterrupted_one():

@@ -1,4 +1,4 @@
-"""Whole runs learn, with every collector and every scheme on one machine."""
+"""Whole runs learn, with every collector and every scheme that it can go with."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 import run
 from harness.files import read_json
+from tests.collectors.remote.support import needs_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -16,6 +17,8 @@ PAIRS = [
     *((sync, "single") for sync in ("shared_mem", "multiprocess")),
     *((sync, "multi_sync") for sync in ("shared_mem", "multiprocess", "hogwild")),
     *((sync, "multi_async") for sync in ("shared_mem", "multiprocess", "hogwild")),
+    *((kind, kind) for kind in ("distributed", "rpc")),
+    pytest.param("ray", "ray", marks=needs_ray),
 ]
 
 
