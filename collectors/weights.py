@@ -12,7 +12,7 @@ from torch import nn
 
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.memory import wait_for
-from sync.strategy import Weights, is_by_worker
+from sync.strategy import Weights
 from sync.updaters import LocalWeightUpdaterBase
 
 POLICY = "policy"
@@ -229,9 +229,10 @@ class Publisher:
                 else:
                     scheme.send(weights, worker_ids)
             finally:
-                if scheme.version > before:
-                    for worker in self.addressed(worker_ids, weights):
-                        self.promised[worker][model_id] = scheme.version
+                if scheme.version > before:  # an updater may have left workers out
+                    for worker, version in scheme.addressed.items():
+                        if version > before:
+                            self.promised[worker][model_id] = version
 
     def _push(self, scheme: Any, weights: Any, worker_ids: Any, wait: bool | None) -> None:
         """Have the updater send, without waiting if that is told."""
@@ -241,12 +242,6 @@ class Publisher:
             self.updater.update_weights(weights, worker_ids)
         finally:
             scheme.sync = sync
-
-    def addressed(self, worker_ids: Any, weights: Any = None) -> list[int]:
-        """The workers that a send with these arguments goes to."""
-        if worker_ids is None:
-            return list(weights if is_by_worker(weights) else self.promised)
-        return [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
 
     def schemes_for(self, worker: int) -> dict[str, WeightSyncScheme]:
         """The schemes, as they are handed to that worker."""

@@ -151,6 +151,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return self._worker_idx
 
     @property
+    def addressed(self) -> dict[int, int]:
+        return self.acknowledged
+
+    @property
     def acknowledged(self) -> dict[int, int]:
         return dict.fromkeys(range(self._num_workers), self._version)
 

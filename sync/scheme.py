@@ -406,6 +406,12 @@ class WeightSyncScheme(ABC):
         return self._last_version if end is None else end.version
 
     @property
+    def addressed(self) -> dict[int, int]:
+        """The version that each worker was sent last; -1 for none yet."""
+        sender = self._need_sender("addressed")
+        return {worker: t.addressed for worker, t in sender.transports.items()}
+
+    @property
     def acknowledged(self) -> dict[int, int]:
         """The version that each worker is known to use; -1 for none yet."""
         sender = self._need_sender("acknowledged")

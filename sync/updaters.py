@@ -164,7 +164,8 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     """Pushes to Ray actors through a `RayWeightSyncScheme`.
 
     policy_weights: the weights to push when none are given, and those that workers start from.
-    remote_collectors: the actors' handles; worker i is the i-th.
+    remote_collectors: the actors' handles; worker i is the i-th. None: the actors of the
+        `RayCollector` that gets this as its `weight_updater`; they start from its policy.
     max_interval: how many updates in a row a worker may be left out: with 3, every fourth call
         reaches it.
 
@@ -174,21 +175,28 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     def __init__(
         self,
         policy_weights: Weights,
-        remote_collectors: Sequence[Any],
+        remote_collectors: Sequence[Any] | None = None,
         max_interval: int = 0,
     ):
-        from sync.remote.ray import RayEngine
-
         if max_interval < 0:
             raise ValueError(f"max_interval={max_interval}: expected 0 (always) or more")
         self.policy_weights = policy_weights
         self.max_interval = max_interval
-        self._left_out = dict.fromkeys(range(len(remote_collectors)), max_interval)
+        self._left_out: dict[int, int] = {}
         self.scheme = RayWeightSyncScheme()
-        self.scheme.attach(RayEngine(remote_collectors))
-        self.scheme.init_on_sender(weights=policy_weights, devices=["cpu"] * len(remote_collectors))
+        if remote_collectors is not None:
+            from sync.remote.ray import RayEngine
+
+            devices = ["cpu"] * len(remote_collectors)
+            self.scheme.attach(RayEngine(remote_collectors))
+            self.scheme.init_on_sender(weights=policy_weights, devices=devices)
 
     def all_worker_ids(self) -> Sequence[int]:
+        if not self.scheme.initialized_on_sender:
+            raise RuntimeError(
+                "RayRemoteWeightUpdater has no workers: give it remote_collectors, or give it to a "
+                "RayCollector as weight_updater"
+            )
         return range(self.scheme.num_workers)
 
     def _get_server_weights(self) -> Weights:
@@ -196,11 +204,10 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
     def _skip_update(self, worker_id: int) -> bool:
         """Whether this worker's turn is still to come."""
-        if self._left_out[worker_id] >= self.max_interval:
-            self._left_out[worker_id] = 0
-            return False
-        self._left_out[worker_id] += 1
-        return True
+        left_out = self._left_out.get(worker_id, self.max_interval)
+        skip = left_out < self.max_interval
+        self._left_out[worker_id] = left_out + 1 if skip else 0
+        return skip
 
     def _sync_weights_with_worker(self, worker_id: int, server_weights: Weights) -> None:
         self.scheme.send(server_weights, worker_ids=[worker_id])

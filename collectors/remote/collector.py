@@ -23,7 +23,7 @@ from collectors.remote.parcel import nest, stack
 from collectors.remote.seats import Full, Seat, Seats
 from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.spaces import Key
-from collectors.weights import Publisher, find_model
+from collectors.weights import POLICY, Publisher, find_model
 from collectors.worker import PASSED_ON
 from sync import WeightSyncScheme
 from sync.errors import WorkerError
@@ -95,13 +95,7 @@ class RemoteCollector(BaseCollector):
             if frames % self._per_host and self.remote.collector_class is None:
                 share_frames(frames, self._per_host, each=False)
         self._factories = per_worker(options.policy_factory, n, "policy_factory")
-        schemes = options.weight_sync_schemes
-        for model_id, scheme in (schemes or {}).items():
-            if not isinstance(scheme, self._scheme_class):
-                raise ValueError(
-                    f"weight_sync_schemes: {model_id!r} has a {type(scheme).__name__}; "
-                    f"{self.kind} takes {self._scheme_class.__name__}"
-                )
+        schemes = self._given_schemes()
         source = self.policy
         if source is None and self._factories[0] is not None:
             source = self._factories[0]()
@@ -116,10 +110,29 @@ class RemoteCollector(BaseCollector):
             updater=options.weight_updater,
         )
 
+    def _given_schemes(self) -> Any:
+        """The schemes that were given, or the updater's; None if there is neither."""
+        schemes, name = self.options.weight_sync_schemes, "weight_sync_schemes"
+        updater = self.options.weight_updater
+        if (scheme := getattr(updater, "scheme", None)) is not None:
+            schemes, name = {POLICY: scheme}, f"weight_updater={type(updater).__name__}"
+        for model_id, scheme in (schemes or {}).items():
+            if not isinstance(scheme, self._scheme_class):
+                raise ValueError(
+                    f"{name}: {model_id!r} has a {type(scheme).__name__}; "
+                    f"{self.kind} takes {self._scheme_class.__name__}"
+                )
+            if updater is not None and scheme.initialized_on_sender:
+                raise ValueError(
+                    f"{name} has workers already, and {self.kind} makes its own: leave "
+                    "remote_collectors out"
+                )
+        return schemes
+
     def _attached(self, source: Any, schemes: Any) -> Any:
         """The schemes, on this collector's engine."""
         if schemes is None and isinstance(source, nn.Module):
-            schemes = {"policy": self._scheme_class()}
+            schemes = {POLICY: self._scheme_class()}
         for scheme in (schemes or {}).values():
             scheme.attach(self.fleet.engine)  # type: ignore[union-attr]
         return schemes or {}

@@ -241,6 +241,18 @@ def test_an_updater_pushes_to_workers(kind):
         assert set(batch["policy_version"].flatten().tolist()) == {1}
 
 
+def test_a_worker_that_an_updater_leaves_out_waits_for_nothing():
+    class Picky(MultiProcessedRemoteWeightUpdate):
+        def _skip_update(self, worker_id):
+            return worker_id == 0
+
+    policy = Plain()
+    updater = Picky(lambda: policy, {"cpu": policy}, devices=["cpu", "cpu"])
+    with make("sync", policy, weight_updater=updater, timeout=5.0) as collector:
+        collector.update_policy_weights_()
+        assert settled(collector)["policy_version"].unique(dim=1).flatten().tolist() == [0, 1]
+
+
 def test_an_updater_pulls_into_the_policy():
     server, policy = Plain(), Plain()
     updater = VanillaLocalWeightUpdater(lambda: server, policy)

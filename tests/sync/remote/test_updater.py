@@ -51,3 +51,9 @@ def test_workers_that_are_named_have_turns_of_their_own():
 def test_a_negative_interval_is_refused():
     with pytest.raises(ValueError, match="max_interval=-1"):
         Told(nn.Linear(1, 1), [Handle()], max_interval=-1)
+
+
+def test_an_updater_that_nobody_gave_workers_says_where_they_come_from():
+    updater = RayRemoteWeightUpdater(nn.Linear(1, 1))
+    with pytest.raises(RuntimeError, match="has no workers: give it remote_collectors, or give it"):
+        updater.update_weights()
