@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +18,8 @@ from sync.remote.engine import PeerDied
 from sync.remote.ray import RayEngine, use_token_authentication
 
 MAX_CONCURRENCY = 16  # calls that an actor serves at a time: batches, weights, questions
+TRY_S = 45.0  # how long Ray may try once to reach a cluster
+_TRIES = "RAY_gcs_server_port_wait_time_s"  # so many tries, whatever its name says
 _REFUSED = ("max_concurrency", "max_restarts", "name", "lifetime")
 
 
@@ -62,7 +65,7 @@ class RayFleet(Fleet):
         self._timeout = timeout
         self._actors: dict[int, Any] = {}
         self._closed = False
-        self._began = _begin(self._configs, capacity, address, init_config)
+        self._began = _begin(self._configs, capacity, address, init_config, timeout)
         try:
             for host in range(len(configs)):
                 self._actors[host] = self._start(host)
@@ -87,11 +90,12 @@ class RayFleet(Fleet):
         done, missing = ray.wait(list(ready), num_returns=len(ready), timeout=self._timeout)
         if missing:
             names = ", ".join(str(ready[ref]) for ref in missing)
+            asked = self._configs[ready[missing[0]] % len(self._configs)]
             raise TimeoutError(
                 f"Ray found no place for collector {names} within start_timeout="
                 f"{self._timeout:g} s; of the cluster's {_shown(ray.cluster_resources())} "
                 f"there are {_shown(ray.available_resources())} free, and each asks for "
-                f"{self._configs[0] or '1 CPU'}"
+                f"{asked or '1 CPU'}"
             )
         for ref in done:
             ray.get(ref)
@@ -136,6 +140,7 @@ def _begin(
     capacity: int,
     address: str | None,
     init_config: Mapping[str, Any],
+    timeout: float,
 ) -> bool:
     """Be connected with a cluster; whether this process was not before."""
     use_token_authentication()
@@ -159,12 +164,34 @@ def _begin(
         }
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**{**options, **init_config})
+        with _bounded_search(address, timeout):
+            ray.init(**{**options, **init_config})
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray takes it, to leave by SystemExit
-    except ConnectionError as error:
-        raise ConnectionError(f"no Ray cluster answers at address={address!r}: {error}") from None
+    except OSError as error:
+        if address is None:
+            raise
+        why = str(error.__cause__ or error).strip().splitlines()[-1]
+        raise ConnectionError(f"no Ray cluster lets us in at address={address!r}: {why}") from None
     return True
+
+
+@contextlib.contextmanager
+def _bounded_search(address: str | None, timeout: float) -> Iterator[None]:
+    """Have Ray give up on an address in time; left to itself it tries 20 times, for 14 minutes."""
+    if address is None:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+    before = os.environ.get(_TRIES)
+    os.environ[_TRIES] = before or str(max(1, int(timeout / TRY_S)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_TRIES]
 
 
 def _shown(resources: Mapping[str, float]) -> str:

@@ -13,8 +13,8 @@ from collectors import (
     RPCCollector,
 )
 from collectors.remote.ranks import Ranks
-from sync import SharedMemWeightSyncScheme
-from tests.collectors.remote.support import build, make, needs_ray
+from sync import RayRemoteWeightUpdater, SharedMemWeightSyncScheme
+from tests.collectors.remote.support import KINDS, build, make
 from tests.collectors.support import Checker, CodeEnv, all_accounted_for, same_bits
 from tests.promises.collector_probe import VersionPolicy, make_cartpole
 
@@ -49,6 +49,11 @@ from tests.promises.collector_probe import VersionPolicy, make_cartpole
             ValueError,
             "'policy' has a SharedMemWeightSyncScheme; RPCCollector takes RPCWeightSyncScheme",
         ),
+        (
+            {"weight_updater": RayRemoteWeightUpdater(VersionPolicy())},
+            ValueError,
+            "weight_updater=RayRemoteWeightUpdater: 'policy' has a RayWeightSyncScheme",
+        ),
     ],
 )
 def test_nonsense_is_refused_in_one_line(options, error, message, monkeypatch):
@@ -82,8 +87,9 @@ def test_ranks_that_make_no_sense_are_refused(changed, message):
 # -- control
 
 
-def test_control_calls_work_in_the_middle_of_iteration():
-    collector, counts = build("distributed", frames_per_batch=30)
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_calls_work_in_the_middle_of_iteration(kind):
+    collector, counts = build(kind, frames_per_batch=30)
     checker = Checker(counts, cuts=True, skips=True)
     with collector:
         for seed in range(2):
@@ -104,20 +110,21 @@ def test_control_calls_work_in_the_middle_of_iteration():
     assert not checker.must_start
 
 
-def _cartpole(sync=True, **options):
+def _cartpole(kind, sync=True, **options):
     options = {"frames_per_batch": 200, "sync": sync, **options}
-    return make("distributed", make_cartpole, VersionPolicy(), **options)
+    return make(kind, make_cartpole, VersionPolicy(), **options)
 
 
-def test_the_same_seed_makes_the_same_bits_and_a_saved_state_goes_on_with_them():
-    with _cartpole() as first, _cartpole() as second:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_makes_the_same_bits_and_a_saved_state_goes_on_with_them(kind):
+    with _cartpole(kind) as first, _cartpole(kind) as second:
         for collector in (first, second):
             collector.set_seed(5)
         for _ in range(3):
             assert same_bits(first.next(), second.next())
         first.update_policy_weights_()
         state = first.state_dict()
-        with _cartpole() as third:
+        with _cartpole(kind) as third:
             third.update_policy_weights_()
             assert third.load_state_dict(state) is True
             assert third.policy_version == first.policy_version == 1
@@ -126,12 +133,13 @@ def test_the_same_seed_makes_the_same_bits_and_a_saved_state_goes_on_with_them()
             assert third.frames == first.frames
 
 
-def test_an_asynchronous_state_goes_on_with_new_episodes_and_numbers():
-    with _cartpole(sync=False) as first:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_asynchronous_state_goes_on_with_new_episodes_and_numbers(kind):
+    with _cartpole(kind, sync=False) as first:
         ids = {int(i) for _ in range(6) for i in first.next()["collector", "traj_ids"].unique()}
         first.update_policy_weights_()
         state = first.state_dict()
-    with _cartpole(sync=False) as second:
+    with _cartpole(kind, sync=False) as second:
         assert second.load_state_dict(state) is False
         batch = second.next()
         assert batch["is_init"][:, 0].all()
@@ -139,31 +147,10 @@ def test_an_asynchronous_state_goes_on_with_new_episodes_and_numbers():
         assert ids.isdisjoint(batch["collector", "traj_ids"].unique().tolist())
 
 
-def test_running_free_fills_a_replay_buffer():
+@pytest.mark.parametrize("kind", KINDS)
+def test_running_free_fills_a_replay_buffer(kind):
     buffer = ReplayBuffer(10_000)
-    with _cartpole(sync=False, replay_buffer=buffer, total_frames=2_000) as collector:
+    with _cartpole(kind, sync=False, replay_buffer=buffer, total_frames=2_000) as collector:
         collector.start()
         assert buffer.wait(2_000, timeout=60.0) == 2_000
         assert isinstance(buffer.sample(64)["action"], torch.Tensor)
-
-
-@needs_ray
-def test_ray_collectors_are_added_and_removed_while_they_run():
-    policy = VersionPolicy()
-    with make("ray", make_cartpole, policy, frames_per_batch=200) as collector:
-        collector.next()
-        policy.hold(1)
-        collector.update_policy_weights_()
-        assert collector.add_collector() == 2
-        batch = collector.next()
-        assert batch["collector", "worker"].unique().tolist() == [0, 1, 2]
-        assert (batch["low"] == 1).all()
-        collector.remove_collector(0)
-        assert collector.next()["collector", "worker"].unique().tolist() == [1, 2]
-        policy.hold(3)
-        collector.update_policy_weights_()
-        assert (collector.next()["low"] == 3).all()
-        assert all_accounted_for(collector.stats())
-        with pytest.raises(ValueError, match="collector 7 cannot be removed: there are 1, 2"):
-            collector.remove_collector(7)
-        assert collector.add_collector() == 0

@@ -50,10 +50,11 @@ def test_a_batch_holds_all_hosts_in_their_order_also_uneven_ones():
 
 
 @pytest.mark.parametrize("hosted", [None, MultiAsyncCollector], ids=["multi_sync", "multi_async"])
-def test_hosts_can_have_workers_of_their_own(hosted):
+@pytest.mark.parametrize("kind", KINDS)
+def test_hosts_can_have_workers_of_their_own(kind, hosted):
     policy = CodePolicy()
     collector = make(
-        "distributed",
+        kind,
         make_env,
         policy,
         num_workers_per_collector=2,

@@ -1,0 +1,239 @@
+"""What is tested at length over torch.distributed, briefly over the others; and what is Ray's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sync import RayRemoteWeightUpdater
+from tests.collectors.remote.support import EACH, make, needs_ray
+from tests.collectors.support import all_accounted_for, same_bits
+from tests.promises import probe
+from tests.promises.collector_probe import VersionPolicy, make_cartpole
+from tests.promises.remote_hosts import be_worker, held
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module", params=EACH[1:])
+def collector(request):
+    """One host with two workers, which no test harms."""
+    options = {"num_collectors": 1, "num_workers_per_collector": 2, "frames_per_batch": 160}
+    with make(request.param, make_cartpole, VersionPolicy(), **options) as made:
+        yield made
+
+
+def test_weights_reach_the_workers_of_a_host_and_say_so(collector):
+    for _ in range(2):
+        version = collector.policy_version + 1
+        collector.policy.hold(version)
+        collector.update_policy_weights_()
+        batch = collector.next()
+        assert batch.batch_size == (4, 40)
+        for key in ("low", "high", "policy_version"):
+            assert (batch[key] == version).all()
+        with collector.pause():
+            assert all_accounted_for(collector.stats())
+
+
+def without_numbers(batch):
+    """The batch without the numbers of its trajectories, which are given out once."""
+    return batch.exclude(("collector", "traj_ids"))
+
+
+def test_a_seed_says_all_and_a_saved_state_goes_on_to_the_bit(collector):
+    collector.set_seed(5)
+    first = [collector.next() for _ in range(2)]
+    state = collector.state_dict()
+    goes_on = [collector.next() for _ in range(2)]
+    assert collector.load_state_dict(state) is True
+    assert collector.frames == state["frames"]
+    for batch in goes_on:
+        assert same_bits(collector.next(), batch)
+    collector.set_seed(5)
+    for batch in first:
+        assert same_bits(without_numbers(collector.next()), without_numbers(batch))
+    collector.set_seed(6)
+    assert not torch.equal(collector.next()["observation"], first[0]["observation"])
+
+
+# -- Ray
+
+
+@pytest.fixture(scope="module")
+def actors():
+    """Two actors that ask for different amounts, and an updater that pushes to them."""
+    updater = RayRemoteWeightUpdater(VersionPolicy())
+    with make(
+        "ray",
+        make_cartpole,
+        VersionPolicy(),
+        frames_per_batch=200,
+        weight_updater=updater,
+        remote_configs=[{"num_cpus": 1}, {"num_cpus": 2}],
+    ) as made:
+        yield made, updater
+
+
+def taken():
+    """What the actor that this is called in takes of the cluster."""
+    import ray
+
+    return ray.get_runtime_context().get_assigned_resources()
+
+
+@needs_ray
+def test_each_ray_collector_takes_of_the_cluster_what_its_config_says(actors):
+    call = actors[0].fleet.engine.call
+    assert [call(host, taken).result(30.0) for host in (0, 1)] == [{"CPU": 1.0}, {"CPU": 2.0}]
+
+
+@needs_ray
+def test_an_updater_reaches_ray_collectors_when_it_is_their_turn(actors):
+    collector, updater = actors
+    assert updater.collector is collector
+    found = []
+    updater.max_interval = 1
+    for number in range(1, 5):
+        updater.policy_weights.hold(number)
+        collector.update_policy_weights_()
+        batch = collector.next()
+        found.append([batch[key].unique().item() for key in ("low", "policy_version")])
+    updater.max_interval = 0
+    assert found == [[1, 1], [1, 1], [3, 2], [3, 2]]
+
+
+@needs_ray
+def test_an_updater_alone_pushes_to_the_actors_whose_turn_it_is(actors):
+    engine = actors[0].fleet.engine
+    handles = [engine._actors[host] for host in (0, 1)]
+    updater = RayRemoteWeightUpdater(probe.VersionPolicy(), handles, max_interval=1)
+    with updater.scheme as scheme:
+        for worker in range(2):
+            engine.call(worker, be_worker, scheme, worker).result(30.0)
+        scheme.connect()
+        found = []
+        for number, chosen in enumerate([[1], None, None, None], start=1):
+            updater.policy_weights.hold(number)
+            updater.update_weights(worker_ids=chosen)
+            found.append([engine.call(worker, held).result(30.0)[1] for worker in range(2)])
+        with pytest.raises(ValueError, match="has workers already, and RayCollector makes its own"):
+            make("ray", make_cartpole, VersionPolicy(), weight_updater=updater)
+    assert found == [[0, 1], [2, 1], [2, 3], [4, 3]]
+
+
+@needs_ray
+def test_ray_collectors_are_added_and_removed_while_they_run(actors):
+    collector, updater = actors
+    policy = updater.policy_weights
+    collector.next()
+    policy.hold(1)
+    collector.update_policy_weights_()
+    assert collector.add_collector() == 2
+    batch = collector.next()
+    assert batch["collector", "worker"].unique().tolist() == [0, 1, 2]
+    assert (batch["low"] == 1).all()
+    collector.remove_collector(0)
+    assert collector.next()["collector", "worker"].unique().tolist() == [1, 2]
+    policy.hold(3)
+    collector.update_policy_weights_()
+    assert (collector.next()["low"] == 3).all()
+    assert all_accounted_for(collector.stats())
+    with pytest.raises(ValueError, match="collector 7 cannot be removed: there are 1, 2"):
+        collector.remove_collector(7)
+    assert collector.add_collector() == 0
+
+
+@needs_ray
+def test_ray_collectors_that_find_no_place_say_what_they_asked_for():
+    with pytest.raises(TimeoutError) as raised:
+        make(
+            "ray",
+            make_cartpole,
+            VersionPolicy(),
+            num_collectors=1,
+            remote_configs={"resources": {"moon": 1}},
+            start_timeout=0.5,
+        )
+    assert "Ray found no place for collector 0 within start_timeout=0.5 s" in str(raised.value)
+    assert "each asks for {'resources': {'moon': 1}}" in str(raised.value)
+
+
+def address():
+    """Of the cluster that this process is connected with."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
+def start(program, *arguments, **environment):
+    """A program in a process that is not connected with any cluster."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def ended(process):
+    try:
+        out, err = process.communicate(timeout=100.0)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, out, err
+
+
+JOINS = """
+import sys
+from tests.collectors.remote.support import make
+from tests.promises.collector_probe import VersionPolicy, make_cartpole
+
+options = {"num_collectors": 1, "frames_per_batch": 20, "address": sys.argv[1]}
+with make("ray", make_cartpole, VersionPolicy(), **options) as collector:
+    assert collector.next().numel() == 20
+    import ray
+    print(ray.get_runtime_context().gcs_address)
+assert not ray.is_initialized()
+"""
+
+
+@needs_ray
+def test_ray_collectors_join_a_cluster_that_runs_and_leave_it_running(actors):
+    status, out, err = ended(start(JOINS, address()))
+    assert (status, out) == (0, f"{address()}\n"), err
+    assert actors[0].next().numel()
+
+
+STRANGER = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+print("in")
+"""
+STRANGER_WITH_A_COLLECTOR = """
+import sys
+from tests.collectors.remote.support import make
+from tests.promises.collector_probe import VersionPolicy, make_cartpole
+make("ray", make_cartpole, VersionPolicy(), address=sys.argv[1], start_timeout=5.0)
+"""
+
+
+@needs_ray
+def test_a_ray_cluster_lets_nobody_in_without_its_token():
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    few = {"RAY_gcs_server_port_wait_time_s": "1"}
+    without = start(STRANGER, address(), RAY_AUTH_MODE="disabled", **few)
+    wrong = start(STRANGER_WITH_A_COLLECTOR, address(), RAY_AUTH_TOKEN="0" * 64)
+    for process in (without, wrong):
+        status, out, err = ended(process)
+        assert (status, out) == (1, ""), err
+        assert "Authentication token is missing or incorrect" in err
+    assert f"no Ray cluster lets us in at address='{address()}'" in err
