@@ -93,7 +93,11 @@ def main() -> None:
         options = {"port": int(rest[0]), "timeout": 50.0, "silence_s": SILENCE_S}
         print(module.serve(int(number), host=TRAINER, **options), flush=True)
         return
-    trainer = TrainerHost(kind, int(number))
+    answer_lines(TrainerHost(kind, int(number)))
+
+
+def answer_lines(trainer: Any) -> None:
+    """Do what the test asks for, until it asks no more."""
     for line in sys.stdin:
         request = json.loads(line)
         try:

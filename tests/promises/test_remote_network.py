@@ -27,15 +27,25 @@ class Trainer:
     def __init__(self, process):
         self.process = process
 
-    def ask(self, do, **more):
+    def tell(self, do, **more):
         self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
         self.process.stdin.flush()
+
+    def answer(self):
         return json.loads(self.process.stdout.readline())
 
-    def says(self, do, **more):
-        answer = self.ask(do, **more)
+    def ask(self, do, **more):
+        self.tell(do, **more)
+        return self.answer()
+
+    def said(self):
+        answer = self.answer()
         assert "said" in answer, answer
         return answer["said"]
+
+    def says(self, do, **more):
+        self.tell(do, **more)
+        return self.said()
 
 
 @contextmanager
@@ -104,4 +114,23 @@ def test_a_slow_way_makes_sends_slow_and_nothing_else(kind):
             version = trainer.says("send")
         for peer in (0, 1):
             assert trainer.says("held", peer=peer) == [version] * 3
+        trainer.says("close")
+
+
+@pytest.mark.parametrize("kind", ["distributed", pytest.param("rpc", marks=pytest.mark.slow)])
+def test_a_collector_that_loses_a_host_collects_on_and_replaces_it_elsewhere(kind, tmp_path):
+    with network(3) as net:
+        program = ("-m", "tests.promises.remote_collecting", kind, str(tmp_path), *net.names[1:])
+        trainer = Trainer(net.start(None, *program, cwd=ROOT, **PIPES))
+        trainer.says("collect", until=[0, 1])
+        trainer.tell("collect", until=[0, 1], restarts=1)
+        net.pull(1)  # and host 1 is never heard of again
+        makers = trainer.said()
+        assert makers.count(0) > makers.count(1)
+        assert trainer.says("publish") == 1
+        trainer.says("collect", until=[0, 1], restarts=1)
+        stats = trainer.says("stats")
+        assert stats["restarts"] == 1
+        assert stats["delivered"] == stats["seen"]
+        assert stats["collected"] == stats["delivered"] + stats["dropped"] + stats["in_flight"]
         trainer.says("close")
