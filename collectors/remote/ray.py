@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -105,9 +106,19 @@ class RayFleet(Fleet):
         self.add(host)
 
     def add(self, host: int) -> None:
-        """Start an actor with this number."""
-        self._actors[host] = self._start(host)
-        self._await_ready([host])
+        """Start an actor with this number; another, where Ray put it on a node that was lost."""
+        from ray.exceptions import RayActorError
+
+        deadline = time.monotonic() + self._timeout
+        ready = False
+        while not ready:
+            self._actors[host] = self._start(host)
+            try:
+                self._await_ready([host])
+                ready = True
+            except RayActorError:
+                if time.monotonic() > deadline:
+                    raise
         self._engine.replace(host, self._actors[host])
 
     def remove(self, host: int) -> None:
