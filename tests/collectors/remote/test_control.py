@@ -115,7 +115,7 @@ def _cartpole(kind, sync=True, **options):
     return make(kind, make_cartpole, VersionPolicy(), **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]])  # a process is in one RPC group at a time
 def test_the_same_seed_makes_the_same_bits_and_a_saved_state_goes_on_with_them(kind):
     with _cartpole(kind) as first, _cartpole(kind) as second:
         for collector in (first, second):
