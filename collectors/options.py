@@ -70,7 +70,7 @@ class Options:
     # Trouble
     preemptive_threshold: float | None = None
     on_worker_failure: str = "raise"
-    max_restarts: int = 10
+    max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
     start_timeout: float = 120.0
     start_method: str | None = None
