@@ -21,11 +21,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from collectors.batches import frames_of
-from collectors.options import Options, check_factory, count_workers
+from collectors.options import Options, check_factory, count_workers, per_worker
 from collectors.seeds import fresh_seed
 from collectors.trajectories import Whole, split
 from collectors.versions import PolicyVersion
-from collectors.weights import Publisher, find_model
+from collectors.weights import Publisher, find_model, sends_weights
 from sync import WeightSyncScheme
 
 
@@ -50,9 +50,7 @@ class BaseCollector(ABC):
         if policy is not None and not callable(policy):
             raise TypeError(f"policy must be callable, got {type(policy).__name__}")
         if policy is None and self.options.policy_factory is None:
-            for name in ("trust_policy", "compile_policy", "cudagraph_policy"):
-                if getattr(self.options, name):
-                    raise ValueError(f"{name}: there is no policy, actions are random")
+            self.options.check_without_policy()
         self.create_env_fn = create_env_fn
         self.policy = policy
         self.seed = fresh_seed()
@@ -81,6 +79,17 @@ class BaseCollector(ABC):
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(self.options.num_threads)
         self._warn_of_overshoot()
+
+    def _source(self) -> Any:
+        """The policy whose weights are published: what was given, or what a factory makes."""
+        options, source = self.options, self.policy
+        if source is None and options.policy_factory is not None:
+            source = per_worker(options.policy_factory, self.num_workers, "policy_factory")[0]()
+        if not sends_weights(source, options.weight_sync_schemes):
+            options.check_without_weights()
+        for model_id in options.weight_sync_schemes or {}:
+            find_model(source, model_id)
+        return source
 
     # -- what a kind of collector defines
 
@@ -193,7 +202,7 @@ class BaseCollector(ABC):
             buffer.extend(batch)
             return
         for t in range(batch.batch_size[-1]):
-            buffer.extend(batch[:, t])
+            buffer.extend(batch[..., t])
 
     # -- weights
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sync import WeightSyncScheme
+from sync import LocalWeightUpdaterBase, RemoteWeightUpdaterBase, WeightSyncScheme
 
 
 def check_kinds(options: Any) -> None:
@@ -100,6 +100,11 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         _are_schemes,
         "a dict of schemes by model, as {'policy': SharedMemWeightSyncScheme()}",
     ),
+    (
+        ("weight_updater",),
+        lambda value: isinstance(value, LocalWeightUpdaterBase | RemoteWeightUpdaterBase),
+        "a LocalWeightUpdaterBase or a RemoteWeightUpdaterBase",
+    ),
     (("replay_buffer",), lambda value: hasattr(value, "extend"), "a buffer that one can extend()"),
 ]
 _FOR_EACH = {"frames_per_batch", "policy_factory", "create_env_kwargs"}
@@ -117,6 +122,7 @@ _MAY_BE_NONE = {
     "create_env_kwargs",
     "weight_sync_schemes",
     "weight_recv_schemes",
+    "weight_updater",
     "replay_buffer",
 }
 

@@ -18,7 +18,7 @@ from collectors.batches import Part, Room, assemble, room_for
 from collectors.crew import Crew, Full, Member, interrupts_held
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
-from collectors.weights import Publisher, find_model
+from collectors.weights import Publisher
 from collectors.words import CUT
 from collectors.worker import PASSED_ON, Job
 from sync.errors import WorkerError
@@ -38,11 +38,7 @@ class _Workers(BaseCollector):
         self._factories = per_worker(options.policy_factory, n, "policy_factory")
         per_worker(options.create_env_kwargs, n, "create_env_kwargs")
         options.devices(n)
-        source = self.policy
-        if source is None and self._factories[0] is not None:
-            source = self._factories[0]()
-        for model_id in options.weight_sync_schemes or {}:
-            find_model(source, model_id)
+        source = self._source()
         self._ctx = _context(options.start_method)  # starts the fork server: after all checks
         return Publisher(
             source,

@@ -66,13 +66,13 @@ class Options:
     weight_recv_schemes: Mapping[str, Any] | None = None
     update_at_each_batch: bool = False
     apply_at: str = "step"
-    worker_idx: int | None = None
+    worker_idx: int | None = None  # who this collector is to those above it
     # Trouble
     preemptive_threshold: float | None = None
     on_worker_failure: str = "raise"
     max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
-    start_timeout: float = 120.0
+    start_timeout: float = 120.0  # until all workers are there
     start_method: str | None = None
 
     @classmethod
@@ -167,7 +167,12 @@ class Options:
                     f"env_device={placed}: gymnasium environments live in CPU memory; "
                     "policy_device and storing_device can be elsewhere"
                 )
-        self.storing()
+        stored = self.storing()
+        if self.no_cuda_sync and (stored is None or stored.type != "cuda"):
+            raise ValueError(
+                "no_cuda_sync=True says not to wait for batches that go to a CUDA storing_device, "
+                f"it is {stored or 'cpu'}"
+            )
         if self.cudagraph_policy:
             placed = self.policy_device if self.policy_device is not None else self.device
             many = isinstance(placed, Sequence) and not isinstance(placed, str)
@@ -179,15 +184,42 @@ class Options:
 
     def _check_kind(self, kind: str) -> None:
         like = ASYNC if kind in REMOTE else kind
-        for name, kinds in _ONLY_FOR.items():
-            given = getattr(self, name)
-            if like not in kinds and given != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{name}={given!r} is for {' and '.join(kinds)}, not for {kind}")
+        for name, (kinds, why) in _ONLY_FOR.items():
+            if like not in kinds and self._is_told(name):
+                fit = " and ".join(kinds)
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is for {fit}, not for {kind}: {why}"
+                )
+        if like != SINGLE and self.use_buffers is False:
+            raise ValueError(
+                f"use_buffers=False is for {SINGLE}, not for {kind}: workers hand over what they "
+                "collect in buffers"
+            )
         if kind == SINGLE:
             for name in ("frames_per_batch", "policy_factory", "create_env_kwargs", *_DEVICES):
                 value = getattr(self, name)
                 if isinstance(value, Sequence) and not isinstance(value, str):
                     raise ValueError(f"{name} is a list; {kind} is one worker and takes one value")
+
+    def _is_told(self, name: str) -> bool:
+        """Whether an option is something else than what it is of itself."""
+        given, default = getattr(self, name), getattr(Options(), name)
+        if name == "exploration_type":
+            return interaction_type(given) != interaction_type(default)
+        return bool(given != default)
+
+    def check_without_policy(self) -> None:
+        """Refuse what only a policy could follow."""
+        for name in _OF_A_POLICY:
+            if self._is_told(name):
+                raise ValueError(f"{name}: {NO_POLICY}")
+
+    def check_without_weights(self) -> None:
+        """Refuse what says how weights are sent."""
+        reason = "the policy has none" if self.weight_sync_schemes is None else "there is no scheme"
+        for name in ("weight_updater", "update_at_each_batch"):
+            if self._is_told(name):
+                raise ValueError(f"{name}: no weights are sent, {reason}")
 
     def devices(self, num_workers: int) -> list[torch.device | None]:
         """The policy's device on each worker."""
@@ -227,18 +259,29 @@ _CHOICES = {
     "start_method": (None, "forkserver", "spawn", "fork"),
 }
 _MULTI = (SYNC, ASYNC)
-_ONLY_FOR: dict[str, tuple[str, ...]] = {
-    "num_workers": _MULTI,
-    "collector_class": _MULTI,
-    "num_sub_threads": _MULTI,
-    "on_worker_failure": _MULTI,
-    "max_restarts": _MULTI,
-    "start_method": _MULTI,
-    "preemptive_threshold": (SYNC,),
-    "cat_results": (SYNC,),
-    "extend_buffer": (SINGLE,),
-    "use_buffers": (SINGLE,),
+_ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
+    "num_workers": (_MULTI, "it is one worker"),
+    "collector_class": (_MULTI, "it has no workers that could host one"),
+    "num_sub_threads": (_MULTI, "it has no workers; num_threads is for this process"),
+    "on_worker_failure": (_MULTI, "it has no workers that could fail"),
+    "max_restarts": (_MULTI, "it has no workers that could fail"),
+    "start_method": (_MULTI, "it starts no processes"),
+    "start_timeout": (_MULTI, "it starts no processes"),
+    "preemptive_threshold": ((SYNC,), "in its batches no worker waits for another"),
+    "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
 }
+NO_POLICY = "there is no policy, actions are random"
+_OF_A_POLICY = (
+    "policy_device",
+    "init_random_frames",
+    "exploration_type",
+    "trust_policy",
+    "compile_policy",
+    "cudagraph_policy",
+    "apply_at",
+    "weight_sync_schemes",
+    "weight_updater",
+)
 
 
 def per_worker(value: Any, num_workers: int, name: str) -> list[Any]:

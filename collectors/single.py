@@ -43,11 +43,8 @@ class Collector(BaseCollector):
 
     def _make_publisher(self) -> Publisher:
         options = self.options
-        source = self.policy
-        if source is None and options.policy_factory is not None:
-            source = options.policy_factory()  # type: ignore[operator]
         return Publisher(
-            source,
+            self._source(),
             options.weight_sync_schemes,
             devices=options.devices(1),
             updater=options.weight_updater,

@@ -149,8 +149,7 @@ class Publisher:
         self._own_updates = 0
         if schemes is None:
             scheme = getattr(updater, "scheme", None)
-            has_weights = isinstance(policy, nn.Module)
-            schemes = {POLICY: scheme or default()} if has_weights else {}
+            schemes = {POLICY: scheme or default()} if sends_weights(policy, schemes) else {}
         self.schemes = dict(schemes)
         self.promised: dict[int, dict[str, int]] = {w: {} for w in range(len(devices))}
         for model_id, scheme in self.schemes.items():
@@ -253,6 +252,11 @@ class Publisher:
     def shutdown(self) -> None:
         for scheme in self.schemes.values():
             scheme.shutdown()
+
+
+def sends_weights(policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> bool:
+    """Whether there are weights to send: as the schemes say, or of a policy that has some."""
+    return isinstance(policy, nn.Module) if schemes is None else bool(schemes)
 
 
 def find_model(policy: Any, model_id: str) -> Any:

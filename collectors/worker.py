@@ -227,7 +227,7 @@ class Worker:
             self.policy,
             frames_per_batch=job.frames,
             create_env_kwargs=job.create_env_kwargs or None,
-            policy_device=job.policy_device,
+            policy_device=None if self.policy is None else job.policy_device,
             init_random_frames=options["random_frames"],
             **passed,
         )

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector
-from collectors.options import per_worker, share_frames
+from collectors.options import NO_POLICY, per_worker, share_frames
 from collectors.remote.fleet import Fleet
 from collectors.remote.host import HostJob
 from collectors.remote.options import RemoteOptions, places, share
@@ -23,7 +23,7 @@ from collectors.remote.parcel import nest, stack
 from collectors.remote.seats import Full, Seat, Seats
 from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.spaces import Key
-from collectors.weights import POLICY, Publisher, find_model
+from collectors.weights import POLICY, Publisher, sends_weights
 from collectors.worker import PASSED_ON
 from sync import WeightSyncScheme
 from sync.errors import WorkerError
@@ -58,6 +58,8 @@ class RemoteCollector(BaseCollector):
             options.pop("create_env_kwargs", None), n, self._per_host, "create_env_kwargs"
         )
         device = options.pop("policy_device", None)
+        if device is not None and policy is None and options.get("policy_factory") is None:
+            raise ValueError(f"policy_device: {NO_POLICY}")
         named = "device" if device is None else "policy_device"
         device = options.get("device") if device is None else device
         self.policy_devices = places(device, n, named)
@@ -96,11 +98,7 @@ class RemoteCollector(BaseCollector):
                 share_frames(frames, self._per_host, each=False)
         self._factories = per_worker(options.policy_factory, n, "policy_factory")
         schemes = self._given_schemes()
-        source = self.policy
-        if source is None and self._factories[0] is not None:
-            source = self._factories[0]()
-        for model_id in schemes or {}:
-            find_model(source, model_id)
+        source = self._source()
         spare = [None] * (self.capacity - n)
         self.fleet = self._launch(n)
         return Publisher(
@@ -131,7 +129,7 @@ class RemoteCollector(BaseCollector):
 
     def _attached(self, source: Any, schemes: Any) -> Any:
         """The schemes, on this collector's engine."""
-        if schemes is None and isinstance(source, nn.Module):
+        if schemes is None and sends_weights(source, schemes):
             schemes = {POLICY: self._scheme_class()}
         for scheme in (schemes or {}).values():
             scheme.attach(self.fleet.engine)  # type: ignore[union-attr]

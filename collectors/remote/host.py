@@ -260,6 +260,7 @@ def _make(job: HostJob) -> Any:
     torch.set_num_threads(job.num_threads)
     options = job.options
     passed = {name: options[name] for name in PASSED_ON}
+    acts_randomly = job.policy is None and job.policy_factory is None
     given: dict[str, Any] = {"create_env_kwargs": job.create_env_kwargs}
     if not is_single(job.collector_class):
         given |= {"num_workers": job.num_workers, "num_sub_threads": job.num_threads}
@@ -280,7 +281,7 @@ def _make(job: HostJob) -> Any:
         job.policy,
         policy_factory=job.policy_factory,
         frames_per_batch=job.frames,
-        policy_device=job.policy_device,
+        policy_device=None if acts_randomly else job.policy_device,
         init_random_frames=options["random_frames"],
         weight_sync_schemes=schemes or None,
         copy=False,

@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from tensordict.nn import InteractionType
 
 from collectors import (
     Collector,
@@ -17,12 +18,22 @@ from collectors import (
     ReplayBuffer,
 )
 from collectors.options import Options
-from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from sync import (
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    VanillaLocalWeightUpdater,
+)
 from tests.collectors.support import CodeEnv, CodePolicy, make_env, workers_of
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 EACH = tuple(KINDS)
 MULTI = ("sync", "async")
+
+
+def updater():
+    policy = CodePolicy()
+    return VanillaLocalWeightUpdater(lambda: policy, policy)
+
 
 # kinds, arguments, what the error says
 REFUSED = [
@@ -54,6 +65,7 @@ REFUSED = [
     (EACH, {"timeout": 0}, ValueError, "timeout=0.*above 0"),
     (EACH, {"timeout": "soon"}, TypeError, "timeout='soon'.*number"),
     (EACH, {"start_timeout": -1}, ValueError, "start_timeout=-1.*above 0"),
+    (("single",), {"start_timeout": 9.0}, ValueError, "start_timeout=9.0 is.*starts no processes"),
     (("sync",), {"preemptive_threshold": 0}, ValueError, "preemptive_threshold=0: a share"),
     (("sync",), {"preemptive_threshold": 1.5}, ValueError, "preemptive_threshold=1.5: a share"),
     (("sync",), {"preemptive_threshold": "half"}, TypeError, "preemptive_threshold='half'"),
@@ -75,7 +87,7 @@ REFUSED = [
         ValueError,
         "copy=False.*use_buffers=False",
     ),
-    (MULTI, {"use_buffers": False}, ValueError, "use_buffers=False is for Collector"),
+    (MULTI, {"use_buffers": False}, ValueError, "use_buffers=False is for Collector.*in buffers"),
     (EACH, {"copy": False, "split_trajs": True}, ValueError, "copy=False hands out views"),
     (
         EACH,
@@ -104,6 +116,7 @@ REFUSED = [
     (MULTI, {"policy_device": ["cpu"]}, ValueError, "policy_device has 1 entries for 2"),
     (MULTI, {"storing_device": ["cpu", "meta"]}, ValueError, "storing_device: a batch is in one"),
     (EACH, {"cudagraph_policy": True}, ValueError, "cudagraph_policy=True needs a CUDA"),
+    (EACH, {"no_cuda_sync": True}, ValueError, "no_cuda_sync=True.*storing_device, it is cpu"),
     (EACH, {"track_policy_version": "roman"}, ValueError, "track_policy_version='roman'"),
     (EACH, {"weight_sync_schemes": {"actor": SharedMemWeightSyncScheme()}}, ValueError, "'actor'"),
     (EACH, {"weight_sync_schemes": SharedMemWeightSyncScheme()}, TypeError, "weight_sync_schemes"),
@@ -121,9 +134,21 @@ REFUSED = [
     ),
     (
         EACH,
-        {"weight_updater": object(), "weight_sync_schemes": {}},
+        {"weight_updater": updater(), "weight_sync_schemes": {}},
         ValueError,
         "weight_updater and weight_sync_schemes exclude",
+    ),
+    (
+        EACH,
+        {"weight_updater": print},
+        TypeError,
+        "weight_updater=<builtin.*RemoteWeightUpdaterBase",
+    ),
+    (
+        EACH,
+        {"update_at_each_batch": True, "weight_sync_schemes": {}},
+        ValueError,
+        "update_at_each_batch: no weights are sent, there is no scheme",
     ),
     (EACH, {"update_at_each_batch": "often"}, TypeError, "update_at_each_batch='often'.*True or"),
     (EACH, {"copy": 1}, TypeError, "copy=1.*True or False"),
@@ -167,11 +192,37 @@ def test_it_is_refused_in_one_line(kind, arguments, error, message, monkeypatch)
     assert open_files() <= files
 
 
+OF_A_POLICY = {
+    "trust_policy": True,
+    "compile_policy": True,
+    "exploration_type": "mode",
+    "init_random_frames": 20,
+    "policy_device": "cpu",
+    "apply_at": "batch",
+    "weight_sync_schemes": {"policy": SharedMemWeightSyncScheme()},
+    "weight_updater": updater(),
+}
+
+
 @pytest.mark.parametrize("kind", EACH)
-@pytest.mark.parametrize("name", ["trust_policy", "compile_policy"])
+@pytest.mark.parametrize("name", OF_A_POLICY)
 def test_options_of_a_policy_need_one(kind, name):
-    with pytest.raises(ValueError, match=f"{name}: there is no policy"):
-        KINDS[kind](CodeEnv, frames_per_batch=10, **{name: True})
+    with pytest.raises(ValueError, match=f"^{name}: there is no policy, actions are random$"):
+        KINDS[kind](CodeEnv, frames_per_batch=10, **{name: OF_A_POLICY[name]})
+
+
+@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("name", ["update_at_each_batch", "weight_updater"])
+def test_options_of_weights_need_some(kind, name):
+    told = {"update_at_each_batch": True, "weight_updater": updater()}[name]
+    with pytest.raises(ValueError, match=f"^{name}: no weights are sent, the policy has none$"):
+        build(kind, lambda observation: torch.zeros(1), **{name: told})
+
+
+def test_what_is_so_of_itself_may_be_said_without_a_policy():
+    said = {"exploration_type": InteractionType.RANDOM, "apply_at": "step", "init_random_frames": 0}
+    with Collector(CodeEnv, frames_per_batch=10, device="cpu", **said) as collector:
+        assert (collector.next()["policy_version"] == -1).all()
 
 
 def test_extending_by_steps_needs_a_buffer():
@@ -235,7 +286,8 @@ def test_the_trainer_uses_as_many_threads_as_it_is_given_while_it_collects():
     assert torch.get_num_threads() == before
 
 
-def test_extend_buffer_says_whether_frames_come_at_once_or_step_by_step():
+@pytest.mark.parametrize(("kind", "told"), [("single", {}), ("sync", {"cat_results": "stack"})])
+def test_extend_buffer_says_whether_frames_come_at_once_or_step_by_step(kind, told):
     class Counting(ReplayBuffer):
         calls = 0
 
@@ -243,13 +295,16 @@ def test_extend_buffer_says_whether_frames_come_at_once_or_step_by_step():
             self.calls += 1
             return super().extend(frames)
 
-    for at_once, calls in ((True, 3), (False, 30)):
+    for at_once in (True, False):
         buffer = Counting(100)
-        with build("single", replay_buffer=buffer, extend_buffer=at_once) as collector:
+        with build(kind, replay_buffer=buffer, extend_buffer=at_once, **told) as collector:
             assert [collector.next() for _ in range(3)] == [None] * 3
-        assert buffer.calls == calls
-        assert buffer[:]["collector", "traj_ids"].diff().min() >= 0
+        workers = 1 if kind == "single" else 2
+        assert buffer.calls == (3 if at_once else 30 // workers)
         assert len(buffer) == 30
+        for worker in range(workers):
+            mine = buffer[:]["collector", "worker"] == worker
+            assert buffer[:]["collector", "traj_ids"][mine].diff().min() >= 0
 
 
 @pytest.mark.parametrize("kind", EACH)

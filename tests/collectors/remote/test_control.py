@@ -64,6 +64,11 @@ def test_nonsense_is_refused_in_one_line(options, error, message, monkeypatch):
     assert "\n" not in str(raised.value)
 
 
+def test_a_device_for_a_policy_needs_one():
+    with pytest.raises(ValueError, match="policy_device: there is no policy"):
+        RPCCollector(CodeEnv, policy_device="cpu")
+
+
 def test_what_a_collector_says_itself_is_no_config_of_an_actor():
     with pytest.raises(ValueError, match="max_concurrency is the collector's own to say"):
         RayCollector(CodeEnv, remote_configs={"max_concurrency": 3})
