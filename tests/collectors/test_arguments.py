@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import os
+import textwrap
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ from collectors import (
     PolicyVersion,
     ReplayBuffer,
 )
-from collectors.options import Options
+from collectors.options import _ONLY_FOR, Options
+from collectors.worker import Worker
 from sync import (
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
@@ -365,24 +368,30 @@ def test_workers_are_started_as_told(kind):
             assert (collector.next()["action"] == ours).all()
 
 
-def test_every_option_is_read_by_some_code():
-    """An option that nobody reads would be accepted and ignored."""
-    import collectors
+def read_in(code, *owners):
+    """The options that this code reads from something of one of these names, or of itself."""
+    found = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code)))):
+        match node:
+            case ast.Attribute(value=ast.Name(owner) | ast.Attribute(attr=owner), attr=name):
+                found |= {name} if owner in owners else set()
+            case ast.Subscript(value=ast.Name("options"), slice=ast.Constant(str(name))):
+                found.add(name)
+    return found
 
-    folder = os.path.dirname(inspect.getfile(collectors))
-    texts = []
-    for name in os.listdir(folder):
-        if name.endswith(".py") and name != "options.py":
-            with open(os.path.join(folder, name)) as file:
-                texts.append(file.read())
-    code = (
-        "\n".join(texts) + inspect.getsource(Options.devices) + inspect.getsource(Options.storing)
-    )
-    checked_only = {"env_device"}  # there is one place where environments can be
-    for field in dataclasses.fields(Options):
-        if field.name not in checked_only:
-            used = f".{field.name}" in code or f'"{field.name}"' in code
-            assert used, f"{field.name} does nothing"
+
+@pytest.mark.parametrize("kind", EACH)
+def test_every_option_is_read_where_it_is_accepted(kind):
+    """An option that nobody reads would be accepted and ignored. Checks do not count."""
+    classes = [c for c in KINDS[kind].__mro__ if c.__module__.startswith("collectors.")]
+    read = set().union(*(read_in(c, "options") for c in classes))
+    read |= read_in(Options.devices, "self") | read_in(Options.storing, "self")
+    refused = {name for name, (kinds, _) in _ONLY_FOR.items() if KINDS[kind].kind not in kinds}
+    checked = {"env_device"}  # there is one place where environments can be
+    if kind in MULTI:
+        read |= read_in(Worker, "options")
+        checked |= {"use_buffers"}  # there is no other way
+    assert {field.name for field in dataclasses.fields(Options)} - read - refused == checked
 
 
 def test_told_workers_are_who_they_were_told_to_be():
