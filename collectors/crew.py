@@ -64,6 +64,7 @@ class Member:
     failure: WorkerError | None = None
     greeted: bool = False
     ordered: int = 0  # blocks that it has been told to fill, and has not
+    outdated: int = 0  # up to this order, blocks hold frames from before a state was loaded
     numbered: int = 0  # the life whose trajectories were numbered last
     before: int = 0  # frames that earlier lives made
     handed: int = 0  # frames of this life that were taken from its blocks
@@ -344,10 +345,13 @@ class Crew:
                 )
 
     def take(self, member: Member) -> Full:
-        """The oldest full block of a worker, which is delivered by that."""
+        """The oldest full block of a worker: delivered by that, or dropped if it is outdated."""
         with self._news:
             full = member.full.popleft()
-            member.delivered += full.frame_count
+            if full.serial > member.outdated:
+                member.delivered += full.frame_count
+            else:
+                member.dropped += full.frame_count
             if full.life == member.life:
                 member.handed += full.frame_count
                 member.words.clear(full.block)

@@ -191,16 +191,16 @@ class _Workers(BaseCollector):
     def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
         assert self.crew is not None
         base = self.publisher.base
-        # On their own, workers are ahead of what was delivered: what lay between is gone.
+        # On their own, workers are ahead of what was delivered: what lay between is gone, and so is
+        # what they made here before.
         goes_on = self.shares_batch
-        exact: list[bool] = self._call(
-            "load_state_dict", lambda member: (states[member.worker], base, goes_on)
-        )
-        for member, state, same in zip(self.crew.members, states, exact, strict=True):
+        found = self._call("load_state_dict", lambda member: (states[member.worker], base, goes_on))
+        for member, state, (same, last) in zip(self.crew.members, states, found, strict=True):
+            member.outdated = last
             member.trajectories.load_state_dict(state["trajectories"], under_way=same)
             member.seed = self.seed
             self.crew.jobs[member.worker].seeds = Seeds(**state["seeds"])
-        return exact
+        return [same for same, _ in found]
 
     def _trajectory_states(self) -> list[dict[str, Any]]:
         assert self.crew is not None
@@ -355,19 +355,13 @@ class MultiAsyncCollector(_Workers):
         self.crew.order(member, block, self._serial)
 
     def _gather(self) -> TensorDict:
-        assert self.crew is not None
-        crew = self.crew
         if self._lent is not None:
             self._give_back(*self._lent)
             self._lent = None
-        crew.look()  # others may deliver so fast that nobody ever waits
-        while True:
-            self._see_to_failures()
-            if crew.arrived:
-                break
-            crew.wait(lambda: bool(crew.arrived or crew.failed()), None)
-            self._raise_error()
-        member, full = crew.take_first()
+        member, full = self._first_full()
+        while full.serial <= member.outdated:
+            self._give_back(member, full)
+            member, full = self._first_full()
         self._lent = (member, full)
         part = self._part(member, full)
         steps = part.frames.layout.num_steps
@@ -378,6 +372,18 @@ class MultiAsyncCollector(_Workers):
             self._lent = None
             self._give_back(member, full)
         return batch
+
+    def _first_full(self) -> tuple[Member, Full]:
+        """The block that was full first, waiting for one."""
+        assert self.crew is not None
+        crew = self.crew
+        crew.look()  # others may deliver so fast that nobody ever waits
+        while True:
+            self._see_to_failures()
+            if crew.arrived:
+                return crew.take_first()
+            crew.wait(lambda: bool(crew.arrived or crew.failed()), None)
+            self._raise_error()
 
     def _give_back(self, member: Member, full: Full) -> None:
         """Have the block filled again, unless its worker is no more."""

@@ -159,6 +159,7 @@ class Worker:
         self._setup = setup
         self._orders: deque[Order] = deque()
         self._order: Order | None = None
+        self._handed_over = 0  # the serial of the last block
         self._seen = 0
         self._paused = False
         self._blocks: list[Frames] = []
@@ -314,6 +315,7 @@ class Worker:
         if self.environments is not None:
             check_numbers(frames, steps, self.environments)
         self.line.send(("batch", order.block, order.serial, steps, count))
+        self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:
         """Make the blocks, and send the trainer their memory."""
@@ -385,14 +387,20 @@ class Worker:
     def do_state_dict(self) -> dict[str, Any]:
         return {**self.rollout.state_dict(), "streams": Streams().state_dict()}
 
-    def do_load_state_dict(self, state: dict[str, Any], base: int, goes_on: bool) -> bool:
+    def do_load_state_dict(
+        self, state: dict[str, Any], base: int, goes_on: bool
+    ) -> tuple[bool, int]:
+        """Go on from there; whether to the bit, and the last block whose frames do not count."""
+        last = 0 if goes_on else self._handed_over
+        if not goes_on and self._order is not None and self.rollout.frames is not None:
+            last = self.words.words[CUT] = self._order.serial
         exact = self.rollout.load_state_dict(state, goes_on=goes_on)
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
         if isinstance(self.intake, SchemeIntake):
             self.intake.rebase(base)
-        return exact
+        return exact, last
 
     def close(self) -> None:
         """Let the trainer's memory go, and close the environments."""

@@ -7,8 +7,10 @@ the batch before it, and from nothing that the collector says.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -73,6 +75,33 @@ class CodeEnv(gym.Env[Any, Any]):
     def _observe(self, action: int) -> Any:
         told = [self.worker, self.env, self.episode, self.steps, action]
         return np.array(told, np.float32)
+
+
+class Gate:
+    """Lets environments in other processes take steps, as many as it is told."""
+
+    def __init__(self, path: Path):
+        os.mkfifo(path)
+        self.path = str(path)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def let(self, steps: int) -> None:
+        os.write(self._fd, bytes(steps))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class GatedEnv(CodeEnv):
+    """Waits before every step until its gate lets it take one."""
+
+    def __init__(self, gate: str, worker: int = 0):
+        super().__init__(worker)
+        self._fd = os.open(gate, os.O_RDWR)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        os.read(self._fd, 1)
+        return super().step(action)
 
 
 class CodeVector(VectorEnv[Any, Any, Any]):

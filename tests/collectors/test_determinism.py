@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import gymnasium as gym
@@ -14,7 +15,18 @@ from tensordict.nn import InteractionType, interaction_type
 from torch import nn
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from tests.collectors.support import same_bits
+from collectors.words import MESSAGES
+from sync import SharedMemWeightSyncScheme
+from tests.collectors.support import (
+    Checker,
+    CodeEnv,
+    CodePolicy,
+    Gate,
+    GatedEnv,
+    all_accounted_for,
+    same_bits,
+)
+from tests.collectors.troubled import wait_until
 
 IDS = {"CartPole-v1": 4, "Pendulum-v1": 3}
 
@@ -306,16 +318,57 @@ def test_versions_and_frames_go_on():
         assert (second.next()["policy_version"] == 3).all()
 
 
-def test_an_async_collector_goes_on_with_whole_episodes_of_its_own():
-    def build():
-        return MultiAsyncCollector(make_env, Sampling(), num_workers=2, frames_per_batch=30)
+def coding(make_env, kwargs):
+    """Workers that run ahead, of environments whose frames say where they come from."""
+    return MultiAsyncCollector(
+        make_env,
+        CodePolicy(),
+        num_workers=2,
+        frames_per_batch=30,
+        create_env_kwargs=kwargs,
+        weight_sync_schemes={"policy": SharedMemWeightSyncScheme(sync=False)},
+    )
 
-    with build() as first:
-        batches_ = [first.next() for _ in range(4)]
+
+@pytest.mark.parametrize(("found", "made", "dropped"), [("resting", 60, 60), ("at work", 40, 41)])
+def test_an_async_collector_goes_on_with_whole_episodes_of_its_own(found, made, dropped, tmp_path):
+    before, after = Checker([1, 1]), Checker([1, 1])
+    with coding(CodeEnv, [{"worker": 0}, {"worker": 1}]) as first:
+        for _ in range(5):
+            before.check(first.next())
+            with torch.no_grad():
+                first.policy.number += 1
+            first.update_policy_weights_()
         state = first.state_dict()
-    with build() as second:
-        assert second.load_state_dict(state) in (True, False)
-        assert second.frames == 4 * 30
-        known = {int(i) for b in batches_ for i in b["collector", "traj_ids"].unique()}
-        assert known
-        assert second.next().numel() == 30
+    gates = [Gate(tmp_path / str(worker)) for worker in range(2)]
+    with coding(GatedEnv, [{"worker": i, "gate": gates[i].path} for i in range(2)]) as second:
+        for gate in gates:
+            gate.let(made)
+        wait_until(lambda: second.stats()["in_flight"] == 2 * made)
+        second.policy.load_state_dict(first.policy.state_dict())
+        second.update_policy_weights_()
+        heard = [(m.words.words, m.words.words[MESSAGES]) for m in second.crew.members]
+
+        def open_when_told():
+            wait_until(lambda: all(words[MESSAGES] > number for words, number in heard))
+            for gate in gates:
+                gate.let(10_000)
+
+        thread = threading.Thread(target=open_when_told)
+        thread.start()
+        assert second.load_state_dict(state) is False  # these are new episodes
+        thread.join(30.0)
+        assert second.policy_version == 5
+        assert second.frames == before.counts["frames"] == 5 * 30
+        after.ids |= before.ids  # none of them may come again
+        for _ in range(8):
+            batch = second.next()
+            after.check(batch)  # also that it starts an episode, or goes on from the one before
+            assert (batch["policy_version"] == 5).all()
+            assert all_accounted_for(second.stats())
+        stats = second.stats()
+        assert stats["delivered"] == after.counts["frames"] == second.frames - 5 * 30
+        for worker in stats["workers"]:  # what was made with the weights of before
+            assert worker["dropped"] == dropped or not worker["delivered"]
+    for gate in gates:
+        gate.close()
