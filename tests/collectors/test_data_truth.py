@@ -16,11 +16,14 @@ from tests.collectors.support import (
     Checker,
     CodeEnv,
     CodePolicy,
+    Gate,
+    GatedEnv,
     all_accounted_for,
     make_env,
     num_envs_of,
     workers_of,
 )
+from tests.collectors.troubled import wait_until
 
 MULTI = [MultiSyncCollector, MultiAsyncCollector]
 ALL = [Collector, *MULTI]
@@ -455,3 +458,39 @@ def test_by_batch_no_batch_mixes_versions():
             with torch.no_grad():
                 collector.policy.number += 1
             collector.update_policy_weights_()
+
+
+def test_the_batch_that_was_full_first_is_first_whoever_is_faster(tmp_path):
+    gates = [Gate(tmp_path / str(worker)) for worker in range(2)]
+    kwargs = [{"worker": worker, "gate": gate.path} for worker, gate in enumerate(gates)]
+    checker = Checker([1, 1])
+    with MultiAsyncCollector(
+        GatedEnv, CodePolicy(), create_env_kwargs=kwargs, num_workers=2, frames_per_batch=10
+    ) as collector:
+
+        def fill(worker, batches):
+            """Have a worker fill so many blocks, and see them arrive."""
+            gates[worker].let(10 * batches)
+            member = collector.crew.members[worker]
+            there = len(member.full) + batches
+            wait_until(lambda: bool(collector.stats()) and len(member.full) == there)
+
+        def take():
+            batch = collector.next()
+            checker.check(batch)
+            return int(batch["collector", "worker"][0, 0])
+
+        for fast, slow in [(0, 1), (1, 0)] * 2:
+            fill(fast, 2)
+            fill(slow, 1)
+            came = []
+            for _ in range(3):
+                came.append(take())
+                if came[-1] == fast:
+                    fill(fast, 1)  # there is always another of the fast one's
+            assert came == [fast, fast, slow]
+            assert [take(), take()] == [fast, fast]
+        for gate in gates:
+            gate.let(1000)
+    for gate in gates:
+        gate.close()
