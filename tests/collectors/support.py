@@ -200,6 +200,7 @@ class Checker:
     cuts: episodes may be cut short (a reset in the middle): truncated where their end was not due,
         or, where the batch before was handed over already, followed by a start without an end.
     skips: episodes may be missing (they were reset before they had a frame).
+    restarts: workers may be replaced: at the front of a batch their environments are new ones.
     set_truncated: every environment's last frame in a batch is truncated, if nothing else.
     """
 
@@ -211,10 +212,12 @@ class Checker:
         policy: bool = True,
         cuts: bool = False,
         skips: bool = False,
+        restarts: bool = False,
         endless: bool = False,
         set_truncated: bool = False,
     ):
         self.set_truncated = set_truncated
+        self.restarts = restarts
         self.first_env = np.concatenate([[0], np.cumsum(list(workers))])
         self.max_frames, self.policy = max_frames, policy
         self.cuts, self.skips, self.endless = cuts, skips, endless
@@ -244,6 +247,8 @@ class Checker:
             for name, values in columns.items():
                 if not name.startswith("collector"):
                     assert not values[row, length:].any(), f"padding of {name} is not zero"
+            if self.restarts and length:
+                self._see_newcomer(columns["observation"][row, 0])
             for t in range(length):
                 frame = {name: values[row, t] for name, values in columns.items()}
                 self._check_frame(frame, last=t == length - 1)
@@ -251,6 +256,12 @@ class Checker:
         self.counts["frames"] += frames
         self.counts["padding"] += mask.size - frames
         return frames
+
+    def _see_newcomer(self, observation: Any) -> None:
+        """Forget what came before the first frame of an environment that is new."""
+        worker, env, episode, step, _ = (int(x) for x in observation)
+        if episode == step == 0 and self.last.pop((worker, env), None) is not None:
+            self.counts["newcomers"] += 1
 
     def _check_frame(self, frame: dict[str, Any], last: bool) -> None:
         worker, env, episode, step, last_action = (int(x) for x in frame["observation"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 import warnings
 
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from tests.collectors.support import (
@@ -298,6 +301,55 @@ def test_cat_results_says_how_workers_are_put_together(how, shape):
             elif how in (1, -1):
                 batch = torch.cat(list(batch.split(5, 1)), 0)
             checker.check(batch)
+
+
+class Mortal(CodeEnv):
+    """Kills its process in the middle of an episode, if it finds a file at its path."""
+
+    def __init__(self, worker, env, path):
+        super().__init__(worker, env)
+        self.path = path
+
+    def step(self, action):
+        if os.path.exists(self.path) and self.np_random.random() < 0.1:
+            os.unlink(self.path)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def mortals(worker, path):
+    return SyncVectorEnv(
+        [lambda env=env: Mortal(worker, env, path) for env in range(3)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+
+
+@pytest.mark.parametrize("make", MULTI, ids=lambda make: make.__name__)
+def test_what_was_there_before_a_worker_was_killed_and_what_comes_after_is_true(make, tmp_path):
+    paths = [tmp_path / str(worker) for worker in range(2)]
+    checker, kills = Checker([3, 3], restarts=True), 4
+    with make(
+        mortals,
+        CodePolicy(),
+        create_env_kwargs=[{"worker": i, "path": str(paths[i])} for i in range(2)],
+        num_workers=2,
+        frames_per_batch=120,
+        on_worker_failure="restart",
+        max_restarts=kills,
+    ) as collector:
+        for kill in range(1, kills + 1):
+            check(collector, checker, 3)
+            paths[kill % 2].touch()
+            for _ in range(200):  # a block has a hundred chances to die, and there may be luck
+                check(collector, checker, 1)
+                if checker.counts["newcomers"] == 3 * kill:
+                    break
+            assert checker.counts["newcomers"] == 3 * kill
+            assert collector.stats()["restarts"] == kill
+        stats = collector.stats()
+    assert stats["delivered"] == checker.counts["frames"] == collector.frames
+    assert stats["dropped"] <= kills * 120
+    assert checker.counts["padding"] == 0
 
 
 def test_split_trajs_gives_a_row_to_every_piece_of_a_trajectory():
