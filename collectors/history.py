@@ -80,8 +80,12 @@ class History:
                 observation, _ = member.reset()
                 self._starts[i] = {"rng": state["rng"]}
             self._since[i] = longest - len(state["actions"])
+            over = False
             for row in state["actions"].numpy():
-                observation, *_ = member.step(action(row))
+                if over:  # it takes another course, and may not be stepped past its end
+                    return None
+                observation, _, terminated, truncated, _ = member.step(action(row))
+                over = terminated or truncated
             observations.append(observation)
         shape = next((s["actions"].shape[1:] for s in states if len(s["actions"])), None)
         dtype = next((s["actions"].numpy().dtype for s in states if len(s["actions"])), None)

@@ -293,6 +293,15 @@ def test_environments_that_cannot_be_brought_back_start_anew_and_it_says_so(make
     assert fresh.min() > last["collector", "traj_ids"].max()
 
 
+def test_an_episode_that_takes_another_course_is_not_stepped_past_its_end():
+    with Collector(CodeEnv, CodePolicy(), frames_per_batch=4) as first:
+        first.next()  # an episode of one step, and three of its second
+        state = first.state_dict()
+    with Collector(CodeEnv, CodePolicy(), frames_per_batch=4) as second:
+        assert second.load_state_dict(state) is False
+        assert second.next()["is_init"][0, 0]
+
+
 def test_a_collector_of_another_kind_is_refused():
     with single() as one, multi() as two:
         with pytest.raises(ValueError, match=r"kind='Collector'.*'MultiSyncCollector'"):
