@@ -11,7 +11,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, PolicyVersion
+from collectors import (
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    PolicyVersion,
+    ReplayBuffer,
+)
 from sync import (
     MultiProcessedRemoteWeightUpdate,
     MultiProcessWeightSyncScheme,
@@ -55,11 +61,28 @@ def test_all_is_answered_in_the_middle_of_iteration(kind):
             assert collector.getattr_policy("weight") is policy.weight
             assert collector.getattr_policy("weight.dtype") == torch.float32
             assert collector.get_model() is policy
+            hold(policy, number)
+            assert collector.get_cached_weights()["weight"].item() == number
+            assert collector.get_cached_weights("critic") is None
+            assert collector.get_policy_version() == number - 1
+            collector.update_policy_weights_()
+            assert collector.get_policy_version() == collector.policy_version == number
             state = collector.state_dict()
             assert state["frames"] == collector.frames
             assert len(state["workers"]) == workers
         with pytest.raises(AttributeError, match="nothing"):
             collector.getattr_policy("nothing")
+        with pytest.raises(AttributeError, match="'written': this collector has no replay buffer"):
+            collector.getattr_rb("written")
+
+
+def test_a_replay_buffer_is_asked_through_its_collector():
+    with make("single", replay_buffer=ReplayBuffer(100)) as collector:
+        assert collector.next() is None
+        assert collector.getattr_rb("written") == 40
+        assert collector.getattr_rb("capacity") == 100
+        with pytest.raises(AttributeError, match="'nothing'"):
+            collector.getattr_rb("nothing")
 
 
 @pytest.mark.parametrize("kind", KINDS)
