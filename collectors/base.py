@@ -24,8 +24,8 @@ from collectors.batches import frames_of
 from collectors.options import Options, check_factory, count_workers, per_worker
 from collectors.seeds import fresh_seed
 from collectors.trajectories import Whole, split
-from collectors.versions import PolicyVersion
-from collectors.weights import Publisher, find_model, sends_weights
+from collectors.versions import PolicyVersion, Stamps
+from collectors.weights import POLICY, Publisher, find_model, sends_weights
 from sync import WeightSyncScheme
 
 
@@ -64,6 +64,7 @@ class BaseCollector(ABC):
         self._error: BaseException | None = None
         self._threads_before: int | None = None
         self._receivers: dict[str, WeightSyncScheme] = {}
+        self._above = Stamps()
         self._wait_s = 0.0
         self._shut = False
         _OPEN.add(self)
@@ -167,6 +168,8 @@ class BaseCollector(ABC):
             began = time.monotonic()
             with self._turn:  # whoever has it next finds the batch counted
                 batch = self._gather()
+                if self._receivers and self.tracked is not None:
+                    batch["policy_version"] = self._above.translate(batch["policy_version"])
                 frames = frames_of(batch)
                 self.frames += frames
                 if wanted is not None:
@@ -225,9 +228,10 @@ class BaseCollector(ABC):
             raise ValueError("give the weights once: in first place, as weights= or as policy=")
         self._raise_error()
         by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
+        self._note_above(self.publisher.version + 1)  # before any worker can have it
         self._publish(by_model, worker_ids)
         if self.tracked is not None:
-            self.tracked.number = self.publisher.version
+            self.tracked.number = self._version
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids)
@@ -239,10 +243,20 @@ class BaseCollector(ABC):
 
     def get_policy_version(self) -> int | str:
         """The version last published, in the form that `track_policy_version` says."""
-        number = self.publisher.version
+        number = self._version
         if self.tracked is None or self.tracked.version_type == "int":
             return number
         return str(self.tracked.uuid(number))
+
+    @property
+    def _version(self) -> int:
+        return self._above.newest if self._receivers else self.publisher.version
+
+    def _note_above(self, version: int) -> None:
+        """From this version of its own on, the collector has the weights that came from above."""
+        if self._receivers:
+            main = self._receivers.get(POLICY) or next(iter(self._receivers.values()))
+            self._above.note(version, max(0, main.version))
 
     def increment_version(self) -> None:
         """Publish the weights as they are under the next version."""
@@ -260,12 +274,13 @@ class BaseCollector(ABC):
     def register_scheme_receiver(self, schemes: Mapping[str, WeightSyncScheme]) -> None:
         """Take weights from above: they are passed on to this collector's own workers.
 
-        The schemes were initialised by another process, which is their sender.
+        Versions are counted as there from now on. The schemes were initialised by their sender, in
+        another process or, where these are copies of them, in this one.
         """
         for model_id, scheme in schemes.items():
             scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self.worker_idx)
-            scheme.connect(background=False)
             self._receivers[model_id] = scheme
+            scheme.connect(background=False)
 
     def receive_weights(self, timeout: float | None = None) -> bool:
         """Take what came from above, if anything did; whether something had."""
@@ -338,7 +353,7 @@ class BaseCollector(ABC):
         return {
             **counters,
             "batches": self.frames // max(1, self.frames_per_batch),
-            "policy_version": self.publisher.version,
+            "policy_version": self._version,
             "wait_s": self._wait_s,
             "seed": self.seed,
             "sync": self.publisher.stats(),
@@ -399,6 +414,7 @@ class BaseCollector(ABC):
             self.seed = int(state["seed"])
             self.frames = int(state["frames"])
             self.publisher.base += int(state["policy_version"]) - self.publisher.version
+            self._note_above(self.publisher.version)
             exact = self._load_worker_states(list(state["workers"]))
             self._whole.load_state_dict(state["whole"])
         return all(exact)

@@ -13,13 +13,13 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDict
 
 from collectors.batches import frames_of
 from collectors.frames import Field, FrameLayout, Frames
 from collectors.seeds import Seeds
 from collectors.spaces import Key
+from collectors.versions import Stamps
 from collectors.weights import Intake
 from collectors.words import FRAMES, STAGE, STEPPING, STEPS, VERSION, Words
 
@@ -38,17 +38,12 @@ class Hosted:
         self.frames: Frames | None = None
         self.layout: FrameLayout | None = None
         self._first: TensorDict | None = None
-        self._outer = np.zeros(1, np.int64)  # the trainer's version, by the hosted collector's
+        self.stamps = Stamps()
         self.reseed(seeds)
 
     def follow(self, weights: Intake) -> None:
         """Note which of the trainer's versions the newest of the hosted collector's is."""
-        inner = self.collector.publisher.version
-        if inner >= len(self._outer):
-            grown = np.full(max(inner + 1, 2 * len(self._outer)), self._outer[-1])
-            grown[: len(self._outer)] = self._outer
-            self._outer = grown
-        self._outer[inner:] = weights.version
+        self.stamps.note(self.collector.publisher.version, weights.version)
         self.words[VERSION] = weights.version
 
     def reseed(self, seeds: Seeds) -> None:
@@ -76,7 +71,8 @@ class Hosted:
             batch, self._first = self._first, None
         else:
             batch = self.collector.next()
-        _write(frames, batch, self._outer)
+        batch["policy_version"] = self.stamps.translate(batch["policy_version"])
+        _write(frames, batch)
         words[FRAMES] += frames_of(batch)
         words[STEPS] += 1
         steps: int = batch.batch_size[1]
@@ -87,11 +83,11 @@ class Hosted:
         return {
             "seeds": asdict(self.seeds),
             "collector": self.collector.state_dict(),
-            "outer": torch.from_numpy(self._outer.copy()),
+            "stamps": self.stamps.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
-        self._outer = state["outer"].numpy().copy()
+        self.stamps.load_state_dict(state["stamps"])
         exact: bool = self.collector.load_state_dict(state["collector"])
         self._first = None
         if not goes_on:
@@ -130,7 +126,7 @@ def _layout(batch: TensorDict) -> FrameLayout:
 _ENDS = ("reward", "done", "terminated", "truncated")
 
 
-def _write(frames: Frames, batch: TensorDict, outer: np.ndarray[Any, Any]) -> None:
+def _write(frames: Frames, batch: TensorDict) -> None:
     """Put a batch [environments, time] into a block, time first."""
     frames.begin()
     layout, tensors, steps = frames.layout, frames.tensors, batch.batch_size[1]
@@ -149,8 +145,7 @@ def _write(frames: Frames, batch: TensorDict, outer: np.ndarray[Any, Any]) -> No
         "live": ("collector", "mask"),
         "ids": ("collector", "traj_ids"),
         "envs": ("collector", "env"),
+        "version": ("policy_version",),
     }
     for name, key in named.items():
         tensors[name][:steps] = batch.get(key).transpose(0, 1)
-    stamps = batch["policy_version"].transpose(0, 1).numpy()
-    frames.version[:steps] = np.where(stamps < 0, stamps, outer[np.maximum(stamps, 0)])

@@ -1,10 +1,12 @@
-"""The version of the policy, as a number or as a UUID that stands for it."""
+"""The version of the policy: as a number, as a UUID, and as those above count it."""
 
 from __future__ import annotations
 
 import uuid
+from typing import Any
 from uuid import UUID as UUIDType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +63,34 @@ class PolicyVersion:
         """The UUID of one stamp."""
         high, low = (int(half) & _MASK for half in halves)
         return uuid.UUID(int=high << 64 | low)
+
+
+class Stamps:
+    """The version of those above behind each version of a collector whose weights they send."""
+
+    def __init__(self) -> None:
+        self._outer = np.zeros(1, np.int64)
+        self.newest = 0
+
+    def note(self, inner: int, outer: int) -> None:
+        """The collector's version `inner`, and all after it, hold the `outer` of those above."""
+        grown = self._outer
+        if inner >= len(grown):
+            grown = np.full(max(inner + 1, 2 * len(self._outer)), self._outer[-1])
+            grown[: len(self._outer)] = self._outer
+        grown[inner:] = outer
+        self._outer, self.newest = grown, outer
+
+    def translate(self, stamps: Tensor) -> Tensor:
+        """The versions of those above; random actions have none."""
+        inner = stamps.numpy()
+        return torch.from_numpy(np.where(inner < 0, inner, self._outer[np.maximum(inner, 0)]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"outer": torch.from_numpy(self._outer.copy()), "newest": self.newest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._outer, self.newest = state["outer"].numpy().copy(), int(state["newest"])
 
 
 _MASK = (1 << 64) - 1

@@ -35,9 +35,10 @@ import numpy as np
 import torch
 
 from collectors.options import SINGLE
-from collectors.remote.intake import HostIntake, Stamps
+from collectors.remote.intake import HostIntake
 from collectors.remote.parcel import Parcel, pack
 from collectors.seeds import Seeds
+from collectors.versions import Stamps
 from collectors.weights import POLICY, find_model
 from collectors.worker import PASSED_ON
 from sync import SharedMemWeightSyncScheme, WeightSyncScheme

@@ -1,47 +1,14 @@
-"""How weights get from a trainer elsewhere into a local collector, and what their versions are."""
+"""How weights get from a trainer elsewhere into a local collector."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from collectors.weights import SchemeIntake
 from sync import WeightSyncScheme
 from sync.memory import Doorbell
-
-
-class Stamps:
-    """The trainer's version behind each version of a hosted collector."""
-
-    def __init__(self) -> None:
-        self._outer = np.zeros(1, np.int64)
-        self.newest = 0
-
-    def note(self, inner: int, outer: int) -> None:
-        """The hosted collector's version `inner`, and all after it, hold the trainer's `outer`."""
-        grown = self._outer
-        if inner >= len(grown):
-            grown = np.full(max(inner + 1, 2 * len(self._outer)), self._outer[-1])
-            grown[: len(self._outer)] = self._outer
-        grown[inner:] = outer
-        self._outer, self.newest = grown, outer
-
-    def translate(self, stamps: Tensor) -> Tensor:
-        """The trainer's versions; random actions have none."""
-        inner = stamps.numpy()
-        return torch.from_numpy(np.where(inner < 0, inner, self._outer[np.maximum(inner, 0)]))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"outer": torch.from_numpy(self._outer.copy()), "newest": self.newest}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._outer, self.newest = state["outer"].numpy().copy(), int(state["newest"])
 
 
 class HostIntake(SchemeIntake):
