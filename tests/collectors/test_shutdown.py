@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from sync.memory import PIDFDS
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, pids, told, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -154,6 +155,28 @@ def test_a_crash_shows_the_users_error_and_nothing_of_ours(tmp_path, kind):
         assert errors.strip().endswith("RuntimeError: the user's own mistake")
         assert errors.count("Traceback") == 1
         wait_until(lambda: not of_session(process.pid))
+
+
+def processes_held(pid: int) -> set[int]:
+    """The processes whose end the kernel tells this one of, by a descriptor."""
+    held = set()
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            held |= {int(line[4:]) for line in file.read_text().splitlines() if line[:4] == "Pid:"}
+    return held
+
+
+@pytest.mark.skipif(not PIDFDS, reason="here processes are looked up")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_kernel_tells_workers_of_the_trainers_end(method):
+    # Without a policy, since schemes too watch the trainer.
+    with MultiAsyncCollector(
+        Troubled, num_workers=2, frames_per_batch=40, start_method=method
+    ) as collector:
+        collector.next()
+        for worker in pids(collector):
+            assert os.getpid() in processes_held(worker)
+            assert worker in processes_held(os.getpid())
 
 
 @pytest.mark.parametrize(("kind", "method"), STARTED)
