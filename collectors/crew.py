@@ -12,16 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from collectors.batches import Trajectories
 from collectors.frames import FrameLayout, Frames
 from collectors.line import Line, LineClosed
+from collectors.member import Full, Member
 from collectors.weights import Publisher
-from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STEPS, VERSION, Words
+from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STEPS, Words
 from collectors.worker import Job, Setup, main
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
@@ -29,54 +29,6 @@ from sync.memory import AnonymousMemory, Watch, must_look, wait_for
 
 KILL_AFTER_S = 5.0
 _SLICE_S = 1.0  # how often somebody who waits looks whether a worker hangs
-
-
-class Full(NamedTuple):
-    """A block that a worker has filled."""
-
-    frames: Frames
-    block: int
-    serial: int
-    steps: int
-    frame_count: int
-    life: int
-
-
-@dataclass
-class Member:
-    """One worker, and what is known of it. A replacement takes over the same member."""
-
-    worker: int
-    trajectories: Trajectories
-    life: int = 0
-    process: Any = None
-    line: Line | None = None
-    words: Words = field(default_factory=Words)
-    watch: Watch | None = None
-    job: AnonymousMemory | None = None
-    num_envs: int = 0
-    environment: str = ""
-    factory: str = ""
-    seed: int = 0
-    blocks: list[Frames] = field(default_factory=list)
-    full: deque[Full] = field(default_factory=deque)
-    results: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-    failure: WorkerError | None = None
-    greeted: bool = False
-    ordered: int = 0  # blocks that it has been told to fill, and has not
-    outdated: int = 0  # up to this order, blocks hold frames from before a state was loaded
-    numbered: int = 0  # the life whose trajectories were numbered last
-    before: int = 0  # frames that earlier lives made
-    handed: int = 0  # frames of this life that were taken from its blocks
-    delivered: int = 0
-    dropped: int = 0
-    restarts: int = 0
-    seen: tuple[int, int, int] = (-1, -1, -1)
-    seen_at: float = 0.0
-
-    def __str__(self) -> str:
-        known = self.environment or f"environment made by {self.factory}"
-        return f"worker {self.worker} ({known}, seed {self.seed})"
 
 
 class Crew:
@@ -195,7 +147,7 @@ class Crew:
         """Put a fresh worker in the place of a failed one, which may fail in its turn."""
         self._end(member, timeout=0.0)
         with self._news:
-            self._settle_accounts(member)
+            member.settle()
             member.words = Words()
             member.life += 1
             member.restarts += 1
@@ -210,14 +162,6 @@ class Crew:
         except WorkerError as error:
             if member.failure is None:
                 member.failure = error
-
-    def _settle_accounts(self, member: Member) -> None:
-        """What a dead worker made and did not hand over is dropped."""
-        made = member.words.words[FRAMES]
-        waiting = sum(full.frame_count for full in member.full if full.life == member.life)
-        member.dropped += made - waiting - member.handed
-        member.before += made
-        member.handed = 0
 
     def _raise_if_closed(self) -> None:
         if self._closed:
@@ -367,21 +311,7 @@ class Crew:
         """The frames of one worker: where each of them is."""
         self.listen(0)
         with self._news:
-            made = member.words.words[FRAMES]
-            waiting = sum(full.frame_count for full in member.full if full.life != member.life)
-            blocks = range(len(member.blocks) or self.jobs[member.worker].num_blocks)
-            return {
-                "worker": member.worker,
-                "environment": member.environment,
-                "pid": None if member.process is None else member.process.pid,
-                "stage": member.words.stage,
-                "collected": member.before + made,
-                "delivered": member.delivered,
-                "dropped": member.dropped,
-                "in_flight": waiting + sum(member.words.frames_in(b, made) for b in blocks),
-                "restarts": member.restarts,
-                "version": member.words.words[VERSION],
-            }
+            return member.account(len(member.blocks) or self.jobs[member.worker].num_blocks)
 
     def failed(self) -> list[Member]:
         return [member for member in self.members if member.failure is not None]

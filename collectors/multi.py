@@ -15,7 +15,8 @@ from tensordict import TensorDict
 
 from collectors.base import BaseCollector
 from collectors.batches import Part, Room, assemble, room_for
-from collectors.crew import Crew, Full, Member, interrupts_held
+from collectors.crew import Crew, interrupts_held
+from collectors.member import Full, Member
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.weights import Publisher

@@ -21,7 +21,8 @@ from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from sync.stats import SendStats
 from sync.strategy import Weights, WeightStrategy
-from sync.transport import Transport, await_workers
+from sync.transport import Transport
+from sync.waiting import await_workers
 from sync.wire import make_encoder
 from sync.wire.coder import EXACT, Deviation
 

@@ -22,7 +22,7 @@ from sync.binding import Binding
 from sync.board import Board
 from sync.channel import Channel
 from sync.slots import Slots
-from sync.transport import await_workers
+from sync.waiting import await_workers
 from tests.sync.support import Counting, Handed, Worker, bits, fill, held, policy
 
 LAYOUT = Layout.of(dict(policy().state_dict()))

@@ -1,0 +1,88 @@
+"""One worker as the trainer knows it: its process, its line, its blocks, and its frames."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from collectors.batches import Trajectories
+from collectors.frames import Frames
+from collectors.line import Line
+from collectors.words import FRAMES, VERSION, Words
+from sync.errors import WorkerError
+from sync.memory import AnonymousMemory, Watch
+
+
+class Full(NamedTuple):
+    """A block that a worker has filled."""
+
+    frames: Frames
+    block: int
+    serial: int
+    steps: int
+    frame_count: int
+    life: int
+
+
+@dataclass
+class Member:
+    """One worker, and what is known of it. A replacement takes over the same member."""
+
+    worker: int
+    trajectories: Trajectories
+    life: int = 0
+    process: Any = None
+    line: Line | None = None
+    words: Words = field(default_factory=Words)
+    watch: Watch | None = None
+    job: AnonymousMemory | None = None
+    num_envs: int = 0
+    environment: str = ""
+    factory: str = ""
+    seed: int = 0
+    blocks: list[Frames] = field(default_factory=list)
+    full: deque[Full] = field(default_factory=deque)
+    results: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    failure: WorkerError | None = None
+    greeted: bool = False
+    ordered: int = 0  # blocks that it has been told to fill, and has not
+    outdated: int = 0  # up to this order, blocks hold frames from before a state was loaded
+    numbered: int = 0  # the life whose trajectories were numbered last
+    before: int = 0  # frames that earlier lives made
+    handed: int = 0  # frames of this life that were taken from its blocks
+    delivered: int = 0
+    dropped: int = 0
+    restarts: int = 0
+    seen: tuple[int, int, int] = (-1, -1, -1)
+    seen_at: float = 0.0
+
+    def __str__(self) -> str:
+        known = self.environment or f"environment made by {self.factory}"
+        return f"worker {self.worker} ({known}, seed {self.seed})"
+
+    def settle(self) -> None:
+        """What a dead worker made and did not hand over is dropped."""
+        made = self.words.words[FRAMES]
+        waiting = sum(full.frame_count for full in self.full if full.life == self.life)
+        self.dropped += made - waiting - self.handed
+        self.before += made
+        self.handed = 0
+
+    def account(self, num_blocks: int) -> dict[str, Any]:
+        """Where each of its frames is; it fills so many blocks."""
+        made = self.words.words[FRAMES]
+        waiting = sum(full.frame_count for full in self.full if full.life != self.life)
+        in_blocks = sum(self.words.frames_in(block, made) for block in range(num_blocks))
+        return {
+            "worker": self.worker,
+            "environment": self.environment,
+            "pid": None if self.process is None else self.process.pid,
+            "stage": self.words.stage,
+            "collected": self.before + made,
+            "delivered": self.delivered,
+            "dropped": self.dropped,
+            "in_flight": waiting + in_blocks,
+            "restarts": self.restarts,
+            "version": self.words.words[VERSION],
+        }
