@@ -46,7 +46,7 @@ class JoiningFleet(Fleet):
             self._processes = Processes()
             for number in range(num_hosts):
                 self._start(number)
-            self._processes.await_meeting(engine.connect)
+            self._processes.await_meeting(range(num_hosts), engine.connect)
         except BaseException:
             self.close(0.0)
             raise
@@ -64,7 +64,7 @@ class JoiningFleet(Fleet):
             )
         self._processes.end(host)
         self._start(host)
-        self._processes.await_meeting(functools.partial(self._engine.admit, host))
+        self._processes.await_meeting([host], functools.partial(self._engine.admit, host))
 
     def close(self, timeout: float) -> None:
         self._engine.close()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -80,38 +80,36 @@ class Processes:
             process.start()
         self._processes[host] = process
 
-    def await_meeting(self, meet: Callable[[], None]) -> None:
-        """Do `meet`, which waits for these processes; raise as soon as one of them ends instead."""
+    def await_meeting(self, hosts: Iterable[int], meet: Callable[[threading.Event], None]) -> None:
+        """Do `meet`, which waits for these hosts; raise as soon as one of them ends instead.
+
+        `meet` is then told by an event to give up: it would meet whoever comes in their place.
+        """
         raised: list[BaseException] = []
+        given_up = threading.Event()
 
         def run() -> None:
             try:
-                meet()
+                meet(given_up)
             except BaseException as error:  # noqa: BLE001 - raised below
                 raised.append(error)
 
         thread = threading.Thread(target=run, name="lockstep-meet", daemon=True)
         thread.start()
-        while thread.is_alive():
-            thread.join(0.05)
-            for host, process in self._processes.items():
-                if not process.is_alive() and thread.is_alive():
-                    raise ConnectionError(
-                        f"the process of collector {host} ended (exit code {process.exitcode}) "
-                        "before it could be met; what it wrote says why"
-                    )
+        awaited = {host: self._processes[host] for host in hosts}
+        try:
+            while thread.is_alive():
+                thread.join(0.05)
+                for host, process in awaited.items():
+                    if not process.is_alive() and thread.is_alive():
+                        raise ConnectionError(
+                            f"the process of collector {host} ended (exit code "
+                            f"{process.exitcode}) before it could be met; what it wrote says why"
+                        )
+        finally:
+            given_up.set()
         if raised:
             raise raised[0]
-
-    def how_it_ended(self, host: int) -> str | None:
-        """In words; None while it lives."""
-        process = self._processes.get(host)
-        if process is None or process.is_alive():
-            return None
-        code = process.exitcode
-        if code is not None and code < 0 and -code in set(signal.Signals):
-            return f"its process {process.pid} was ended by {signal.Signals(-code).name}"
-        return f"its process {process.pid} ended with exit code {code}"
 
     def end(self, host: int, timeout: float = 0.0) -> None:
         """Wait for a process to end, then make it."""

@@ -110,14 +110,14 @@ class RayFleet(Fleet):
         from ray.exceptions import RayActorError
 
         deadline = time.monotonic() + self._timeout
-        ready = False
-        while not ready:
+        while True:
             self._actors[host] = self._start(host)
             try:
                 self._await_ready([host])
-                ready = True
-            except RayActorError:
-                if time.monotonic() > deadline:
+                break
+            except BaseException as error:
+                self.remove(host)  # else it would be started when nobody wants it any more
+                if not isinstance(error, RayActorError) or time.monotonic() > deadline:
                     raise
         self._engine.replace(host, self._actors[host])
 

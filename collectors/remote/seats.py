@@ -440,7 +440,9 @@ class Seats:
 
     def replace(self, seat: Seat) -> None:
         """Put a fresh host in the place of a failed one, which may fail in its turn."""
+        self._raise_if_closed()
         job = self.jobs[seat.host]
+        failure: WorkerError | None = None
         try:
             if isinstance(seat.failure, WorkerRaised) and not self.fleet.engine.gone(seat.host):
                 self._end(seat, 1.0, close_env=True)
@@ -450,10 +452,15 @@ class Seats:
             assert seat.failure is not None
             seat.failure.add_note(str(error))
             raise seat.failure from None
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises: it costs a restart
+            text = f"{seat} could not be replaced: {type(error).__name__}: {error}"
+            failure = WorkerDied(seat.host, text)
         with self.news:
             self._settle(seat)
             seat.restarts += 1
-            seat.failure = None
+            seat.failure = failure
+        if failure is not None:
+            return
         job.seeds = dataclasses.replace(job.seeds, life=job.seeds.life + 1)
         try:
             self._make([seat])

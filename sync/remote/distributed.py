@@ -69,10 +69,17 @@ class DistributedEngine(Engine):
         self._store = open_store(host, port, timeout)
         self.host, self.port = host, self._store.port
 
-    def connect(self) -> None:
-        """Meet every peer that has not been met."""
-        deadline = time.monotonic() + self.timeout
+    def connect(self, given_up: threading.Event | None = None) -> None:
+        """Meet every peer that has not been met; `given_up` ends the wait for them."""
         missing = [peer for peer in range(self.num_peers) if peer not in self._lines]
+        self._meet_all(missing, given_up or threading.Event())
+
+    def admit(self, peer: int, given_up: threading.Event | None = None) -> None:
+        """Meet a peer that came late, or one that takes the place of a dead one."""
+        self._meet_all([peer], given_up or threading.Event())
+
+    def _meet_all(self, missing: list[int], given_up: threading.Event) -> None:
+        deadline = time.monotonic() + self.timeout
         while True:
             for peer in [peer for peer in missing if self._is_there(peer)]:
                 self._meet(peer, deadline)
@@ -81,18 +88,8 @@ class DistributedEngine(Engine):
                 return
             if time.monotonic() > deadline:
                 raise TimeoutError(self._absent(missing))
-            time.sleep(_LOOK_S)
-
-    def admit(self, peer: int) -> None:
-        """Meet a peer that came late, or one that takes the place of a dead one."""
-        deadline = time.monotonic() + self.timeout
-        while not self._is_there(peer):
-            if time.monotonic() > deadline:
-                raise TimeoutError(self._absent([peer]))
-            time.sleep(_LOOK_S)
-        if (before := self._lines.pop(peer, None)) is not None:
-            before.close()
-        self._meet(peer, deadline)
+            if given_up.wait(_LOOK_S):
+                return
 
     def _is_there(self, peer: int) -> bool:
         return self._store.add(_came(peer), 0) > self._met.get(peer, 0)
@@ -105,6 +102,8 @@ class DistributedEngine(Engine):
         )
 
     def _meet(self, peer: int, deadline: float) -> None:
+        if (before := self._lines.pop(peer, None)) is not None:
+            before.close()
         number = self._store.add(_came(peer), 0)
         self._names[peer] = self._store.get(f"{_came(peer)}/{number}").decode()
         self._met[peer] = number

@@ -92,13 +92,14 @@ class RPCEngine(Engine):
         self._beat.start()
         atexit.register(self.close)  # an agent that outlives the interpreter aborts it
 
-    def connect(self) -> None:
-        """Meet every peer that has not been met."""
-        self._meet([peer for peer in range(self.num_peers) if peer not in self._names])
+    def connect(self, given_up: threading.Event | None = None) -> None:
+        """Meet every peer that has not been met; `given_up` ends the wait for them."""
+        missing = [peer for peer in range(self.num_peers) if peer not in self._names]
+        self._meet(missing, given_up or threading.Event())
 
-    def admit(self, peer: int) -> None:
+    def admit(self, peer: int, given_up: threading.Event | None = None) -> None:
         """Meet a peer that came late, or one that takes the place of a dead one."""
-        self._meet([peer])
+        self._meet([peer], given_up or threading.Event())
 
     def forget(self, peer: int) -> None:
         """Take a dead peer out of the group: nobody could join while it counts as a member."""
@@ -113,10 +114,9 @@ class RPCEngine(Engine):
                 assert there != name
         _strike_out(name)
 
-    def _meet(self, peers: list[int]) -> None:
+    def _meet(self, missing: list[int], given_up: threading.Event) -> None:
         deadline = time.monotonic() + self.timeout
-        missing = list(peers)
-        while missing:
+        while missing and not given_up.wait(_LOOK_S):
             for peer in list(missing):
                 name = _newest_of(peer)
                 is_new = name is not None and name != self._names.get(peer)
@@ -129,7 +129,6 @@ class RPCEngine(Engine):
                     f"{self.timeout:g} s: was its process started, and does it call serve() with "
                     "this host and port?"
                 )
-            time.sleep(_LOOK_S)
 
     def _watch(self, peer: int, name: str) -> bool:
         """False if it has a name already, but no address yet."""
