@@ -339,8 +339,11 @@ class RemoteCollector(BaseCollector):
 
     def _hold(self, still: bool) -> None:
         assert self.seats is not None
-        self.seats.held = still
-        self._call("hold", still)
+        self.seats.hold(True)
+        try:
+            self._call("hold", still)
+        finally:
+            self.seats.hold(still)
 
     # -- saving
 

@@ -262,6 +262,13 @@ class Seats:
         self._await(chosen, asked, f"asked to {method}", self._timeout, "timeout", lost=True)
         return [cloudpickle.loads(asked[seat.host].result().value) for seat in chosen]
 
+    def hold(self, still: bool) -> None:
+        """Expect no frames, or expect them from now on."""
+        with self.news:
+            for seat in self.seats:
+                seat.moved_at = time.monotonic()
+            self.held = still
+
     # -- batches
 
     def order(self, seat: Seat) -> None:
