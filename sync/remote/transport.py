@@ -102,13 +102,24 @@ class Hub:
         """End `answer` as the handover ended, or as sending the block from here does."""
         assert self.engine is not None
         if took.exception() is None and took.result().kind == MISSING:
-            took = self.engine.post(errand.worker, keep_and_deliver, parcel, errand)
+            took = _attempt(self.engine.post, errand.worker, keep_and_deliver, parcel, errand)
             took.add_done_callback(partial(_pass_on, answer))
         else:
             if took.exception() is None:
                 with self._lock:
                     self.handed_on += 1
             _pass_on(answer, took)
+
+
+def _attempt(post: Callable[..., Future[Answer]], *args: Any) -> Future[Answer]:
+    """The future of a post, which has failed if it could not be made."""
+    try:
+        return post(*args)
+    except Exception as error:  # noqa: BLE001 - a full object store, say
+        error.add_note("The version could not be sent.")
+        failed: Future[Answer] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def _pass_on(answer: Future[Answer], took: Future[Answer]) -> None:
@@ -178,9 +189,10 @@ class RemoteTransport(Transport):
         if self._on_the_way is not None or self._next is None or self._dead:
             return
         assert self.hub is not None
-        way = self._on_the_way = self._next
-        self._next = None
-        self.hub.post(self.worker_idx, way).add_done_callback(partial(self._answered, way))
+        way = self._next
+        answer = _attempt(self.hub.post, self.worker_idx, way)
+        self._on_the_way, self._next = way, None
+        answer.add_done_callback(partial(self._answered, way))
 
     def _answered(self, way: Way, future: Future[Answer]) -> None:
         """In a thread of the engine: the worker has room for another."""
