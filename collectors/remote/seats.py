@@ -10,6 +10,7 @@ import dataclasses
 import secrets
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -295,7 +296,7 @@ class Seats:
             if life != seat.life:
                 return  # nobody waits for it any more; it was counted as dropped
             if full is not None and account is not None:
-                self._take_account(seat, account)
+                self._take_account(seat, life, account)
                 seat.early[serial] = full
                 while seat.due in seat.early:
                     seat.full.append(seat.early.pop(seat.due))
@@ -304,7 +305,7 @@ class Seats:
                 self.news.notify_all()
                 return
             if answer.exception() is None and answer.result().account is not None:
-                self._take_account(seat, answer.result().account)
+                self._take_account(seat, life, answer.result().account)
             seat.failure = seat.failure or self._failure(seat, answer, "collecting")
             self.news.notify_all()
 
@@ -353,20 +354,29 @@ class Seats:
             for seat in list(self.seats):
                 if late:  # this process was stopped for a while: the time is not theirs
                     seat.asked_at = seat.moved_at = now
-                self._feel(seat, now)
+                try:
+                    self._feel(seat, now)
+                except Exception:  # noqa: BLE001 - nobody else would hear of it, or feel the others
+                    text = f"{seat} cannot be watched:\n{traceback.format_exc().rstrip()}"
+                    self._note(seat, seat.life, WorkerError(seat.host, text))
 
     def _feel(self, seat: Seat, now: float) -> None:
-        if not seat.open or seat.failure is not None:
-            return
+        with self.news:
+            if not seat.open or seat.failure is not None:
+                return
+            life, beat = seat.life, seat.beat
         failure: WorkerError | None = None
         if why := self.fleet.engine.gone(seat.host):
             failure = WorkerDied(seat.host, f"{seat} died: {why}")
-        elif seat.beat is None or seat.beat.done():
-            if seat.beat is not None:
-                failure = self._failure(seat, seat.beat, "watched")
+        elif beat is None or beat.done():
+            if beat is not None:
+                failure = self._failure(seat, beat, "watched")
                 if failure is None:
-                    self._take_account(seat, seat.beat.result().value)
-            seat.asked_at, seat.beat = now, self._ask(seat, far.beat)
+                    self._take_account(seat, life, beat.result().value)
+            beat = self._ask(seat, far.beat)
+            with self.news:
+                if life == seat.life:
+                    seat.asked_at, seat.beat = now, beat
         elif now - seat.asked_at > self._timeout:
             failure = WorkerTimeout(
                 seat.host,
@@ -380,14 +390,18 @@ class Seats:
                 f"timeout={self._timeout:g} s{_stages(seat)}",
             )
         if failure is not None:
-            with self.news:
-                if seat.open and seat.failure is None:
-                    seat.failure = failure
-                self.news.notify_all()
+            self._note(seat, life, failure)
 
-    def _take_account(self, seat: Seat, account: dict[str, Any]) -> None:
+    def _note(self, seat: Seat, life: int, failure: WorkerError) -> None:
+        """A host failed in this life of its seat."""
         with self.news:
-            if account["number"] <= seat.account.get("number", 0):
+            if life == seat.life and seat.open:
+                seat.failure = seat.failure or failure
+            self.news.notify_all()
+
+    def _take_account(self, seat: Seat, life: int, account: dict[str, Any]) -> None:
+        with self.news:
+            if life != seat.life or account["number"] <= seat.account.get("number", 0):
                 return  # an older one, overtaken on its way
             moved = ("collected", "version", "restarts")
             if any(account[name] != seat.account.get(name) for name in moved):
@@ -396,16 +410,13 @@ class Seats:
 
     def refresh(self) -> None:
         """Have the accounts be of this moment, as far as hosts answer at once."""
-        asked = {seat.host: self._ask(seat, far.beat) for seat in self.seats if seat.open}
+        asked = [(seat, seat.life, self._ask(seat, far.beat)) for seat in self.seats if seat.open]
         deadline = time.monotonic() + min(0.5, self._timeout)
-        for seat in self.seats:
-            answer = asked.get(seat.host)
+        for seat, life, answer in asked:
             with contextlib.suppress(Exception):
-                if answer is None:
-                    continue
                 reply = answer.result(max(0.0, deadline - time.monotonic()))
                 if reply.error is None:
-                    self._take_account(seat, reply.value)
+                    self._take_account(seat, life, reply.value)
 
     def accounts(self) -> list[dict[str, Any]]:
         """Where the frames of every host are; of those that were removed too."""

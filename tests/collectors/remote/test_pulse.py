@@ -6,10 +6,18 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import Future
 
+import pytest
+
+from collectors.remote import host as far
+from collectors.remote.collector import RemoteCollector
+from collectors.remote.fleet import Fleet
+from sync import RPCWeightSyncScheme, WorkerRaised
 from tests.collectors.remote.support import host_pids
 from tests.collectors.remote.test_failures import gather, troubled
-from tests.collectors.troubled import wait_until
+from tests.collectors.troubled import Plain, Troubled, wait_until
+from tests.sync.remote.test_at_once import Threads
 
 TIMEOUT_S = 3.0
 
@@ -26,3 +34,103 @@ def test_a_pause_may_be_longer_than_what_counts_as_hanging():
             os.kill(pid, signal.SIGSTOP)  # it hears late that the pause is over
             threading.Timer(TIMEOUT_S / 3, os.kill, (pid, signal.SIGCONT)).start()
         gather(collector, 4)
+
+
+class Interrupted(Future):
+    """Something happens before somebody looks into it."""
+
+    def __init__(self, answer, meanwhile):
+        super().__init__()
+        self.meanwhile = meanwhile
+        answer.add_done_callback(lambda done: self.set_result(done.result()))
+
+    def exception(self, timeout=None):
+        self._let_it_happen()
+        return super().exception(timeout)
+
+    def result(self, timeout=None):
+        self._let_it_happen()
+        return super().result(timeout)
+
+    def _let_it_happen(self):
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+
+
+class Scripted(Threads):
+    """Hosts are threads of this process; something can happen while a thread of some name asks."""
+
+    asker = "nobody"
+    meanwhile = None
+    fault = ""
+
+    def call(self, peer, function, *args):
+        answer = super().call(peer, function, *args)
+        if function is not far.beat or threading.current_thread().name != self.asker:
+            return answer
+        self.asker = "nobody"
+        return Interrupted(answer, self.meanwhile)
+
+    def gone(self, peer):
+        if self.fault and threading.current_thread().name == "lockstep-pulse":
+            fault, self.fault = self.fault, ""
+            raise RuntimeError(fault)
+        return super().gone(peer)
+
+
+class HereFleet(Fleet):
+    own_process = False
+
+    def __init__(self):
+        self.engine = Scripted()
+
+    def replace(self, host):
+        far.close_all()
+
+    def close(self, timeout):
+        self.engine.close()
+
+
+class HereCollector(RemoteCollector):
+    kind = "RPCCollector"
+    _scheme_class = RPCWeightSyncScheme
+
+    def _launch(self, num_hosts):
+        return HereFleet()
+
+
+def here():
+    options = {"on_worker_failure": "restart", "max_restarts": 5, "timeout": 8 * TIMEOUT_S}
+    return HereCollector(
+        Troubled, Plain(), num_collectors=1, sync=True, frames_per_batch=40, **options
+    )
+
+
+@pytest.mark.parametrize("asker", ["MainThread", "lockstep-pulse"])
+def test_what_a_host_told_in_an_earlier_life_is_no_news_of_the_next(asker):
+    with here() as collector:
+        gather(collector, 2)
+        seat, engine = collector.hosts[0], collector.fleet.engine
+
+        def replace():
+            seat.failure = WorkerRaised(0, "it raised meanwhile")
+            collector.seats.replace(seat)
+
+        engine.meanwhile, engine.asker = replace, asker
+        collector.stats()
+        wait_until(lambda: seat.life == 1 and seat.open)
+        gather(collector, 2)
+        stats = collector.stats()
+        assert stats["restarts"] == 1
+        assert stats["collected"] == stats["delivered"] == 160
+
+
+def test_what_goes_wrong_in_the_pulse_is_told_and_the_pulse_goes_on():
+    with here() as collector:
+        for times in (1, 2):
+            collector.fleet.engine.fault = "cannot feel it"
+            wait_until(collector.seats.failed)
+            assert "RuntimeError: cannot feel it" in str(collector.hosts[0].failure)
+            gather(collector, 1)
+            assert collector.stats()["restarts"] == times
