@@ -129,6 +129,8 @@ class Line:
                     self._hear(ticket, data[8 * num_tensors :], tensors)
         except RuntimeError as error:
             self._end(_in_words(str(error), self._silence.total_seconds()))
+        except Exception as error:  # noqa: BLE001 - no memory, say: nobody else would hear of it
+            self._end(f"{type(error).__name__}: {error}")
 
     def _take(self, nbytes: int) -> Tensor:
         memory, work = self._ask_for(nbytes, _FRAMES)

@@ -136,3 +136,17 @@ def until_the_end(block):
 
 
 _over = threading.Event()
+
+
+def test_an_end_that_can_read_no_more_says_why(ends):
+    def none_left(nbytes):
+        raise OSError("no memory is left")
+
+    _over.clear()
+    waiting = ends[1].post(until_the_end, torch.zeros(4, dtype=torch.uint8))
+    ends[1]._memory.take = none_left
+    ends[0].post(total, torch.zeros(300_000, dtype=torch.uint8), 0)
+    with pytest.raises(PeerDied, match="rank 0 is gone: OSError: no memory is left"):
+        waiting.result(WAIT_S)
+    assert ends[1].ended.wait(WAIT_S)
+    _over.set()
