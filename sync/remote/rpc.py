@@ -84,6 +84,7 @@ class RPCEngine(Engine):
         self._silence_s = silence_s
         self._names: dict[int, str] = {}
         self._gone: dict[int, str] = {}
+        self._barred: list[str] = []  # who died, and may keep others out of the group
         self._pending: dict[Future[Any], int] = {}
         self._closing = threading.Event()
         _check_free(self.host, self.port)
@@ -101,19 +102,6 @@ class RPCEngine(Engine):
         """Meet a peer that came late, or one that takes the place of a dead one."""
         self._meet([peer], given_up or threading.Event())
 
-    def forget(self, peer: int) -> None:
-        """Take a dead peer out of the group: nobody could join while it counts as a member."""
-        name = self._names[peer]
-        for key in list(_infos()):
-            if key == name:
-                _drop(name)
-        for other, there in self._names.items():
-            if other != peer and other not in self._gone:
-                with contextlib.suppress(Exception):  # its own death is told elsewhere
-                    self.call(other, _drop, name).result(_CLOSE_S)
-                assert there != name
-        _strike_out(name)
-
     def _meet(self, missing: list[int], given_up: threading.Event) -> None:
         deadline = time.monotonic() + self.timeout
         while missing and not given_up.wait(_LOOK_S):
@@ -127,7 +115,7 @@ class RPCEngine(Engine):
                 raise TimeoutError(
                     f"peer {ids} did not join at {self.host}:{self.port} within "
                     f"{self.timeout:g} s: was its process started, and does it call serve() with "
-                    "this host and port?"
+                    f"this host and port?{''.join(self._barred)}"
                 )
 
     def _watch(self, peer: int, name: str) -> bool:
@@ -149,16 +137,29 @@ class RPCEngine(Engine):
             for future, whose in list(self._pending.items()):
                 if whose == peer:
                     self._fail(future, peer, why)
-            threading.Thread(target=self._forget_quietly, args=(peer,), daemon=True).start()
+            threading.Thread(target=self._forget, args=(peer, name), daemon=True).start()
 
     def _fail(self, future: Future[Any], peer: int, why: str) -> None:
         self._pending.pop(future, None)
         with contextlib.suppress(InvalidStateError):
             future.set_exception(PeerDied(f"{self.describe(peer)} is gone: {why}"))
 
-    def _forget_quietly(self, peer: int) -> None:
-        with contextlib.suppress(Exception):  # the agent may be on its way down
-            self.forget(peer)
+    def _forget(self, peer: int, name: str) -> None:
+        """Take a dead peer out of the group: nobody could join while it counts as a member."""
+        steps = {"here": partial(_drop, name)}
+        for other in list(self._names):
+            if other != peer and other not in self._gone:
+                steps[f"at peer {other}"] = partial(self._have_forgotten, other, name)
+        steps["in the store"] = partial(_strike_out, name)
+        for where, step in steps.items():
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - told to whoever then waits for another
+                self._barred.append(f" {name}, which died, is still a member {where}: {error!r}")
+
+    def _have_forgotten(self, other: int, name: str) -> None:
+        with contextlib.suppress(PeerDied):  # which is told elsewhere
+            self.call(other, _drop, name).result(_CLOSE_S)
 
     def _beats(self) -> None:
         while not self._closing.wait(self._silence_s / 4):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from sync.remote.addresses import address_towards, interface_of, is_loopback
+from tests.promises.probe import wait_until
 from tests.promises.remote_probe import ENGINES, Peers
 
 KINDS = sorted(ENGINES)
@@ -131,3 +132,21 @@ def test_an_interface_is_found_by_its_address():
     assert interface_of("127.0.0.1") == "lo"
     with pytest.raises(ValueError, match=r"address='192\.0\.2\.7' is not of this machine"):
         interface_of("192.0.2.7")
+
+
+def test_why_the_place_of_a_dead_peer_is_not_free_is_told_to_who_waits_for_another(monkeypatch):
+    from sync.remote import rpc
+
+    def refuse(name):
+        raise RuntimeError(f"the store keeps {name}")
+
+    monkeypatch.setattr(rpc, "_strike_out", refuse)
+    peers = Peers("rpc", 1)
+    try:
+        peers.processes[0].kill()
+        wait_until(lambda: peers.engine.gone(0) is not None)
+        peers.engine.timeout = 1.0
+        with pytest.raises(TimeoutError, match=r"did not join .* in the store: .*keeps peer0_1"):
+            peers.engine.admit(0)
+    finally:
+        peers.close()
