@@ -138,7 +138,6 @@ class RemoteCollector(BaseCollector):
     def _open(self) -> None:
         options = self.options
         assert self.fleet is not None
-        self._under_way = False
         self.seats = Seats(
             self.fleet,
             self.publisher,
@@ -206,8 +205,6 @@ class RemoteCollector(BaseCollector):
     def _gather_all(self) -> TensorDict:
         seats = self.seats
         assert seats is not None
-        if not self._under_way:  # else an interrupt cut short the call before this one
-            self._under_way = True
 
         def all_are_here() -> bool:
             return all(seat.full for seat in seats.seats)
@@ -219,7 +216,6 @@ class RemoteCollector(BaseCollector):
                     seats.order(seat)
             seats.wait(lambda: bool(all_are_here() or seats.failed()))
             self._raise_error()
-        self._under_way = False
         parts = [self._entries(seat, seats.take(seat)) for seat in seats.seats]
         seats.arrived.clear()
         _check_alike(parts, seats.seats)

@@ -78,10 +78,6 @@ class Seat:
         """How many batches it was asked for, and has not handed over."""
         return self.serial - self.due - len(self.early)
 
-    def waiting(self) -> int:
-        """Frames that arrived here and were not handed on."""
-        return sum(full.frame_count for full in (*self.full, *self.early.values()))
-
     def __str__(self) -> str:
         known = ", ".join(part for part in (self.where, self.environment) if part)
         return f"collector {self.host} ({known}, seed {self.seed})"

@@ -165,7 +165,6 @@ class RemoteTransport(Transport):
         self._last: Way | None = None
         self._answers: deque[tuple[Way, Future[Answer], int]] = deque()
         self._owner = ""
-        self._absent = False
         self._dead = ""
         self._inbox: Inbox | None = None
         self._landing: Snapshot | None = None
@@ -221,7 +220,6 @@ class RemoteTransport(Transport):
         if answer.owner and answer.owner != self._owner:
             self._owner = answer.owner
             self.greeted(answer.pid)
-        self._absent = not answer.owner
         if answer.kind == DONE:
             # Clocks differ between machines: what is counted from the publication is counted here.
             seen_ns = max(way.published_ns, heard_ns - answer.took_ns)
