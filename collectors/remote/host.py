@@ -94,6 +94,11 @@ class Host:
         self.stamps = Stamps()
         self.collector = _make(job)
         self.collector.set_seed(int(job.seeds.environments(1)[0]), job.seeds.static)
+        for model_id, scheme in job.schemes.items():
+            model = find_model(self.collector.publisher.policy, model_id)
+            scheme.init_on_receiver(
+                model_id=model_id, context=self, model=model, worker_idx=job.host
+            )
         self.intake: HostIntake | None = None
         self.heard_at = time.monotonic()
         self._served = threading.Condition()
@@ -124,11 +129,7 @@ class Host:
     def connect(self) -> None:
         """Take the first version of every model into use, here and in the collector's workers."""
         schemes = dict(self.job.schemes)
-        for model_id, scheme in schemes.items():
-            model = find_model(self.collector.publisher.policy, model_id)
-            scheme.init_on_receiver(
-                model_id=model_id, context=self, model=model, worker_idx=self.job.host
-            )
+        for scheme in schemes.values():
             scheme.connect(background=False)
         if schemes:
             self.intake = HostIntake(schemes, self.job.version_base)

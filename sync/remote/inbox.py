@@ -114,6 +114,12 @@ _inboxes: dict[Place, Inbox] = {}
 _departed: dict[Place, str] = {}  # workers that left, and why if they could not take any
 
 
+def expect_worker(place: Place) -> None:
+    """A worker will open its inbox here, perhaps where another has left: wait for it."""
+    with _registry:
+        _departed.pop(place, None)
+
+
 def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer | Later:
     """Give a worker of this process a snapshot; its answer, or how to wait for it.
 

@@ -31,7 +31,16 @@ from sync.layout import Layout
 from sync.memory import Doorbell
 from sync.remote import relay
 from sync.remote.engine import Engine, PeerDied
-from sync.remote.inbox import DONE, FAILED, LEFT, MISSING, Answer, Inbox, await_worker
+from sync.remote.inbox import (
+    DONE,
+    FAILED,
+    LEFT,
+    MISSING,
+    Answer,
+    Inbox,
+    await_worker,
+    expect_worker,
+)
 from sync.remote.relay import Errand, keep_and_deliver, take_and_deliver
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
@@ -321,6 +330,10 @@ class RemoteTransport(Transport):
     closing: Future[Any] | None = None
 
     # -- the receiver's end
+
+    def become_receiver(self) -> None:
+        super().become_receiver()
+        expect_worker((self.key, self.worker_idx))
 
     def greet(self) -> None:
         self._inbox = Inbox((self.key, self.worker_idx))

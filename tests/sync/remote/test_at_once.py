@@ -13,6 +13,7 @@ from torch import nn
 
 from sync import RPCWeightSyncScheme, WorkerRaised
 from sync.remote.engine import Engine
+from sync.remote.inbox import ABSENT, LEFT, Answer, deliver
 from sync.remote.wire import Outcome
 
 BROUGHT = "brings"
@@ -138,3 +139,16 @@ def test_after_the_receiver_has_shut_down_nothing_is_applied():
         with pytest.raises(Exception, match="left"):
             scheme.wait_async()
         assert theirs.number.item() == 0
+
+
+def test_a_successor_that_is_to_come_is_waited_for_where_another_has_left():
+    def what_becomes_of_a_block():
+        return deliver(torch.zeros(1), *inbox.place, patience_s=0.0).result()
+
+    with joined() as (scheme, _, receiver, theirs):
+        inbox = receiver._transports[0].inbox
+        receiver.shutdown()
+        assert what_becomes_of_a_block() == Answer(LEFT)
+        successor = copy.deepcopy(scheme)
+        successor.init_on_receiver(model=theirs, worker_idx=0)
+        assert what_becomes_of_a_block() == Answer(ABSENT)
