@@ -20,7 +20,8 @@ from collectors.remote.fleet import Fleet
 from collectors.remote.host import HostJob
 from collectors.remote.options import RemoteOptions, places, share
 from collectors.remote.parcel import nest, stack
-from collectors.remote.seats import Full, Seat, Seats
+from collectors.remote.seat import Full, Seat
+from collectors.remote.seats import Seats
 from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.spaces import Key
 from collectors.weights import POLICY, Publisher, sends_weights

@@ -1,7 +1,4 @@
-"""The trainer's side of its hosts: opening, asking, watching and replacing them, and all accounts.
-
-A seat is a place for a host. Whoever takes it after a failure has its number, and another life.
-"""
+"""The trainer's side of its hosts: opening, asking, watching and replacing them."""
 
 from __future__ import annotations
 
@@ -14,73 +11,21 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
-from torch import Tensor
 
 from collectors.batches import Trajectories
 from collectors.remote import host as far
 from collectors.remote.fleet import CannotReplace, Fleet
 from collectors.remote.host import HostJob, Reply
 from collectors.remote.parcel import MASK
-from collectors.spaces import Key
+from collectors.remote.seat import Full, Seat
 from collectors.weights import Publisher
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.remote.engine import PeerDied
 
 _SLICE_S = 1.0
-_NOTHING = {"collected": 0, "delivered": 0, "dropped": 0, "in_flight": 0, "restarts": 0}
-
-
-class Full(NamedTuple):
-    """A batch that a host has handed over."""
-
-    entries: dict[Key, Tensor]
-    frame_count: int
-    life: int
-
-
-@dataclass
-class Seat:
-    """One host, and what is known of it."""
-
-    host: int
-    trajectories: Trajectories
-    seed: int
-    name: str = ""
-    where: str = ""
-    pid: int = 0
-    environment: str = ""
-    num_envs: int = 0
-    first_env: int = -1
-    life: int = 0
-    numbered: int = 0  # the life whose trajectories were numbered last
-    open: bool = False  # greeted, and not known to have failed
-    serial: int = 0  # of the next batch to ask for
-    due: int = 0  # of the next batch to hand on: they may arrive in another order
-    early: dict[int, Full] = field(default_factory=dict)
-    full: deque[Full] = field(default_factory=deque)
-    account: dict[str, Any] = field(default_factory=lambda: dict(_NOTHING))
-    before: int = 0  # frames that earlier lives collected
-    handed: int = 0  # frames of this life that were handed on
-    delivered: int = 0
-    dropped: int = 0  # by earlier lives
-    restarts: int = 0
-    failure: WorkerError | None = None
-    beat: Future[Any] | None = None
-    asked_at: float = 0.0
-    moved_at: float = 0.0
-
-    @property
-    def owed(self) -> int:
-        """How many batches it was asked for, and has not handed over."""
-        return self.serial - self.due - len(self.early)
-
-    def __str__(self) -> str:
-        known = ", ".join(part for part in (self.where, self.environment) if part)
-        return f"collector {self.host} ({known}, seed {self.seed})"
 
 
 class Seats:
@@ -292,7 +237,7 @@ class Seats:
             if life != seat.life:
                 return  # nobody waits for it any more; it was counted as dropped
             if full is not None and account is not None:
-                self._take_account(seat, life, account)
+                seat.hear(life, account)
                 seat.early[serial] = full
                 while seat.due in seat.early:
                     seat.full.append(seat.early.pop(seat.due))
@@ -301,7 +246,7 @@ class Seats:
                 self.news.notify_all()
                 return
             if answer.exception() is None and answer.result().account is not None:
-                self._take_account(seat, life, answer.result().account)
+                seat.hear(life, answer.result().account)
             seat.failure = seat.failure or self._failure(seat, answer, "collecting")
             self.news.notify_all()
 
@@ -368,7 +313,8 @@ class Seats:
             if beat is not None:
                 failure = self._failure(seat, beat, "watched")
                 if failure is None:
-                    self._take_account(seat, life, beat.result().value)
+                    with self.news:
+                        seat.hear(life, beat.result().value)
             beat = self._ask(seat, far.beat)
             with self.news:
                 if life == seat.life:
@@ -383,7 +329,7 @@ class Seats:
             failure = WorkerTimeout(
                 seat.host,
                 f"{seat} hangs: it owes a batch and has made no frame for more than "
-                f"timeout={self._timeout:g} s{_stages(seat)}",
+                f"timeout={self._timeout:g} s{seat.stages()}",
             )
         if failure is not None:
             self._note(seat, life, failure)
@@ -395,15 +341,6 @@ class Seats:
                 seat.failure = seat.failure or failure
             self.news.notify_all()
 
-    def _take_account(self, seat: Seat, life: int, account: dict[str, Any]) -> None:
-        with self.news:
-            if life != seat.life or account["number"] <= seat.account.get("number", 0):
-                return  # an older one, overtaken on its way
-            moved = ("collected", "version", "restarts")
-            if any(account[name] != seat.account.get(name) for name in moved):
-                seat.moved_at = time.monotonic()
-            seat.account = account
-
     def refresh(self) -> None:
         """Have the accounts be of this moment, as far as hosts answer at once."""
         asked = [(seat, seat.life, self._ask(seat, far.beat)) for seat in self.seats if seat.open]
@@ -412,43 +349,13 @@ class Seats:
             with contextlib.suppress(Exception):
                 reply = answer.result(max(0.0, deadline - time.monotonic()))
                 if reply.error is None:
-                    self._take_account(seat, life, reply.value)
+                    with self.news:
+                        seat.hear(life, reply.value)
 
     def accounts(self) -> list[dict[str, Any]]:
         """Where the frames of every host are; of those that were removed too."""
         with self.news:
-            return [self._account(seat) for seat in (*self.seats, *self.gone)]
-
-    def _account(self, seat: Seat) -> dict[str, Any]:
-        told = seat.account
-        old = sum(full.frame_count for full in seat.full if full.life != seat.life)
-        return {
-            "worker": seat.host,
-            "environment": seat.environment,
-            "where": seat.where,
-            "collected": seat.before + told["collected"],
-            "delivered": seat.delivered,
-            "dropped": seat.dropped + told["dropped"],
-            "in_flight": old + told["in_flight"] + told["delivered"] - seat.handed,
-            "restarts": seat.restarts + told["restarts"],
-            "version": told.get("version", -1),
-            "preempted": told.get("preempted", 0),
-            "workers": told.get("workers", []),
-        }
-
-    def _settle(self, seat: Seat) -> None:
-        """What a host that is gone made and did not hand over is dropped."""
-        told = seat.account
-        here = sum(full.frame_count for full in seat.full if full.life == seat.life)
-        seat.early.clear()
-        seat.before += told["collected"]
-        seat.dropped += told["collected"] - seat.handed - here
-        seat.restarts += told["restarts"]
-        seat.account = dict(_NOTHING)
-        seat.handed = 0
-        seat.serial = seat.due = 0
-        seat.open, seat.beat = False, None
-        seat.life += 1  # whatever of the one before still comes is not wanted
+            return [seat.account() for seat in (*self.seats, *self.gone)]
 
     # -- replacing, adding, removing
 
@@ -470,7 +377,7 @@ class Seats:
             text = f"{seat} could not be replaced: {type(error).__name__}: {error}"
             failure = WorkerDied(seat.host, text)
         with self.news:
-            self._settle(seat)
+            seat.settle()
             seat.restarts += 1
             seat.failure = failure
         if failure is not None:
@@ -486,7 +393,7 @@ class Seats:
         self._end(seat, 2.0, close_env=True)
         with self.news:
             self.seats.remove(seat)
-            self._settle(seat)
+            seat.settle()
             self.gone.append(seat)
             self.publisher.promised[seat.host] = {}
             self.news.notify_all()
@@ -513,13 +420,3 @@ class Seats:
                 answer.result(max(0.0, deadline - time.monotonic()))
         if self._pulse is not None and self._pulse is not threading.current_thread():
             self._pulse.join(2.0)
-
-
-def _stages(seat: Seat) -> str:
-    """What its workers were doing, as far as it told."""
-    told = [
-        f"worker {one['worker']} is {one['stage']}"
-        for one in seat.account.get("workers", [])
-        if "stage" in one
-    ]
-    return f"; {', '.join(told)}" if told else ""
