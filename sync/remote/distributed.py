@@ -15,8 +15,6 @@ here is authenticated, so everything binds to loopback unless told otherwise.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import socket
 import threading
@@ -26,12 +24,11 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
 from sync.remote.line import Line, make_group
+from sync.remote.store import find_store, open_store
 
 _LOOK_S = 0.01
 
@@ -251,61 +248,3 @@ def serve(
 
 def _came(peer: int) -> str:
     return f"peer/{peer}/came"
-
-
-def open_store(host: str, port: int, timeout: float) -> Any:
-    """A store that listens at `host` alone: left to itself, torch's would on every interface."""
-    try:
-        listener = socket.create_server((socket.gethostbyname(host), port), backlog=128)
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        why = "the port is taken" if taken else str(error.strerror or error).lower()
-        raise ConnectionError(f"no store can be opened at {host}:{port}: {why}") from None
-    with listener:
-        store = TCPStore(
-            host,
-            listener.getsockname()[1],
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-            master_listen_fd=listener.fileno(),
-        )
-        listener.detach()  # the store's own from here on
-    return store
-
-
-def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
-    """The trainer's store, as peer number `peer` sees it, within `timeout`."""
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
-        # torch would look again and again too, and print a page each time it gives up.
-        with contextlib.suppress(OSError):
-            socket.create_connection((host, port), timeout=left).close()
-            break
-        time.sleep(_LOOK_S)
-    else:
-        raise ConnectionError(
-            f"peer {peer}: no trainer answered at {host}:{port} within {timeout:g} s; is that its "
-            "address, and did it open its engine?"
-        )
-    left = max(1.0, deadline - time.monotonic())
-    opened: Future[Any] = Future()
-
-    def open_it() -> None:
-        try:
-            limit = timedelta(seconds=left)
-            opened.set_result(TCPStore(host, port, is_master=False, timeout=limit))
-        except RuntimeError as error:
-            opened.set_exception(error)
-
-    # torch waits for the first answer for ever, its timeout notwithstanding.
-    threading.Thread(target=open_it, name="lockstep-store", daemon=True).start()
-    try:
-        return opened.result(left)
-    except (RuntimeError, TimeoutError) as error:
-        said = str(error).splitlines()
-        why = f" ({said[0]})" if said else ""
-        raise ConnectionError(
-            f"peer {peer}: whoever listens at {host}:{port} did not answer as a trainer does "
-            f"within {timeout:g} s{why}; is that its address and port?"
-        ) from None

@@ -19,39 +19,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 import torch
 from torch import Tensor
 
-from sync.remote.addresses import (
-    LOOPBACK,
-    address_towards,
-    interface_of,
-    is_loopback,
-    warn_if_exposed,
-)
+from sync.remote.addresses import LOOPBACK, address_towards
+from sync.remote.agent import drop, join, newest_of, next_number, strike_out, torch_rpc
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
+from sync.remote.store import check_free, free_port
 from sync.remote.wire import Outcome, Post, pack, tell, unpack
 
 _TRAINER = "trainer"
-_SCHEME = "lockstep"
-# Among processes of one machine nothing but the store listens on a port: stray bytes end a process
-# that listens for TensorPipe over TCP.
-_ONE_MACHINE: dict[str, Any] = {"_transports": ["shm"], "_channels": ["basic"]}
 _LOOK_S = 0.01
 _CLOSE_S = 2.0
-_MEMBERS = "names/_ALL_WORKER_INFOS"  # where torch keeps who is in the group
 
 _left = threading.Event()
 _kept: list[Any] = []
@@ -80,15 +67,15 @@ class RPCEngine(Engine):
     ):
         self.num_peers = num_peers
         self.timeout = timeout
-        self.host, self.port = host, port or _free_port(host)
+        self.host, self.port = host, port or free_port(host)
         self._silence_s = silence_s
         self._names: dict[int, str] = {}
         self._gone: dict[int, str] = {}
         self._barred: list[str] = []  # who died, and may keep others out of the group
         self._pending: dict[Future[Any], int] = {}
         self._closing = threading.Event()
-        _check_free(self.host, self.port)
-        _join(_TRAINER, 0, self.host, self.port, address or host, timeout)
+        check_free(self.host, self.port)
+        join(_TRAINER, 0, self.host, self.port, address or host, timeout)
         self._beat = threading.Thread(target=self._beats, name="lockstep-alive", daemon=True)
         self._beat.start()
         atexit.register(self.close)  # an agent that outlives the interpreter aborts it
@@ -106,7 +93,7 @@ class RPCEngine(Engine):
         deadline = time.monotonic() + self.timeout
         while missing and not given_up.wait(_LOOK_S):
             for peer in list(missing):
-                name = _newest_of(peer)
+                name = newest_of(peer)
                 is_new = name is not None and name != self._names.get(peer)
                 if name is not None and is_new and self._watch(peer, name):
                     missing.remove(peer)
@@ -121,7 +108,7 @@ class RPCEngine(Engine):
     def _watch(self, peer: int, name: str) -> bool:
         """False if it has a name already, but no address yet."""
         try:
-            watch = _rpc().rpc_async(name, _never, timeout=0)
+            watch = torch_rpc().rpc_async(name, _never, timeout=0)
         except RuntimeError:
             return False
         self._gone.pop(peer, None)
@@ -146,11 +133,11 @@ class RPCEngine(Engine):
 
     def _forget(self, peer: int, name: str) -> None:
         """Take a dead peer out of the group: nobody could join while it counts as a member."""
-        steps = {"here": partial(_drop, name)}
+        steps = {"here": partial(drop, name)}
         for other in list(self._names):
             if other != peer and other not in self._gone:
                 steps[f"at peer {other}"] = partial(self._have_forgotten, other, name)
-        steps["in the store"] = partial(_strike_out, name)
+        steps["in the store"] = partial(strike_out, name)
         for where, step in steps.items():
             try:
                 step()
@@ -159,7 +146,7 @@ class RPCEngine(Engine):
 
     def _have_forgotten(self, other: int, name: str) -> None:
         with contextlib.suppress(PeerDied):  # which is told elsewhere
-            self.call(other, _drop, name).result(_CLOSE_S)
+            self.call(other, drop, name).result(_CLOSE_S)
 
     def _beats(self) -> None:
         while not self._closing.wait(self._silence_s / 4):
@@ -182,7 +169,7 @@ class RPCEngine(Engine):
             return future
         name = self._names[peer]
         try:
-            sent = _rpc().rpc_async(name, run, args=args, timeout=0)
+            sent = torch_rpc().rpc_async(name, run, args=args, timeout=0)
         except RuntimeError as error:
             self._fail(future, peer, str(error).splitlines()[0])
             return future
@@ -223,7 +210,7 @@ class RPCEngine(Engine):
         for future, peer in list(self._pending.items()):
             self._fail(future, peer, "the engine was closed")
         self._beat.join(_CLOSE_S)
-        _rpc().shutdown(graceful=False)
+        torch_rpc().shutdown(graceful=False)
         _kept.clear()
 
 
@@ -235,7 +222,9 @@ class RPCRoute(NamedTuple):
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         packed = pack((function, args))
-        sent = _rpc().rpc_async(self.name, _run, args=(packed.data, *packed.tensors), timeout=0)
+        sent = torch_rpc().rpc_async(
+            self.name, _run, args=(packed.data, *packed.tensors), timeout=0
+        )
 
         def hear(done: Any) -> None:
             if (why := _error(done)) is not None:
@@ -263,9 +252,9 @@ def serve(
         address on the way to the host.
     timeout: seconds to find the trainer, and to be met by it.
     """
-    number = _next_number(peer, host, port, timeout)
+    number = next_number(peer, host, port, timeout)
     name = f"peer{peer}_{number}"
-    _join(name, number, host, port, address or address_towards(host, port), timeout)
+    join(name, number, host, port, address or address_towards(host, port), timeout)
     _left.clear()
     why: list[str] = []
 
@@ -274,14 +263,14 @@ def serve(
             why.append(f"the trainer is gone: {error}")
             _left.set()
 
-    watch = _rpc().rpc_async(_TRAINER, _never, timeout=0)
+    watch = torch_rpc().rpc_async(_TRAINER, _never, timeout=0)
     watch.add_done_callback(lambda done: end(_error(done)))
     while not _left.wait(silence_s / 4):
         _ask_for_life(_TRAINER, silence_s, end)
     said = why[0] if why else "it left"
     hang_up(f"the trainer at {host}:{port}: {said}")
     time.sleep(0.05)  # the answer to the call that said so must get out
-    _rpc().shutdown(graceful=False)
+    torch_rpc().shutdown(graceful=False)
     _kept.clear()
     return said
 
@@ -322,53 +311,9 @@ def _leave() -> None:
     _left.set()
 
 
-def _drop(name: str) -> None:
-    """Count `name` as a member of the group no more."""
-    from torch.distributed.rpc._utils import _update_group_membership
-
-    for info in _agent().get_worker_infos():
-        if info.name == name:
-            _update_group_membership(info, [], {}, False)
-
-
-# -- torch's agent
-
-
-def _rpc() -> Any:
-    from torch.distributed import rpc
-
-    return rpc
-
-
-def _agent() -> Any:
-    return _rpc().api._get_current_rpc_agent()
-
-
-def _infos() -> Iterator[str]:
-    return (info.name for info in _agent().get_worker_infos())
-
-
-def _newest_of(peer: int) -> str | None:
-    names = [name for name in _infos() if name.startswith(f"peer{peer}_")]
-    return max(names, key=lambda name: int(name.partition("_")[2]), default=None)
-
-
-def _strike_out(name: str) -> None:
-    store = _agent().store
-    while True:
-        members = store.get(_MEMBERS).decode()
-        kept = "".join(
-            f"{member},"
-            for member in members.split(",")
-            if member and member.rpartition("-")[0] != name
-        )
-        if store.compare_set(_MEMBERS, members, kept).decode() == kept:
-            return
-
-
 def _ask_for_life(name: str, within_s: float, tell: Callable[[str | None], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the watch has seen that connection break
-        asked = _rpc().rpc_async(name, _alive, timeout=within_s)
+        asked = torch_rpc().rpc_async(name, _alive, timeout=within_s)
         asked.add_done_callback(lambda done: tell(_error(done)))
 
 
@@ -382,87 +327,3 @@ def _error(done: Any) -> str | None:
             return f"it gave no sign of life ({said})"
         return f"the connection broke ({said.split(' (this error')[0]})"
     return None
-
-
-def _join(name: str, number: int, host: str, port: int, address: str, timeout: float) -> None:
-    rpc = _rpc()
-    if rpc.api._is_current_rpc_agent_set():
-        raise RuntimeError(
-            f"this process is in an RPC group already, as {_agent().get_worker_info().name!r}; "
-            "there can be one at a time"
-        )
-    warn_if_exposed(address, "torch.distributed.rpc")
-    _register()
-    options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"{_SCHEME}://{host}:{port}?timeout={timeout}",
-        rpc_timeout=timeout,
-        num_worker_threads=32,
-        **(_ONE_MACHINE if is_loopback(host) else {}),
-    )
-    before = os.environ.get("TP_SOCKET_IFNAME")
-    os.environ["TP_SOCKET_IFNAME"] = interface_of(address)
-    rpc._init_counter = 0  # it names the group in the store, and both sides must name it alike
-    try:
-        rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
-    except RuntimeError as error:
-        raise ConnectionError(
-            f"{name} could not join the group at {host}:{port} within {timeout:g} s: "
-            f"{str(error).splitlines()[0]}"
-        ) from None
-    finally:
-        os.environ.pop("TP_SOCKET_IFNAME")
-        if before is not None:
-            os.environ["TP_SOCKET_IFNAME"] = before
-
-
-@cache
-def _register() -> None:
-    from torch.distributed.rendezvous import register_rendezvous_handler
-
-    register_rendezvous_handler(_SCHEME, _rendezvous)
-
-
-def _rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """How `init_rpc` comes to the store: torch's own way would open it on every interface."""
-    from sync.remote.distributed import find_store, open_store
-
-    place = urlsplit(url)
-    query = parse_qs(place.query)
-    host, port, rank = str(place.hostname), int(place.port or 0), int(query["rank"][0])
-    timeout = float(query["timeout"][0])
-    opens = rank == 0
-    store = open_store(host, port, timeout) if opens else find_store(host, port, timeout, rank - 1)
-    yield store, rank, -1
-
-
-def _next_number(peer: int, host: str, port: int, timeout: float) -> int:
-    """A number that no member of the group had before; and so the trainer is known to be there."""
-    from sync.remote.distributed import find_store
-
-    store = find_store(host, port, timeout, peer)
-    limit = timedelta(seconds=timeout)
-    try:
-        store.wait([f"rpc_prefix_0/{_MEMBERS}"], limit)  # the trainer has joined
-    except RuntimeError:
-        raise ConnectionError(
-            f"peer {peer}: whoever answers at {host}:{port} opened no RPC group within "
-            f"{timeout:g} s"
-        ) from None
-    return int(store.add("lockstep/peers", 1))
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def _check_free(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConnectionError(
-                f"no store can be opened at {host}:{port}: {str(error.strerror).lower()}"
-            ) from None

@@ -140,7 +140,7 @@ def test_why_the_place_of_a_dead_peer_is_not_free_is_told_to_who_waits_for_anoth
     def refuse(name):
         raise RuntimeError(f"the store keeps {name}")
 
-    monkeypatch.setattr(rpc, "_strike_out", refuse)
+    monkeypatch.setattr(rpc, "strike_out", refuse)
     peers = Peers("rpc", 1)
     try:
         peers.processes[0].kill()

@@ -1,0 +1,127 @@
+"""The one RPC agent of torch in this process: how it joins a group, and who is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from sync.remote.addresses import interface_of, is_loopback, warn_if_exposed
+from sync.remote.store import find_store, open_store
+
+_SCHEME = "lockstep"
+# Among processes of one machine nothing but the store listens on a port: stray bytes end a process
+# that listens for TensorPipe over TCP.
+_ONE_MACHINE: dict[str, Any] = {"_transports": ["shm"], "_channels": ["basic"]}
+_MEMBERS = "names/_ALL_WORKER_INFOS"  # where torch keeps who is in the group
+
+
+def torch_rpc() -> Any:
+    """The module, which is loaded where it is used."""
+    from torch.distributed import rpc
+
+    return rpc
+
+
+def _agent() -> Any:
+    return torch_rpc().api._get_current_rpc_agent()
+
+
+def _members() -> Iterator[str]:
+    return (info.name for info in _agent().get_worker_infos())
+
+
+def newest_of(peer: int) -> str | None:
+    """The name of the member that joined last as this peer."""
+    names = [name for name in _members() if name.startswith(f"peer{peer}_")]
+    return max(names, key=lambda name: int(name.partition("_")[2]), default=None)
+
+
+def drop(name: str) -> None:
+    """Count `name` as a member of the group no more."""
+    from torch.distributed.rpc._utils import _update_group_membership
+
+    for info in _agent().get_worker_infos():
+        if info.name == name:
+            _update_group_membership(info, [], {}, False)
+
+
+def strike_out(name: str) -> None:
+    """Have nobody who joins from now on be told of this member."""
+    store = _agent().store
+    while True:
+        members = store.get(_MEMBERS).decode()
+        kept = "".join(
+            f"{member},"
+            for member in members.split(",")
+            if member and member.rpartition("-")[0] != name
+        )
+        if store.compare_set(_MEMBERS, members, kept).decode() == kept:
+            return
+
+
+def join(name: str, number: int, host: str, port: int, address: str, timeout: float) -> None:
+    """Be the member `name` of the group at `host:port`."""
+    rpc = torch_rpc()
+    if rpc.api._is_current_rpc_agent_set():
+        raise RuntimeError(
+            f"this process is in an RPC group already, as {_agent().get_worker_info().name!r}; "
+            "there can be one at a time"
+        )
+    warn_if_exposed(address, "torch.distributed.rpc")
+    _register()
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"{_SCHEME}://{host}:{port}?timeout={timeout}",
+        rpc_timeout=timeout,
+        num_worker_threads=32,
+        **(_ONE_MACHINE if is_loopback(host) else {}),
+    )
+    before = os.environ.get("TP_SOCKET_IFNAME")
+    os.environ["TP_SOCKET_IFNAME"] = interface_of(address)
+    rpc._init_counter = 0  # it names the group in the store, and both sides must name it alike
+    try:
+        rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
+    except RuntimeError as error:
+        raise ConnectionError(
+            f"{name} could not join the group at {host}:{port} within {timeout:g} s: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    finally:
+        os.environ.pop("TP_SOCKET_IFNAME")
+        if before is not None:
+            os.environ["TP_SOCKET_IFNAME"] = before
+
+
+@cache
+def _register() -> None:
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    register_rendezvous_handler(_SCHEME, _rendezvous)
+
+
+def _rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """How `init_rpc` comes to the store: torch's own way would open it on every interface."""
+    place = urlsplit(url)
+    query = parse_qs(place.query)
+    host, port, rank = str(place.hostname), int(place.port or 0), int(query["rank"][0])
+    timeout = float(query["timeout"][0])
+    opens = rank == 0
+    store = open_store(host, port, timeout) if opens else find_store(host, port, timeout, rank - 1)
+    yield store, rank, -1
+
+
+def next_number(peer: int, host: str, port: int, timeout: float) -> int:
+    """A number that no member of the group had before; and so the trainer is known to be there."""
+    store = find_store(host, port, timeout, peer)
+    limit = timedelta(seconds=timeout)
+    try:
+        store.wait([f"rpc_prefix_0/{_MEMBERS}"], limit)  # the trainer has joined
+    except RuntimeError:
+        raise ConnectionError(
+            f"peer {peer}: whoever answers at {host}:{port} opened no RPC group within "
+            f"{timeout:g} s"
+        ) from None
+    return int(store.add("lockstep/peers", 1))
