@@ -357,18 +357,18 @@ class RemoteCollector(BaseCollector):
                 f"the saved collector has {len(states)} hosts, this one {len(self.hosts)}"
             )
         base = self.publisher.base
-        # On their own, hosts are ahead of what was delivered: what lay between is gone.
+        # On their own, hosts are ahead of what was delivered: what lay between is gone, and so is
+        # what they made here before.
         of = {seat.host: state for seat, state in zip(self.hosts, states, strict=True)}
-        exact: list[bool] = self._ask(
-            "load_state_dict", lambda seat: (of[seat.host], base, self.sync)
-        )
-        for seat, same in zip(self.hosts, exact, strict=True):
+        found = self._ask("load_state_dict", lambda seat: (of[seat.host], base, self.sync))
+        for seat, (same, first) in zip(self.hosts, found, strict=True):
+            self.seats.drop_before(seat, first)
             seat.trajectories.load_state_dict(of[seat.host]["trajectories"], under_way=same)
             seat.numbered = seat.life
             seat.seed = self.seed
             job = self.seats.jobs[seat.host]
             job.seeds, job.version_base = Seeds(**of[seat.host]["seeds"]), base
-        return exact
+        return [same for same, _ in found]
 
     def _counters(self) -> dict[str, Any]:
         assert self.seats is not None

@@ -103,6 +103,8 @@ class Host:
         self.heard_at = time.monotonic()
         self._served = threading.Condition()
         self._serial = 0
+        self._making = threading.Lock()  # a batch is of before or after a state was loaded
+        self._made = 0  # batches
         self._accounting = threading.Lock()
         self._accounts = 0
         self._closed = threading.Event()
@@ -154,8 +156,10 @@ class Host:
         try:
             if self.intake is not None:
                 self.intake.await_versions(versions, self.timeout)
-            batch = self.collector.next()
-            batch["policy_version"] = self.stamps.translate(batch["policy_version"])
+            with self._making:
+                batch = self.collector.next()
+                batch["policy_version"] = self.stamps.translate(batch["policy_version"])
+                self._made = serial + 1
             return pack(batch, as_array=self.job.as_array), self.account()
         finally:
             with self._served:
@@ -199,16 +203,20 @@ class Host:
             "stamps": self.stamps.state_dict(),
         }
 
-    def do_load_state_dict(self, state: dict[str, Any], base: int, goes_on: bool) -> bool:
-        self.job.version_base, self.job.seeds = base, Seeds(**state["seeds"])
-        exact: bool = self.collector.load_state_dict(state["collector"])
-        self.stamps.load_state_dict(state["stamps"])
-        if self.intake is not None:
-            self.intake.rebase(base)
-            self.stamps.note(self.collector.publisher.version, self.intake.version)
-        if not goes_on:
-            self.collector.reset()
-        return exact and goes_on
+    def do_load_state_dict(
+        self, state: dict[str, Any], base: int, goes_on: bool
+    ) -> tuple[bool, int]:
+        """Go on from there; whether to the bit, and which batch will be the first after it."""
+        with self._making:
+            self.job.version_base, self.job.seeds = base, Seeds(**state["seeds"])
+            exact: bool = self.collector.load_state_dict(state["collector"])
+            self.stamps.load_state_dict(state["stamps"])
+            if self.intake is not None:
+                self.intake.rebase(base)
+                self.stamps.note(self.collector.publisher.version, self.intake.version)
+            if not goes_on:
+                self.collector.reset()
+            return exact and goes_on, self._made
 
     def do_hold(self, still: bool) -> None:
         if still and self._held is None:

@@ -26,6 +26,7 @@ class Full(NamedTuple):
     entries: dict[Key, Tensor]
     frame_count: int
     life: int
+    serial: int
 
 
 @dataclass
@@ -50,9 +51,10 @@ class Seat:
     full: deque[Full] = field(default_factory=deque)
     told: dict[str, Any] = field(default_factory=lambda: dict(_NOTHING))  # its last account
     before: int = 0  # frames that earlier lives collected
-    handed: int = 0  # frames of this life that were handed on
+    handed: int = 0  # frames of this life that were handed on, or dropped instead
     delivered: int = 0
-    dropped: int = 0  # by earlier lives
+    dropped: int = 0  # of earlier lives, and of before a state was loaded
+    fresh_from: tuple[int, int] = (0, 0)  # the life and batch from which on frames count
     restarts: int = 0
     failure: WorkerError | None = None
     beat: Future[Any] | None = None
@@ -67,6 +69,12 @@ class Seat:
     def __str__(self) -> str:
         known = ", ".join(part for part in (self.where, self.environment) if part)
         return f"collector {self.host} ({known}, seed {self.seed})"
+
+    def drop(self, full: Full) -> None:
+        """Hand a batch on to nobody."""
+        self.dropped += full.frame_count
+        if full.life == self.life:
+            self.handed += full.frame_count
 
     def hear(self, life: int, account: dict[str, Any]) -> None:
         """Take in an account of this life, unless a newer one overtook it."""

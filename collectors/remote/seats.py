@@ -232,7 +232,7 @@ class Seats:
         if answer.exception() is None and answer.result().error is None:
             parcel, account = answer.result().value
             entries = parcel.open()
-            full = Full(entries, int(entries[MASK].sum()), life)
+            full = Full(entries, int(entries[MASK].sum()), life, serial)
         with self.news:
             if life != seat.life:
                 return  # nobody waits for it any more; it was counted as dropped
@@ -240,15 +240,31 @@ class Seats:
                 seat.hear(life, account)
                 seat.early[serial] = full
                 while seat.due in seat.early:
-                    seat.full.append(seat.early.pop(seat.due))
+                    self._take_in(seat, seat.early.pop(seat.due))
                     seat.due += 1
-                    self.arrived.append(seat)
                 self.news.notify_all()
                 return
             if answer.exception() is None and answer.result().account is not None:
                 seat.hear(life, answer.result().account)
             seat.failure = seat.failure or self._failure(seat, answer, "collecting")
             self.news.notify_all()
+
+    def _take_in(self, seat: Seat, full: Full) -> None:
+        if (full.life, full.serial) < seat.fresh_from:
+            seat.drop(full)
+            return
+        seat.full.append(full)
+        self.arrived.append(seat)
+
+    def drop_before(self, seat: Seat, first: int) -> None:
+        """From now on only this batch of a host's present life counts, and those after it."""
+        with self.news:
+            seat.fresh_from = seat.life, first
+            here = list(seat.full)
+            seat.full.clear()
+            self.arrived = deque(other for other in self.arrived if other is not seat)
+            for full in here:
+                self._take_in(seat, full)
 
     def take(self, seat: Seat) -> Full:
         """The oldest full batch of a host, which is delivered by that."""

@@ -16,6 +16,7 @@ from collectors.remote.ranks import Ranks
 from sync import RayRemoteWeightUpdater, SharedMemWeightSyncScheme
 from tests.collectors.remote.support import KINDS, build, make
 from tests.collectors.support import Checker, CodeEnv, all_accounted_for, same_bits
+from tests.collectors.troubled import balance
 from tests.promises.collector_probe import VersionPolicy, make_cartpole
 
 # -- what is refused, before anything is started
@@ -150,6 +151,28 @@ def test_an_asynchronous_state_goes_on_with_new_episodes_and_numbers(kind):
         assert batch["is_init"][:, 0].all()
         assert set(batch["policy_version"].unique().tolist()) == {1}
         assert ids.isdisjoint(batch["collector", "traj_ids"].unique().tolist())
+
+
+def test_no_batch_of_before_a_state_was_loaded_is_handed_out_after_it():
+    with _cartpole("distributed", sync=False) as collector:
+        collector.next()
+        collector.update_policy_weights_()
+        state = collector.state_dict()
+        known = set()
+        for _ in range(4):
+            collector.update_policy_weights_()
+            known |= set(collector.next()["collector", "traj_ids"].unique().tolist())
+        assert collector.load_state_dict(state) is False
+        begun: set[int] = set()
+        for _ in range(6):
+            batch = collector.next()
+            (host,) = batch["collector", "worker"].unique().tolist()
+            assert batch["is_init"][:, 0].all() or host in begun
+            begun.add(host)
+            assert set(batch["policy_version"].unique().tolist()) == {1}
+        stats = collector.stats()
+        assert stats["dropped"] > 0
+        assert balance(collector) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
