@@ -20,6 +20,7 @@ from collectors.batches import Trajectories
 from collectors.frames import FrameLayout, Frames
 from collectors.line import Line, LineClosed
 from collectors.member import Full, Member
+from collectors.starting import interrupts_held
 from collectors.weights import Publisher
 from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STEPS, Words
 from collectors.worker import Job, Setup, main
@@ -439,13 +440,3 @@ def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fd: int) -> list[F
     finally:
         os.close(fd)
     return [Frames(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
-
-
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Have a process that starts now block SIGINT until it has decided what that means."""
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)

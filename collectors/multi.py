@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,15 @@ from tensordict import TensorDict
 
 from collectors.base import BaseCollector
 from collectors.batches import Part, Room, assemble, room_for
-from collectors.crew import Crew, interrupts_held
+from collectors.crew import Crew
 from collectors.member import Full, Member
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.seeds import Seeds, check_seed, next_seed
+from collectors.starting import context
 from collectors.weights import Publisher
 from collectors.words import CUT
 from collectors.worker import PASSED_ON, Job
 from sync.errors import WorkerError
-
-PRELOAD = ["collectors.preload", "collectors.worker", "gymnasium.envs.classic_control"]
 
 
 class _Workers(BaseCollector):
@@ -40,7 +37,7 @@ class _Workers(BaseCollector):
         per_worker(options.create_env_kwargs, n, "create_env_kwargs")
         options.devices(n)
         source = self._source()
-        self._ctx = _context(options.start_method)  # starts the fork server: after all checks
+        self._ctx = context(options.start_method)  # starts the fork server: after all checks
         return Publisher(
             source,
             options.weight_sync_schemes,
@@ -396,21 +393,3 @@ def MultiCollector(create_env_fn: Any, policy: Any = None, *, sync: bool, **opti
     """A `MultiSyncCollector` or a `MultiAsyncCollector`, as `sync` says."""
     kind = MultiSyncCollector if sync else MultiAsyncCollector
     return kind(create_env_fn, policy, **options)
-
-
-def _context(start_method: str | None) -> Any:
-    """The context that starts workers: a fork server with the libraries loaded, if there is one."""
-    methods = multiprocessing.get_all_start_methods()
-    if start_method is None:
-        start_method = "forkserver" if "forkserver" in methods else "spawn"
-    elif start_method not in methods:
-        raise ValueError(f"start_method={start_method!r}: here there are {', '.join(methods)}")
-    ctx = multiprocessing.get_context(start_method)
-    if start_method != "fork":
-        resource_tracker.ensure_running()  # its start would end what `interrupts_held` holds
-    if start_method == "forkserver":
-        if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
-            ctx.set_forkserver_preload(PRELOAD)
-        with interrupts_held():  # for its children too, until they are told what that means
-            forkserver.ensure_running()  # it loads while the rest is prepared
-    return ctx

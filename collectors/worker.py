@@ -20,15 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import os
-import signal
-import sys
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -45,11 +42,12 @@ from collectors.options import Steps
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout
 from collectors.seeds import Seeds, Streams
+from collectors.starting import go_with, leave_now, settle_in
 from collectors.unhooked import unhook
 from collectors.weights import FixedIntake, Intake, SchemeIntake, find_model
 from collectors.words import CUT, HANDING_OVER, IDLE, MESSAGES, STAGE, TAKING_WEIGHTS, Words
 from sync import NoWeightSyncScheme, WeightSyncScheme
-from sync.memory import AnonymousMemory, Watch, as_bytes, wait_for
+from sync.memory import AnonymousMemory, as_bytes
 
 
 @dataclass
@@ -114,13 +112,8 @@ class _Stop(Exception):
 def main(setup: Setup) -> None:
     """Be a worker until the trainer says stop, or is gone."""
     gc.freeze()  # what a fork brought along is the trainer's to clear away: Ray's handles, say
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_leave_with, args=(setup.trainer_pid,), daemon=True).start()
-    if "fork" in multiprocessing.get_all_start_methods():
-        # For environments with processes of their own: their semaphores then have no names, so
-        # that nothing stays in /dev/shm however this process ends.
-        multiprocessing.set_start_method("fork", force=True)
+    settle_in()
+    go_with(setup.trainer_pid, partial(os._exit, 1))
     worker: Worker | None = None
     status = 0
     try:
@@ -135,18 +128,7 @@ def main(setup: Setup) -> None:
             setup.line.send(("error", type(error).__name__, traceback.format_exc()), timeout=5.0)
     if worker is not None:
         worker.close()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(status)  # the trainer waits: no time for what libraries do at exit
-
-
-def _leave_with(pid: int) -> None:
-    """End this process as soon as the trainer's is gone."""
-    watch = Watch(pid)
-    while not watch.look():
-        wait_for(watch.fds(), 3600.0)
-    os._exit(1)
+    leave_now(status)
 
 
 class Worker:

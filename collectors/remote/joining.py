@@ -10,8 +10,9 @@ from typing import Any
 from collectors.remote.collector import RemoteCollector
 from collectors.remote.fleet import CannotReplace, Fleet
 from collectors.remote.host import close_all
-from collectors.remote.processes import Processes, be_a_host
+from collectors.remote.processes import Processes
 from collectors.remote.ranks import Ranks, check_launcher
+from collectors.starting import settle_in
 
 
 class JoiningFleet(Fleet):
@@ -144,7 +145,7 @@ def serve_rank(
 ) -> str:
     """Be this rank's host until the trainer says stop, or is gone; says which."""
     ranks = Ranks.of()
-    be_a_host()
+    settle_in()
     try:
         return serve(
             ranks.host,

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
-from collectors.crew import interrupts_held
-from collectors.multi import PRELOAD
 from collectors.remote.host import close_all, leave
-from sync.memory import Watch, wait_for
+from collectors.starting import PRELOAD, context, go_with, interrupts_held, leave_now, settle_in
 
 KILL_AFTER_S = 5.0
-LOADED = [*PRELOAD, "collectors.remote.host", "collectors.multi", "collectors.single"]
+LOADED = (*PRELOAD, "collectors.remote.host", "collectors.multi", "collectors.single")
 
 
 def host_main(trainer_pid: int, serve: Callable[[], Any]) -> None:
     """Be a host's process until the trainer lets it go, or is gone."""
-    be_a_host()
-    threading.Thread(target=_leave_with, args=(trainer_pid,), daemon=True).start()
+    settle_in()
+    go_with(trainer_pid, leave)
     status = 0
     try:
         serve()
@@ -34,41 +28,15 @@ def host_main(trainer_pid: int, serve: Callable[[], Any]) -> None:
         traceback.print_exc()
         status = 1
     close_all()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(status)  # the trainer waits: no time for what libraries do at exit
-
-
-def be_a_host() -> None:
-    """Leave signals to the trainer, and let environments' own processes have no named locks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if "fork" in multiprocessing.get_all_start_methods():
-        multiprocessing.set_start_method("fork", force=True)
-
-
-def _leave_with(pid: int) -> None:
-    watch = Watch(pid)
-    while not watch.look():
-        wait_for(watch.fds(), 3600.0)
-    leave()
+    leave_now(status)
 
 
 class Processes:
     """The host processes of one trainer, by number."""
 
     def __init__(self) -> None:
-        methods = multiprocessing.get_all_start_methods()
-        method = "forkserver" if "forkserver" in methods else "spawn"
-        self._ctx: Any = multiprocessing.get_context(method)
+        self._ctx = context(preload=LOADED)
         self._processes: dict[int, Any] = {}
-        resource_tracker.ensure_running()  # its start would end what `interrupts_held` holds
-        if method == "forkserver":
-            if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
-                self._ctx.set_forkserver_preload(LOADED)
-            with interrupts_held():
-                forkserver.ensure_running()
 
     def start(self, host: int, serve: Callable[[], Any]) -> None:
         """Start a host's process, which calls `serve`."""

@@ -231,7 +231,14 @@ class Seats:
             return
         if answer.exception() is None and answer.result().error is None:
             parcel, account = answer.result().value
-            entries = parcel.open()
+            try:
+                entries = parcel.open()
+            except Exception:  # noqa: BLE001 - an engine's thread would tell nobody
+                text = (
+                    f"{seat} sent a batch that cannot be read:\n{traceback.format_exc().rstrip()}"
+                )
+                self._note(seat, life, WorkerError(seat.host, text))
+                return
             full = Full(entries, int(entries[MASK].sum()), life, serial)
         with self.news:
             if life != seat.life:

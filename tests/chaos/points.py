@@ -30,7 +30,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("harness.runner:Runner.run", 1),
     ],
     "starting workers": [
-        ("collectors.multi:_context", 1),
+        ("collectors.starting:context", 1),
         ("collectors.crew:Crew.start", 1),
         ("collectors.crew:Crew._launch", 2),
         ("collectors.crew:Crew._await_greetings", 1),

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal
 from multiprocessing import forkserver
-from collectors.multi import _context
+from collectors.starting import context
 
-_context("forkserver")
+context("forkserver")
 print(forkserver._forkserver._forkserver_pid, flush=True)
 signal.pause()
 """

@@ -1,0 +1,77 @@
+"""How processes of workers and hosts begin and end: deaf to Ctrl-C, never without the trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from typing import Any, NoReturn
+
+from sync.memory import Watch, wait_for
+
+PRELOAD = ("collectors.preload", "collectors.worker", "gymnasium.envs.classic_control")
+
+
+def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -> Any:
+    """What starts processes: a fork server with the libraries loaded, if there is one."""
+    methods = multiprocessing.get_all_start_methods()
+    if start_method is None:
+        start_method = "forkserver" if "forkserver" in methods else "spawn"
+    elif start_method not in methods:
+        raise ValueError(f"start_method={start_method!r}: here there are {', '.join(methods)}")
+    ctx = multiprocessing.get_context(start_method)
+    if start_method != "fork":
+        resource_tracker.ensure_running()  # its start would end what `interrupts_held` holds
+    if start_method == "forkserver":
+        if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
+            ctx.set_forkserver_preload(list(preload))
+        with interrupts_held():  # for its children too, until they are told what that means
+            forkserver.ensure_running()  # it loads while the rest is prepared
+    return ctx
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Have a process that starts now block SIGINT until it has decided what that means."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+# -- in the process that was started
+
+
+def settle_in() -> None:
+    """Leave signals to the trainer, and let environments' own processes have no named locks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if "fork" in multiprocessing.get_all_start_methods():
+        # Semaphores without names: nothing stays in /dev/shm however this process ends.
+        multiprocessing.set_start_method("fork", force=True)
+
+
+def go_with(pid: int, leave: Callable[[], Any]) -> None:
+    """Have `leave` called as soon as the trainer's process is gone."""
+
+    def wait() -> None:
+        watch = Watch(pid)
+        while not watch.look():
+            wait_for(watch.fds(), 3600.0)
+        leave()
+
+    threading.Thread(target=wait, name="lockstep-leave", daemon=True).start()
+
+
+def leave_now(status: int) -> NoReturn:
+    """End this process; the trainer waits, so there is no time for what libraries do at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status)
