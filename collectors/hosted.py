@@ -3,11 +3,14 @@
     trainer's scheme  --->  this worker's receiver  --->  the hosted collector's own schemes
     trainer's block   <---  rows, stamps translated <---  its batches
 
-Messages and weights are seen to between two of its batches, not between two steps.
+Messages and weights are seen to between two of its batches, not between two steps; that it moves
+in between, a thread tells the trainer.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -23,6 +26,7 @@ from collectors.versions import Stamps
 from collectors.weights import Intake
 from collectors.words import FRAMES, STAGE, STEPPING, STEPS, VERSION, Words
 
+_LOOK_S = 0.5
 _OWN = {"is_init", "policy_version", "collector", "action", "next"}
 
 
@@ -40,6 +44,16 @@ class Hosted:
         self._first: TensorDict | None = None
         self.stamps = Stamps()
         self.reseed(seeds)
+        threading.Thread(target=self._tell_progress, name="lockstep-progress", daemon=True).start()
+
+    def _tell_progress(self) -> None:
+        """Have the trainer see that frames are made, however long a batch takes."""
+        made = -1
+        while True:
+            time.sleep(_LOOK_S)
+            before, made = made, self.collector.stats()["collected"]
+            if made != before:
+                self.words[STEPS] += 1
 
     def follow(self, weights: Intake) -> None:
         """Note which of the trainer's versions the newest of the hosted collector's is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import gymnasium as gym
@@ -142,3 +143,23 @@ def test_without_a_policy_a_hosted_collector_acts_randomly_wherever_batches_are(
         batch = collector.next()
         assert (batch["policy_version"] == -1).all()
         assert len(batch["action"].unique()) > 1
+
+
+class Slow(CodeEnv):
+    """Takes its time over every step."""
+
+    def step(self, action):
+        time.sleep(0.05)
+        return super().step(action)
+
+
+def test_a_batch_may_take_longer_than_what_counts_as_hanging():
+    with MultiSyncCollector(
+        [Slow],
+        CodePolicy(),
+        collector_class=Collector,
+        frames_per_batch=60,
+        timeout=1.5,
+        start_method="fork",
+    ) as collector:
+        assert collector.next().numel() == 60
