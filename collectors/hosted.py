@@ -51,7 +51,7 @@ class Hosted:
         made = -1
         while True:
             time.sleep(_LOOK_S)
-            before, made = made, self.collector.stats()["collected"]
+            before, made = made, self.collector._counters()["collected"]
             if made != before:
                 self.words[STEPS] += 1
 
