@@ -54,7 +54,7 @@ def mortal(kind, peers):
     def whole():
         for peer, process in enumerate(peers.running):
             if kind != "ray" and peers.engine.gone(peer) is not None:
-                process.join(30.0)  # a dying process closes its sockets before it counts as dead
+                wait_until(lambda process=process: not process.is_alive())  # its sockets end first
             if not process.is_alive():
                 wait_until(lambda peer=peer: peers.engine.gone(peer) is not None or kind == "ray")
                 peers.replace(peer)
