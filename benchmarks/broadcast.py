@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from sync import WeightSyncScheme  # noqa: E402
-from tests.promises.network import TRAINER, Network, network, why_not  # noqa: E402
+from tests.promises.network import TRAINER, Network, keep_to_the_cable, network, why_not  # noqa: E402
 
 ENGINES = {"distributed": "DistributedEngine", "rpc": "RPCEngine"}
 START_S = 120.0
@@ -120,6 +120,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.role:
         warnings.simplefilter("ignore")  # of networks that are not this machine's own
+        keep_to_the_cable()
         role, kind, number, *rest = arguments.role
         if role == "peer":
             peer(kind, int(number), int(rest[0]))

@@ -16,6 +16,9 @@ _SCHEME = "lockstep"
 # Among processes of one machine nothing but the store listens on a port: stray bytes end a process
 # that listens for TensorPipe over TCP.
 _ONE_MACHINE: dict[str, Any] = {"_transports": ["shm"], "_channels": ["basic"]}
+# Elsewhere TensorPipe chooses among all it knows. Whatever their addresses, two processes of one
+# machine then copy from memory to memory; hosts that are namespaces of one machine must not.
+BETWEEN_MACHINES: dict[str, Any] = {}
 _MEMBERS = "names/_ALL_WORKER_INFOS"  # where torch keeps who is in the group
 
 
@@ -77,7 +80,7 @@ def join(name: str, number: int, host: str, port: int, address: str, timeout: fl
         init_method=f"{_SCHEME}://{host}:{port}?timeout={timeout}",
         rpc_timeout=timeout,
         num_worker_threads=32,
-        **(_ONE_MACHINE if is_loopback(host) else {}),
+        **(_ONE_MACHINE if is_loopback(host) else BETWEEN_MACHINES),
     )
     before = os.environ.get("TP_SOCKET_IFNAME")
     os.environ["TP_SOCKET_IFNAME"] = interface_of(address)

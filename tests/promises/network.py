@@ -16,7 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sync.remote import agent
+
 TRAINER = "10.77.0.1"
+
+
+def keep_to_the_cable() -> None:
+    """Have this process send nothing past the network to another of this machine, as RPC would."""
+    agent.BETWEEN_MACHINES = {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}
 
 
 def run(*command: str) -> None:
@@ -81,6 +88,12 @@ class Network:
         """Let no more than `rate` through to this host."""
         bucket = ["tc", "qdisc", "add", "dev", f"port{host + 1}", "root", "tbf", "rate", rate]
         self._in(self.switch, *bucket, "burst", "32kbit", "latency", "400ms")
+
+    def received(self, host: int) -> int:
+        """Bytes that came to this host through its cable."""
+        file = "/sys/class/net/eth0/statistics/rx_bytes"
+        command = ["ip", "netns", "exec", self.names[host + 1], "cat", file]
+        return int(subprocess.run(command, check=True, capture_output=True).stdout)
 
     def start(self, host: int | None, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """A Python program on a host, or (None) on the trainer's."""

@@ -20,7 +20,7 @@ import torch
 
 from tests.collectors.remote.support import COLLECTORS
 from tests.promises.collector_probe import Judge, VersionPolicy, balance, make_cartpole
-from tests.promises.network import TRAINER
+from tests.promises.network import TRAINER, keep_to_the_cable
 from tests.promises.remote_hosts import answer_lines
 
 CLONE_NEWNET = 0x40000000
@@ -30,6 +30,7 @@ def serve_elsewhere(
     serve: Callable[..., Any], folder: Path, names: list[str], number: int, **options: Any
 ) -> Any:
     """`serve`, on another host."""
+    keep_to_the_cable()
     first = folder / f"host-{number}"
     name = names[-1] if first.exists() else names[number]
     first.touch()
@@ -96,6 +97,7 @@ class TrainerHost:
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    keep_to_the_cable()
     kind, folder, *names = sys.argv[1:]
     answer_lines(TrainerHost(kind, Path(folder), names))
 

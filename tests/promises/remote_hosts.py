@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sync import WeightSyncScheme
-from tests.promises.network import TRAINER
+from tests.promises.network import TRAINER, keep_to_the_cable
 from tests.promises.probe import VersionPolicy
 from tests.promises.remote_probe import ENGINES
 
@@ -87,6 +87,7 @@ class TrainerHost:
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    keep_to_the_cable()
     role, kind, number, *rest = sys.argv[1:]
     if role == "peer":
         module = importlib.import_module(f"sync.remote.{kind}")

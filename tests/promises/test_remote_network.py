@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.promises.network import network, why_not
+from tests.promises.probe import VersionPolicy
 
 ROOT = Path(__file__).parents[2]
 REASON = why_not()
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(bool(REASON), reason=REASON),
     pytest.mark.timeout(120),
 ]
+NBYTES = sum(one.nbytes for one in VersionPolicy().parameters())
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 
 
@@ -110,10 +112,12 @@ def test_a_slow_way_makes_sends_slow_and_nothing_else(kind):
             net.slow_down(1, rate="2mbit")
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no token bucket here: {error.stderr.strip()}")
+        before = [net.received(host) for host in (0, 1)]
         for _ in range(3):
             version = trainer.says("send")
         for peer in (0, 1):
             assert trainer.says("held", peer=peer) == [version] * 3
+            assert net.received(peer) - before[peer] > 3 * NBYTES  # none took another way
         trainer.says("close")
 
 
