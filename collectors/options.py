@@ -87,10 +87,12 @@ class Options:
         options = cls(**arguments)
         check_kinds(options)
         options._check_kind(kind)
-        options._check()
+        options._check_ranges()
+        options._check_pairs()
+        options._check_places()
         return options
 
-    def _check(self) -> None:
+    def _check_ranges(self) -> None:
         for name, low in _AT_LEAST.items():
             value = getattr(self, name)
             many = isinstance(value, Sequence) and not isinstance(value, str)
@@ -111,6 +113,8 @@ class Options:
                 f"preemptive_threshold={self.preemptive_threshold}: a share of the workers, "
                 "above 0 and up to 1"
             )
+
+    def _check_pairs(self) -> None:
         clashes = [
             (
                 self.weight_updater is not None and self.weight_sync_schemes is not None,
@@ -160,6 +164,8 @@ class Options:
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
+
+    def _check_places(self) -> None:
         placed = self.env_device
         for one in placed if isinstance(placed, list | tuple) else [placed]:
             if one is not None and torch.device(one).type != "cpu":
