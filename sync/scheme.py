@@ -93,6 +93,15 @@ class WeightSyncScheme(ABC):
         self._shut = False
         self._last_version = NEVER
 
+    def _point_at_snapshots(self, zero_copy: bool | None) -> None:
+        """Whether workers may point their parameters at one; not where it has to be decoded."""
+        if zero_copy and self.wire != "float32":
+            raise ValueError(
+                f"zero_copy=True with wire={self.wire!r}: parameters cannot point at weights that "
+                'have to be decoded; take wire="float32", or leave zero_copy out'
+            )
+        self._zero_copy = zero_copy if self.wire == "float32" else False
+
     # -- what a kind of scheme defines
 
     @abstractmethod
@@ -527,7 +536,7 @@ class WeightSyncScheme(ABC):
 
     @staticmethod
     def from_backend(name: str, **kwargs: Any) -> WeightSyncScheme:
-        """The scheme known by a short name, such as "shared" or "multiprocess"."""
+        """The scheme known by a short name, such as "shared" or "multiprocessing"."""
         from sync.backends import make_scheme
 
         return make_scheme(name, **kwargs)

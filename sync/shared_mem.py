@@ -282,12 +282,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
     ):
         super().__init__(strategy, sync=sync, **options)
         self.per_worker_weights = per_worker_weights
-        if zero_copy and self.wire != "float32":
-            raise ValueError(
-                f"zero_copy=True with wire={self.wire!r}: parameters cannot point at weights that "
-                'have to be decoded; take wire="float32", or leave zero_copy out'
-            )
-        self._zero_copy = zero_copy if self.wire == "float32" else False
+        self._point_at_snapshots(zero_copy)
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
         # At most three slots can be held for each worker: its latest, the one in use, and the one

@@ -61,7 +61,7 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
         **options: Any,
     ):
         super().__init__(strategy, sync=sync, **options)
-        self._zero_copy = zero_copy
+        self._point_at_snapshots(zero_copy)
 
     def _leave_process(self) -> None:
         super()._leave_process()

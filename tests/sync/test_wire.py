@@ -15,10 +15,12 @@ from sync import (
     WIRES,
     HogwildWeightSyncScheme,
     NoWeightSyncScheme,
+    RPCWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
 from sync.wire.planes import CHUNK_BYTES, apply_changes, room_for, write_changes
+from tests.sync.remote.support import joined
 from tests.sync.support import KINDS, Counting, bits, held, receive, running, tensors, version
 
 COPYING = pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
@@ -215,13 +217,24 @@ def test_numbers_too_small_for_a_scale_become_zero():
 
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "float32"])
 def test_pointing_at_what_must_be_decoded_is_refused(wire):
-    with pytest.raises(ValueError, match=f"zero_copy=True with wire='{wire}'"):
-        SharedMemWeightSyncScheme(zero_copy=True, wire=wire)
+    for scheme in (SharedMemWeightSyncScheme, RPCWeightSyncScheme):
+        with pytest.raises(ValueError, match=f"zero_copy=True with wire='{wire}'"):
+            scheme(zero_copy=True, wire=wire)
     model = nn.Linear(512, 512)  # large enough to be pointed at otherwise
     scheme = SharedMemWeightSyncScheme(wire=wire)
     scheme.init_on_sender(model=model, devices=["cpu"])
     with running(scheme, lambda: nn.Linear(512, 512)) as (worker,):
         worker.do(lambda s, m: m.weight.data.zero_())  # memory of its own
+
+
+def test_what_a_remote_worker_writes_into_its_model_spoils_no_difference_to_come():
+    ours, theirs = nn.Linear(512, 512), nn.Linear(512, 512)  # large, as above
+    with joined(ours, theirs, wire="delta") as (scheme, _, _, _), torch.no_grad():
+        for _ in range(3):
+            theirs.weight.zero_()
+            ours.weight[0, 0] += 1.0
+            scheme.send()
+            assert torch.equal(theirs.weight, ours.weight)
 
 
 @pytest.mark.parametrize("scheme", [HogwildWeightSyncScheme, NoWeightSyncScheme])

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from sync import RPCWeightSyncScheme, WorkerRaised
-from sync.remote.engine import Engine
+from sync import WorkerRaised
 from sync.remote.inbox import ABSENT, LEFT, Answer, deliver
-from sync.remote.wire import Outcome
-
-BROUGHT = "brings"
-
-
-class Threads(Engine):
-    """Runs what it is told to run in threads of this process."""
-
-    num_peers = 1
-
-    def __init__(self):
-        self.pool = ThreadPoolExecutor(4, thread_name_prefix=BROUGHT)
-
-    def call(self, peer, function, *args):
-        future = Future()
-        self.pool.submit(lambda: Outcome.of(function, args).tell(future, "this process"))
-        return future
-
-    def gone(self, peer):
-        return None
-
-    def describe(self, peer):
-        return f"peer {peer}"
-
-    def close(self):
-        self.pool.shutdown()
+from tests.sync.remote.support import BROUGHT, joined
 
 
 class Model(nn.Module):
@@ -60,25 +32,8 @@ class Model(nn.Module):
         self.by = threading.current_thread().name
 
 
-@contextlib.contextmanager
-def joined(*, background=True):
-    """A sender's model and scheme, and a receiver's, in one process."""
-    engine, ours, theirs = Threads(), Model(), Model()
-    scheme = RPCWeightSyncScheme(timeout=20.0)
-    scheme.attach(engine)
-    scheme.init_on_sender(model=ours, devices=["cpu"])
-    receiver = copy.deepcopy(scheme)
-    receiver.init_on_receiver(model=theirs, worker_idx=0)
-    meeting = threading.Thread(target=receiver.connect, kwargs={"background": background})
-    meeting.start()
-    scheme.connect()
-    meeting.join()
-    try:
-        yield scheme, ours, receiver, theirs
-    finally:
-        receiver.shutdown()
-        scheme.shutdown()
-        engine.close()
+def meet(*, background=True):
+    return joined(Model(), Model(), background=background)
 
 
 def send(scheme, model, number):
@@ -88,7 +43,7 @@ def send(scheme, model, number):
 
 
 def test_the_thread_that_brings_a_version_applies_it_while_the_model_rests():
-    with joined() as (scheme, ours, receiver, theirs):
+    with meet() as (scheme, ours, receiver, theirs):
         for number in range(1, 50):
             send(scheme, ours, number)
             scheme.wait_async()
@@ -97,7 +52,7 @@ def test_the_thread_that_brings_a_version_applies_it_while_the_model_rests():
 
 
 def test_a_model_in_use_is_left_alone_and_has_the_version_afterwards():
-    with joined() as (scheme, ours, receiver, theirs):
+    with meet() as (scheme, ours, receiver, theirs):
         with receiver.reading() as version:
             send(scheme, ours, 1)
             with pytest.raises(Exception, match="did not acknowledge version 1"):
@@ -108,7 +63,7 @@ def test_a_model_in_use_is_left_alone_and_has_the_version_afterwards():
 
 
 def test_without_the_background_thread_nothing_is_applied_until_it_is_asked_for():
-    with joined(background=False) as (scheme, ours, receiver, theirs):
+    with meet(background=False) as (scheme, ours, receiver, theirs):
         send(scheme, ours, 1)
         with pytest.raises(Exception, match="did not acknowledge version 1"):
             scheme.wait_async(timeout=0.5)
@@ -120,7 +75,7 @@ def test_without_the_background_thread_nothing_is_applied_until_it_is_asked_for(
 
 
 def test_what_is_raised_by_the_thread_that_brings_it_reaches_the_sender_and_the_next_is_applied():
-    with joined() as (scheme, ours, receiver, theirs):
+    with meet() as (scheme, ours, receiver, theirs):
         theirs.refuses = True
         send(scheme, ours, 1)
         with pytest.raises(WorkerRaised, match="no more of these"):
@@ -133,7 +88,7 @@ def test_what_is_raised_by_the_thread_that_brings_it_reaches_the_sender_and_the_
 
 
 def test_after_the_receiver_has_shut_down_nothing_is_applied():
-    with joined() as (scheme, ours, receiver, theirs):
+    with meet() as (scheme, ours, receiver, theirs):
         receiver.shutdown()
         send(scheme, ours, 1)
         with pytest.raises(Exception, match="left"):
@@ -145,7 +100,7 @@ def test_a_successor_that_is_to_come_is_waited_for_where_another_has_left():
     def what_becomes_of_a_block():
         return deliver(torch.zeros(1), *inbox.place, patience_s=0.0).result()
 
-    with joined() as (scheme, _, receiver, theirs):
+    with meet() as (scheme, _, receiver, theirs):
         inbox = receiver._transports[0].inbox
         receiver.shutdown()
         assert what_becomes_of_a_block() == Answer(LEFT)
