@@ -50,6 +50,7 @@ class Crew:
                 Trajectories(i, len(jobs)),
                 seed=job.seeds.seed,
                 factory=_name(job.create_env_fn),
+                device=str(job.policy_device or "cpu"),
             )
             for i, job in enumerate(jobs)
         ]

@@ -40,6 +40,7 @@ class Member:
     num_envs: int = 0
     environment: str = ""
     factory: str = ""
+    device: str = "cpu"  # of its policy
     seed: int = 0
     blocks: list[Frames] = field(default_factory=list)
     full: deque[Full] = field(default_factory=deque)
@@ -59,7 +60,7 @@ class Member:
 
     def __str__(self) -> str:
         known = self.environment or f"environment made by {self.factory}"
-        return f"worker {self.worker} ({known}, seed {self.seed})"
+        return f"worker {self.worker} ({self.device}, {known}, seed {self.seed})"
 
     def settle(self) -> None:
         """What a dead worker made and did not hand over is dropped."""

@@ -36,6 +36,7 @@ class Seat:
     host: int
     trajectories: Trajectories
     seed: int
+    device: str = "cpu"  # of its policy
     name: str = ""
     where: str = ""
     pid: int = 0
@@ -67,8 +68,8 @@ class Seat:
         return self.serial - self.due - len(self.early)
 
     def __str__(self) -> str:
-        known = ", ".join(part for part in (self.where, self.environment) if part)
-        return f"collector {self.host} ({known}, seed {self.seed})"
+        known = [part for part in (self.where, self.device, self.environment) if part]
+        return f"collector {self.host} ({', '.join(known)}, seed {self.seed})"
 
     def drop(self, full: Full) -> None:
         """Hand a batch on to nobody."""

@@ -77,7 +77,7 @@ class Seats:
         self.jobs[job.host] = job
         numbering = self._numbering.setdefault(job.host, Trajectories(job.host, self.capacity))
         numbering.restart()
-        return Seat(job.host, numbering, job.seeds.seed)
+        return Seat(job.host, numbering, job.seeds.seed, str(job.policy_device or "cpu"))
 
     def _make(self, seats: list[Seat]) -> None:
         """Open hosts, all at a time, and connect them to the schemes."""

@@ -281,7 +281,7 @@ def test_in_a_worker_the_error_comes_with_the_environments_name(case):
     wrong, message = WRONG[case]
     with (
         MultiSyncCollector(lambda: Bad(**wrong), None, frames_per_batch=10) as collector,
-        pytest.raises(RuntimeError, match=rf"(?s)worker 0 \(Bad.*{message}"),
+        pytest.raises(RuntimeError, match=rf"(?s)worker 0 \(cpu, Bad.*{message}"),
     ):
         collector.next()
 

@@ -62,14 +62,15 @@ def gather(collector: Any, batches: int | None = None) -> None:
 @pytest.mark.parametrize("kind", MULTI)
 def test_an_environment_that_raises_is_named_with_the_workers_traceback(kind, where):
     at = 30 if where == "step" else 1
-    with pytest.raises(WorkerRaised) as raised:  # noqa: SIM117, PT012
-        with make(kind, trouble={"only": 1, "where": where, "at": at}) as collector:
+    with pytest.raises(WorkerRaised) as raised:  # noqa: PT012
+        trouble, devices = {"only": 1, "where": where, "at": at}, ["cpu", "cpu:0"]
+        with make(kind, trouble=trouble, policy_device=devices) as collector:
             collector.set_seed(7)
             gather(collector)
     text = str(raised.value)
     assert raised.value.worker_idx == 1
     stage = {"make": "starting", "reset": "resetting", "step": "stepping"}[where]
-    assert "worker 1 (" in text
+    assert "worker 1 (cpu:0, " in text
     assert "Troubled" in text
     assert f"raised Mishap while {stage}" in text
     assert "Traceback (most recent call last)" in text
@@ -108,7 +109,7 @@ def test_an_environment_that_returns_garbage_is_named(kind, what, message):
 def test_an_environment_that_ends_its_process_is_named_with_its_stage(kind, what, how):
     with (
         make(kind, trouble={"only": 1, "where": "step", "at": 30, "what": what}) as collector,
-        pytest.raises(WorkerError, match=r"worker 1 \(Troubled, seed \d+\)") as raised,
+        pytest.raises(WorkerError, match=r"worker 1 \(cpu, Troubled, seed \d+\)") as raised,
     ):
         gather(collector)
     assert how in str(raised.value)
@@ -222,7 +223,8 @@ def test_a_killed_worker_is_named_however_it_was_started(kind, start_method):
         victim = pids(collector)[1]
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(
-            WorkerDied, match=rf"worker 1 \(Troubled, seed \d+\) died by SIGKILL \(pid {victim}\)"
+            WorkerDied,
+            match=rf"worker 1 \(cpu, Troubled, seed \d+\) died by SIGKILL \(pid {victim}\)",
         ):
             gather(collector)
         with pytest.raises(WorkerDied, match="worker 1"):

@@ -128,10 +128,12 @@ def test_what_goes_wrong_below_reaches_the_trainer_with_its_traceback():
         frames_per_batch=20,
     ) as collector:
         collector.next()
-        with pytest.raises(WorkerRaised, match=r"^worker 0 \(MultiSyncCollector of 2, ") as raised:
+        with pytest.raises(
+            WorkerRaised, match=r"^worker 0 \(cpu, MultiSyncCollector of 2, "
+        ) as raised:
             collector.next()
     text = str(raised.value)
-    assert "worker 1 (Troubled, seed" in text  # of the hosted collector
+    assert "worker 1 (cpu, Troubled, seed" in text  # of the hosted collector
     assert text.count("Traceback (most recent call last)") == 2
     assert text.endswith("Mishap: the pole fell off")
 

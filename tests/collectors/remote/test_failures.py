@@ -41,13 +41,15 @@ def gather(collector, batches=10_000):
 
 @pytest.mark.parametrize("where", ["make", "step"])
 def test_an_environment_that_raises_is_named_with_its_host_and_traceback(where):
+    trouble = {"only": 1, "where": where, "at": 1}
     with pytest.raises(WorkerRaised) as raised:  # noqa: SIM117
-        with troubled("distributed", trouble={"only": 1, "where": where, "at": 1}) as collector:
+        with troubled("distributed", trouble=trouble, policy_device="cpu:0") as collector:
             gather(collector)
     text = str(raised.value)
     assert raised.value.worker_idx == 1
     assert "collector 1 (" in text
     assert "127.0.0.1" in text
+    assert ", cpu:0" in text
     assert "Traceback (most recent call last)" in text
     assert "Mishap: the pole fell off" in text
 
