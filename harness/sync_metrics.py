@@ -27,6 +27,7 @@ class SyncMeter:
         self._fresh_publish_ms: list[float] = []
         self._fresh_errors: list[tuple[float, float]] = []  # relative and largest, of each publish
         self._error_sum = self._largest_error = 0.0
+        self._num_errors = 0  # that were added up: a resumed run begins anew
         self._delays_seen = dict.fromkeys(self._workers, 0)
         self.num_publishes = 0
         self.num_bytes = 0  # as they travel, whatever the wire format
@@ -43,6 +44,7 @@ class SyncMeter:
         if self._scheme.wire != "float32" and (sent := stats.last) is not None:
             self._fresh_errors.append((sent.relative_error, sent.max_error))
             self._error_sum += sent.relative_error
+            self._num_errors += 1
             self._largest_error = max(self._largest_error, sent.max_error)
         self.num_publishes += 1
         self._publish_ms.append(spent_ms)
@@ -128,8 +130,8 @@ class SyncMeter:
             **percentiles(list(self._publish_ms), "sync/publish_ms"),
             **percentiles(ack_ms, "sync/ack_ms"),
             **percentiles(apply_ms, "sync/apply_ms"),
-            "sync/bytes": stats["bytes"],
-            "sync/sends": stats["sends"],
+            "sync/bytes": self.num_bytes,
+            "sync/sends": self.num_publishes,
             **self._wire_summary(),
             **self._torn(),
             "workers": workers,
@@ -137,7 +139,7 @@ class SyncMeter:
 
     def _wire_summary(self) -> dict[str, float]:
         return {
-            "sync/wire_error": self._error_sum / max(1, self.num_publishes),
+            "sync/wire_error": self._error_sum / max(1, self._num_errors),
             "sync/wire_error_max": self._largest_error,
             "sync/bytes_saved": self._scheme.send_stats.saved_bytes,
         }

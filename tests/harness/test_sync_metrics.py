@@ -80,6 +80,17 @@ def test_the_summary_has_percentiles_and_each_workers_versions(ends):
     assert summary["workers"]["0"]["published"] == summary["workers"]["0"]["acknowledged"] == 1
 
 
+@pytest.mark.parametrize("ends", ["int8"], indirect=True)
+def test_the_summary_of_a_resumed_run_counts_all_of_it_and_has_the_errors_of_its_part(ends):
+    meter = SyncMeter(ends[0], 1)
+    meter.num_publishes, meter.num_bytes = 10, 1000  # as a checkpoint says
+    publish(meter, *ends)
+    summary, [(error, _)] = meter.summary(), meter._fresh_errors
+    assert summary["sync/sends"] == 11
+    assert summary["sync/bytes"] == meter.num_bytes > 1000
+    assert summary["sync/wire_error"] == error > 0
+
+
 @pytest.mark.parametrize("ends", ["float32", "int8"], indirect=True)
 def test_what_is_kept_does_not_grow_with_the_run(ends):
     meter = SyncMeter(ends[0], 1)
