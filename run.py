@@ -25,9 +25,13 @@ def command(arguments: list[str]) -> int:
 
     flags, overrides = split_arguments(arguments)
     if flags.help:
-        from harness.help import page
+        from harness.help import UnknownGroup, page
 
-        print(page(flags.help_topic))
+        try:
+            print(page(flags.help_topic))
+        except UnknownGroup as error:
+            print(f"run.py: {error}", file=sys.stderr)
+            return USAGE_ERROR
         return 0
 
     from harness.config import ConfigError, plan_run

@@ -52,6 +52,10 @@ STATUS = """\
 by SIGTERM, both with a checkpoint. A second Ctrl-C ends at once."""
 
 
+class UnknownGroup(ValueError):
+    """Nobody knows a group of this name."""
+
+
 def page(topic: str | None = None) -> str:
     """The manual page, or that of one group."""
     if topic is None:
@@ -59,7 +63,7 @@ def page(topic: str | None = None) -> str:
     topic = topic.split("=")[0]
     names = [group.name for group in groups()]
     if topic not in names:
-        return f"run.py: --help {topic}: there is no such group; groups: {', '.join(names)}"
+        raise UnknownGroup(f"--help {topic}: there is no such group; groups: {', '.join(names)}")
     return "\n".join(_group_page(CONF / topic))
 
 

@@ -185,7 +185,9 @@ class Runner:
 
     def _counts(self) -> dict[str, float]:
         stats = self.collector.stats()
-        names = ("collected", "delivered", "dropped", "in_flight")
+        names = ["collected", "delivered", "dropped", "in_flight"]
+        if self.config.collector.preemptive_threshold is not None:
+            names.append("preempted")
         counts = {f"collector/{name}": float(stats[name]) for name in names}
         return {key: n + self._counted_before.get(key, 0) for key, n in counts.items()}
 

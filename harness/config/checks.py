@@ -103,6 +103,11 @@ def _check_workers(collector: CollectorConfig, num_envs: int) -> None:
             raise ConfigError(f"collector.preemptive_threshold={share}: expected 0 < share <= 1")
     if collector.on_worker_failure == "restart" and collector.name == "single":
         raise ConfigError("collector.on_worker_failure=restart: collector=single has no workers")
+    if collector.num_threads != 1 and collector.name == "single":
+        raise ConfigError(
+            f"collector.num_threads={collector.num_threads}: {kind} has no workers; "
+            "num_threads is for the process that collects and trains"
+        )
     if collector.cudagraph_policy and "cuda" not in str(collector.devices.policy):
         raise ConfigError("collector.cudagraph_policy=true needs collector.devices.policy=cuda")
 

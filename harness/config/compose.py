@@ -89,6 +89,12 @@ def sweeper_options(overrides: Sequence[str]) -> dict[Any, Any]:
     return options
 
 
+def plugin_choices(overrides: Sequence[str]) -> dict[str, str]:
+    """The launcher and the sweeper, whoever chose them: the command line or an experiment."""
+    choices = _compose(forced(_fixed(overrides))).hydra.runtime.choices
+    return {group: str(choices[group]) for group in ("hydra/launcher", "hydra/sweeper")}
+
+
 def sweep_dir(overrides: Sequence[str]) -> Path:
     """Where the jobs of a sweep write."""
     try:

@@ -125,6 +125,11 @@ def _plan_resumed(directory: Path, overrides: Sequence[str]) -> RunPlan:
         if key in OF_THE_COMMAND:
             continue
         given.add(key)
+        if key == "sync.max_lag":
+            raise ConfigError(
+                f"{override.input_line}: algo.max_lag took its value when the run began, and is "
+                "what counts; say algo.max_lag"
+            )
         if override.is_delete() or not _change(options, key.split("."), _given(override)):
             raise ConfigError(
                 f"{override.input_line}: a resumed run keeps its parts; single options may change"

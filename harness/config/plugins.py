@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Sequence
 
-from harness.config.compose import parse
+from harness.config.compose import parse, plugin_choices
 from harness.config.errors import ConfigError
 from harness.config.schema import Config
 
@@ -18,7 +18,8 @@ NEEDS = {
 
 def check_plugins(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for a launcher or sweeper whose package is missing."""
-    for chosen in _chosen(overrides):
+    for group, choice in plugin_choices(overrides).items():
+        chosen = f"{group}={choice}"
         module, extra = NEEDS.get(chosen, (None, None))
         if module is not None and importlib.util.find_spec(module) is None:
             raise ConfigError(
@@ -28,20 +29,13 @@ def check_plugins(overrides: Sequence[str]) -> None:
 
 def check_launcher(overrides: Sequence[str], jobs: Iterable[Config]) -> None:
     """Raise `ConfigError` for a launcher in whose processes these jobs cannot run."""
-    if "hydra/launcher=joblib" not in _chosen(overrides):
+    if ("hydra/launcher", "joblib") not in [(o.key_or_group, o.value()) for o in parse(overrides)]:
         return
     for job in jobs:
-        if job.collector.name != "single" or job.env.vectorisation == "async":
+        workers = f"collector={job.collector.name}" if job.collector.name != "single" else ""
+        vector = "env.vectorisation=async" if job.env.vectorisation == "async" else ""
+        if workers or vector:
             raise ConfigError(
-                f"hydra/launcher=joblib collector={job.collector.name}: joblib's processes start "
-                "others in a way of its own, in which no worker comes up; "
-                "take hydra/launcher=submitit_local"
+                f"hydra/launcher=joblib {workers or vector}: joblib's processes start others in a "
+                "way of its own, in which no worker comes up; take hydra/launcher=submitit_local"
             )
-
-
-def _chosen(overrides: Sequence[str]) -> list[str]:
-    return [
-        f"{override.key_or_group}={override.value()}"
-        for override in parse(overrides)
-        if override.key_or_group in ("hydra/launcher", "hydra/sweeper")
-    ]

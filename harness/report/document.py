@@ -232,12 +232,13 @@ def _sync(findings: Findings, suffix: str) -> Iterator[Block]:
     if lagged:
         yield Text(
             "Lag: how many versions behind the newest the weights were that computed an action "
-            "the learner trained on. Medians over seeds of each run's figures."
+            "the learner trained on. Medians over seeds of each run's figures. Frames that lag "
+            "more than max_lag are not learned from; frames whose worker died are dropped, and so "
+            "are those that were on their way when the run ended."
         )
-        columns = ["setting", "mean", "p95", "max", "dropped frames"]
-        rows = [
-            [r.label, *(number(r.middle(n)) for n in (*LAGS, "collector/dropped"))] for r in lagged
-        ]
+        columns = ["setting", "mean", "p95", "max", "frames not learned from", "frames dropped"]
+        names = (*LAGS, "policy/dropped", "collector/dropped")
+        rows = [[r.label, *(number(r.middle(name)) for name in names)] for r in lagged]
         yield Table(columns, rows)
         yield from _picture(
             figures.lags,

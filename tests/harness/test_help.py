@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import run
 from harness.arguments import split_arguments
 from harness.config import groups
 from harness.help import EXAMPLES, page
@@ -40,8 +41,11 @@ def test_a_group_has_a_page_of_its_own(group):
     assert page(f"{group}=whatever") == text
 
 
-def test_an_unknown_group_is_answered_with_the_known():
-    assert "groups: algo, collector, sync" in page("nonsense")
+def test_an_unknown_group_is_refused_with_the_known(capsys):
+    assert run.main(["--help", "nonsense"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--help nonsense: there is no such group; groups: algo, collector, sync" in captured.err
 
 
 def test_help_loads_nothing_heavy():

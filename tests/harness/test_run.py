@@ -223,7 +223,10 @@ def test_each_sync_option_runs(collector, option, version):
     ],
 )
 def test_each_collector_option_runs(option):
-    assert start(*SMALL, "collector=multi_sync", option, "evaluation.at_end=false")[0] == 0
+    status, directory = start(*SMALL, "collector=multi_sync", option, "evaluation.at_end=false")
+    assert status == 0
+    preempts = option.startswith("collector.preemptive")
+    assert ("collector/preempted" in records(directory)[-1]) == preempts
 
 
 @pytest.mark.parametrize("collector", ["single", "multi_async"])
@@ -291,6 +294,8 @@ def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
     _, directory = start(*SMALL, "collector=single")
     assert run.main([f"resume={directory}", "collector=multi_sync"]) == 2
     assert "keeps its parts" in capsys.readouterr().err
+    assert run.main([f"resume={directory}", "sync.max_lag=1"]) == 2
+    assert "say algo.max_lag" in capsys.readouterr().err
     assert run.main([f"resume={directory}", "total_frames=512"]) == 0
     assert read_json(directory / "summary.json")["frames"] == 512
 

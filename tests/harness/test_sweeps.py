@@ -80,13 +80,18 @@ def test_joblib_is_refused_where_jobs_have_workers():
     several = plan_run([*SMALL, "collector=multi_sync"]).config
     with pytest.raises(ConfigError, match="no worker comes up; take hydra/launcher=submitit_local"):
         check_launcher(["hydra/launcher=joblib"], [single, several])
+    vector = plan_run([*SMALL, "env.vectorisation=async"]).config
+    with pytest.raises(ConfigError, match=r"joblib env\.vectorisation=async: "):
+        check_launcher(["hydra/launcher=joblib"], [single, vector])
 
 
-def test_a_launcher_whose_package_is_missing_is_refused(capsys, monkeypatch):
+def test_a_launcher_or_a_sweeper_whose_package_is_missing_is_refused(capsys, monkeypatch):
     found = "harness.config.plugins.importlib.util.find_spec"
     monkeypatch.setattr(found, lambda name: None)
     assert run.main(["-m", *SMALL, LOCAL, "seed=1,2"]) == 2
     assert "needs submitit; install it with: pip install -e '.[sweep]'" in capsys.readouterr().err
+    assert run.main(["-m", "experiment=ppo_search"]) == 2  # which chooses its sweeper itself
+    assert "needs optuna; install it with: pip install -e '.[optuna]'" in capsys.readouterr().err
 
 
 # -- SLURM, without a cluster: programs of its names stand for it

@@ -142,6 +142,7 @@ def test_a_runs_name_is_one_file_name():
         (["algo=sac", "model=lstm"], ["SAC", "model=mlp"]),
         (["collector.free_running=true"], ["algo=sac"]),
         (["collector=single", "collector.on_worker_failure=restart"], ["no workers"]),
+        (["collector=single", "collector.num_threads=2"], ["no workers", "num_threads is for"]),
         (["device=quda"], ["cuda"]),
         (["device=cuda:99"], ["CUDA devices"]),
         # what is no override

@@ -81,7 +81,13 @@ def _summary(frames: int, final: float, rng: np.random.Generator) -> dict[str, A
         for name in ("publish", "ack", "apply")
         for share in ("p50", "p95", "p99")
     }
-    lags = {"policy/lag_mean": 1.0, "policy/lag_p95": 2.0, "policy/lag_max": 3.0}
+    lags = {
+        "policy/lag_mean": 1.0,
+        "policy/lag_p95": 2.0,
+        "policy/lag_max": 3.0,
+        "policy/dropped": 77,
+        "collector/dropped": 5,
+    }
     times = {f"time/{phase}_s": 5.0 for phase in PHASES}
     return {
         "frames": frames,

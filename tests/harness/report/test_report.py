@@ -149,6 +149,13 @@ def test_the_tables_of_the_page_are_the_numbers_of_the_csv(report):
     assert told in (report / "report.html").read_text()
 
 
+def test_frames_that_lagged_too_much_are_told_from_those_that_were_dropped(report):
+    lines = (report / "report.md").read_text().splitlines()
+    heads = next(n for n, line in enumerate(lines) if "frames not learned from" in line)
+    row = [cell.strip() for cell in lines[heads + 2].split("|")]  # the label may hold a bar, too
+    assert row[-5:-1] == ["2", "3", "77", "5"]
+
+
 def test_made_again_it_is_the_same_to_the_byte(report, tmp_path):
     arguments = [str(report.parent), "--baseline", "shared_mem", "--out", str(tmp_path / "again")]
     settings = dict(matplotlib.rcParams)
