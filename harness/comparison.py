@@ -36,13 +36,15 @@ class Difference:
 
 def is_repeatable(config: Config) -> bool:
     """Whether the same seed promises the same bits: nothing depends on who is faster."""
-    collector = config.collector
+    collector, remote = config.collector, config.collector.remote
+    in_turn = collector.name in ("single", "multi_sync")
+    policies = collector.devices.policy
     return (
-        collector.name in ("single", "multi_sync")
+        (in_turn if remote is None else not remote.asynchronous)
         and config.sync.name != "hogwild"
         and collector.preemptive_threshold is None
         and not collector.free_running
-        and config.device == "cpu"
+        and {config.device, *(policies if isinstance(policies, list) else [policies])} == {"cpu"}
     )
 
 

@@ -22,8 +22,6 @@ from harness.envs import EnvConfig, EnvFactory
 from harness.learners import Learner, OffPolicy, OnPolicy
 from sync import WeightSyncScheme
 
-AnyCollector = BaseCollector
-
 # By name, and imported when it is taken: some need what need not be installed.
 SCHEMES = {
     "shared_mem": "SharedMemWeightSyncScheme",
@@ -110,7 +108,7 @@ def make_scheme(config: SyncConfig) -> WeightSyncScheme:
     return scheme
 
 
-def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -> AnyCollector:
+def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -> BaseCollector:
     """The collector, its workers started."""
     collector: Any = getattr(collectors, COLLECTORS[config.collector.name])(
         EnvFactory(config.env),
@@ -128,7 +126,7 @@ def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -
     except BaseException:
         collector.shutdown()
         raise
-    made: AnyCollector = collector
+    made: BaseCollector = collector
     return made
 
 

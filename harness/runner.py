@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDictBase
 
+from collectors import BaseCollector
 from collectors.seeds import Streams
 from harness.checkpoints import Checkpoints
 from harness.config.schema import Config
@@ -16,7 +17,6 @@ from harness.display import Display
 from harness.learners import Learner
 from harness.loggers import Histogram, Loggers
 from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, system_metrics
-from harness.pipeline import AnyCollector
 from harness.signals import Interruption
 from harness.sources import Source
 from harness.sync_metrics import SyncMeter
@@ -34,7 +34,7 @@ class Runner:
         config: Config,
         *,
         learner: Learner,
-        collector: AnyCollector,
+        collector: BaseCollector,
         source: Source,
         sync: SyncMeter,
         evaluate: Evaluate,

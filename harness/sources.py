@@ -12,10 +12,9 @@ from typing import Protocol
 
 from tensordict import TensorDictBase
 
-from collectors import ReplayBuffer
+from collectors import BaseCollector, ReplayBuffer
 from harness.config.schema import Config
 from harness.learners import Learner, OffPolicy
-from harness.pipeline import AnyCollector
 
 LOOK_EVERY_S = 0.2
 
@@ -33,7 +32,7 @@ class Source(Protocol):
 class InTurn:
     """The collector's batches as it makes them."""
 
-    def __init__(self, collector: AnyCollector):
+    def __init__(self, collector: BaseCollector):
         self._collector = collector
 
     def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
@@ -46,7 +45,7 @@ class FreeRunning:
 
     def __init__(
         self,
-        collector: AnyCollector,
+        collector: BaseCollector,
         replay: ReplayBuffer,
         *,
         frames_per_batch: int,
@@ -89,7 +88,7 @@ class FreeRunning:
         return max(0, self._replay.written - self._replay.capacity)
 
 
-def make_source(config: Config, collector: AnyCollector, learner: Learner) -> Source:
+def make_source(config: Config, collector: BaseCollector, learner: Learner) -> Source:
     """As the config says."""
     if not (config.collector.free_running and isinstance(learner, OffPolicy)):
         return InTurn(collector)

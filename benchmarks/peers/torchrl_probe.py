@@ -1,4 +1,4 @@
-"""Count how often torchrl breaks the promises of DESIGN.md section 1, by running it.
+"""Count how often torchrl breaks the promises of tests/promises, by running it.
 
 Run from the repository root, in the peers' environment (`make peers`):
 

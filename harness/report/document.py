@@ -237,8 +237,8 @@ def _sync(findings: Findings, suffix: str) -> Iterator[Block]:
             "are those that were on their way when the run ended."
         )
         columns = ["setting", "mean", "p95", "max", "frames not learned from", "frames dropped"]
-        names = (*LAGS, "policy/dropped", "collector/dropped")
-        rows = [[r.label, *(number(r.middle(name)) for name in names)] for r in lagged]
+        told = (*LAGS, "policy/dropped", "collector/dropped")
+        rows = [[r.label, *(number(r.middle(name)) for name in told)] for r in lagged]
         yield Table(columns, rows)
         yield from _picture(
             figures.lags,

@@ -114,6 +114,10 @@ def test_the_interval_is_students_prediction_interval():
         (["collector=multi_sync", "collector.preemptive_threshold=0.5"], False),
         (["collector=multi_sync", "sync=hogwild"], False),
         (["collector=multi_async"], False),
+        (["collector=multi_async", "collector.free_running=true", "algo=sac"], False),
+        (["collector=distributed", "sync=distributed"], True),
+        (["collector=rpc", "sync=rpc", "collector.remote.asynchronous=true"], False),
+        (["collector=rpc", "sync=rpc", "collector.devices.policy=cuda:0"], False),
     ],
 )
 def test_it_is_known_which_configs_promise_the_same_bits(overrides, expected):
