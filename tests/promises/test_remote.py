@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from sync import TransportBackend, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
-from tests.promises.probe import CALLS, VALUE, VERSION, VersionPolicy, flood, wait_until
+from tests.promises.coarse_probe import be_coarse, read_coarsely
+from tests.promises.probe import CALLS, VALUE, VERSION, VersionPolicy, flood, read, wait_until
 from tests.promises.remote_probe import KINDS, SCHEMES, Peers, take_by_transport, trial
 from tests.promises.test_faults import BREAK, read_and_break
 
@@ -93,6 +94,17 @@ def test_a_transport_whose_worker_does_not_come_says_so_in_time(kind, peers):
 def test_no_call_is_torn_or_wrongly_stamped_under_a_flood(peers, tmp_path, width, background):
     with trial(peers, tmp_path, width=width, background=background) as running:
         flood(running, calls=2_000 if width < LARGE else 200, versions=60)
+        assert running.findings.violations() == {}
+
+
+@pytest.mark.parametrize(("wire", "background"), [("delta", False), ("int8", True)])
+def test_no_call_of_encoded_weights_is_torn(peers, tmp_path, wire, background):
+    target = read_coarsely if wire == "int8" else read
+    options = {"wire": wire, "target": target, "background": background}
+    with trial(peers, tmp_path, width=LARGE, **options) as running:
+        if wire == "int8":
+            be_coarse(running.policy)
+        flood(running, calls=200, versions=40)
         assert running.findings.violations() == {}
 
 
