@@ -5,10 +5,13 @@
 Nothing heavy is imported here: every worker process imports this file once more.
 """
 
+import os
 import signal
 import sys
 
 USAGE_ERROR, INTERRUPTED = 2, 130
+# torch's RPC warns of every connection that ends, also of those that are to. Read when torch loads.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def main(arguments: list[str]) -> int:
