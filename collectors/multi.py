@@ -21,7 +21,9 @@ from collectors.starting import context
 from collectors.weights import Publisher
 from collectors.words import CUT
 from collectors.worker import PASSED_ON, Job
-from sync.errors import WorkerError
+from sync.errors import WorkerDied, WorkerError
+
+_NOTICE_S = 0.5  # in which the crew hears of what a scheme has found
 
 
 class _Workers(BaseCollector):
@@ -132,11 +134,24 @@ class _Workers(BaseCollector):
         wait = False if self.crew.held and self.options.apply_at == "batch" else None
         try:
             self.publisher.publish(by_model, worker_ids, wait=wait)
-        except WorkerError:
-            self.crew.listen(0.05)
-            if not self.crew.failed():
-                raise
-            self._see_to_failures()
+        except WorkerError as error:
+            self._mend(error)
+
+    def _mend(self, error: WorkerError) -> None:
+        """Replace whom a scheme found to have failed; raise if that is nobody's failure here."""
+        assert self.crew is not None
+        crew, publisher = self.crew, self.publisher
+        all_died = all(isinstance(one, WorkerDied) for one in error.failures.values())
+
+        def replaced() -> bool:
+            return all_died and publisher.is_in_use(error.failures)
+
+        with self._mending:  # another thread may be replacing them
+            crew.wait(lambda: bool(crew.failed() or replaced()), _NOTICE_S)
+            if crew.failed():
+                self._see_to_failures()
+            elif not replaced():
+                raise error
 
     def _reorder(self, member: Member) -> None:
         """Give a replacement the orders that its predecessor left undone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -241,6 +241,14 @@ class Publisher:
             self.updater.update_weights(weights, worker_ids)
         finally:
             scheme.sync = sync
+
+    def is_in_use(self, workers: Iterable[int]) -> bool:
+        """Whether these workers use all that was published for them."""
+        return all(
+            self.schemes[model_id].acknowledged[worker] >= version
+            for worker in workers
+            for model_id, version in self.promised[worker].items()
+        )
 
     def schemes_for(self, worker: int) -> dict[str, WeightSyncScheme]:
         """The schemes, as they are handed to that worker."""
