@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
+from sync.errors import WorkerError, combine
 from sync.memory import wait_for
 from sync.strategy import Weights
 from sync.updaters import LocalWeightUpdaterBase
@@ -208,30 +209,44 @@ class Publisher:
     def publish(
         self, by_model: Mapping[str, Weights | None], worker_ids: Any, *, wait: bool | None = None
     ) -> None:
-        """Publish the next version of these models; `wait` overrides what the schemes say."""
+        """Publish the next version of these models; `wait` overrides what the schemes say.
+
+        All are published before it is raised what went wrong at workers.
+        """
+        failures: dict[int, WorkerError] = {}
         for model_id, weights in by_model.items():
-            scheme = self.schemes[model_id]
-            if isinstance(scheme, NoWeightSyncScheme):
-                self._own_updates += model_id == self._main_id
-                if weights is not None:
-                    scheme.apply_weights(weights)
-                continue
-            before = scheme.version
             try:
-                pulls = isinstance(self.updater, LocalWeightUpdaterBase)
-                if pulls and weights is None:
-                    self.updater.update_weights()  # into what is then published
-                if self.updater is not None and not pulls and model_id == POLICY:
-                    self._push(scheme, weights, worker_ids, wait)
-                elif wait is False:
-                    scheme.send_async(weights, worker_ids)
-                else:
-                    scheme.send(weights, worker_ids)
-            finally:
-                if scheme.version > before:  # an updater may have left workers out
-                    for worker, version in scheme.addressed.items():
-                        if version > before:
-                            self.promised[worker][model_id] = version
+                self._publish_one(model_id, weights, worker_ids, wait)
+            except WorkerError as error:
+                failures = {**error.failures, **failures}
+        if failures:
+            raise combine(failures)
+
+    def _publish_one(
+        self, model_id: str, weights: Weights | None, worker_ids: Any, wait: bool | None
+    ) -> None:
+        scheme = self.schemes[model_id]
+        if isinstance(scheme, NoWeightSyncScheme):
+            self._own_updates += model_id == self._main_id
+            if weights is not None:
+                scheme.apply_weights(weights)
+            return
+        before = scheme.version
+        try:
+            pulls = isinstance(self.updater, LocalWeightUpdaterBase)
+            if pulls and weights is None:
+                self.updater.update_weights()  # into what is then published
+            if self.updater is not None and not pulls and model_id == POLICY:
+                self._push(scheme, weights, worker_ids, wait)
+            elif wait is False:
+                scheme.send_async(weights, worker_ids)
+            else:
+                scheme.send(weights, worker_ids)
+        finally:
+            if scheme.version > before:  # an updater may have left workers out
+                for worker, version in scheme.addressed.items():
+                    if version > before:
+                        self.promised[worker][model_id] = version
 
     def _push(self, scheme: Any, weights: Any, worker_ids: Any, wait: bool | None) -> None:
         """Have the updater send, without waiting if that is told."""

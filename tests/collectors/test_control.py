@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
 
 from collectors import (
     Collector,
@@ -24,7 +23,7 @@ from sync import (
     SharedMemWeightSyncScheme,
     VanillaLocalWeightUpdater,
 )
-from tests.collectors.troubled import Plain, Troubled, balance, hold, told, wait_until
+from tests.collectors.troubled import ActorCritic, Plain, Troubled, balance, hold, told, wait_until
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
@@ -211,19 +210,6 @@ def test_weights_can_be_given_in_any_form(kind):
             collector.update_policy_weights_(other, weights=other)
         with pytest.raises(ValueError, match="no weights are sent for model 'critic'"):
             collector.update_policy_weights_(model_id="critic")
-
-
-class ActorCritic(nn.Module):
-    in_keys = ("observation",)
-    out_keys = ("action", "weight", "value")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actor, self.critic = Plain(), Plain()
-
-    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
-        action, weight = self.actor(observation)
-        return action, weight, self.critic(observation)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,6 +28,7 @@ from sync import (
     WorkerTimeout,
 )
 from tests.collectors.troubled import (
+    ActorCritic,
     Plain,
     Troubled,
     balance,
@@ -276,6 +277,22 @@ def test_an_update_while_a_worker_is_dead_raises_or_replaces_it(kind, scheme, po
         assert set(batch["weight"].flatten().tolist()) == {3.0}
         assert collector.stats()["restarts"] == 1
         assert balance(collector) == 0
+
+
+def test_an_update_of_two_models_brings_both_to_all_though_a_worker_is_dead():
+    model = ActorCritic()
+    schemes = {"actor": SharedMemWeightSyncScheme(), "critic": SharedMemWeightSyncScheme()}
+    with make(
+        "sync", policy=model, weight_sync_schemes=schemes, on_worker_failure="restart"
+    ) as collector:
+        collector.next()
+        kill(pids(collector)[1])
+        hold(model.actor, 1)
+        hold(model.critic, 2)
+        collector.update_policy_weights_()
+        batch = collector.next()
+        assert set(batch["weight"].flatten().tolist()) == {1.0}
+        assert set(batch["value"].flatten().tolist()) == {2.0}
 
 
 def check(batch: Any, seen: dict[int, int], weights: set[float]) -> None:

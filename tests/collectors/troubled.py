@@ -127,6 +127,21 @@ class Plain(nn.Module):
         return torch.zeros(count, dtype=torch.int64), self.weight.expand(count).clone()
 
 
+class ActorCritic(nn.Module):
+    """Two models in one, which put their weights out."""
+
+    in_keys = ("observation",)
+    out_keys = ("action", "weight", "value")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = Plain(), Plain()
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
+        action, weight = self.actor(observation)
+        return action, weight, self.critic(observation)[1]
+
+
 def hold(policy: Plain, number: float) -> None:
     with torch.no_grad():
         policy.weight.fill_(number)
