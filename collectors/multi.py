@@ -112,7 +112,6 @@ class _Workers(BaseCollector):
         assert self.crew is not None
         if self.options.on_worker_failure == "raise":
             self.crew.raise_failures()
-        replaced: dict[int, Member] = {}
         with self._mending:
             while failed := self.crew.failed():
                 member = failed[0]
@@ -123,10 +122,19 @@ class _Workers(BaseCollector):
                         note = f"max_restarts={self.options.max_restarts} are used up"
                         member.failure.add_note(note)
                     raise member.failure
-                self.crew.replace(member)
-                replaced[member.worker] = member
-            for member in replaced.values():
+                self._replace(member)
+
+    def _replace(self, member: Member) -> None:
+        """Replace a failed worker, and give it orders; one that is not done with stays failed."""
+        assert self.crew is not None
+        failure = member.failure
+        try:
+            self.crew.replace(member)
+            if member.failure is None:
                 self._reorder(member)
+        except BaseException:  # an interrupt
+            member.failure = member.failure or failure
+            raise
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         assert self.crew is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,31 +17,26 @@ import pytest
 
 from collectors import MultiAsyncCollector, ReplayBuffer
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from tests.collectors.troubled import Plain, Troubled, hold, pids, told, wait_until
+from tests.collectors.troubled import Plain, Troubled, balance, hold, pids, told, wait_until
 
 SCHEMES = {"shared_mem": SharedMemWeightSyncScheme, "multiprocess": MultiProcessWeightSyncScheme}
 
 
 class Latecomer(Troubled):
-    """Made when its door is open, which is when there is no such file."""
+    """Made when its worker's door is open, which is when there is no such file."""
 
-    def __init__(self, door: str, **options: Any):
-        while os.path.exists(door):
+    def __init__(self, doors: str, worker: int):
+        while os.path.exists(f"{doors}/{worker}"):
             time.sleep(0.002)
-        super().__init__(**options)
+        super().__init__(worker)
 
 
-@pytest.fixture
-def door(tmp_path: Path) -> Path:
-    return tmp_path / "door"
-
-
-def make(door: Path, policy: Any = None, *, workers: int = 2, **options: Any) -> Any:
+def make(doors: Path, policy: Any = None, **options: Any) -> Any:
     return MultiAsyncCollector(
         Latecomer,
         policy or Plain(),
-        num_workers=workers,
-        create_env_kwargs=told(workers, door=str(door)),
+        num_workers=2,
+        create_env_kwargs=told(2, doors=str(doors)),
         frames_per_batch=40,
         on_worker_failure="restart",
         **options,
@@ -56,12 +53,15 @@ def running(collector: Any) -> Iterator[ThreadPoolExecutor]:
 
 
 @contextmanager
-def replacing(collector: Any, door: Path) -> Iterator[None]:
-    """While worker 0 is dead and its successor waits at the door."""
+def replacing(collector: Any, doors: Path, *victims: int) -> Iterator[None]:
+    """While these workers are dead and the successor of the last of them waits at its door."""
+    door = doors / str(victims[-1])
     door.touch()
     try:
-        os.kill(pids(collector)[0], signal.SIGKILL)
-        member = collector.crew.members[0]
+        alive = pids(collector)
+        for victim in victims:
+            os.kill(alive[victim], signal.SIGKILL)
+        member = collector.crew.members[victims[-1]]
         wait_until(lambda: member.restarts == 1 and member.failure is None)
         yield
     finally:
@@ -69,19 +69,58 @@ def replacing(collector: Any, door: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_weights_published_meanwhile_are_in_use_when_the_update_returns(door, scheme):
+def test_weights_published_meanwhile_are_in_use_when_the_update_returns(tmp_path, scheme):
     policy, sender = Plain(), SCHEMES[scheme]()
     collector = make(
-        door,
+        tmp_path,
         policy,
         replay_buffer=ReplayBuffer(1_000),
         weight_sync_schemes={"policy": sender},
     )
     with running(collector) as threads:
         hold(policy, 1)
-        with replacing(collector, door):
+        with replacing(collector, tmp_path, 0):
             update = threads.submit(collector.update_policy_weights_)
             wait_until(lambda: collector.policy_version == 1)
         update.result(timeout=30.0)
         assert sender.acknowledged[0] == 1
         assert collector.stats()["restarts"] == 1
+
+
+def interrupt(thread: int) -> None:
+    """What Ctrl-C does."""
+    signal.pthread_kill(thread, signal.SIGINT)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[int]:
+    """This thread, in which an interrupt raises, as it does outside of tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield threading.get_ident()
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_replacement_that_is_interrupted_is_made_by_the_next_call(tmp_path, interruptible):
+    workers: list[int] = []
+
+    def disturb() -> None:
+        with replacing(collector, tmp_path, 0, 1):
+            interrupt(interruptible)
+            main_is_free.wait(30.0)
+
+    def gather(times: float) -> None:
+        """So many batches of each worker."""
+        while min(workers.count(0), workers.count(1)) < times:
+            workers.append(int(collector.next()["collector", "worker"][0, 0]))
+
+    main_is_free = threading.Event()
+    with ThreadPoolExecutor() as threads, make(tmp_path) as collector:
+        collector.next()
+        disturbed = threads.submit(disturb)
+        with pytest.raises(KeyboardInterrupt):
+            gather(math.inf)
+        main_is_free.set()
+        disturbed.result(timeout=30.0)
+        workers.clear()
+        threads.submit(gather, 4).result(timeout=30.0)
+        assert balance(collector) == 0
