@@ -17,7 +17,7 @@ from sync import RPCWeightSyncScheme, WorkerRaised
 from tests.collectors.remote.support import host_pids
 from tests.collectors.remote.test_failures import gather, troubled
 from tests.collectors.troubled import Plain, Troubled, wait_until
-from tests.sync.remote.test_at_once import Threads
+from tests.sync.remote.support import Threads
 
 TIMEOUT_S = 3.0
 
