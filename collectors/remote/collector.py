@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from collectors.spaces import Key
 from collectors.weights import POLICY, Publisher, sends_weights
 from collectors.worker import PASSED_ON
 from sync import WeightSyncScheme
-from sync.errors import WorkerError
+from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
 
 AHEAD = 2  # batches that a host of an asynchronous collector makes before it waits
 LEASE_S = 60.0
@@ -53,6 +54,7 @@ class RemoteCollector(BaseCollector):
             n = self._count(create_env_fn, remote.num_workers_per_collector)
         self._per_host = remote.num_workers_per_collector
         self.sync = remote.sync
+        self._mending = threading.RLock()
         self.capacity = max(n, remote.max_collectors or n * self._room)
         factories = share(create_env_fn, n, self._per_host, "create_env_fn")
         self._env_kwargs = share(
@@ -211,10 +213,11 @@ class RemoteCollector(BaseCollector):
             return all(seat.full for seat in seats.seats)
 
         while not all_are_here() or seats.failed():
-            self._see_to_failures()
-            for seat in seats.seats:
-                if not seat.full and not seat.owed:
-                    seats.order(seat)
+            with self._mending:
+                self._see_to_failures()
+                for seat in seats.seats:
+                    if not seat.full and not seat.owed:
+                        seats.order(seat)
             seats.wait(lambda: bool(all_are_here() or seats.failed()))
             self._raise_error()
         parts = [self._entries(seat, seats.take(seat)) for seat in seats.seats]
@@ -226,17 +229,19 @@ class RemoteCollector(BaseCollector):
         seats = self.seats
         assert seats is not None
         while True:
-            self._see_to_failures()
-            for seat in seats.seats:
-                while seat.owed + len(seat.full) < AHEAD:
-                    seats.order(seat)
+            with self._mending:
+                self._see_to_failures()
+                for seat in seats.seats:
+                    while seat.owed + len(seat.full) < AHEAD:
+                        seats.order(seat)
             if seats.arrived:
                 break
             seats.wait(lambda: bool(seats.arrived or seats.failed()))
             self._raise_error()
         seat, full = seats.take_first()
-        if seat in seats.seats and seat.failure is None:
-            seats.order(seat)
+        with self._mending:
+            if seat in seats.seats and seat.failure is None:
+                seats.order(seat)
         return nest(self._entries(seat, full))
 
     def _entries(self, seat: Seat, full: Full) -> dict[Key, Any]:
@@ -260,31 +265,48 @@ class RemoteCollector(BaseCollector):
         """Replace failed hosts if that is wanted; else raise."""
         seats = self.seats
         assert seats is not None
-        if self.options.on_worker_failure == "raise":
-            seats.raise_failures()
-        while failed := seats.failed():
-            seat = failed[0]
-            assert seat.failure is not None
-            if self._restarts() >= self.options.max_restarts:
-                if not getattr(seat.failure, "__notes__", None):
-                    seat.failure.add_note(f"max_restarts={self.options.max_restarts} are used up")
-                raise seat.failure
-            seats.replace(seat)
+        with self._mending:
+            while failed := seats.failed():
+                if self.options.on_worker_failure == "raise":
+                    seats.raise_failures()
+                seat = failed[0]
+                assert seat.failure is not None
+                if self._restarts() >= self.options.max_restarts:
+                    if not getattr(seat.failure, "__notes__", None):
+                        note = f"max_restarts={self.options.max_restarts} are used up"
+                        seat.failure.add_note(note)
+                    raise seat.failure
+                seats.replace(seat)
+
+    def _lives(self) -> dict[int, int]:
+        """Who is there, by number; nobody's place is being taken by another at that moment."""
+        with self._mending:
+            return {seat.host: seat.life for seat in self.hosts}
+
+    def _mend(self, error: WorkerError, lives: Mapping[int, int], *lost: type[WorkerError]) -> None:
+        """See to the hosts that failed in these lives; raise what else the error says.
+
+        lost: the kinds of errors after which a host counts as failed.
+        """
+        assert self.seats is not None
+        with self._mending:
+            others = self.seats.note(error, lives, lost)
+            self._see_to_failures()
+        if others:
+            raise combine(others)
 
     def _restarts(self) -> int:
         assert self.seats is not None
         return sum(account["restarts"] for account in self.seats.accounts())
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
-        assert self.seats is not None
-        if worker_ids is None and self.capacity > len(self.hosts):
-            worker_ids = [seat.host for seat in self.hosts]
+        lives = self._lives()
+        if worker_ids is None and self.capacity > len(lives):
+            worker_ids = list(lives)
         try:
             self.publisher.publish(by_model, worker_ids)
-        except WorkerError:
-            if not self.seats.failed():
-                raise
-            self._see_to_failures()
+        except WorkerError as error:  # a successor takes the newest weights when it is opened
+            self._mend(error, lives, WorkerDied)
 
     # -- control
 
@@ -302,12 +324,11 @@ class RemoteCollector(BaseCollector):
         assert self.seats is not None
         self._raise_error()
         while True:
+            lives = self._lives()
             try:
                 return self.seats.call(method, arguments, chosen)
-            except WorkerError:
-                if not self.seats.failed():
-                    raise
-                self._see_to_failures()
+            except WorkerError as error:
+                self._mend(error, lives, WorkerDied, WorkerTimeout)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environments and policies of all hosts, and start new episodes."""

@@ -278,7 +278,7 @@ class RayCollector(RemoteCollector):
             raise RuntimeError(
                 f"all {self.capacity} places are taken: give max_collectors more, or remove one"
             )
-        with self._turn:
+        with self._turn, self._mending:
             self.fleet.add(free[0])
             self.seats.open([self._job(free[0], like=0)])
             self._publish(dict.fromkeys(self.publisher.schemes), [free[0]])
@@ -295,7 +295,7 @@ class RayCollector(RemoteCollector):
             known = ", ".join(str(seat.host) for seat in self.hosts)
             why = "it is the last one" if found else f"there are {known}"
             raise ValueError(f"collector {collector} cannot be removed: {why}")
-        with self._turn:
+        with self._turn, self._mending:
             self.seats.remove(found[0])
             self.fleet.remove(collector)
             self.num_workers = len(self.hosts)

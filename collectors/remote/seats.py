@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -157,12 +157,10 @@ class Seats:
         name: str,
         *,
         patient: bool = False,
-        lost: bool = False,
     ) -> None:
         """Wait for these answers; raise for all hosts that gave none, or a bad one.
 
         patient: that there is none yet is no failure.
-        lost: a host that gave none counts as failed from then on, and may be replaced.
         """
         deadline = time.monotonic() + timeout
         failures: dict[int, WorkerError] = {}
@@ -183,9 +181,6 @@ class Seats:
                 failure = WorkerTimeout(seat.host, text)
             if failure is not None:
                 failures[seat.host] = failure
-            if lost and isinstance(failure, WorkerDied | WorkerTimeout):
-                with self.news:
-                    seat.failure = seat.failure or failure
         if failures:
             raise combine(failures)
 
@@ -201,7 +196,7 @@ class Seats:
             seat.host: self._ask(seat, far.control, method, cloudpickle.dumps(arguments(seat)))
             for seat in chosen
         }
-        self._await(chosen, asked, f"asked to {method}", self._timeout, "timeout", lost=True)
+        self._await(chosen, asked, f"asked to {method}", self._timeout, "timeout")
         return [cloudpickle.loads(asked[seat.host].result().value) for seat in chosen]
 
     def hold(self, still: bool) -> None:
@@ -363,6 +358,24 @@ class Seats:
             if life == seat.life and seat.open:
                 seat.failure = seat.failure or failure
             self.news.notify_all()
+
+    def note(
+        self, error: WorkerError, lives: Mapping[int, int], lost: tuple[type[WorkerError], ...]
+    ) -> dict[int, WorkerError]:
+        """Have the hosts fail that this error says are lost, in these lives; what else it says.
+
+        Nothing that it says of an earlier life matters any more.
+        """
+        others = {}
+        for seat in list(self.seats):
+            failure = error.failures.get(seat.host)
+            if failure is None or seat.life != lives.get(seat.host, seat.life):
+                continue
+            if isinstance(failure, lost):
+                self._note(seat, seat.life, failure)
+            if seat.failure is None:
+                others[seat.host] = failure
+        return others
 
     def refresh(self) -> None:
         """Have the accounts be of this moment, as far as hosts answer at once."""

@@ -5,12 +5,21 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 
 import pytest
 
-from tests.collectors.remote.support import KINDS, host_pids
+from collectors import ReplayBuffer
+from tests.collectors.remote.support import KINDS, host_pids, make
 from tests.collectors.remote.test_failures import gather, troubled
 from tests.collectors.support import all_accounted_for
+from tests.collectors.troubled import Plain, Troubled, hold, wait_until
+
+
+def alone(**options):
+    """One host that is replaced when it fails."""
+    options = {"num_collectors": 1, "sync": True, "frames_per_batch": 40, **options}
+    return make("distributed", Troubled, Plain(), on_worker_failure="restart", **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,3 +55,46 @@ def _end_at_first(path, serve, *args, **options):
         serve(*args, **options)
     else:
         os._exit(3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_published_right_after_a_host_died_reach_its_successor(kind):
+    with troubled(kind, on_worker_failure="restart", max_restarts=1) as collector:
+        gather(collector, 2)
+        hold(collector.policy, 7)
+        os.kill(host_pids(collector)[1], signal.SIGKILL)
+        collector.update_policy_weights_()
+        batch = collector.next()
+        assert (batch["weight"] == 7).all()
+        assert (batch["policy_version"] == 1).all()
+        stats = collector.stats()
+        assert [host["restarts"] for host in stats["workers"]] == [0, 1]
+        assert all_accounted_for(stats)
+
+
+def test_a_host_is_replaced_once_whoever_else_hears_of_its_death_meanwhile():
+    buffer = ReplayBuffer(1000)
+    with alone(replay_buffer=buffer, max_restarts=3, start_timeout=20.0) as collector:
+        fleet, begun, again = collector.fleet, threading.Event(), threading.Event()
+        plain = fleet.replace
+
+        def replace(host):
+            if begun.is_set():
+                again.set()
+            begun.set()
+            again.wait(0.5)
+            plain(host)
+
+        fleet.replace = replace
+        collector.start()
+        os.kill(host_pids(collector)[0], signal.SIGKILL)
+        assert begun.wait(30.0)
+        hold(collector.policy, 7)
+        collector.update_policy_weights_()
+        written = buffer.written
+        wait_until(lambda: buffer.written > written + 80)
+        assert not again.is_set()
+        assert collector.stats()["restarts"] == 1
+        frames = buffer[range(len(buffer))]
+        assert (frames["weight"] == 7 * frames["policy_version"]).all()
+        assert frames["policy_version"].max() == 1
