@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -159,18 +159,24 @@ class ReceiverEnd:
         self._home = None
         home.close()
 
-    def _moved_by_fork(self) -> None:
-        """In a child process: the parent's model is in the block, and this is a copy of it."""
-        home, self._home = self._home, None
-        if home is None or self.binding is None:
-            return
-        before, values = NEVER, None
+    def _copy_for_fork(self) -> list[torch.Tensor]:
+        """What a child process gets: the block itself may have changed when it comes to look."""
+        values: list[torch.Tensor] = []
         for _ in range(1000):  # the sender may be writing: with one version around it, all is whole
+            if (home := self._home) is None:
+                return values
             before = home.block.version
-            values = [view.clone() for view in home.block.views]
+            with torch.inference_mode(False):
+                values = [view.clone() for view in home.block.views]
             if before == home.block.version != NEVER:
                 break
-        self.binding.move_out(values)
+        return values
+
+    def _moved_by_fork(self, values: list[torch.Tensor]) -> None:
+        """In a child process: the parent's model is in the block, and this is a copy of it."""
+        home, self._home = self._home, None
+        if home is not None and self.binding is not None:
+            self.binding.move_out(values)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
@@ -390,9 +396,29 @@ class ReceiverEnd:
 _AT_HOME: weakref.WeakSet[ReceiverEnd] = weakref.WeakSet()
 
 
+class _Forking(threading.local):
+    """What the child gets of a fork that this thread is at."""
+
+    copies: Mapping[ReceiverEnd, list[torch.Tensor]] = {}
+
+
+_FORKING = _Forking()
+
+
+def _before_fork() -> None:
+    _FORKING.copies = {receiver: receiver._copy_for_fork() for receiver in list(_AT_HOME)}
+
+
 def _after_fork() -> None:
+    _FORKING.copies = {}
+
+
+def _after_fork_in_child() -> None:
     for receiver in list(_AT_HOME):
-        receiver._moved_by_fork()
+        receiver._moved_by_fork(_FORKING.copies.get(receiver) or receiver._copy_for_fork())
+    _after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)

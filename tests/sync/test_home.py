@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sync import SharedMemWeightSyncScheme, WorkerDied, WorkerError, WorkerRaised
-from sync.home import HOME_BYTES, Home, Turns
+from sync.home import HOME_BYTES, RESTING, Home, Turns
 from sync.memory import AnonymousMemory, Watch
 from sync.shared_mem import SharedMemTransport
 from sync.slots import Slots
@@ -44,12 +44,30 @@ def stopped():
     def stop(pid: int) -> None:
         pids.append(pid)
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.1)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
 
     yield stop
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def at_rest(stopped):
+    """Stop a worker when its model rests, however long its thread takes to get there."""
+
+    def stop(scheme, worker: Worker, worker_idx: int = 0) -> int:
+        line, pid = scheme._transports[worker_idx], worker.process.pid
+        while True:
+            stopped(pid)
+            if line.row.home == RESTING and line.slots.turns.take(worker_idx):
+                line.slots.turns.give(worker_idx)
+                return pid
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.01)
+
+    return stop
 
 
 # -- turns
@@ -128,10 +146,10 @@ def test_tied_parameters_stay_tied():
 # -- while it rests
 
 
-def test_a_worker_that_rests_has_a_version_in_use_without_being_woken(stopped):
+def test_a_worker_that_rests_has_a_version_in_use_without_being_woken(at_rest):
     with running(scheme := sender(workers=2), background=True) as workers:
-        for worker in workers:
-            stopped(worker.process.pid)
+        for worker_idx, worker in enumerate(workers):
+            at_rest(scheme, worker, worker_idx)
         scheme.send(policy(2), worker_ids=[1])
         scheme.send(policy(3), worker_ids=[1])
         assert scheme.acknowledged == {0: 0, 1: 2}
@@ -144,7 +162,7 @@ def test_a_worker_that_rests_has_a_version_in_use_without_being_woken(stopped):
         assert [stats[i]["applied"] for i in (0, 1)] == [1, 3]
 
 
-def test_a_worker_that_asks_rests_only_where_it_says_so(stopped):
+def test_a_worker_that_asks_rests_only_where_it_says_so():
     with running(scheme := sender()) as (worker,):
         scheme.send_async(policy(2))
         assert worker.do(held) == bits(policy(1))
@@ -235,7 +253,7 @@ def test_a_parameter_that_its_owner_replaced_gets_the_next_version(background):
         assert not worker.do(lives_at_home)
 
 
-def test_a_parameter_of_another_shape_is_an_error_at_the_sender():
+def test_a_parameter_of_another_shape_is_an_error_at_the_sender(at_rest):
     def replace(scheme, model):
         model[0].weight = nn.Parameter(torch.zeros(5, 3))
 
@@ -245,7 +263,9 @@ def test_a_parameter_of_another_shape_is_an_error_at_the_sender():
 
     with running(scheme := sender(), background=True) as (worker,):
         worker.do(replace)
-        scheme.send(policy(2))  # it rests: nobody has looked at its model yet
+        pid = at_rest(scheme, worker)
+        scheme.send(policy(2))  # nobody has looked at its model yet
+        os.kill(pid, signal.SIGCONT)
         worker.do(receive_in_vain)
         with pytest.raises(WorkerRaised, match=r"0\.weight"):
             scheme.send(policy(3))
@@ -281,7 +301,7 @@ def test_what_an_interrupt_kept_from_being_booked_is_booked_later(monkeypatch):
         assert worker.do(held) == bits(policy(2))
 
 
-def test_what_an_interrupt_left_half_written_is_not_used(monkeypatch):
+def test_what_an_interrupt_left_half_written_is_not_used(monkeypatch, at_rest):
     with running(scheme := sender(), background=True) as (worker,):
 
         def interrupt(self, other) -> None:
@@ -289,10 +309,12 @@ def test_what_an_interrupt_left_half_written_is_not_used(monkeypatch):
             self._rest[: len(self._rest) // 2] = other._rest[: len(self._rest) // 2]
             raise KeyboardInterrupt
 
+        pid = at_rest(scheme, worker)
         with monkeypatch.context() as interrupting:
             interrupting.setattr(Snapshot, "become", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 scheme.send(policy(2))
+        os.kill(pid, signal.SIGCONT)
         scheme.wait_async(5)
         assert worker.do(read) == (1, bits(policy(2)))
         scheme.send(policy(3))
@@ -501,12 +523,18 @@ def test_rests_within_rests_and_uses_within_rests_end_when_they_should():
 def test_a_forked_child_neither_gives_away_its_parents_turn_nor_sees_what_comes():
     def fork_while_reading(scheme, model):
         reader, writer = os.pipe()
-        reading = scheme.reading()
+        receiver, reading = scheme._receiver, scheme.reading()
+        move = receiver._moved_by_fork
+
+        def late(*args):
+            os.read(reader, 1)
+            move(*args)
+
+        receiver._moved_by_fork = late
         reading.__enter__()
         model.child = os.fork()
         if model.child == 0:
             reading.__exit__(None, None, None)
-            os.read(reader, 1)
             os._exit(int(bits(model) != bits(policy(1))))
         model.tell = writer
         return scheme._receiver._home._taken

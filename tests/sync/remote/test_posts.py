@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sync import WorkerRaised
-from tests.sync.remote.test_at_once import joined, send
+from tests.sync.remote.test_at_once import meet, send
 
 
 def refuse_once(engine):
@@ -20,7 +20,7 @@ def refuse_once(engine):
 
 @pytest.mark.parametrize("waits", [False, True], ids=["sent at once", "sent after an answer"])
 def test_a_version_that_cannot_be_posted_is_reported_and_the_next_is_applied(waits):
-    with joined() as (scheme, ours, receiver, theirs):
+    with meet() as (scheme, ours, receiver, theirs):
         if waits:
             with receiver.reading():
                 send(scheme, ours, 1)
