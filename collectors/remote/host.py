@@ -154,6 +154,8 @@ class Host:
                 self._served.wait(1.0)
                 self._raise_if_closed()
         try:
+            if self.intake is None and self.job.schemes:
+                raise RuntimeError("no weights were handed over to this host yet")
             if self.intake is not None:
                 self.intake.await_versions(versions, self.timeout)
             with self._making:

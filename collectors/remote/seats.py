@@ -399,30 +399,35 @@ class Seats:
         """Put a fresh host in the place of a failed one, which may fail in its turn."""
         self._raise_if_closed()
         job = self.jobs[seat.host]
-        failure: WorkerError | None = None
+        # It stands until the fresh host is met. If that is interrupted, whatever is still being
+        # made over there must not live on beside the next: as if it had died.
+        failure = WorkerDied(seat.host, f"{seat} was not replaced: that was interrupted")
         try:
             if isinstance(seat.failure, WorkerRaised) and not self.fleet.engine.gone(seat.host):
                 self._end(seat, 1.0, close_env=True)
             else:
                 self.fleet.replace(seat.host)
+            there = True
         except CannotReplace as error:
             assert seat.failure is not None
             seat.failure.add_note(str(error))
             raise seat.failure from None
         except Exception as error:  # noqa: BLE001 - whatever an engine raises: it costs a restart
             text = f"{seat} could not be replaced: {type(error).__name__}: {error}"
-            failure = WorkerDied(seat.host, text)
+            failure, there = WorkerDied(seat.host, text), False
         with self.news:
             seat.settle()
             seat.restarts += 1
             seat.failure = failure
-        if failure is not None:
+        if not there:
             return
         job.seeds = dataclasses.replace(job.seeds, life=job.seeds.life + 1)
         try:
             self._make([seat])
         except WorkerError as error:
-            seat.failure = seat.failure or error
+            seat.failure = error
+        else:
+            seat.failure = None
 
     def remove(self, seat: Seat) -> None:
         """Let a host go; what it had made and not handed over is dropped."""

@@ -114,8 +114,9 @@ def test_what_a_host_told_in_an_earlier_life_is_no_news_of_the_next(asker):
         seat, engine = collector.hosts[0], collector.fleet.engine
 
         def replace():
-            seat.failure = WorkerRaised(0, "it raised meanwhile")
-            collector.seats.replace(seat)
+            with collector._mending:  # as every caller does
+                seat.failure = WorkerRaised(0, "it raised meanwhile")
+                collector.seats.replace(seat)
 
         engine.meanwhile, engine.asker = replace, asker
         collector.stats()

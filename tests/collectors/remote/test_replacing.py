@@ -10,8 +10,10 @@ import threading
 import pytest
 
 from collectors import ReplayBuffer
+from collectors.remote import host as far
 from tests.collectors.remote.support import KINDS, host_pids, make
 from tests.collectors.remote.test_failures import gather, troubled
+from tests.collectors.remote.test_pulse import here
 from tests.collectors.support import all_accounted_for
 from tests.collectors.troubled import Plain, Troubled, hold, wait_until
 
@@ -34,6 +36,37 @@ def test_hosts_that_are_killed_together_are_all_replaced(kind):
         stats = collector.stats()
         assert [host["restarts"] for host in stats["workers"]] == [1, 1]
         assert all_accounted_for(stats)
+
+
+def test_a_replacement_that_is_interrupted_is_begun_anew():
+    with alone() as collector:
+        hold(collector.policy, 7)
+        collector.update_policy_weights_()
+        gather(collector, 1)
+        hold(collector.policy, 9)  # and is not published
+        os.kill(host_pids(collector)[0], signal.SIGKILL)
+        seats = collector.seats
+        seats._connect = functools.partial(_interrupt, seats, seats._connect)
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        batch = collector.next()
+        assert (batch["weight"] == 7).all()
+        assert (batch["policy_version"] == 1).all()
+        assert all_accounted_for(collector.stats())
+
+
+def _interrupt(seats, plain, new):
+    seats._connect = plain
+    raise KeyboardInterrupt
+
+
+def test_a_host_makes_no_batch_before_it_has_taken_weights():
+    with here() as collector:
+        name = collector.hosts[0].name
+        host = far._HOSTS[name]
+        intake, host.intake = host.intake, None
+        assert "no weights were handed over" in far.next_batch(name, 0, {}).value
+        host.intake = intake
 
 
 def test_a_replacement_that_ends_before_it_is_met_costs_a_restart(tmp_path):
