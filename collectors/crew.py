@@ -61,6 +61,7 @@ class Crew:
         self._timeout = timeout
         self._start_timeout = start_timeout
         self._news = threading.Condition(threading.RLock())
+        self._ending = threading.RLock()  # one thread at a time ends a worker
         self._listening = False
         self._numbers = 0
         self._closed = False
@@ -148,14 +149,15 @@ class Crew:
     def replace(self, member: Member) -> None:
         """Put a fresh worker in the place of a failed one, which may fail in its turn."""
         self._end(member, timeout=0.0)
-        with self._news:
+        job = self.jobs[member.worker]
+        job.seeds = dataclasses.replace(job.seeds, life=job.seeds.life + 1)
+        packed = job.pack()
+        with self._news:  # who asks finds the old life, whose answer does not come, or the new line
             member.settle()
             member.words = Words()
             member.life += 1
             member.restarts += 1
-        job = self.jobs[member.worker]
-        job.seeds = dataclasses.replace(job.seeds, life=job.seeds.life + 1)
-        self._launch(member, job.pack())
+            self._launch(member, packed)
         try:
             self._await_greetings([member])
             self._hand_over(member.worker)
@@ -365,36 +367,58 @@ class Crew:
         members: Iterable[Member] | None = None,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Have workers do something between two steps; their results."""
-        asked = []
-        with self._news:
-            self._raise_if_closed()
-            for member in self.members if members is None else members:
-                self._numbers += 1
-                asked.append((member, self._numbers))
-                given = args[0](member) if len(args) == 1 and callable(args[0]) else args
-                self.tell(member, "call", self._numbers, method, given)
+        """Have workers do something between two steps; their results.
 
-        def done() -> bool:
-            return all(n in m.results or m.failure is not None for m, n in asked)
-
-        self.wait(done, timeout or self._timeout)
-        with self._news:
-            answers = [(member, member.results.pop(number, None)) for member, number in asked]
+        One that another thread replaces meanwhile is asked again.
+        """
+        chosen = list(self.members if members is None else members)
+        timeout = timeout or self._timeout
+        deadline = time.monotonic() + timeout
+        answers: dict[int, tuple[bool, Any]] = {}
+        while left := [member for member in chosen if member.worker not in answers]:
+            answers |= self._ask(left, method, args, timeout, deadline)
         results = []
-        for member, answer in answers:
-            if answer is None:
-                self._raise_if_closed()
-                raise member.failure or WorkerTimeout(
-                    member.worker,
-                    f"{member} did not answer {method!r} within {timeout or self._timeout:g} s: "
-                    f"it is {member.words.stage}",
-                )
-            good, value = answer
+        for member in chosen:
+            good, value = answers[member.worker]
             if not good:
                 raise WorkerRaised(member.worker, f"{member}, asked to {method}: {value}")
             results.append(pickle.loads(value))
         return results
+
+    def _ask(
+        self,
+        members: Iterable[Member],
+        method: str,
+        args: tuple[Any, ...],
+        timeout: float,
+        deadline: float,
+    ) -> dict[int, tuple[bool, Any]]:
+        """The answers by worker, without those of whoever was replaced before it gave one."""
+        asked = []
+        with self._news:
+            self._raise_if_closed()
+            for member in members:
+                self._numbers += 1
+                asked.append((member, member.life, self._numbers))
+                given = args[0](member) if len(args) == 1 and callable(args[0]) else args
+                self.tell(member, "call", self._numbers, method, given)
+
+        def done() -> bool:
+            return all(n in m.results or m.failure or m.life != life for m, life, n in asked)
+
+        self.wait(done, deadline - time.monotonic())
+        with self._news:
+            answers = {m.worker: m.results.pop(n) for m, _, n in asked if n in m.results}
+            for member, life, _ in asked:
+                if member.worker in answers or (member.life != life and not member.failure):
+                    continue
+                self._raise_if_closed()
+                raise member.failure or WorkerTimeout(
+                    member.worker,
+                    f"{member} did not answer {method!r} within {timeout:g} s: "
+                    f"it is {member.words.stage}",
+                )
+            return answers
 
     # -- ending
 
@@ -409,26 +433,32 @@ class Crew:
                         member.line.send(("stop", close_env), timeout=0.1)
                         member.words.words[MESSAGES] += 1
         deadline = time.monotonic() + timeout
-        for member in self.members:
-            self._end(member, max(0.0, deadline - time.monotonic()))
+        try:
+            for member in self.members:
+                self._end(member, max(0.0, deadline - time.monotonic()))
+        except BaseException:  # an interrupt: nobody is waited for any more
+            for member in self.members:
+                self._end(member, 0.0)
+            raise
 
     def _end(self, member: Member, timeout: float) -> None:
-        process = member.process
-        if process is not None:
-            if timeout > 0:
-                process.join(timeout)
-            if process.is_alive():
-                process.kill()
-            process.join(KILL_AFTER_S)
-        with self._news:
-            if member.line is not None:
-                for message, fds in member.line.receive():  # what it still managed to say
-                    self._book(member, message, fds)
-                member.line.close()
-            member.process = member.line = member.watch = None
-        if process is not None:
-            with contextlib.suppress(ValueError):
-                process.close()
+        with self._ending:
+            process = member.process
+            if process is not None:
+                if timeout > 0:
+                    process.join(timeout)
+                if process.is_alive():
+                    process.kill()
+                process.join(KILL_AFTER_S)
+            with self._news:
+                if member.line is not None:
+                    for message, fds in member.line.receive():  # what it still managed to say
+                        self._book(member, message, fds)
+                    member.line.close()
+                member.process = member.line = member.watch = None
+            if process is not None:
+                with contextlib.suppress(ValueError):
+                    process.close()
 
 
 def _name(factory: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -89,7 +89,7 @@ class Options:
         options._check_kind(kind)
         options._check_ranges()
         options._check_pairs()
-        options._check_places()
+        options._check_places(kind)
         return options
 
     def _check_ranges(self) -> None:
@@ -165,7 +165,7 @@ class Options:
             if clash:
                 raise ValueError(message)
 
-    def _check_places(self) -> None:
+    def _check_places(self, kind: str) -> None:
         placed = self.env_device
         for one in placed if isinstance(placed, list | tuple) else [placed]:
             if one is not None and torch.device(one).type != "cpu":
@@ -179,14 +179,10 @@ class Options:
                 "no_cuda_sync=True says not to wait for batches that go to a CUDA storing_device, "
                 f"it is {stored or 'cpu'}"
             )
-        if self.cudagraph_policy:
+        if self.cudagraph_policy and kind not in REMOTE:  # those name the devices of their hosts
             placed = self.policy_device if self.policy_device is not None else self.device
             many = isinstance(placed, Sequence) and not isinstance(placed, str)
-            for one in placed if many else [placed]:
-                if one is None or torch.device(one).type != "cuda":
-                    raise ValueError(
-                        f"cudagraph_policy=True needs a CUDA policy_device, it is {one or 'cpu'}"
-                    )
+            check_graphs(placed if many else [placed])
 
     def _check_kind(self, kind: str) -> None:
         like = ASYNC if kind in REMOTE else kind
@@ -288,6 +284,15 @@ _OF_A_POLICY = (
     "weight_sync_schemes",
     "weight_updater",
 )
+
+
+def check_graphs(devices: Iterable[Any]) -> None:
+    """Refuse CUDA graphs of policies that are elsewhere."""
+    for one in devices:
+        if one is None or torch.device(one).type != "cuda":
+            raise ValueError(
+                f"cudagraph_policy=True needs a CUDA policy_device, it is {one or 'cpu'}"
+            )
 
 
 def per_worker(value: Any, num_workers: int, name: str) -> list[Any]:

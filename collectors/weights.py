@@ -13,7 +13,7 @@ from torch import nn
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.errors import WorkerError, combine
 from sync.memory import wait_for
-from sync.strategy import Weights
+from sync.strategy import Weights, is_by_worker
 from sync.updaters import LocalWeightUpdaterBase
 
 POLICY = "policy"
@@ -207,16 +207,24 @@ class Publisher:
         return by_model
 
     def publish(
-        self, by_model: Mapping[str, Weights | None], worker_ids: Any, *, wait: bool | None = None
+        self,
+        by_model: Mapping[str, Weights | None],
+        worker_ids: Any,
+        *,
+        wait: bool | None = None,
+        everybody: list[int] | None = None,
     ) -> None:
         """Publish the next version of these models; `wait` overrides what the schemes say.
+
+        everybody: who there is, if not all places are taken.
 
         All are published before it is raised what went wrong at workers.
         """
         failures: dict[int, WorkerError] = {}
         for model_id, weights in by_model.items():
             try:
-                self._publish_one(model_id, weights, worker_ids, wait)
+                some = everybody if worker_ids is None and not is_by_worker(weights) else worker_ids
+                self._publish_one(model_id, weights, some, wait)
             except WorkerError as error:
                 failures = {**error.failures, **failures}
         if failures:

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -24,6 +25,9 @@ OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
 # crash or wait for ever when that is tried.
 os.register_at_fork(after_in_child=gc.freeze)
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a fork server loads for tests alone, beside what it loads for collectors.
 PROBES = ("tests.promises.probe", "tests.promises.remote_probe", "sync.remote.rpc")

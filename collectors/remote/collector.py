@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector
-from collectors.options import NO_POLICY, per_worker, share_frames
+from collectors.options import NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.remote.fleet import Fleet
 from collectors.remote.host import HostJob
 from collectors.remote.options import RemoteOptions, places, share
@@ -66,6 +66,8 @@ class RemoteCollector(BaseCollector):
         named = "device" if device is None else "policy_device"
         device = options.get("device") if device is None else device
         self.policy_devices = places(device, n, named)
+        if options.get("cudagraph_policy"):
+            check_graphs(self.policy_devices)
         for name in ("num_workers", "start_method", "cat_results", "preemptive_threshold"):
             if options.get(name) is not None:
                 raise ValueError(_REFUSED[name].format(kind=self.kind, value=options[name]))
@@ -301,10 +303,9 @@ class RemoteCollector(BaseCollector):
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         lives = self._lives()
-        if worker_ids is None and self.capacity > len(lives):
-            worker_ids = list(lives)
+        everybody = list(lives) if self.capacity > len(lives) else None
         try:
-            self.publisher.publish(by_model, worker_ids)
+            self.publisher.publish(by_model, worker_ids, everybody=everybody)
         except WorkerError as error:  # a successor takes the newest weights when it is opened
             self._mend(error, lives, WorkerDied)
 

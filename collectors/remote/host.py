@@ -20,7 +20,6 @@ host that hears nothing for `lease_s` knows its trainer is gone, and ends itself
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import platform
 import threading
@@ -36,6 +35,7 @@ import torch
 
 from collectors.options import SINGLE
 from collectors.remote.intake import HostIntake
+from collectors.remote.options import kind_of
 from collectors.remote.parcel import Parcel, pack
 from collectors.seeds import Seeds
 from collectors.versions import Stamps
@@ -274,7 +274,7 @@ def _make(job: HostJob) -> Any:
     passed = {name: options[name] for name in PASSED_ON}
     acts_randomly = job.policy is None and job.policy_factory is None
     given: dict[str, Any] = {"create_env_kwargs": job.create_env_kwargs}
-    if not is_single(job.collector_class):
+    if kind_of(job.collector_class) != SINGLE:
         given |= {"num_workers": job.num_workers, "num_sub_threads": job.num_threads}
         given |= {"start_timeout": options["start_timeout"]}
         given["on_worker_failure"] = options["on_worker_failure"]
@@ -300,13 +300,6 @@ def _make(job: HostJob) -> Any:
         **given,
         **passed,
     )
-
-
-def is_single(collector_class: Any) -> bool:
-    """Whether this makes collectors of one process, also as a partial."""
-    while isinstance(collector_class, functools.partial):
-        collector_class = collector_class.func
-    return getattr(collector_class, "kind", None) == SINGLE
 
 
 def leave() -> None:

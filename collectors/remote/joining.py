@@ -68,9 +68,11 @@ class JoiningFleet(Fleet):
         self._processes.await_meeting([host], functools.partial(self._engine.admit, host))
 
     def close(self, timeout: float) -> None:
-        self._engine.close()
-        if self._processes is not None:
-            self._processes.end_all(timeout)
+        try:
+            self._engine.close()
+        finally:
+            if self._processes is not None:
+                self._processes.end_all(timeout)
 
 
 class JoiningCollector(RemoteCollector):

@@ -81,7 +81,7 @@ class Processes:
 
     def end(self, host: int, timeout: float = 0.0) -> None:
         """Wait for a process to end, then make it."""
-        process = self._processes.pop(host, None)
+        process = self._processes.get(host)
         if process is None:
             return
         if timeout > 0:
@@ -89,11 +89,17 @@ class Processes:
         if process.is_alive():
             process.kill()
         process.join(KILL_AFTER_S)
+        self._processes.pop(host, None)
         with contextlib.suppress(ValueError):
             process.close()
 
     def end_all(self, timeout: float) -> None:
         """The same for all of them together."""
         deadline = time.monotonic() + timeout
-        for host in list(self._processes):
-            self.end(host, max(0.0, deadline - time.monotonic()))
+        try:
+            for host in list(self._processes):
+                self.end(host, max(0.0, deadline - time.monotonic()))
+        except BaseException:  # an interrupt: nobody is waited for any more
+            for host in list(self._processes):
+                self.end(host)
+            raise

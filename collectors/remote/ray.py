@@ -14,6 +14,8 @@ from typing import Any
 
 from collectors.remote.collector import RemoteCollector
 from collectors.remote.fleet import Fleet
+from collectors.remote.host import HostJob
+from collectors.seeds import Seeds
 from sync import WeightSyncScheme
 from sync.remote.engine import PeerDied
 from sync.remote.ray import RayEngine, use_token_authentication
@@ -280,10 +282,19 @@ class RayCollector(RemoteCollector):
             )
         with self._turn, self._mending:
             self.fleet.add(free[0])
-            self.seats.open([self._job(free[0], like=0)])
+            self.seats.open([self._newcomer(free[0])])
             self._publish(dict.fromkeys(self.publisher.schemes), [free[0]])
             self.num_workers = len(self.hosts)
         return free[0]
+
+    def _newcomer(self, host: int) -> HostJob:
+        """What it is told: to have streams that nobody has had in its place."""
+        assert self.seats is not None
+        jobs, job = self.seats.jobs, self._job(host, like=0)
+        life = jobs[host].seeds.life + 1 if host in jobs else 0
+        static = jobs[self.hosts[0].host].seeds.static
+        job.seeds = Seeds(self.seed, host, life, static)
+        return job
 
     def remove_collector(self, collector: int) -> None:
         """Let one go; what it had made and not handed over is counted as dropped."""

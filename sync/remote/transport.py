@@ -209,7 +209,7 @@ class RemoteTransport(Transport):
             self._answers.append((way, future, now_ns()))
             if self._on_the_way is way:
                 self._on_the_way = None
-            if future.exception() is None:
+            if not isinstance(future.exception(), PeerDied):
                 self._feed()
         self.hub.bell.ring()
 
@@ -257,7 +257,11 @@ class RemoteTransport(Transport):
         super().expect_newcomer()
         assert self.hub is not None
         assert self.hub.engine is not None
-        if self.hub.engine.gone(self.worker_idx) is None and self.failure is None:
+        if self.hub.engine.gone(self.worker_idx) is not None:
+            return
+        if not self._owner and isinstance(self.failure, WorkerDied):
+            self.failure = None  # nobody had the place
+        if self.failure is None:
             with self._lock:
                 if self._dead and self.bases is not None:
                     self.bases.forget()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from collectors import MultiAsyncCollector, ReplayBuffer
@@ -124,3 +125,67 @@ def test_a_replacement_that_is_interrupted_is_made_by_the_next_call(tmp_path, in
         workers.clear()
         threads.submit(gather, 4).result(timeout=30.0)
         assert balance(collector) == 0
+
+
+def kill(member: Any) -> None:
+    member.process.kill()
+    member.process.join()
+
+
+def test_who_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
+    with make(tmp_path, timeout=8.0) as collector:
+        collector.next()
+        crew = collector.crew
+        tell = crew.tell
+
+        def replace(member, *message):
+            crew.tell = tell
+            kill(member)
+            crew.replace(member)  # as another thread may
+
+        crew.tell = replace
+        assert collector.getattr_env("worker") == [0, 1]
+        assert collector.stats()["restarts"] == 1
+
+
+def test_shutdown_while_another_thread_ends_a_worker_is_silent(tmp_path):
+    with make(tmp_path) as collector, ThreadPoolExecutor() as threads:
+        collector.next()
+        member = collector.crew.members[0]
+        process = member.process
+        kill(member)
+        member.process = Slow(process)
+        replaced = threads.submit(collector.crew.replace, member)
+        assert member.process.joined.wait(10.0)
+        collector.shutdown()
+        with pytest.raises(RuntimeError, match="shut down"):
+            replaced.result()
+
+
+class Slow:
+    """A process whose end takes a while."""
+
+    def __init__(self, process: Any):
+        self.process, self.joined = process, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.process, name)
+
+    def join(self, timeout: float) -> None:
+        self.joined.set()
+        time.sleep(0.5)
+        self.process.join(timeout)
+
+
+def test_an_interrupted_shutdown_leaves_no_worker(tmp_path, interruptible):
+    with ThreadPoolExecutor() as threads:
+        collector = make(tmp_path)
+        collector.next()
+        alive = pids(collector)
+        for pid in alive:
+            os.kill(pid, signal.SIGSTOP)
+        wait = threads.submit(lambda: (time.sleep(0.5), interrupt(interruptible)))
+        with pytest.raises(KeyboardInterrupt):
+            collector.shutdown(timeout=60.0)
+        wait.result()
+        assert not any(psutil.pid_exists(pid) for pid in alive)

@@ -13,7 +13,7 @@ from collectors import (
     RPCCollector,
 )
 from collectors.remote.ranks import Ranks
-from sync import RayRemoteWeightUpdater, SharedMemWeightSyncScheme
+from sync import RayRemoteWeightUpdater, SharedMemWeightSyncScheme, WorkerError
 from tests.collectors.remote.support import KINDS, build, make
 from tests.collectors.support import Checker, CodeEnv, all_accounted_for, same_bits
 from tests.collectors.troubled import balance
@@ -43,6 +43,11 @@ from tests.promises.collector_probe import VersionPolicy, make_cartpole
         ({"num_collectors": 2, "frames_per_batch": 33}, ValueError, "for instance 32 or 34"),
         ({"num_collectors": 2, "policy_device": ["cpu"]}, ValueError, "1 entries for 2 collectors"),
         ({"policy_device": "gpu"}, ValueError, "no device of torch"),
+        (
+            {"num_collectors": 2, "policy_device": ["cuda:0", "cpu"], "cudagraph_policy": True},
+            ValueError,
+            "cudagraph_policy=True needs a CUDA policy_device, it is cpu",
+        ),
         ({"launcher": "slurm"}, ValueError, "it is 'local', 'env', or None"),
         ({"launcher": "env"}, ValueError, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set"),
         (
@@ -63,6 +68,12 @@ def test_nonsense_is_refused_in_one_line(options, error, message, monkeypatch):
     with pytest.raises(error, match=message.replace("(", r"\(")) as raised:
         RPCCollector(CodeEnv, VersionPolicy(), **options)
     assert "\n" not in str(raised.value)
+
+
+def test_whether_a_host_can_have_graphs_of_its_policy_only_it_can_tell():
+    device = {"policy_device": "cuda:63", "cudagraph_policy": True}
+    with pytest.raises(WorkerError, match="cuda:63"):
+        make("distributed", CodeEnv, VersionPolicy(), num_collectors=1, **device)
 
 
 def test_a_device_for_a_policy_needs_one():

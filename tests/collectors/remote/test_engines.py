@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sync import RayRemoteWeightUpdater
+from sync import RayRemoteWeightUpdater, RayWeightSyncScheme
 from tests.collectors.remote.support import EACH, make, needs_ray
 from tests.collectors.support import all_accounted_for, same_bits
+from tests.collectors.troubled import Plain, Troubled, hold
 from tests.promises import probe
 from tests.promises.collector_probe import VersionPolicy, make_cartpole
 from tests.promises.remote_hosts import be_worker, held
@@ -147,6 +148,29 @@ def test_ray_collectors_are_added_and_removed_while_they_run(actors):
     with pytest.raises(ValueError, match="collector 7 cannot be removed: there are 1, 2"):
         collector.remove_collector(7)
     assert collector.add_collector() == 0
+
+
+@needs_ray
+def test_a_ray_place_that_was_empty_is_taken_like_any_other():
+    options = {"num_collectors": 1, "max_collectors": 2, "frames_per_batch": 40, "sync": True}
+    schemes = {"policy": RayWeightSyncScheme(sync=False)}
+    with make("ray", Troubled, Plain(), weight_sync_schemes=schemes, **options) as collector:
+        update = collector.update_policy_weights_
+        for number in range(1, 4):
+            hold(collector.policy, number)
+            update()  # which looks who is there
+        seeded = []
+        for number in (10, 20):
+            assert collector.add_collector() == 1
+            hold(collector.policy, number)
+            update({0: collector.policy, 1: collector.policy})
+            assert (collector.next()["weight"] == number).all()
+            seeded += collector.getattr_env("seeded")[1]
+            collector.remove_collector(1)
+            hold(collector.policy, number + 1)
+            update({0: collector.policy})
+            assert (collector.next()["weight"] == number + 1).all()
+        assert len(set(seeded)) == 2
 
 
 @needs_ray

@@ -9,7 +9,6 @@ import threading
 import psutil
 import pytest
 
-from collectors.remote.fleet import CannotReplace
 from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from tests.collectors.remote.support import KINDS, host_pids, make, needs_ray
 from tests.collectors.support import all_accounted_for
@@ -182,16 +181,15 @@ def test_workers_end_with_a_host_that_is_killed():
 
 def test_ranks_that_somebody_else_started_cannot_be_replaced_from_here():
     with troubled("distributed", on_worker_failure="restart") as collector:
-        collector.fleet.replace = _refuse
         gather(collector, 1)
-        os.kill(host_pids(collector)[0], signal.SIGKILL)
-        with pytest.raises(WorkerDied) as raised:
-            gather(collector)
-        assert "--max-restarts" in "".join(raised.value.__notes__)
-
-
-def _refuse(host):
-    raise CannotReplace("torchrun does, with --max-restarts")
+        processes, collector.fleet._processes = collector.fleet._processes, None
+        try:
+            os.kill(host_pids(collector)[0], signal.SIGKILL)
+            with pytest.raises(WorkerDied) as raised:
+                gather(collector)
+            assert "--max-restarts" in "".join(raised.value.__notes__)
+        finally:
+            collector.fleet._processes = processes
 
 
 @pytest.mark.parametrize("kind", KINDS)

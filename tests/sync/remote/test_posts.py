@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 
 from sync import WorkerRaised
@@ -35,3 +37,17 @@ def test_a_version_that_cannot_be_posted_is_reported_and_the_next_is_applied(wai
         send(scheme, ours, 3)
         scheme.wait_async()
         assert (theirs.number.item(), receiver.version) == (3, scheme.version)
+
+
+def test_a_version_that_is_lost_on_its_way_does_not_hold_up_the_next():
+    with meet() as (scheme, ours, receiver, theirs):
+        hub, lost = scheme._transports[0].hub, Future()
+        post, hub.post = hub.post, lambda *args: lost
+        send(scheme, ours, 1)
+        hub.post = post
+        send(scheme, ours, 2)
+        lost.set_exception(RuntimeError("gone astray"))
+        with pytest.raises(WorkerRaised, match="gone astray"):
+            scheme.wait_async()
+        scheme.wait_async()
+        assert (theirs.number.item(), receiver.version) == (2, 2)
