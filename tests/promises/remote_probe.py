@@ -33,6 +33,7 @@ SCHEMES: dict[str, type[WeightSyncScheme]] = {
 }
 ENGINES = {"distributed": "DistributedEngine", "rpc": "RPCEngine"}
 START_S = 110.0
+RAY_START_S = 240.0  # for actors of a cluster that has just been started, where others run too
 
 
 class FileFindings(Findings):
@@ -112,7 +113,8 @@ class Peers:
             self.processes = [self._process(peer) for peer in range(number)]
             self.engine.connect()
         found = [self.engine.call(peer, os.getpid) for peer in range(number)]
-        self.running = [Running(future.result(START_S)) for future in found]
+        patience = RAY_START_S if kind == "ray" else START_S
+        self.running = [Running(future.result(patience)) for future in found]
 
     def _actor(self) -> Any:
         import ray

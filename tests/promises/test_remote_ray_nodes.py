@@ -13,6 +13,7 @@ from tests.collectors.support import all_accounted_for
 from tests.collectors.troubled import Plain, Troubled, told, wait_until
 from tests.promises.ray_cluster import cluster, use_token_authentication
 from tests.promises.remote_hosts import be_worker, held
+from tests.promises.remote_probe import RAY_START_S
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 
@@ -62,7 +63,7 @@ def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
         scheme.attach(engine)
         scheme.init_on_sender(model=policy, devices=["cpu", "cpu"])
         for worker in range(2):
-            engine.call(worker, be_worker, scheme, worker).result(100.0)
+            engine.call(worker, be_worker, scheme, worker).result(RAY_START_S)
         scheme.connect()
         policy.hold(1)
         scheme.send()
