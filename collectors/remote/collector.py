@@ -402,12 +402,16 @@ class RemoteCollector(BaseCollector):
     # -- ending
 
     def _close(self, timeout: float, close_env: bool) -> None:
-        if self.seats is not None:
-            self.seats.close(timeout, close_env=close_env)
-        if self.fleet is not None:
-            if hasattr(self, "publisher"):
+        patience = 0.0  # after an interrupt nobody is waited for any more
+        try:
+            if self.seats is not None:
+                self.seats.close(timeout, close_env=close_env)
+            if self.fleet is not None and hasattr(self, "publisher"):
                 self.publisher.shutdown()  # while there is an engine to say goodbye with
-            self.fleet.close(timeout)
+            patience = timeout
+        finally:
+            if self.fleet is not None:
+                self.fleet.close(patience)
 
 
 _REFUSED = {

@@ -18,6 +18,7 @@ import pytest
 
 from collectors import MultiAsyncCollector, ReplayBuffer
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from tests.collectors.remote import support as far
 from tests.collectors.troubled import Plain, Troubled, balance, hold, pids, told, wait_until
 
 SCHEMES = {"shared_mem": SharedMemWeightSyncScheme, "multiprocess": MultiProcessWeightSyncScheme}
@@ -181,11 +182,24 @@ def test_an_interrupted_shutdown_leaves_no_worker(tmp_path, interruptible):
     with ThreadPoolExecutor() as threads:
         collector = make(tmp_path)
         collector.next()
-        alive = pids(collector)
-        for pid in alive:
-            os.kill(pid, signal.SIGSTOP)
-        wait = threads.submit(lambda: (time.sleep(0.5), interrupt(interruptible)))
-        with pytest.raises(KeyboardInterrupt):
-            collector.shutdown(timeout=60.0)
-        wait.result()
-        assert not any(psutil.pid_exists(pid) for pid in alive)
+        shut_down_interrupted(collector, pids(collector), threads, interruptible)
+
+
+def test_an_interrupted_shutdown_leaves_no_host(interruptible):
+    with ThreadPoolExecutor() as threads:
+        collector = far.make("distributed", Troubled, Plain(), frames_per_batch=40)
+        collector.next()
+        shut_down_interrupted(collector, far.host_pids(collector), threads, interruptible)
+
+
+def shut_down_interrupted(
+    collector: Any, alive: list[int], threads: ThreadPoolExecutor, thread: int
+) -> None:
+    """None of these processes answers, and patience ends before the time does."""
+    for pid in alive:
+        os.kill(pid, signal.SIGSTOP)
+    wait = threads.submit(lambda: (time.sleep(0.5), interrupt(thread)))
+    with pytest.raises(KeyboardInterrupt):
+        collector.shutdown(timeout=60.0)
+    wait.result()
+    assert not any(psutil.pid_exists(pid) for pid in alive)

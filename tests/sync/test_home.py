@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from sync.memory import AnonymousMemory, Watch
 from sync.shared_mem import SharedMemTransport
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
+from tests.promises.probe import wait_until
 from tests.sync.support import Worker, bits, connect, fill, held, policy, receive, running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +46,7 @@ def stopped():
     def stop(pid: int) -> None:
         pids.append(pid)
         os.kill(pid, signal.SIGSTOP)
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
     yield stop
     for pid in pids:
@@ -59,13 +60,17 @@ def at_rest(stopped):
 
     def stop(scheme, worker: Worker, worker_idx: int = 0) -> int:
         line, pid = scheme._transports[worker_idx], worker.process.pid
-        while True:
+
+        def rests() -> bool:
             stopped(pid)
             if line.row.home == RESTING and line.slots.turns.take(worker_idx):
                 line.slots.turns.give(worker_idx)
-                return pid
+                return True
             os.kill(pid, signal.SIGCONT)
-            time.sleep(0.01)
+            return False
+
+        wait_until(rests)
+        return pid
 
     return stop
 
