@@ -136,7 +136,8 @@ class DistributedTransport(RemoteTransport):
 class RayWeightSyncScheme(RemoteWeightSyncScheme):
     """Over Ray: a version is put into the object store once, and fetched once by each node.
 
-    With `zero_copy`, workers point at the object store's memory, which is read-only: writing to a
+    A version of 64 KiB or less is sent with the call to each worker, past the store. With
+    `zero_copy`, workers point at the object store's memory, which is read-only: writing to a
     parameter ends the worker's process.
     """
 

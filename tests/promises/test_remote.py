@@ -108,6 +108,20 @@ def test_no_call_of_encoded_weights_is_torn(peers, tmp_path, wire, background):
         assert running.findings.violations() == {}
 
 
+@pytest.mark.parametrize("kind", ["ray"], indirect=True)
+@pytest.mark.parametrize(("width", "puts"), [(64, 0), (LARGE, 5)])
+def test_only_large_versions_go_through_rays_store(peers, tmp_path, monkeypatch, width, puts):
+    import ray
+
+    with trial(peers, tmp_path, width=width) as running:
+        put, seen = ray.put, []
+        monkeypatch.setattr(ray, "put", lambda block: seen.append(block) or put(block))
+        for _ in range(5):
+            running.publish(wait=True)
+        assert len(seen) == puts
+        assert running.findings.violations() == {}
+
+
 def test_a_change_without_a_send_reaches_nobody(peers, tmp_path):
     with trial(peers, tmp_path, width=LARGE) as running:
         version = running.publish(wait=True)
