@@ -136,9 +136,9 @@ class DistributedTransport(RemoteTransport):
 class RayWeightSyncScheme(RemoteWeightSyncScheme):
     """Over Ray: a version is put into the object store once, and fetched once by each node.
 
-    A version of 64 KiB or less is sent with the call to each worker, past the store. With
-    `zero_copy`, workers point at the object store's memory, which is read-only: writing to a
-    parameter ends the worker's process.
+    One of 384 KiB or less goes along with the call to each worker, past the store, unless there are
+    many workers. With `zero_copy`, workers point at the object store's memory, which is read-only:
+    writing to a parameter ends the worker's process.
     """
 
     _transport = RayTransport

@@ -109,16 +109,19 @@ def test_no_call_of_encoded_weights_is_torn(peers, tmp_path, wire, background):
 
 
 @pytest.mark.parametrize("kind", ["ray"], indirect=True)
-@pytest.mark.parametrize(("width", "puts"), [(64, 0), (LARGE, 5)])
-def test_only_large_versions_go_through_rays_store(peers, tmp_path, monkeypatch, width, puts):
+@pytest.mark.parametrize(
+    ("width", "num_peers", "stored"),
+    [(64, 3, False), (170, 3, False), (170, 30, True), (LARGE, 3, True)],
+)
+def test_small_versions_go_past_rays_store(peers, tmp_path, monkeypatch, width, num_peers, stored):
     import ray
 
     with trial(peers, tmp_path, width=width) as running:
         put, seen = ray.put, []
         monkeypatch.setattr(ray, "put", lambda block: seen.append(block) or put(block))
-        for _ in range(5):
-            running.publish(wait=True)
-        assert len(seen) == puts
+        monkeypatch.setattr(type(peers.engine), "num_peers", num_peers)
+        flood(running, calls=200, versions=20)
+        assert bool(seen) == stored
         assert running.findings.violations() == {}
 
 
