@@ -6,7 +6,8 @@
     call(i, f, x)     --  task  ------->      a thread runs f(x)
     parcel(block)     --  one copy into the object store of this node
     post(i, f, parcel) -- a reference -->     f(block): its node fetched the block once, and all
-                                              actors of the node see the same memory (read-only)
+                                              actors of the node see the same memory (to read:
+                                              nothing protects it)
 
 A small block goes along with each task, which takes about half as long: no store is asked.
 

@@ -11,12 +11,12 @@ import torch
 
 from sync import TransportBackend, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from tests.promises.coarse_probe import be_coarse, read_coarsely
-from tests.promises.probe import CALLS, VALUE, VERSION, VersionPolicy, flood, read, wait_until
+from tests.promises.probe import CALLS, STOP, VALUE, VERSION, VersionPolicy, flood, read, wait_until
 from tests.promises.remote_probe import KINDS, SCHEMES, Peers, take_by_transport, trial
 from tests.promises.test_faults import BREAK, read_and_break
 
 WORKERS = 3
-LARGE = 512  # three layers of it make 3.1 MB: workers point at what arrives
+LARGE = 512  # three layers of it make 3.1 MB: workers point at what arrives, but for Ray's
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +131,30 @@ def test_a_change_without_a_send_reaches_nobody(peers, tmp_path):
         running.policy.hold(1_000_000)
         running.calls_from_now(10)
         assert [running.findings.get(w, VALUE) for w in range(WORKERS)] == [version] * WORKERS
+        assert running.findings.violations() == {}
+
+
+def read_or_write(scheme, worker, findings, width, background=False):
+    """Worker 0 has a policy that writes to its own weights whenever it is called."""
+    if worker:
+        return read(scheme, worker, findings, width, background)
+    policy = VersionPolicy(width)
+    scheme.init_on_receiver(model=policy, worker_idx=worker)
+    scheme.connect(background=False)
+    while not findings.get(worker, STOP):
+        scheme.receive()
+        policy.hold(1_000_000)
+        findings.add(worker, CALLS)
+    scheme.shutdown()
+
+
+@pytest.mark.parametrize("width", [170, LARGE])
+def test_a_worker_that_writes_to_its_parameters_harms_only_itself(peers, tmp_path, width):
+    with trial(peers, tmp_path, width=width, target=read_or_write) as running:
+        for _ in range(5):
+            version = running.publish(wait=True)
+            running.calls_from_now(5)
+            assert [running.findings.get(w, VALUE) for w in (1, 2)] == [version] * 2
         assert running.findings.violations() == {}
 
 
