@@ -10,19 +10,20 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 from collectors.remote.collector import RemoteCollector
-from collectors.remote.fleet import Fleet
+from collectors.remote.fleet import CannotReplace, Fleet
 from collectors.remote.host import HostJob
 from collectors.seeds import Seeds
 from sync import WeightSyncScheme
 from sync.remote.engine import PeerDied
-from sync.remote.ray import RayEngine, use_token_authentication
+from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authentication
 
 MAX_CONCURRENCY = 16  # calls that an actor serves at a time: batches, weights, questions
 TRY_S = 45.0  # how long Ray may try once to reach a cluster
 _TRIES = "RAY_gcs_server_port_wait_time_s"  # so many tries, whatever its name says
+_COMING_AND_GOING = threading.Lock()
 _REFUSED = ("max_concurrency", "max_restarts", "name", "lifetime")
 
 
@@ -51,9 +52,10 @@ class Places(RayEngine):
 
 
 class RayFleet(Fleet):
-    """Actors, and the cluster if it was started here."""
+    """Actors. The last that is in a cluster which one of them started, or joined, leaves it."""
 
     as_array = True
+    _in_ours: ClassVar[set[RayFleet]] = set()  # the fleets of the cluster that one of them began
 
     def __init__(
         self,
@@ -68,7 +70,12 @@ class RayFleet(Fleet):
         self._timeout = timeout
         self._actors: dict[int, Any] = {}
         self._closed = False
-        self._began = _begin(self._configs, capacity, address, init_config, timeout)
+        with _COMING_AND_GOING:
+            if _begin(self._configs, capacity, address, init_config, timeout):
+                self._in_ours.clear()
+                self._in_ours.add(self)
+            elif self._in_ours:
+                self._in_ours.add(self)
         try:
             for host in range(len(configs)):
                 self._actors[host] = self._start(host)
@@ -111,6 +118,8 @@ class RayFleet(Fleet):
         """Start an actor with this number; another, where Ray put it on a node that was lost."""
         from ray.exceptions import RayActorError
 
+        if not is_connected():
+            raise CannotReplace(LEFT)
         deadline = time.monotonic() + self._timeout
         while True:
             self._actors[host] = self._start(host)
@@ -128,7 +137,7 @@ class RayFleet(Fleet):
         import ray
 
         actor = self._actors.pop(host, None)
-        if actor is not None:
+        if actor is not None and is_connected():
             with contextlib.suppress(Exception):  # it may be dead already
                 ray.kill(actor, no_restart=True)
         if hasattr(self, "_engine"):
@@ -144,8 +153,11 @@ class RayFleet(Fleet):
             self.remove(host)
         if hasattr(self, "_engine"):
             self._engine.close()
-        if self._began:
-            ray.shutdown()
+        with _COMING_AND_GOING:
+            if self in self._in_ours:
+                self._in_ours.remove(self)
+                if not self._in_ours:
+                    ray.shutdown()
 
 
 def _begin(
@@ -217,7 +229,7 @@ class RayCollector(RemoteCollector):
     """Collectors in actors of a Ray cluster; some can be added and removed while it runs.
 
     address: of the cluster ("auto" for the one of this machine). None: the one that this process is
-        connected with, or one that is started here, and ended by `shutdown`.
+        connected with, or one that is started here, and ended with the last collector in it.
     ray_init_config: further arguments of `ray.init`.
     remote_configs: what an actor takes of the cluster, as `num_cpus`, `num_gpus`, `resources` and
         `scheduling_strategy`; one for all, or a list with one for each collector.

@@ -40,6 +40,15 @@ _IN_TASK_BYTES = 3 << 17
 _IN_TASKS_BYTES = 1 << 22
 _ARGUMENT_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store
 
+LEFT = "this process is connected with no Ray cluster any more"
+
+
+def is_connected() -> bool:
+    """Whether this process is in a cluster; where it is not, Ray would start one for any call."""
+    import ray
+
+    return bool(ray.is_initialized())
+
 
 class RayEngine(Engine):
     """Over actor handles; `replace` puts another actor into a dead one's place."""
@@ -60,6 +69,8 @@ class RayEngine(Engine):
     def parcel(self, block: Tensor) -> Any:
         if block.numel() <= min(_IN_TASK_BYTES, _IN_TASKS_BYTES // max(1, self.num_peers)):
             return [piece.numpy().tobytes() for piece in block.split(_ARGUMENT_BYTES)]
+        if not is_connected():
+            raise PeerDied(LEFT)
         import ray
 
         return [ray.put(block.numpy())]
@@ -73,6 +84,9 @@ class RayEngine(Engine):
     def _task(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         actor = self._actors[peer]
         answer: Future[Any] = Future()
+        if not is_connected():
+            answer.set_exception(PeerDied(f"{self.describe(peer)} is gone: {LEFT}"))
+            return answer
         try:
             ref = actor.__ray_call__.remote(run, *args)
             done = ref.future()
@@ -103,7 +117,7 @@ class RayEngine(Engine):
                 answer.set_exception(error)
 
     def gone(self, peer: int) -> str | None:
-        return self._gone.get(peer)
+        return self._gone.get(peer) or (None if is_connected() else LEFT)
 
     def describe(self, peer: int) -> str:
         return f"peer {peer} (Ray actor {self._actors[peer]._actor_id.hex()[:12]})"

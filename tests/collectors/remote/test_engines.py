@@ -221,19 +221,39 @@ import sys
 from tests.collectors.remote.support import make
 from tests.promises.collector_probe import VersionPolicy, make_cartpole
 
-options = {"num_collectors": 1, "frames_per_batch": 20, "address": sys.argv[1]}
-with make("ray", make_cartpole, VersionPolicy(), **options) as collector:
-    assert collector.next().numel() == 20
-    import ray
+import ray
+from sync import WorkerDied
+
+cluster = {"address": sys.argv[1]}
+options = {"num_collectors": 1, "frames_per_batch": 20, "on_worker_failure": "restart"}
+first = make("ray", make_cartpole, VersionPolicy(), **options, **cluster)
+with make("ray", make_cartpole, VersionPolicy(), **options) as second:
+    assert first.next().numel() == 20
+    first.shutdown()
+    assert second.next().numel() == 20
     print(ray.get_runtime_context().gcs_address)
+assert not ray.is_initialized()
+
+with make("ray", make_cartpole, VersionPolicy(), **options, **cluster) as left_alone:
+    left_alone.next()
+    ray.shutdown()
+    for ask in (left_alone.next, left_alone.update_policy_weights_):
+        try:
+            ask()
+        except WorkerDied as error:
+            print(error)
 assert not ray.is_initialized()
 """
 
 
 @needs_ray
-def test_ray_collectors_join_a_cluster_that_runs_and_leave_it_running(actors):
+def test_ray_collectors_join_a_cluster_that_runs_and_the_last_leaves_it_running(actors):
     status, out, err = ended(start(JOINS, address()))
-    assert (status, out) == (0, f"{address()}\n"), err
+    assert status == 0, err
+    joined, *said = out.splitlines()
+    assert joined == address()
+    assert len(said) == 2
+    assert all("is connected with no Ray cluster any more" in line for line in said)
     assert actors[0].next().numel()
 
 
