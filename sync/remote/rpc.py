@@ -33,7 +33,7 @@ from sync.remote.addresses import LOOPBACK, address_towards
 from sync.remote.agent import drop, join, newest_of, next_number, strike_out, torch_rpc
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
-from sync.remote.store import check_free, free_port
+from sync.remote.store import free_port
 from sync.remote.wire import Outcome, Post, pack, tell, unpack
 
 _TRAINER = "trainer"
@@ -67,14 +67,13 @@ class RPCEngine(Engine):
     ):
         self.num_peers = num_peers
         self.timeout = timeout
-        self.host, self.port = host, port or free_port(host)
+        self.host, self.port = host, free_port(host, port)
         self._silence_s = silence_s
         self._names: dict[int, str] = {}
         self._gone: dict[int, str] = {}
         self._barred: list[str] = []  # who died, and may keep others out of the group
         self._pending: dict[Future[Any], int] = {}
         self._closing = threading.Event()
-        check_free(self.host, self.port)
         join(_TRAINER, 0, self.host, self.port, address or host, timeout)
         self._beat = threading.Thread(target=self._beats, name="lockstep-alive", daemon=True)
         self._beat.start()

@@ -74,20 +74,15 @@ def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
         ) from None
 
 
-def free_port(host: str) -> int:
-    """A port of this address that nobody has."""
+def free_port(host: str, port: int = 0) -> int:
+    """This port, or with 0 one that nobody has; raise if no store can be opened there."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def check_free(host: str, port: int) -> None:
-    """Raise if no store can be opened there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if port:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise ConnectionError(
                 f"no store can be opened at {host}:{port}: {str(error.strerror).lower()}"
             ) from None
+        return int(probe.getsockname()[1])
