@@ -197,6 +197,8 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
                 "RayRemoteWeightUpdater has no workers: give it remote_collectors, or give it to a "
                 "RayCollector as weight_updater"
             )
+        if self.collector is not None:  # it may have places that nobody has taken
+            return [seat.host for seat in self.collector.hosts]
         return range(self.scheme.num_workers)
 
     def _get_server_weights(self) -> Weights:

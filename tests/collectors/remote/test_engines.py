@@ -106,6 +106,9 @@ def test_an_updater_reaches_ray_collectors_when_it_is_their_turn(actors):
         batch = collector.next()
         found.append([batch[key].unique().item() for key in ("low", "policy_version")])
     updater.max_interval = 0
+    updater.policy_weights.hold(5)
+    updater.update_weights()
+    assert (collector.next()["low"] == 5).all()
     assert found == [[1, 1], [1, 1], [3, 2], [3, 2]]
 
 
