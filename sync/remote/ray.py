@@ -148,12 +148,13 @@ def _as_tensor(*parcel: Any) -> Tensor:
 def _is_death(error: BaseException) -> bool:
     from ray import exceptions
 
+    if isinstance(error, exceptions.RaySystemError):
+        return error.traceback_str is None  # else an answer came that cannot be read here
     return isinstance(
         error,
         exceptions.RayActorError  # dead, or not to be reached for now
         | exceptions.ObjectLostError
-        | exceptions.OwnerDiedError
-        | exceptions.RaySystemError,
+        | exceptions.OwnerDiedError,
     )
 
 

@@ -7,7 +7,9 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,6 +74,14 @@ def take_by_transport(transport: Transport, number: int) -> list[float]:
         found.append(policy())
     assert all(low == high for low, high in found)
     return [low for low, _ in found]
+
+
+def raise_what_only_it_knows() -> None:
+    """An error of a class that other processes cannot load."""
+    name = "lockstep_only_there"
+    module: Any = sys.modules.setdefault(name, types.ModuleType(name))
+    module.Odd = type("Odd", (Exception,), {"__module__": name})
+    raise module.Odd("odd")
 
 
 def finish() -> bool:

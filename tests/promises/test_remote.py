@@ -10,9 +10,17 @@ import pytest
 import torch
 
 from sync import TransportBackend, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync.remote.engine import PeerDied
 from tests.promises.coarse_probe import be_coarse, read_coarsely
 from tests.promises.probe import CALLS, STOP, VALUE, VERSION, VersionPolicy, flood, read, wait_until
-from tests.promises.remote_probe import KINDS, SCHEMES, Peers, take_by_transport, trial
+from tests.promises.remote_probe import (
+    KINDS,
+    SCHEMES,
+    Peers,
+    raise_what_only_it_knows,
+    take_by_transport,
+    trial,
+)
 from tests.promises.test_faults import BREAK, read_and_break
 
 WORKERS = 3
@@ -79,6 +87,13 @@ def test_a_transport_brings_weights_by_its_four_calls(kind, peers):
             policy.hold(version)
             transport.send_weights(policy)
         assert taken.result(30.0) == [0.0, 1.0, 2.0]
+
+
+def test_a_peer_whose_error_cannot_be_read_here_is_not_dead(peers):
+    with pytest.raises(Exception, match="lockstep_only_there") as raised:
+        peers.engine.call(0, raise_what_only_it_knows).result(30.0)
+    assert not isinstance(raised.value, PeerDied)
+    assert peers.engine.gone(0) is None
 
 
 def test_a_transport_whose_worker_does_not_come_says_so_in_time(kind, peers):
