@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
 from sync.remote.addresses import interface_of, is_loopback, warn_if_exposed
 from sync.remote.store import find_store, open_store
 
@@ -52,9 +54,9 @@ def drop(name: str) -> None:
             _update_group_membership(info, [], {}, False)
 
 
-def strike_out(name: str) -> None:
+def strike_out(name: str, store: Any = None) -> None:
     """Have nobody who joins from now on be told of this member."""
-    store = _agent().store
+    store = _agent().store if store is None else store
     while True:
         members = store.get(_MEMBERS).decode()
         kept = "".join(
@@ -64,6 +66,10 @@ def strike_out(name: str) -> None:
         )
         if store.compare_set(_MEMBERS, members, kept).decode() == kept:
             return
+
+
+class MemberLost(ConnectionError):
+    """Who is in the group could not be reached. Once the dead are struck out, joining may do."""
 
 
 def join(name: str, number: int, host: str, port: int, address: str, timeout: float) -> None:
@@ -85,17 +91,39 @@ def join(name: str, number: int, host: str, port: int, address: str, timeout: fl
     before = os.environ.get("TP_SOCKET_IFNAME")
     os.environ["TP_SOCKET_IFNAME"] = interface_of(address)
     rpc._init_counter = 0  # it names the group in the store, and both sides must name it alike
+    lost = False
+    shutdown = rpc.api.shutdown
+
+    def leave_at_once() -> None:
+        nonlocal lost
+        lost = True
+        shutdown(graceful=False)
+
+    # Who does not reach a member leaves: in torch's way it would wait for itself to have joined.
+    rpc.api.shutdown = leave_at_once
     try:
         rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
     except RuntimeError as error:
-        raise ConnectionError(
+        if lost:
+            _step_back(name, find_store(host, port, timeout, number - 1))
+        raise (MemberLost if lost else ConnectionError)(
             f"{name} could not join the group at {host}:{port} within {timeout:g} s: "
             f"{str(error).splitlines()[0]}"
         ) from None
     finally:
+        rpc.api.shutdown = shutdown
         os.environ.pop("TP_SOCKET_IFNAME")
         if before is not None:
             os.environ["TP_SOCKET_IFNAME"] = before
+
+
+def _step_back(name: str, store: Any) -> None:
+    """Leave nothing of a member that did not get in: not its name, nor its turn to join."""
+    store = PrefixStore("rpc_prefix_0", store)
+    strike_out(name, store)
+    turn = f"Token_for_{name}_join"
+    store.compare_set("RpcGroupManagementToken", turn, "")
+    store.set(turn, "Done")  # others wait for this
 
 
 @cache

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from sync.remote.addresses import LOOPBACK, address_towards
-from sync.remote.agent import drop, join, newest_of, next_number, strike_out, torch_rpc
+from sync.remote.agent import MemberLost, drop, join, newest_of, next_number, strike_out, torch_rpc
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
 from sync.remote.store import free_port
@@ -132,11 +132,10 @@ class RPCEngine(Engine):
 
     def _forget(self, peer: int, name: str) -> None:
         """Take a dead peer out of the group: nobody could join while it counts as a member."""
-        steps = {"here": partial(drop, name)}
+        steps = {"here": partial(drop, name), "in the store": partial(strike_out, name)}
         for other in list(self._names):
             if other != peer and other not in self._gone:
                 steps[f"at peer {other}"] = partial(self._have_forgotten, other, name)
-        steps["in the store"] = partial(strike_out, name)
         for where, step in steps.items():
             try:
                 step()
@@ -251,9 +250,7 @@ def serve(
         address on the way to the host.
     timeout: seconds to find the trainer, and to be met by it.
     """
-    number = next_number(peer, host, port, timeout)
-    name = f"peer{peer}_{number}"
-    join(name, number, host, port, address or address_towards(host, port), timeout)
+    _join(peer, host, port, address or address_towards(host, port), timeout)
     _left.clear()
     why: list[str] = []
 
@@ -272,6 +269,20 @@ def serve(
     torch_rpc().shutdown(graceful=False)
     _kept.clear()
     return said
+
+
+def _join(peer: int, host: str, port: int, address: str, timeout: float) -> None:
+    """Join, again if it takes a moment until those who died are struck out."""
+    deadline = time.monotonic() + timeout
+    number = next_number(peer, host, port, timeout)  # torch lets a process have only one
+    while True:
+        try:
+            join(f"peer{peer}_{number}", number, host, port, address, timeout)
+            return
+        except MemberLost:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_S)
 
 
 # -- what peers run

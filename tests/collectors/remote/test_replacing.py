@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -28,6 +29,32 @@ def alone(**options):
 def test_hosts_that_are_killed_together_are_all_replaced(kind):
     with troubled(kind, on_worker_failure="restart", max_restarts=2) as collector:
         gather(collector, 2)
+        dead = host_pids(collector)
+        for pid in dead:
+            os.kill(pid, signal.SIGKILL)
+        gather(collector, 3)
+        assert not {*dead} & {*host_pids(collector)}
+        stats = collector.stats()
+        assert [host["restarts"] for host in stats["workers"]] == [1, 1]
+        assert all_accounted_for(stats)
+
+
+def test_a_host_joins_though_another_that_is_dead_still_counts_as_a_member():
+    with troubled("rpc", on_worker_failure="restart", max_restarts=2) as collector:
+        gather(collector, 2)
+        engine, begun = collector.seats.fleet.engine, threading.Event()
+        forget, admit = engine._forget, engine.admit
+
+        def forget_later(*who):
+            assert begun.wait(30.0)
+            time.sleep(1.0)  # in which the newcomer finds the dead in the store
+            forget(*who)
+
+        def admit_and_say_so(*who):
+            begun.set()
+            admit(*who)
+
+        engine._forget, engine.admit = forget_later, admit_and_say_so
         dead = host_pids(collector)
         for pid in dead:
             os.kill(pid, signal.SIGKILL)
