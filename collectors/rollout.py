@@ -21,7 +21,7 @@ from collectors.environments import Environments
 from collectors.frames import FrameLayout, Frames
 from collectors.policies import ACTION, IS_INIT, NEXT, Acting
 from collectors.seeds import Seeds, Streams
-from collectors.spaces import Key, sample
+from collectors.spaces import Key, key_of, name_of, sample
 from collectors.weights import Intake
 from collectors.words import ACTING, FRAMES, RESETTING, STAGE, STEPPING, STEPS, VERSION, Words
 
@@ -329,7 +329,7 @@ class Rollout:
             "random_frames": self.random_frames,
             "actions": self.actions.bit_generator.state,
             "environments": self.environments.state_dict() if self._begun else {},
-            "state": {"/".join(key): value.clone() for key, value in self.state.items()},
+            "state": {name_of(key): value.clone() for key, value in self.state.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
@@ -345,7 +345,7 @@ class Rollout:
             return False
         self._begun, self._first = bool(state["begun"]), None
         exact = not self._begun or self.environments.load_state_dict(state["environments"])
-        self.state = {tuple(name.split("/")): value for name, value in state["state"].items()}
+        self.state = {key_of(name): value.clone() for name, value in state["state"].items()}
         if not exact:
             self._clear_state(None)
         return exact

@@ -26,6 +26,17 @@ class Leaf(NamedTuple):
         return value
 
 
+def name_of(key: Key | str) -> str:
+    """A key as one name; a slash in a part of it is told from one between parts."""
+    parts = (key,) if isinstance(key, str) else key
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def key_of(name: str) -> Key:
+    """The key that has this name."""
+    return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
+
+
 def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
     """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
     leaves = list(_leaves(space, (), ()))
