@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -469,6 +470,13 @@ class BaseCollector(ABC):
                 f"{more} will be collected",
                 stacklevel=3,
             )
+
+
+def as_mask(chosen: Any, num_envs: int) -> np.ndarray[Any, Any]:
+    """Which environments are meant, from their numbers or a mask."""
+    which, indices = np.zeros(num_envs, bool), np.asarray(chosen)
+    which[indices if indices.size else []] = True
+    return which
 
 
 def _signature() -> inspect.Signature:

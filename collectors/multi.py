@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from collectors.base import BaseCollector
+from collectors.base import BaseCollector, as_mask
 from collectors.batches import Part, Room, assemble, room_for
 from collectors.crew import Crew
 from collectors.member import Full, Member
@@ -233,8 +233,7 @@ class _Workers(BaseCollector):
         if reset_idx is None:
             self._call("reset", None)
             return
-        which = np.zeros(self.num_envs, bool)
-        which[np.asarray(reset_idx)] = True
+        which = as_mask(reset_idx, self.num_envs)
         first = self._first_env
         for member in self.crew.members:
             mine = np.flatnonzero(which[first[member.worker] : first[member.worker + 1]])

@@ -82,6 +82,8 @@ class Rollout:
         self, which: np.ndarray[Any, Any] | None = None, seeds: Sequence[int] | None = None
     ) -> None:
         """Start new episodes now; those under way end as truncated."""
+        if which is not None and not which.any():
+            return
         if self.frames is not None:
             self.environments.cut(self.frames, self.t, seeds, which)
         else:
