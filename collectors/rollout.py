@@ -345,7 +345,7 @@ class Rollout:
         if self.frames is not None or not goes_on:
             self.restart()
             return False
-        self._begun, self._first = bool(state["begun"]), None
+        self._begun, self._first, self._lost = bool(state["begun"]), None, False
         exact = not self._begun or self.environments.load_state_dict(state["environments"])
         self.state = {key_of(name): value.clone() for name, value in state["state"].items()}
         if not exact:
