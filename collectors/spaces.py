@@ -79,6 +79,14 @@ def _leaves(space: spaces.Space[Any], key: Key, path: tuple[Any, ...]) -> list[L
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _RESERVED = {"action", "next", "collector", "policy_version", "is_init"}
+_ENDS = {"reward", "done", "terminated", "truncated"}
+
+
+def is_reserved(key: Key, observations: list[Key]) -> bool:
+    """Whether an output of the policy beside the action may not have this name."""
+    if key[0] == "next":
+        return len(key) == 1 or key[1] in _ENDS or key[1:] in observations
+    return key in observations or (key[0] in _RESERVED and key != ("action",))
 
 
 def sample(space: spaces.Space[Any], leaf: Leaf, rng: np.random.Generator, n: int) -> np.ndarray:
