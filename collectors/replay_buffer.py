@@ -43,6 +43,7 @@ class ReplayBuffer:
         self._storage: dict[Any, Tensor] = {}
         self._news = threading.Condition()
         self._failure: BaseException | None = None
+        self._fillers = 0  # collectors that fill it
         self._ended = False  # nobody fills it any more
         self._generator: torch.Generator | None = None
         if seed is not None:
@@ -122,12 +123,14 @@ class ReplayBuffer:
     def begin(self) -> None:
         """A collector starts to fill it."""
         with self._news:
+            self._fillers += 1
             self._ended, self._failure = False, None
 
     def end(self) -> None:
-        """Have those who wait for frames go on: the collector has ended."""
+        """A collector has ended; if it was the last, those who wait for frames go on."""
         with self._news:
-            self._ended = True
+            self._fillers -= 1
+            self._ended = not self._fillers
             self._news.notify_all()
 
     def state_dict(self) -> dict[str, Any]:

@@ -200,6 +200,18 @@ def test_shutdown_wakes_a_learner_that_waits(kind):
 
 def test_it_needs_a_buffer_and_runs_once():
     with make("single", ReplayBuffer(100)) as collector:
+def test_several_may_fill_one_buffer():
+    buffer = ReplayBuffer(10_000)
+    with make("single", buffer) as lasting, make("single", buffer, total_frames=40) as brief:
+        lasting.start()
+        brief.start()
+        wait_until(lambda: not brief.running)
+        wanted = buffer.written + 400
+        assert buffer.wait(wanted, timeout=30.0) >= wanted
+        lasting.shutdown()
+        assert buffer.wait(buffer.written + 1) == buffer.written
+
+
         collector.start()
         with pytest.raises(RuntimeError, match="already"):
             collector.start()
