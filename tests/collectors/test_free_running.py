@@ -86,6 +86,8 @@ def test_nothing_is_stepped_while_it_pauses(kind):
         buffer.wait(100, timeout=30.0)
         for apply in range(1, 4):
             with collector.pause():
+                with collector.pause():
+                    pass  # ends no pause but its own
                 before = collector.stats()["collected"], collector.getattr_env("steps")
                 hold(policy, apply)
                 collector.update_policy_weights_()
@@ -198,8 +200,6 @@ def test_shutdown_wakes_a_learner_that_waits(kind):
     assert waited[0] == buffer.written < 10**9
 
 
-def test_it_needs_a_buffer_and_runs_once():
-    with make("single", ReplayBuffer(100)) as collector:
 def test_several_may_fill_one_buffer():
     buffer = ReplayBuffer(10_000)
     with make("single", buffer) as lasting, make("single", buffer, total_frames=40) as brief:
@@ -212,6 +212,8 @@ def test_several_may_fill_one_buffer():
         assert buffer.wait(buffer.written + 1) == buffer.written
 
 
+def test_it_needs_a_buffer_and_runs_once():
+    with make("single", ReplayBuffer(100)) as collector:
         collector.start()
         with pytest.raises(RuntimeError, match="already"):
             collector.start()
