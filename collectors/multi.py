@@ -220,7 +220,9 @@ class _Workers(BaseCollector):
             member.outdated = last
             member.trajectories.load_state_dict(state["trajectories"], under_way=same)
             member.seed = self.seed
-            self.crew.jobs[member.worker].seeds = Seeds(**state["seeds"])
+            job = self.crew.jobs[member.worker]
+            job.seeds = Seeds(**state["seeds"])
+            job.options["random_frames"] = member.made + state.get("random_frames", 0)
         return [same for same, _ in found]
 
     def _trajectory_states(self) -> list[dict[str, Any]]:
