@@ -362,8 +362,9 @@ class Rollout:
             return False
         self._begun, self._first, self._lost = bool(state["begun"]), None, False
         exact = not self._begun or self.environments.load_state_dict(state["environments"])
-        self.state = {key_of(name): value.clone() for name, value in state["state"].items()}
-        if not exact:
+        saved = {key_of(name): value.clone() for name, value in state["state"].items()}
+        self.state = saved or self.state
+        if not exact or not saved:
             self._clear_state(None)
         return exact
 

@@ -306,14 +306,26 @@ def test_state_may_lie_where_the_policy_writes_again(where):
     assert torch.equal(state["workers"][0]["state"]["count"], saved)
 
 
-def test_state_goes_on_in_a_collector_that_goes_on():
-    class Two(Recurrent):
-        def forward(self, *inputs):
-            action, *state = super().forward(*inputs)
-            return action % 2, *state
+def test_state_starts_anew_in_a_collector_that_goes_back_to_its_start():
+    with Collector(lambda: gym.make("CartPole-v1"), Alternating(), frames_per_batch=7) as collector:
+        collector.set_seed(1)
+        start = collector.state_dict()
+        first = collector.next()
+        assert collector.load_state_dict(start)
+        assert same_bits(collector.next(), first)
 
+
+class Alternating(Recurrent):
+    """Has two actions only."""
+
+    def forward(self, *inputs):
+        action, *state = super().forward(*inputs)
+        return action % 2, *state
+
+
+def test_state_goes_on_in_a_collector_that_goes_on():
     def build():
-        return Collector(lambda: gym.make("CartPole-v1"), Two(), frames_per_batch=7)
+        return Collector(lambda: gym.make("CartPole-v1"), Alternating(), frames_per_batch=7)
 
     with build() as first:
         first.set_seed(1)
