@@ -264,6 +264,12 @@ class MultiSyncCollector(_Workers):
     def _begin(self) -> None:
         self._under_way = False
         self._room: Room | None = None  # with copy=False, for all batches
+        assert self.crew is not None
+        how, counts = self.options.cat_results, [m.num_envs for m in self.crew.members]
+        if how not in (None, 0) and len(set(counts)) > 1:
+            raise ValueError(
+                f"cat_results={how!r} needs workers with as many environments each, not {counts}"
+            )
 
     def _gather(self) -> TensorDict:
         assert self.crew is not None
@@ -336,10 +342,6 @@ class MultiSyncCollector(_Workers):
         how = self.options.cat_results
         if how is None or how == 0:
             return batch
-        if len(set(counts)) > 1:
-            raise ValueError(
-                f"cat_results={how!r} needs workers with as many environments each, not {counts}"
-            )
         by_worker = batch.reshape(len(counts), counts[0], batch.batch_size[1])
         if how == "stack":
             return by_worker

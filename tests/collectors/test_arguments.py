@@ -263,6 +263,18 @@ def test_workers_whose_batches_differ_are_told_so():
         collector.next()
 
 
+def test_workers_that_cannot_be_put_together_are_refused():
+    kwargs = [{"kind": "sync_disabled", "num_envs": count} for count in (2, 3)]
+    with pytest.raises(ValueError, match=r"cat_results='stack'.*as many.*not \[2, 3\]"):
+        MultiSyncCollector(
+            make_env,
+            num_workers=2,
+            create_env_kwargs=kwargs,
+            frames_per_batch=[20, 30],
+            cat_results="stack",
+        )
+
+
 def test_the_signature_shows_every_option():
     shown = inspect.signature(Collector).parameters
     assert set(Options.__dataclass_fields__) <= set(shown)
