@@ -297,7 +297,8 @@ class MultiSyncCollector(_Workers):
         batch = assemble(parts, num_steps=steps, copy=True, stamps=stamps, room=self._room)
         self.preempted += sum(
             (part.frames.layout.num_steps - part.steps) * part.frames.layout.num_envs
-            for part in parts
+            for member, part in zip(members, parts, strict=True)
+            if member.words.words[CUT] == self._serial
         )
         return self._combined(batch, [part.frames.layout.num_envs for part in parts])
 

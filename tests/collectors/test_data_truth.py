@@ -225,6 +225,7 @@ def test_without_reset_when_done_there_is_one_episode_each(make, kind):
             collector.reset()
         assert all_accounted_for(collector.stats())
         assert collector.stats()["delivered"] == checker.counts["frames"]
+        assert collector.stats()["preempted"] == 0
 
 
 def test_when_every_episode_has_ended_and_none_may_start_the_next_batch_says_so():
