@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import os
 import textwrap
@@ -110,6 +111,12 @@ REFUSED = [
     (EACH, {"create_env_kwargs": 3}, TypeError, "create_env_kwargs=3"),
     (MULTI, {"create_env_kwargs": [{}]}, ValueError, "create_env_kwargs has 1 entries for 2"),
     (MULTI, {"policy_factory": [CodePolicy]}, ValueError, "policy_factory has 1 entries for 2"),
+    (
+        MULTI,
+        {"collector_class": functools.partial(Collector, split_trajs=True)},
+        ValueError,
+        "split_trajs in collector_class: tell the collector that hosts it",
+    ),
     (MULTI, {"collector_class": 3}, TypeError, "collector_class=3.*callable"),
     (EACH, {"device": "gpu"}, ValueError, "device='gpu'"),
     (EACH, {"policy_device": "gpu"}, ValueError, "policy_device='gpu'"),
