@@ -423,6 +423,8 @@ class BaseCollector(ABC):
             self.frames = int(state["frames"])
             self.publisher.base += int(state["policy_version"]) - self.publisher.version
             self._note_above(self.publisher.version)
+            if self.tracked is not None:
+                self.tracked.number = self._version
             exact = self._load_worker_states(list(state["workers"]))
             self._whole.load_state_dict(state["whole"])
         return all(exact)
