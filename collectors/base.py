@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -58,6 +59,7 @@ class BaseCollector(ABC):
         self.tracked = PolicyVersion.of(self.options.track_policy_version)
         self.frames = 0  # delivered, also before a resumed run
         self._turn = Turn()
+        self._pauses = 0  # that whoever has the turn is in
         self._whole = Whole()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -167,6 +169,8 @@ class BaseCollector(ABC):
         while wanted is None or (batch := self._whole.take(wanted)) is None:
             began = time.monotonic()
             with self._turn:  # whoever has it next finds the batch counted
+                if self._pauses:
+                    raise RuntimeError("the collector is paused: leave `with pause()` first")
                 batch = self._gather()
                 if self._receivers and self.tracked is not None:
                     batch["policy_version"] = self._above.translate(batch["policy_version"])
@@ -327,11 +331,15 @@ class BaseCollector(ABC):
     def pause(self) -> Iterator[None]:
         """`with collector.pause():` no environment is stepped."""
         with self._turn:
+            self._pauses += 1
             try:
-                self._hold(True)
+                if self._pauses == 1:
+                    self._hold(True)
                 yield
             finally:
-                self._hold(False)
+                self._pauses -= 1
+                if not self._pauses:
+                    self._hold(False)
 
     def _hold(self, still: bool) -> None:
         """Have those stop, or go on, who collect on their own."""
@@ -415,6 +423,8 @@ class BaseCollector(ABC):
             self.frames = int(state["frames"])
             self.publisher.base += int(state["policy_version"]) - self.publisher.version
             self._note_above(self.publisher.version)
+            if self.tracked is not None:
+                self.tracked.number = self._version
             exact = self._load_worker_states(list(state["workers"]))
             self._whole.load_state_dict(state["whole"])
         return all(exact)
@@ -469,6 +479,13 @@ class BaseCollector(ABC):
                 f"{more} will be collected",
                 stacklevel=3,
             )
+
+
+def as_mask(chosen: Any, num_envs: int) -> np.ndarray[Any, Any]:
+    """Which environments are meant, from their numbers or a mask."""
+    which, indices = np.zeros(num_envs, bool), np.asarray(chosen)
+    which[indices if indices.size else []] = True
+    return which
 
 
 def _signature() -> inspect.Signature:

@@ -151,7 +151,8 @@ class Crew:
         self._end(member, timeout=0.0)
         job = self.jobs[member.worker]
         job.seeds = dataclasses.replace(job.seeds, life=job.seeds.life + 1)
-        packed = job.pack()
+        left = max(0, job.options["random_frames"] - member.made)
+        packed = dataclasses.replace(job, options={**job.options, "random_frames": left}).pack()
         with self._news:  # who asks finds the old life, whose answer does not come, or the new line
             member.settle()
             member.words = Words()

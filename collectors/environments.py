@@ -49,7 +49,10 @@ class Environments(ABC):
 
     @abstractmethod
     def step(self, frames: Frames, t: int, action: Array) -> int:
-        """Step with `action`, write row `t` and the observations after it; the count of frames."""
+        """Step with `action`, write row `t` and the observations after it; the count of frames.
+
+        The array is this object's to keep.
+        """
 
     @abstractmethod
     def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
@@ -217,8 +220,8 @@ class OneEnv(Environments):
         self.history = History([env])
 
     def step(self, frames: Frames, t: int, action: Array) -> int:
+        self.history.actions.append(action)  # type: ignore[union-attr]
         given = int(action[0]) if self._discrete else action[0].copy()
-        self.history.actions.append((given,))  # type: ignore[union-attr, arg-type]
         observation, reward, terminated, truncated, _ = self.env.step(given)
         self._write(frames.observation_arrays, t + 1, 0, observation)
         try:

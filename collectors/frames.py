@@ -132,8 +132,8 @@ class Frames:
 
     @cached_property
     def observation_rows(self) -> list[tuple[Tensor, ...]]:
-        """What the policy is given at each step, made once."""
-        return list(zip(*(o.unbind(0) for o in self.observations), strict=True))
+        """What the policy is given at each step, made once; whoever writes into it is found out."""
+        return list(zip(*(o.data.unbind(0) for o in self.observations), strict=True))
 
     @cached_property
     def observation_arrays(self) -> list[np.ndarray[Any, Any]]:

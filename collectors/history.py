@@ -31,8 +31,8 @@ class History:
             if seeds is not None:
                 self._starts[i] = {"seed": int(seeds[i])}
             else:
-                state = self.members[i].unwrapped.np_random.bit_generator.state
-                self._starts[i] = {"rng": state}
+                stream = getattr(self.members[i].unwrapped.np_random, "bit_generator", None)
+                self._starts[i] = {"rng": stream.state} if stream is not None else None
             self._since[i] = len(self.actions)
 
     def trim(self) -> None:

@@ -62,6 +62,11 @@ class Member:
         known = self.environment or f"environment made by {self.factory}"
         return f"worker {self.worker} ({self.device}, {known}, seed {self.seed})"
 
+    @property
+    def made(self) -> int:
+        """The frames that it made, in all its lives."""
+        return self.before + self.words.words[FRAMES]
+
     def settle(self) -> None:
         """What a dead worker made and did not hand over is dropped."""
         made = self.words.words[FRAMES]

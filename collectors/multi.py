@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from collectors.base import BaseCollector
+from collectors.base import BaseCollector, as_mask
 from collectors.batches import Part, Room, assemble, room_for
 from collectors.crew import Crew
 from collectors.member import Full, Member
@@ -220,7 +220,9 @@ class _Workers(BaseCollector):
             member.outdated = last
             member.trajectories.load_state_dict(state["trajectories"], under_way=same)
             member.seed = self.seed
-            self.crew.jobs[member.worker].seeds = Seeds(**state["seeds"])
+            job = self.crew.jobs[member.worker]
+            job.seeds = Seeds(**state["seeds"])
+            job.options["random_frames"] = member.made + state.get("random_frames", 0)
         return [same for same, _ in found]
 
     def _trajectory_states(self) -> list[dict[str, Any]]:
@@ -233,8 +235,7 @@ class _Workers(BaseCollector):
         if reset_idx is None:
             self._call("reset", None)
             return
-        which = np.zeros(self.num_envs, bool)
-        which[np.asarray(reset_idx)] = True
+        which = as_mask(reset_idx, self.num_envs)
         first = self._first_env
         for member in self.crew.members:
             mine = np.flatnonzero(which[first[member.worker] : first[member.worker + 1]])
@@ -263,6 +264,12 @@ class MultiSyncCollector(_Workers):
     def _begin(self) -> None:
         self._under_way = False
         self._room: Room | None = None  # with copy=False, for all batches
+        assert self.crew is not None
+        how, counts = self.options.cat_results, [m.num_envs for m in self.crew.members]
+        if how not in (None, 0) and len(set(counts)) > 1:
+            raise ValueError(
+                f"cat_results={how!r} needs workers with as many environments each, not {counts}"
+            )
 
     def _gather(self) -> TensorDict:
         assert self.crew is not None
@@ -290,7 +297,8 @@ class MultiSyncCollector(_Workers):
         batch = assemble(parts, num_steps=steps, copy=True, stamps=stamps, room=self._room)
         self.preempted += sum(
             (part.frames.layout.num_steps - part.steps) * part.frames.layout.num_envs
-            for part in parts
+            for member, part in zip(members, parts, strict=True)
+            if member.words.words[CUT] == self._serial
         )
         return self._combined(batch, [part.frames.layout.num_envs for part in parts])
 
@@ -335,10 +343,6 @@ class MultiSyncCollector(_Workers):
         how = self.options.cat_results
         if how is None or how == 0:
             return batch
-        if len(set(counts)) > 1:
-            raise ValueError(
-                f"cat_results={how!r} needs workers with as many environments each, not {counts}"
-            )
         by_worker = batch.reshape(len(counts), counts[0], batch.batch_size[1])
         if how == "stack":
             return by_worker

@@ -161,6 +161,11 @@ class Options:
                 'max_restarts is for on_worker_failure="restart"',
             ),
         ]
+        hosted = getattr(self.collector_class, "keywords", {})
+        clashes += [
+            (name in hosted, f"{name} in collector_class: tell the collector that hosts it, not it")
+            for name in _OF_THE_HOST
+        ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
@@ -260,6 +265,19 @@ _CHOICES = {
     "on_worker_failure": ("raise", "restart"),
     "start_method": (None, "forkserver", "spawn", "fork"),
 }
+# What a hosted collector is told by its worker, and what its frames come in.
+_OF_THE_HOST = (
+    "frames_per_batch",
+    "create_env_kwargs",
+    "policy_device",
+    "init_random_frames",
+    "trajs_per_batch",
+    "split_trajs",
+    "cat_results",
+    "postproc",
+    "replay_buffer",
+    "track_policy_version",
+)
 _MULTI = (SYNC, ASYNC)
 _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "num_workers": (_MULTI, "it is one worker"),

@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
+
+from collectors.spaces import key_of, name_of
 
 
 class ReplayBuffer:
@@ -41,6 +43,7 @@ class ReplayBuffer:
         self._storage: dict[Any, Tensor] = {}
         self._news = threading.Condition()
         self._failure: BaseException | None = None
+        self._fillers = 0  # collectors that fill it
         self._ended = False  # nobody fills it any more
         self._generator: torch.Generator | None = None
         if seed is not None:
@@ -120,12 +123,14 @@ class ReplayBuffer:
     def begin(self) -> None:
         """A collector starts to fill it."""
         with self._news:
+            self._fillers += 1
             self._ended, self._failure = False, None
 
     def end(self) -> None:
-        """Have those who wait for frames go on: the collector has ended."""
+        """A collector has ended; if it was the last, those who wait for frames go on."""
         with self._news:
-            self._ended = True
+            self._fillers -= 1
+            self._ended = not self._fillers
             self._news.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,7 +138,7 @@ class ReplayBuffer:
         with self._news:
             state: dict[str, Any] = {"capacity": self.capacity, "written": self.written}
             state["frames"] = {
-                _name(key): storage[: len(self)].clone() for key, storage in self._storage.items()
+                name_of(key): storage[: len(self)].clone() for key, storage in self._storage.items()
             }
             if self._generator is not None:
                 state["generator"] = self._generator.get_state()
@@ -151,7 +156,7 @@ class ReplayBuffer:
             for name, values in state["frames"].items():
                 storage = values.new_empty((self.capacity, *values.shape[1:]), device=self.device)
                 storage[: len(values)] = values
-                self._storage[_key(name)] = storage
+                self._storage[unravel_key(key_of(name))] = storage
             if "generator" in state:
                 self._generator = torch.Generator()
                 self._generator.set_state(state["generator"])
@@ -194,11 +199,3 @@ def _flat(frames: TensorDictBase) -> TensorDictBase:
     if mask is None:
         return frames.reshape(-1)
     return frames.reshape(-1) if bool(mask.all()) else frames[mask]
-
-
-def _name(key: Any) -> str:
-    return key if isinstance(key, str) else "/".join(key)
-
-
-def _key(name: str) -> Any:
-    return tuple(name.split("/")) if "/" in name else name

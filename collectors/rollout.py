@@ -21,7 +21,7 @@ from collectors.environments import Environments
 from collectors.frames import FrameLayout, Frames
 from collectors.policies import ACTION, IS_INIT, NEXT, Acting
 from collectors.seeds import Seeds, Streams
-from collectors.spaces import Key, sample
+from collectors.spaces import Key, is_reserved, key_of, name_of, sample
 from collectors.weights import Intake
 from collectors.words import ACTING, FRAMES, RESETTING, STAGE, STEPPING, STEPS, VERSION, Words
 
@@ -82,6 +82,8 @@ class Rollout:
         self, which: np.ndarray[Any, Any] | None = None, seeds: Sequence[int] | None = None
     ) -> None:
         """Start new episodes now; those under way end as truncated."""
+        if which is not None and not which.any():
+            return
         if self.frames is not None:
             self.environments.cut(self.frames, self.t, seeds, which)
         else:
@@ -122,7 +124,10 @@ class Rollout:
             with torch.no_grad(), set_interaction_type(self.exploration):
                 if self.acting.state_keys and not self.state:
                     self.state = self._initial_state(rows)
+                given = {key: value.clone() for key, value in self.state.items()}
                 self._first = self.acting(self._inputs(rows, 0))
+                self.state = given  # the policy may have written into what it was given
+            _check_unchanged(rows)
             self._check(self._first)
             if self.random_frames > 0:  # asked for shapes only: what it drew is not used
                 streams.resume()
@@ -139,6 +144,12 @@ class Rollout:
 
     def _check(self, outputs: dict[Key, Tensor]) -> None:
         count, leaf = self.environments.num_envs, self.environments.action
+        taken = [leaf.key for leaf in self.environments.observations]
+        if clashing := [key for key in outputs if is_reserved(key, taken)]:
+            raise ValueError(
+                f"the policy's output {'/'.join(clashing[0])!r} has the name of something that "
+                "batches hold already; rename it"
+            )
         for key, value in outputs.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
                 shown = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -167,6 +178,7 @@ class Rollout:
             try:
                 if not (environments.halting and environments.halted.all()):
                     self._run(frames, frames.layout.num_steps)
+                _check_unchanged(frames.observation_rows[0])
             except BaseException:
                 self._lost = True
                 raise
@@ -240,7 +252,7 @@ class Rollout:
         if self.random_frames > 0:
             self._first = None  # nobody acts by it
         rows, actions = frames.observation_rows, frames.action.numpy()
-        dtype, shape = actions.dtype, actions.shape[1:]
+        shape = actions.shape[1:]
         plain = (
             not acting.state_keys
             and acting.in_keys == [leaf.key for leaf in self.environments.observations]
@@ -251,25 +263,30 @@ class Rollout:
             (field.key, output.numpy() if _numpy_knows(output) else output)
             for field, output in zip(frames.layout.outputs, frames.outputs, strict=True)
         ]
+        carried = [(key, target) for key, target in targets if key in state_keys]
 
         def act(t: int, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            if action.dtype != dtype or action.shape != shape:
-                action = action.reshape(shape).astype(dtype)
-            actions[t] = action
-            return action
+            actions[t] = action if action.shape == shape else action.reshape(shape)
+            return actions[t].copy()  # the policy's own memory is no environment's to write into
+
+        def put(key: Key, target: Any, t: int, values: dict[Key, Tensor]) -> None:
+            value = values[key]
+            if type(target) is Tensor:
+                target[t].copy_(value)
+            else:
+                target[t] = value.numpy() if acting.device is None else value.cpu().numpy()
 
         def write(t: int, outputs: dict[Key, Tensor] | None = None) -> np.ndarray[Any, Any]:
+            for key, target in carried:  # before the policy can write into it
+                put(key, target, t, self.state)
             if outputs is None:
                 if self._first is not None and t == 0:
                     outputs, self._first = self._first, None
                 else:
                     outputs = acting(rows[t] if plain else self._inputs(rows[t], t))
             for key, target in targets:
-                value = outputs[key] if key in outputs else self.state[key]
-                if type(target) is Tensor:
-                    target[t].copy_(value)
-                else:
-                    target[t] = value.numpy() if acting.device is None else value.cpu().numpy()
+                if key in outputs:
+                    put(key, target, t, outputs)
             for key in state_keys:
                 self.state[key] = outputs[(NEXT, *key)]
             given = outputs[ACTION]
@@ -329,7 +346,7 @@ class Rollout:
             "random_frames": self.random_frames,
             "actions": self.actions.bit_generator.state,
             "environments": self.environments.state_dict() if self._begun else {},
-            "state": {"/".join(key): value.clone() for key, value in self.state.items()},
+            "state": {name_of(key): value.clone() for key, value in self.state.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
@@ -343,10 +360,11 @@ class Rollout:
         if self.frames is not None or not goes_on:
             self.restart()
             return False
-        self._begun, self._first = bool(state["begun"]), None
+        self._begun, self._first, self._lost = bool(state["begun"]), None, False
         exact = not self._begun or self.environments.load_state_dict(state["environments"])
-        self.state = {tuple(name.split("/")): value for name, value in state["state"].items()}
-        if not exact:
+        saved = {key_of(name): value.clone() for name, value in state["state"].items()}
+        self.state = saved or self.state
+        if not exact or not saved:
             self._clear_state(None)
         return exact
 
@@ -356,6 +374,15 @@ class Rollout:
         for array, rows in zip(frames.final_arrays, frames.observation_arrays, strict=True):
             array[t][open_ended] = rows[t + 1][open_ended]
         frames.truncated[t] |= open_ended
+
+
+def _check_unchanged(observations: Sequence[Tensor]) -> None:
+    """Refuse a policy that writes into observations: torch counts that for all rows together."""
+    if any(observation._version for observation in observations):
+        raise ValueError(
+            "the policy wrote into an observation that it was given, which the batch would then "
+            "hold: have it work on a copy"
+        )
 
 
 def _numpy_knows(tensor: Tensor) -> bool:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectors.base import BaseCollector
+from collectors.base import BaseCollector, as_mask
 from collectors.batches import Part, Trajectories, assemble, frames_of
 from collectors.environments import Environments
 from collectors.frames import Frames, allocate
@@ -221,11 +220,7 @@ class Collector(BaseCollector):
 
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some: numbers, or a mask."""
-        assert self.environments is not None
-        which = None
-        if reset_idx is not None:
-            which = np.zeros(self.environments.num_envs, bool)
-            which[np.asarray(reset_idx)] = True
+        which = None if reset_idx is None else as_mask(reset_idx, self.num_envs)
         with self._turn:
             self._rollout.restart(which)
 

@@ -26,6 +26,17 @@ class Leaf(NamedTuple):
         return value
 
 
+def name_of(key: Key | str) -> str:
+    """A key as one name; a slash in a part of it is told from one between parts."""
+    parts = (key,) if isinstance(key, str) else key
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def key_of(name: str) -> Key:
+    """The key that has this name."""
+    return tuple(part.replace("%2F", "/").replace("%25", "%") for part in name.split("/"))
+
+
 def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
     """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
     leaves = list(_leaves(space, (), ()))
@@ -68,6 +79,14 @@ def _leaves(space: spaces.Space[Any], key: Key, path: tuple[Any, ...]) -> list[L
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _RESERVED = {"action", "next", "collector", "policy_version", "is_init"}
+_ENDS = {"reward", "done", "terminated", "truncated"}
+
+
+def is_reserved(key: Key, observations: list[Key]) -> bool:
+    """Whether an output of the policy beside the action may not have this name."""
+    if key[0] == "next":
+        return len(key) == 1 or key[1] in _ENDS or key[1:] in observations
+    return key in observations or (key[0] in _RESERVED and key != ("action",))
 
 
 def sample(space: spaces.Space[Any], leaf: Leaf, rng: np.random.Generator, n: int) -> np.ndarray:

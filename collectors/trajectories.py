@@ -9,6 +9,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from collectors.spaces import key_of, name_of
+
 
 def split(batch: TensorDictBase) -> TensorDict:
     """The batch's pieces of trajectories, one a row, padded to the longest: [pieces, time].
@@ -114,14 +116,14 @@ class Whole:
 
 def _named(trajectory: Any) -> dict[str, Tensor]:
     keys = list(trajectory.keys(True, True))
-    return {"/".join((k,) if isinstance(k, str) else k): trajectory.get(k).clone() for k in keys}
+    return {name_of(key): trajectory.get(key).clone() for key in keys}
 
 
 def _nested(fields: dict[str, Tensor]) -> TensorDict:
     length = len(next(iter(fields.values())))
     trajectory = TensorDict({}, batch_size=[length])
     for name, value in fields.items():
-        trajectory.set(tuple(name.split("/")), value)
+        trajectory.set(key_of(name), value)
     return trajectory
 
 

@@ -41,7 +41,7 @@ class Vector(Environments):
         frames.reward[t] = reward
         frames.terminated[t] = terminated
         frames.truncated[t] = truncated
-        return self._after(frames, t, observation, terminated | truncated, info)
+        return self._after(frames, t, observation, frames.terminated[t] | frames.truncated[t], info)
 
     @abstractmethod
     def _after(self, frames: Frames, t: int, observation: Any, ended: Array, info: Any) -> int:
@@ -106,7 +106,8 @@ _INSIDES = ("envs", "_env_obs", "_terminations", "_truncations", "_autoreset_env
 class Members(ManualVector):
     """A bare `SyncVectorEnv`, whose members are stepped and reset here, as it does it itself.
 
-    But it would gather and copy everybody's observations, ends and infos at every step.
+    But it would gather and copy everybody's observations, ends and infos at every step, and in its
+    SAME_STEP mode hand over a final observation that the reset may have overwritten.
     """
 
     def __init__(self, env: Any):
@@ -115,16 +116,15 @@ class Members(ManualVector):
 
     @classmethod
     def can_step(cls, env: Any) -> bool:
-        """Whether it is bare, as it is known here, and does not reset within the same step."""
-        known = type(env) is SyncVectorEnv and all(hasattr(env, name) for name in _INSIDES)
-        return known and _mode(env) is not AutoresetMode.SAME_STEP
+        """Whether it is bare, and as it is known here."""
+        return type(env) is SyncVectorEnv and all(hasattr(env, name) for name in _INSIDES)
 
     def step(self, frames: Frames, t: int, action: Array) -> int:
-        self.history.actions.append(action.copy())  # type: ignore[union-attr]
+        self.history.actions.append(action)  # type: ignore[union-attr]
         arrays, known = frames.observation_arrays, self.env._env_obs
         terminated, truncated = frames.terminated[t], frames.truncated[t]
         rewards = []
-        given = iterate(self.env.action_space, action)
+        given = iterate(self.env.action_space, action.copy())
         for i, (member, one) in enumerate(zip(self.env.envs, given, strict=True)):
             known[i], reward, terminated[i], truncated[i], _ = member.step(one)
             rewards.append(reward)

@@ -204,7 +204,8 @@ class Worker:
         """Have a collector of its own do the work."""
         job, options = self.job, self.job.options
         assert job.collector_class is not None
-        passed = {name: options[name] for name in PASSED_ON}
+        told = getattr(job.collector_class, "keywords", {})
+        passed = {name: options[name] for name in PASSED_ON if name not in told}
         self.hosted = job.collector_class(
             job.create_env_fn,
             self.policy,
@@ -396,7 +397,7 @@ class Worker:
                 traceback.print_exc()
 
 
-# The options that a worker is told as they are, and a hosted collector too.
+# The options that a worker is told as they are, and a hosted collector that has none of its own.
 PASSED_ON = (
     "max_frames_per_traj",
     "reset_when_done",

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectors.base import BaseCollector
+from collectors.base import BaseCollector, as_mask
 from collectors.options import NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.remote.fleet import Fleet
 from collectors.remote.host import HostJob
@@ -349,8 +349,7 @@ class RemoteCollector(BaseCollector):
         if reset_idx is None:
             self._call("reset", None)
             return
-        which = np.zeros(max(s.first_env + s.num_envs for s in self.hosts), bool)
-        which[np.asarray(reset_idx)] = True
+        which = as_mask(reset_idx, max(s.first_env + s.num_envs for s in self.hosts))
         for seat in self.hosts:
             mine = np.flatnonzero(which[seat.first_env : seat.first_env + seat.num_envs]).tolist()
             if mine:

@@ -85,7 +85,7 @@ class Seats:
         for seat in seats:
             seat.name = f"{self._token}-{seat.host}-{seat.life}"
             seat.where = self.fleet.engine.describe(seat.host)
-            asked[seat.host] = self._ask(seat, far.open_host, self.jobs[seat.host].pack())
+            asked[seat.host] = self._ask(seat, far.open_host, self._job(seat).pack())
         self._await(seats, asked, "being made", self._start_timeout, "start_timeout")
         for seat in seats:
             hello = asked[seat.host].result().value
@@ -96,6 +96,12 @@ class Seats:
             with self.news:
                 seat.open, seat.asked_at, seat.moved_at = True, time.monotonic(), time.monotonic()
         self._connect(seats)
+
+    def _job(self, seat: Seat) -> HostJob:
+        """What its host is told: of the random frames, only those that its lives left."""
+        job = self.jobs[seat.host]
+        left = max(0, job.options["random_frames"] - seat.before)
+        return dataclasses.replace(job, options={**job.options, "random_frames": left})
 
     def _place(self, seat: Seat, num_envs: int) -> None:
         """Number its environments; a successor with as many has its predecessor's numbers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import os
 import textwrap
@@ -110,6 +111,12 @@ REFUSED = [
     (EACH, {"create_env_kwargs": 3}, TypeError, "create_env_kwargs=3"),
     (MULTI, {"create_env_kwargs": [{}]}, ValueError, "create_env_kwargs has 1 entries for 2"),
     (MULTI, {"policy_factory": [CodePolicy]}, ValueError, "policy_factory has 1 entries for 2"),
+    (
+        MULTI,
+        {"collector_class": functools.partial(Collector, split_trajs=True)},
+        ValueError,
+        "split_trajs in collector_class: tell the collector that hosts it",
+    ),
     (MULTI, {"collector_class": 3}, TypeError, "collector_class=3.*callable"),
     (EACH, {"device": "gpu"}, ValueError, "device='gpu'"),
     (EACH, {"policy_device": "gpu"}, ValueError, "policy_device='gpu'"),
@@ -261,6 +268,18 @@ def test_workers_whose_batches_differ_are_told_so():
         pytest.raises(ValueError, match="worker 0 and worker 1 differ in 'observation'"),
     ):
         collector.next()
+
+
+def test_workers_that_cannot_be_put_together_are_refused():
+    kwargs = [{"kind": "sync_disabled", "num_envs": count} for count in (2, 3)]
+    with pytest.raises(ValueError, match=r"cat_results='stack'.*as many.*not \[2, 3\]"):
+        MultiSyncCollector(
+            make_env,
+            num_workers=2,
+            create_env_kwargs=kwargs,
+            frames_per_batch=[20, 30],
+            cat_results="stack",
+        )
 
 
 def test_the_signature_shows_every_option():

@@ -69,6 +69,9 @@ def test_all_is_answered_in_the_middle_of_iteration(kind):
             state = collector.state_dict()
             assert state["frames"] == collector.frames
             assert len(state["workers"]) == workers
+        with collector.pause(), pytest.raises(RuntimeError, match="paused"):
+            collector.next()
+        collector.next()
         with pytest.raises(AttributeError, match="nothing"):
             collector.getattr_policy("nothing")
         with pytest.raises(AttributeError, match="'written': this collector has no replay buffer"):

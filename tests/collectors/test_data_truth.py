@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -162,6 +163,10 @@ def test_reset_of_some_leaves_the_others_alone(make, kind):
             checker.check(collector.next())
             cut = checker.counts["cut"] - before
             assert cut == (places[place] in under_way)
+        checker.cuts = checker.skips = False
+        for nobody in ([], np.zeros(len(places), bool)):
+            collector.reset(nobody)
+            checker.check(collector.next())
     assert not checker.must_start
 
 
@@ -220,6 +225,7 @@ def test_without_reset_when_done_there_is_one_episode_each(make, kind):
             collector.reset()
         assert all_accounted_for(collector.stats())
         assert collector.stats()["delivered"] == checker.counts["frames"]
+        assert collector.stats()["preempted"] == 0
 
 
 def test_when_every_episode_has_ended_and_none_may_start_the_next_batch_says_so():

@@ -14,7 +14,7 @@ from gymnasium.wrappers import NormalizeObservation, TimeLimit
 from tensordict.nn import InteractionType, interaction_type
 from torch import nn
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, PolicyVersion
 from collectors.words import MESSAGES
 from sync import SharedMemWeightSyncScheme
 from tests.collectors.support import (
@@ -320,9 +320,10 @@ def test_versions_and_frames_go_on():
             first.next()
             train(first)
         state = first.state_dict()
-    with single(seed=None) as second:
+    shown = PolicyVersion()
+    with single(seed=None, track_policy_version=shown) as second:
         second.load_state_dict(state)
-        assert second.policy_version == 3
+        assert second.policy_version == shown.version == 3
         assert second.frames == 180
         assert (second.next()["policy_version"] == 3).all()
 

@@ -15,9 +15,17 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 from gymnasium.wrappers import vector as vector_wrappers
+from torch import nn
 
 from collectors import Collector, MultiSyncCollector
-from tests.collectors.support import Checker, CodeEnv, CodePolicy, CodeVector, make_env
+from tests.collectors.support import (
+    NUM_ACTIONS,
+    Checker,
+    CodeEnv,
+    CodePolicy,
+    CodeVector,
+    make_env,
+)
 
 CARTPOLE = gym.make("CartPole-v1").unwrapped.observation_space
 
@@ -295,6 +303,73 @@ def test_the_shape_of_a_vectors_observations_is_checked_too():
     env = Wrong(0, 3, AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match=r"'observation' as float32 \[3, 4\].*\[3, 5\]"):
         collect(env, frames=12)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, list], ids=["byte", "float", "list"])
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+def test_a_vector_may_say_in_other_types_who_ended(mode, kind):
+    class Numbered(CodeVector):
+        def step(self, actions):
+            observation, reward, *ends, info = super().step(actions)
+            return observation, reward, *(kind(end) for end in ends), info
+
+    with Collector(lambda: Numbered(0, 3, mode), CodePolicy(), frames_per_batch=90) as collector:
+        checker = Checker([3])
+        for _ in range(2):
+            checker.check(collector.next())
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
+def test_environments_may_show_the_same_array_again_and_write_into_actions(mode):
+    class Thrifty(gym.Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self.action_space = spaces.Box(0, NUM_ACTIONS, (1,), np.float32)
+            self.shown = np.zeros(5, np.float32)
+
+        def reset(self, **kwargs):
+            self.shown[:], info = self.env.reset(**kwargs)
+            return self.shown, info
+
+        def step(self, action):
+            self.shown[:], *rest = self.env.step(int(action[0]))
+            action[:] = -1
+            return self.shown, *rest
+
+    def make():
+        members = [lambda i=i: Thrifty(CodeEnv(0, i)) for i in range(3)]
+        return SyncVectorEnv(members, autoreset_mode=mode) if mode else members[0]()
+
+    class Constant(nn.Module):
+        """Hands out the memory of its parameter as actions."""
+
+        in_keys, out_keys = ("observation",), ("action", "value")
+
+        def __init__(self):
+            super().__init__()
+            self.value = nn.Parameter(torch.full((3 if mode else 1, 1), 2.0))
+
+        def forward(self, observation):
+            return self.value[:], self.value.clone()
+
+    checker = Checker([3 if mode else 1], policy=False)
+    with Collector(make, Constant(), frames_per_batch=60) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            assert (batch["value"] == 2).all()
+            batch["action"] = batch["action"].long().squeeze(-1)
+            checker.check(batch)
+
+
+def test_a_random_stream_of_another_kind_is_taken():
+    class Ported(CodeEnv):
+        def reset(self, *, seed=None, options=None):
+            self.np_random = np.random.RandomState(seed)
+            return super().reset(seed=None, options=options)
+
+    with Collector(Ported, CodePolicy(), frames_per_batch=30) as collector:
+        Checker([1]).check(collector.next())
+        assert collector.load_state_dict(collector.state_dict()) is False  # it cannot be repeated
 
 
 def test_a_vector_without_final_observations_is_refused_where_they_are_due():

@@ -388,6 +388,15 @@ def test_a_newcomer_has_a_new_seed_of_the_runs_own():
     assert len(set(seeds[0])) == 3
 
 
+def test_a_newcomer_makes_only_the_random_frames_that_were_left():
+    with make("sync", init_random_frames=80, on_worker_failure="restart") as collector:
+        collector.next()
+        assert collector.load_state_dict(collector.state_dict())
+        for random in (True, False):
+            os.kill(pids(collector)[1], signal.SIGKILL)
+            assert ((collector.next()["policy_version"] < 0) == random).all()
+
+
 @pytest.mark.parametrize("kind", MULTI)
 def test_only_so_many_restarts_are_made_then_the_last_failure_is_raised(kind):
     trouble = {"only": 1, "where": "step", "at": 30}

@@ -86,6 +86,8 @@ def test_nothing_is_stepped_while_it_pauses(kind):
         buffer.wait(100, timeout=30.0)
         for apply in range(1, 4):
             with collector.pause():
+                with collector.pause():
+                    pass  # ends no pause but its own
                 before = collector.stats()["collected"], collector.getattr_env("steps")
                 hold(policy, apply)
                 collector.update_policy_weights_()
@@ -196,6 +198,18 @@ def test_shutdown_wakes_a_learner_that_waits(kind):
     thread.join(20.0)
     assert not thread.is_alive()
     assert waited[0] == buffer.written < 10**9
+
+
+def test_several_may_fill_one_buffer():
+    buffer = ReplayBuffer(10_000)
+    with make("single", buffer) as lasting, make("single", buffer, total_frames=40) as brief:
+        lasting.start()
+        brief.start()
+        wait_until(lambda: not brief.running)
+        wanted = buffer.written + 400
+        assert buffer.wait(wanted, timeout=30.0) >= wanted
+        lasting.shutdown()
+        assert buffer.wait(buffer.written + 1) == buffer.written
 
 
 def test_it_needs_a_buffer_and_runs_once():

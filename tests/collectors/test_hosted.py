@@ -104,6 +104,19 @@ def test_a_state_gets_through(nested):
     assert (batch["policy_version"] == version).all()
 
 
+def test_a_hosted_collector_has_options_of_its_own():
+    checker = Checker([1], max_frames=2, set_truncated=True)
+    with MultiSyncCollector(
+        CodeEnv,
+        CodePolicy(),
+        collector_class=partial(Collector, max_frames_per_traj=2, set_truncated=True),
+        frames_per_batch=15,
+        start_method="fork",
+    ) as collector:
+        for _ in range(2):
+            checker.check(collector.next())
+
+
 def test_a_hosted_collector_goes_on_where_it_was():
     with MultiSyncCollector(
         partial(gym.make, "CartPole-v1"),

@@ -44,3 +44,15 @@ def test_after_an_interrupt_the_next_batch_starts_new_episodes():
         stats = collector.stats()
         assert stats["dropped"] == 4
         assert stats["collected"] == stats["delivered"] + stats["dropped"] + stats["in_flight"]
+
+
+def test_after_an_interrupt_a_saved_state_is_gone_on_with():
+    with Collector(Counting, frames_per_batch=10) as collector:
+        collector.next()
+        state = collector.state_dict()
+        Counting.fail_at = 15
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        assert collector.load_state_dict(state)
+        batch = collector.next()
+        assert batch["observation"].flatten().tolist() == list(range(10, 20))

@@ -282,14 +282,50 @@ def test_state_of_a_tensordict_module_is_carried_too():
     assert torch.equal(batch["memory"], batch["observation"][..., 3])  # the step in its episode
 
 
-def test_state_goes_on_in_a_collector_that_goes_on():
-    class Two(Recurrent):
-        def forward(self, *inputs):
-            action, *state = super().forward(*inputs)
-            return action % 2, *state
+@pytest.mark.parametrize("where", ["in place", "in a buffer"])
+def test_state_may_lie_where_the_policy_writes_again(where):
+    class Counting(nn.Module):
+        in_keys = ("observation", "count")
+        out_keys = ("action", ("next", "count"))
+        own = torch.zeros(3)
 
+        def forward(self, observation, count):
+            count = torch.zeros(3) if count is None else count
+            into = count if where == "in place" else self.own
+            return by_sum(observation), torch.add(count, 1, out=into)
+
+    with Collector(
+        make_env, Counting(), create_env_kwargs={"kind": KIND}, frames_per_batch=30
+    ) as collector:
+        batch, state = collector.next(), collector.state_dict()
+        saved = state["workers"][0]["state"]["count"].clone()
+        collector.load_state_dict(state)
+        collector.next()
+    assert torch.equal(batch["count"], batch["observation"][..., 3])
+    assert torch.equal(batch["next", "count"], batch["next", "observation"][..., 3])
+    assert torch.equal(state["workers"][0]["state"]["count"], saved)
+
+
+def test_state_starts_anew_in_a_collector_that_goes_back_to_its_start():
+    with Collector(lambda: gym.make("CartPole-v1"), Alternating(), frames_per_batch=7) as collector:
+        collector.set_seed(1)
+        start = collector.state_dict()
+        first = collector.next()
+        assert collector.load_state_dict(start)
+        assert same_bits(collector.next(), first)
+
+
+class Alternating(Recurrent):
+    """Has two actions only."""
+
+    def forward(self, *inputs):
+        action, *state = super().forward(*inputs)
+        return action % 2, *state
+
+
+def test_state_goes_on_in_a_collector_that_goes_on():
     def build():
-        return Collector(lambda: gym.make("CartPole-v1"), Two(), frames_per_batch=7)
+        return Collector(lambda: gym.make("CartPole-v1"), Alternating(), frames_per_batch=7)
 
     with build() as first:
         first.set_seed(1)
@@ -365,6 +401,26 @@ BAD = {
         lambda observation: torch.zeros(3, NUM_ACTIONS),
         ValueError,
         r"the policy's actions are \[3, 7\]; the action space says \[3\]",
+    ),
+    "an output with an observation's name": (
+        with_keys(lambda o: (by_sum(o), o / 2), out_keys=["action", "observation"]),
+        ValueError,
+        "the policy's output 'observation' has the name of something that batches hold already",
+    ),
+    "an output with a reward's name": (
+        with_keys(lambda o: (by_sum(o), o[:, 0]), out_keys=["action", ("next", "reward")]),
+        ValueError,
+        "the policy's output 'next/reward' has the name of something that batches hold already",
+    ),
+    "what it wrote into an observation": (
+        lambda observation: by_sum(observation.add_(1)),
+        ValueError,
+        "the policy wrote into an observation that it was given",
+    ),
+    "what it wrote into a later observation": (
+        lambda o: by_sum(o.add_(1) if (o[:, 3] > 0).any() else o),
+        ValueError,
+        "the policy wrote into an observation that it was given",
     ),
     "broken numbers for whole ones": (
         lambda observation: by_sum(observation) + 0.5,

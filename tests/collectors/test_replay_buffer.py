@@ -55,6 +55,15 @@ def test_a_saved_buffer_goes_on_as_the_first_would_have(capacity, counts):
     assert same_bits(first.sample(7), second.sample(7))
 
 
+def test_a_saved_buffer_has_its_keys_again_whatever_they_are_called():
+    first, second = ReplayBuffer(4), ReplayBuffer(4)
+    batch = TensorDict({"arm/pos": torch.ones(2), ("next", "arm/pos"): torch.ones(2)}, [2])
+    first.extend(batch)
+    second.load_state_dict(first.state_dict())
+    second.extend(batch)
+    assert same_bits(second[:], torch.cat([batch, batch]))
+
+
 def test_the_places_that_are_returned_hold_the_frames():
     buffer = ReplayBuffer(5)
     buffer.extend(frames(0, 3))

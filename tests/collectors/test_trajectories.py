@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from collectors.batches import Trajectories
 from collectors.trajectories import Whole, split
+from tests.collectors.support import same_bits
 
 
 def batch_of(starts, ends, lengths=None, *, first=0, numbering=None):
@@ -113,6 +114,15 @@ def test_what_a_reset_cut_short_is_given_out_as_truncated():
     assert taken["next", "done"].tolist() == [[False, True]]
     assert not taken["next", "terminated"].any()
     assert whole.frames == 6
+
+
+def test_what_waits_is_saved_whatever_its_keys_are_called():
+    saved, batch = Whole(), batch_of([[1, 0]], [[0, 1]])
+    batch["arm/pos"] = batch["next", "100%2F"] = torch.ones(1, 2)
+    saved.add(batch)
+    loaded = Whole()
+    loaded.load_state_dict(saved.state_dict())
+    assert same_bits(loaded.take(1), batch)
 
 
 def test_what_waits_to_be_whole_is_saved():

@@ -128,9 +128,12 @@ def test_restarts_are_bounded():
 
 def test_a_host_whose_collector_raised_is_opened_anew_in_its_process(tmp_path):
     trouble = {"only": 0, "where": "step", "at": 30, "once": str(tmp_path / "once")}
-    with troubled("distributed", trouble=trouble, on_worker_failure="restart") as collector:
+    with troubled(
+        "distributed", trouble=trouble, init_random_frames=40, on_worker_failure="restart"
+    ) as collector:
         before = host_pids(collector)
-        gather(collector, 5)
+        drawn = [(collector.next()["policy_version"] < 0).any().item() for _ in range(5)]
+        assert drawn == [True, False, False, False, False]
         stats = collector.stats()
         assert stats["restarts"] == 1
         assert stats["dropped"] > 0
