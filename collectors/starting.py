@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, NoReturn
 
@@ -49,12 +50,27 @@ def interrupts_held() -> Iterator[None]:
 
 
 def settle_in() -> None:
-    """Leave signals to the trainer, and let environments' own processes have no named locks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer decides what Ctrl-C means
+    """Leave signals to the trainer, and let environments' own processes have no named locks.
+
+    Terminals and launchers send them to every process, and a run ends with all its workers there.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(
+        before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM}),
+        after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM}),
+        after_in_child=_heed_sigterm,
+    )
     if "fork" in multiprocessing.get_all_start_methods():
         # Semaphores without names: nothing stays in /dev/shm however this process ends.
         multiprocessing.set_start_method("fork", force=True)
+
+
+def _heed_sigterm() -> None:
+    """An environment ends its own processes by it, maybe as soon as they have begun."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def go_with(pid: int, leave: Callable[[], Any]) -> None:

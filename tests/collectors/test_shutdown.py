@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import random
 import signal
@@ -202,6 +203,26 @@ def test_when_the_trainer_is_killed_the_workers_own_children_go_too(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.wait(timeout=10.0)
         wait_until(lambda: not of_session(process.pid))
+
+
+class HasAProcess(Troubled):
+    """Ends its own process by the signal that is its trainer's to hear of in the worker."""
+
+    @property
+    def exit_code(self) -> int | None:
+        process = multiprocessing.Process(target=time.sleep, args=(60.0,))
+        process.start()
+        process.terminate()
+        process.join(30.0)
+        return process.exitcode
+
+
+def test_a_worker_leaves_sigterm_to_the_trainer_and_an_environments_process_heeds_it():
+    with MultiSyncCollector([HasAProcess], Plain(), frames_per_batch=20) as collector:
+        for worker in pids(collector):
+            os.kill(worker, signal.SIGTERM)
+        collector.next()
+        assert collector.getattr_env("exit_code") == [-signal.SIGTERM]
 
 
 @pytest.mark.parametrize(("kind", "method"), STARTED)

@@ -105,7 +105,7 @@ def evaluations(directory: Path) -> list[tuple[int, float]]:
 def test_sigterm_has_an_exit_status_of_its_own(tmp_path):
     directory = tmp_path / "run"
     with running(directory, "collector=multi_async") as process:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)  # to its workers too, as a scheduler does
         assert process.wait(BOUND_S) == 143
     assert read_json(directory / "status.json")["state"] == "interrupted"
     assert Checkpoints(directory / "checkpoints").files()
