@@ -378,7 +378,8 @@ class Rollout:
 
 def _check_unchanged(observations: Sequence[Tensor]) -> None:
     """Refuse a policy that writes into observations: torch counts that for all rows together."""
-    if any(observation._version for observation in observations):
+    counted = [one for one in observations if not one.is_inference()]
+    if any(one._version for one in counted):
         raise ValueError(
             "the policy wrote into an observation that it was given, which the batch would then "
             "hold: have it work on a copy"

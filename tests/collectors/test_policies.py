@@ -451,6 +451,12 @@ def test_in_a_worker_it_is_told_too(case):
         collect()
 
 
+def test_collecting_in_inference_mode_is_collecting():
+    with torch.inference_mode():
+        inside = collect(CodePolicy())
+    assert all(same_bits(a, b) for a, b in zip(inside, collect(CodePolicy()), strict=True))
+
+
 def test_what_a_policy_raises_is_raised():
     def policy(observation):
         raise ArithmeticError("no idea")
