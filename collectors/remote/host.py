@@ -271,7 +271,8 @@ def _make(job: HostJob) -> Any:
     """The collector that the job describes."""
     torch.set_num_threads(job.num_threads)
     options = job.options
-    passed = {name: options[name] for name in PASSED_ON}
+    told = getattr(job.collector_class, "keywords", {})
+    passed = {name: options[name] for name in PASSED_ON if name not in told}
     acts_randomly = job.policy is None and job.policy_factory is None
     given: dict[str, Any] = {"create_env_kwargs": job.create_env_kwargs}
     if kind_of(job.collector_class) != SINGLE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from collectors import (
 from collectors.remote.ranks import Ranks
 from sync import RayRemoteWeightUpdater, SharedMemWeightSyncScheme, WorkerError
 from tests.collectors.remote.support import KINDS, build, make
+from tests.collectors.remote.test_pulse import here
 from tests.collectors.support import Checker, CodeEnv, all_accounted_for, same_bits
 from tests.collectors.troubled import balance
 from tests.promises.collector_probe import VersionPolicy, make_cartpole
@@ -74,6 +77,12 @@ def test_whether_a_host_can_have_graphs_of_its_policy_only_it_can_tell():
     device = {"policy_device": "cuda:63", "cudagraph_policy": True}
     with pytest.raises(WorkerError, match="cuda:63"):
         make("distributed", CodeEnv, VersionPolicy(), num_collectors=1, **device)
+
+
+def test_a_hosts_collector_has_options_of_its_own():
+    with here(collector_class=partial(Collector, max_frames_per_traj=5)) as collector:
+        ended = collector.next()["next", "truncated"].squeeze(0)
+        assert ended.nonzero().squeeze(-1).tolist() == list(range(4, 40, 5))
 
 
 def test_a_device_for_a_policy_needs_one():

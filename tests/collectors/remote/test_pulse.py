@@ -100,10 +100,10 @@ class HereCollector(RemoteCollector):
         return HereFleet()
 
 
-def here():
-    options = {"on_worker_failure": "restart", "max_restarts": 5, "timeout": 8 * TIMEOUT_S}
+def here(**options):
+    restarts = {"on_worker_failure": "restart", "max_restarts": 5, "timeout": 8 * TIMEOUT_S}
     return HereCollector(
-        Troubled, Plain(), num_collectors=1, sync=True, frames_per_batch=40, **options
+        Troubled, Plain(), num_collectors=1, sync=True, frames_per_batch=40, **restarts, **options
     )
 
 
