@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -54,17 +54,20 @@ def drop(name: str) -> None:
             _update_group_membership(info, [], {}, False)
 
 
-def strike_out(name: str, store: Any = None) -> None:
-    """Have nobody who joins from now on be told of this member."""
+def strike_out(names: Collection[str], store: Any = None) -> None:
+    """Have nobody who joins from now on be told of these members.
+
+    Who is just joining may write down again what it read before.
+    """
     store = _agent().store if store is None else store
     while True:
         members = store.get(_MEMBERS).decode()
         kept = "".join(
             f"{member},"
             for member in members.split(",")
-            if member and member.rpartition("-")[0] != name
+            if member and member.rpartition("-")[0] not in names
         )
-        if store.compare_set(_MEMBERS, members, kept).decode() == kept:
+        if kept == members or store.compare_set(_MEMBERS, members, kept).decode() == kept:
             return
 
 
@@ -120,7 +123,7 @@ def join(name: str, number: int, host: str, port: int, address: str, timeout: fl
 def _step_back(name: str, store: Any) -> None:
     """Leave nothing of a member that did not get in: not its name, nor its turn to join."""
     store = PrefixStore("rpc_prefix_0", store)
-    strike_out(name, store)
+    strike_out([name], store)
     turn = f"Token_for_{name}_join"
     store.compare_set("RpcGroupManagementToken", turn, "")
     store.set(turn, "Done")  # others wait for this

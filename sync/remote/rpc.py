@@ -38,6 +38,7 @@ from sync.remote.wire import Outcome, Post, pack, tell, unpack
 
 _TRAINER = "trainer"
 _LOOK_S = 0.01
+_AGAIN_S = 0.1
 _CLOSE_S = 2.0
 
 _left = threading.Event()
@@ -71,7 +72,8 @@ class RPCEngine(Engine):
         self._silence_s = silence_s
         self._names: dict[int, str] = {}
         self._gone: dict[int, str] = {}
-        self._barred: list[str] = []  # who died, and may keep others out of the group
+        self._dead: set[str] = set()
+        self._barred: list[str] = []  # which of the dead may keep others out of the group
         self._pending: dict[Future[Any], int] = {}
         self._closing = threading.Event()
         join(_TRAINER, 0, self.host, self.port, address or host, timeout)
@@ -91,6 +93,8 @@ class RPCEngine(Engine):
     def _meet(self, missing: list[int], given_up: threading.Event) -> None:
         deadline = time.monotonic() + self.timeout
         while missing and not given_up.wait(_LOOK_S):
+            with contextlib.suppress(RuntimeError):  # which is told below
+                strike_out(self._dead)  # as long as somebody may be joining
             for peer in list(missing):
                 name = newest_of(peer)
                 is_new = name is not None and name != self._names.get(peer)
@@ -132,7 +136,8 @@ class RPCEngine(Engine):
 
     def _forget(self, peer: int, name: str) -> None:
         """Take a dead peer out of the group: nobody could join while it counts as a member."""
-        steps = {"here": partial(drop, name), "in the store": partial(strike_out, name)}
+        self._dead.add(name)
+        steps = {"here": partial(drop, name), "in the store": partial(strike_out, [name])}
         for other in list(self._names):
             if other != peer and other not in self._gone:
                 steps[f"at peer {other}"] = partial(self._have_forgotten, other, name)
@@ -282,7 +287,7 @@ def _join(peer: int, host: str, port: int, address: str, timeout: float) -> None
         except MemberLost:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_AGAIN_S)
 
 
 # -- what peers run

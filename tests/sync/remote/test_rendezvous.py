@@ -139,8 +139,8 @@ def test_an_interface_is_found_by_its_address():
 def test_why_the_place_of_a_dead_peer_is_not_free_is_told_to_who_waits_for_another(monkeypatch):
     from sync.remote import rpc
 
-    def refuse(name):
-        raise RuntimeError(f"the store keeps {name}")
+    def refuse(names):
+        raise RuntimeError(f"the store keeps {', '.join(names)}")
 
     monkeypatch.setattr(rpc, "strike_out", refuse)
     peers = Peers("rpc", 1)
