@@ -129,7 +129,7 @@ class ReplayBuffer:
     def end(self) -> None:
         """A collector has ended; if it was the last, those who wait for frames go on."""
         with self._news:
-            self._fillers -= 1
+            self._fillers = max(0, self._fillers - 1)
             self._ended = not self._fillers
             self._news.notify_all()
 
