@@ -10,7 +10,7 @@ import pytest
 from collectors import RayCollector
 from sync import RayWeightSyncScheme, WorkerDied
 from tests.collectors.support import all_accounted_for
-from tests.collectors.troubled import Plain, Troubled, told, wait_until
+from tests.collectors.troubled import Plain, Troubled, is_gone, told, wait_until
 from tests.promises.ray_cluster import cluster, use_token_authentication
 from tests.promises.remote_hosts import be_worker, held
 from tests.promises.remote_probe import RAY_START_S
@@ -68,7 +68,9 @@ def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
         policy.hold(1)
         scheme.send()
         assert [engine.call(worker, held).result(30.0) for worker in range(2)] == [(1, 1, 1)] * 2
+        lost = engine.call(1, os.getpid).result(30.0)
         both.remove_node(second, allow_graceful=False)
+        wait_until(lambda: is_gone(lost))  # its processes notice, and may still answer till then
         policy.hold(2)
         with pytest.raises(WorkerDied, match=r"worker 1 .*died: peer 1"):
             scheme.send()
