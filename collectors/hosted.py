@@ -21,13 +21,12 @@ from tensordict import TensorDict
 from collectors.batches import frames_of
 from collectors.frames import Field, FrameLayout, Frames
 from collectors.seeds import Seeds
-from collectors.spaces import Key
+from collectors.spaces import ENDS, RESERVED, Key
 from collectors.versions import Stamps
 from collectors.weights import Intake
 from collectors.words import FRAMES, STAGE, STEPPING, STEPS, VERSION, Words
 
 _LOOK_S = 0.5
-_OWN = {"is_init", "policy_version", "collector", "action", "next"}
 
 
 class Hosted:
@@ -115,12 +114,12 @@ def _layout(batch: TensorDict) -> FrameLayout:
         (key,) if isinstance(key, str) else tuple(key) for key in batch.keys(True, True)
     ]
     follows = {key[1:] for key in keys if key[0] == "next"}
-    observations = [key for key in keys if key in follows and key[0] not in _OWN]
-    outputs = [key for key in keys if key not in follows and key[0] not in _OWN]
+    observations = [key for key in keys if key in follows and key[0] not in RESERVED]
+    outputs = [key for key in keys if key not in follows and key[0] not in RESERVED]
     outputs += [
         key
         for key in keys
-        if key[0] == "next" and key[1:] not in observations and key[1] not in _ENDS
+        if key[0] == "next" and key[1:] not in observations and key[1] not in ENDS
     ]
 
     def field(key: Key, rows: int) -> Field:
@@ -135,9 +134,6 @@ def _layout(batch: TensorDict) -> FrameLayout:
         field(("action",), num_steps),
         hosted=True,
     )
-
-
-_ENDS = ("reward", "done", "terminated", "truncated")
 
 
 def _write(frames: Frames, batch: TensorDict) -> None:

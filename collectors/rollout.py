@@ -269,16 +269,9 @@ class Rollout:
             actions[t] = action if action.shape == shape else action.reshape(shape)
             return actions[t].copy()  # the policy's own memory is no environment's to write into
 
-        def put(key: Key, target: Any, t: int, values: dict[Key, Tensor]) -> None:
-            value = values[key]
-            if type(target) is Tensor:
-                target[t].copy_(value)
-            else:
-                target[t] = value.numpy() if acting.device is None else value.cpu().numpy()
-
         def write(t: int, outputs: dict[Key, Tensor] | None = None) -> np.ndarray[Any, Any]:
             for key, target in carried:  # before the policy can write into it
-                put(key, target, t, self.state)
+                _put(target, t, self.state[key])
             if outputs is None:
                 if self._first is not None and t == 0:
                     outputs, self._first = self._first, None
@@ -286,18 +279,26 @@ class Rollout:
                     outputs = acting(rows[t] if plain else self._inputs(rows[t], t))
             for key, target in targets:
                 if key in outputs:
-                    put(key, target, t, outputs)
+                    _put(target, t, outputs[key])
             for key in state_keys:
                 self.state[key] = outputs[(NEXT, *key)]
-            given = outputs[ACTION]
-            return act(t, given.numpy() if acting.device is None else given.cpu().numpy())
+            return act(t, _array(outputs[ACTION]))
 
-        out_keys = acting.out_keys
         tensors = any(type(target) is Tensor for _, target in targets)
-        if not plain or tensors or out_keys is None or len(set(out_keys)) != len(out_keys):
-            return write
+        return self._tuple_writer(rows, targets, act, write) if plain and not tensors else write
 
-        # The same without a dictionary, for a policy that puts out a tuple of what it named.
+    def _tuple_writer(
+        self,
+        rows: Sequence[tuple[Tensor, ...]],
+        targets: Sequence[tuple[Key, Any]],
+        act: Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]],
+        write: Callable[..., np.ndarray[Any, Any]],
+    ) -> Callable[[int], np.ndarray[Any, Any]]:
+        """The same without a dictionary, for a policy that puts out a tuple of what it named."""
+        assert self.acting is not None
+        acting, out_keys = self.acting, self.acting.out_keys
+        if out_keys is None or len(set(out_keys)) != len(out_keys):
+            return write
         count, call = len(out_keys), acting.call
         places = [(out_keys.index(key), target) for key, target in targets]
         acts = out_keys.index(ACTION)
@@ -384,6 +385,19 @@ def _check_unchanged(observations: Sequence[Tensor]) -> None:
             "the policy wrote into an observation that it was given, which the batch would then "
             "hold: have it work on a copy"
         )
+
+
+def _array(value: Tensor) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = value.numpy() if value.is_cpu else value.cpu().numpy()
+    return array
+
+
+def _put(target: Any, t: int, value: Tensor) -> None:
+    """Write a row of a block's field: an array, or a tensor of a type that numpy does not know."""
+    if type(target) is Tensor:
+        target[t].copy_(value)
+    else:
+        target[t] = _array(value)
 
 
 def _numpy_knows(tensor: Tensor) -> bool:

@@ -40,7 +40,7 @@ def key_of(name: str) -> Key:
 def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
     """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
     leaves = list(_leaves(space, (), ()))
-    taken = {leaf.key[0] for leaf in leaves} & _RESERVED
+    taken = {leaf.key[0] for leaf in leaves} & RESERVED
     if taken:
         raise ValueError(
             f"observation key {sorted(taken)[0]!r} is one that batches use themselves; rename it"
@@ -78,15 +78,15 @@ def _leaves(space: spaces.Space[Any], key: Key, path: tuple[Any, ...]) -> list[L
 
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-_RESERVED = {"action", "next", "collector", "policy_version", "is_init"}
-_ENDS = {"reward", "done", "terminated", "truncated"}
+RESERVED = {"action", "next", "collector", "policy_version", "is_init"}
+ENDS = {"reward", "done", "terminated", "truncated"}
 
 
 def is_reserved(key: Key, observations: list[Key]) -> bool:
     """Whether an output of the policy beside the action may not have this name."""
     if key[0] == "next":
-        return len(key) == 1 or key[1] in _ENDS or key[1:] in observations
-    return key in observations or (key[0] in _RESERVED and key != ("action",))
+        return len(key) == 1 or key[1] in ENDS or key[1:] in observations
+    return key in observations or (key[0] in RESERVED and key != ("action",))
 
 
 def sample(space: spaces.Space[Any], leaf: Leaf, rng: np.random.Generator, n: int) -> np.ndarray:

@@ -93,8 +93,9 @@ class RPCEngine(Engine):
     def _meet(self, missing: list[int], given_up: threading.Event) -> None:
         deadline = time.monotonic() + self.timeout
         while missing and not given_up.wait(_LOOK_S):
-            with contextlib.suppress(RuntimeError):  # which is told below
-                strike_out(self._dead)  # as long as somebody may be joining
+            if self._dead:
+                with contextlib.suppress(RuntimeError):  # `_forget` has noted why
+                    strike_out(self._dead)  # as long as somebody may be joining
             for peer in list(missing):
                 name = newest_of(peer)
                 is_new = name is not None and name != self._names.get(peer)

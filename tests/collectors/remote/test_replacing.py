@@ -25,18 +25,23 @@ def alone(**options):
     return make("distributed", Troubled, Plain(), on_worker_failure="restart", **options)
 
 
+def lose_all_and_go_on(collector):
+    """Kill both hosts, and see that each is replaced once."""
+    dead = host_pids(collector)
+    for pid in dead:
+        os.kill(pid, signal.SIGKILL)
+    gather(collector, 3)
+    assert not {*dead} & {*host_pids(collector)}
+    stats = collector.stats()
+    assert [host["restarts"] for host in stats["workers"]] == [1, 1]
+    assert all_accounted_for(stats)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_hosts_that_are_killed_together_are_all_replaced(kind):
     with troubled(kind, on_worker_failure="restart", max_restarts=2) as collector:
         gather(collector, 2)
-        dead = host_pids(collector)
-        for pid in dead:
-            os.kill(pid, signal.SIGKILL)
-        gather(collector, 3)
-        assert not {*dead} & {*host_pids(collector)}
-        stats = collector.stats()
-        assert [host["restarts"] for host in stats["workers"]] == [1, 1]
-        assert all_accounted_for(stats)
+        lose_all_and_go_on(collector)
 
 
 def test_a_host_joins_though_another_that_is_dead_still_counts_as_a_member():
@@ -55,14 +60,7 @@ def test_a_host_joins_though_another_that_is_dead_still_counts_as_a_member():
             admit(*who)
 
         engine._forget, engine.admit = forget_later, admit_and_say_so
-        dead = host_pids(collector)
-        for pid in dead:
-            os.kill(pid, signal.SIGKILL)
-        gather(collector, 3)
-        assert not {*dead} & {*host_pids(collector)}
-        stats = collector.stats()
-        assert [host["restarts"] for host in stats["workers"]] == [1, 1]
-        assert all_accounted_for(stats)
+        lose_all_and_go_on(collector)
 
 
 def test_a_replacement_that_is_interrupted_is_begun_anew():
