@@ -6,8 +6,7 @@
     call(i, f, x)     --  task  ------->      a thread runs f(x)
     parcel(block)     --  one copy into the object store of this node
     post(i, f, parcel) -- a reference -->     f(block): its node fetched the block once, and all
-                                              actors of the node see the same memory (to read:
-                                              nothing protects it)
+                                              actors of the node see the same memory, to read
 
 A small block goes along with each task, which takes about half as long: no store is asked.
 
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 from sync.remote.engine import Engine, PeerDied
+from sync.remote.read_only import read_only
 from sync.remote.wire import Outcome, Post
 
 # How much of a version goes with one task, and with those of all peers together, past the store:
@@ -139,7 +139,9 @@ def _as_tensor(*parcel: Any) -> Tensor:
     if isinstance(parcel[0], bytes):
         array = np.frombuffer(b"".join(parcel), np.uint8)
     else:
-        (array,) = parcel
+        (stored,) = parcel  # memory that all actors of a node can write
+        seen = read_only(stored)
+        array = stored.copy() if seen is None else seen
     with warnings.catch_warnings():  # torch knows no read-only tensors, and warns of them
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

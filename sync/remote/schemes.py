@@ -137,22 +137,11 @@ class RayWeightSyncScheme(RemoteWeightSyncScheme):
     """Over Ray: a version is put into the object store once, and fetched once by each node.
 
     One of 384 KiB or less goes along with the call to each worker, past the store, unless there are
-    many workers. With `zero_copy`, workers point at the object store's memory: nothing protects it,
-    and one that writes to a parameter changes it for all workers of its node. So, unless told, they
-    copy.
+    many workers. In the zero-copy form workers point at the object store's memory, which they see
+    read-only: writing to a parameter ends the worker's process.
     """
 
     _transport = RayTransport
-
-    def __init__(
-        self,
-        strategy: str | WeightStrategy = "tensordict",
-        sync: bool = True,
-        *,
-        zero_copy: bool | None = False,
-        **options: Any,
-    ):
-        super().__init__(strategy, sync, zero_copy=zero_copy, **options)
 
 
 class RPCWeightSyncScheme(RemoteWeightSyncScheme):
