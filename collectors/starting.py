@@ -38,12 +38,26 @@ def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Have a process that starts now block SIGINT until it has decided what that means."""
+    """Have a process that starts now block SIGINT until it has decided what that means.
+
+    One that comes meanwhile is raised afterwards: a start that it cuts short leaves half a process.
+    """
+    came: list[int] = []
+    own = signal.getsignal(signal.SIGINT)
+    # Blocking is for this thread, and the signal may reach another; what Python makes of it is the
+    # main thread's.
+    defers = own is not None and threading.current_thread() is threading.main_thread()
+    if defers:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+        if defers:
+            signal.signal(signal.SIGINT, own)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 # -- in the process that was started

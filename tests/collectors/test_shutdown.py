@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from collectors.starting import interrupts_held
 from sync.memory import PIDFDS
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, pids, told, wait_until
 
@@ -237,6 +238,22 @@ def test_an_interrupt_at_any_moment_ends_all_in_silence(tmp_path, kind, method):
             assert (process.returncode, errors) == (130, "")
             assert said.endswith("interrupted\n")
             wait_until(lambda p=process: not of_session(p.pid))
+
+
+def test_an_interrupt_that_another_thread_takes_waits_until_a_process_has_started():
+    other, started = threading.Thread(target=time.sleep, args=(1.0,)), []
+    other.start()
+
+    def start():
+        with interrupts_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            other.join()
+            started.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert started
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def make(kind: str, **options: Any) -> Any:
