@@ -297,8 +297,7 @@ class BaseCollector(ABC):
         """Collect in the background into the replay buffer, until `shutdown` or `total_frames`."""
         if self.options.replay_buffer is None:
             raise RuntimeError("start() collects into a replay buffer: give replay_buffer=...")
-        if self._shut:
-            raise RuntimeError("the collector was shut down")
+        self._raise_if_shut()
         if self._thread is not None:
             raise RuntimeError("the collector is running already")
         self._stopping = False
@@ -330,6 +329,7 @@ class BaseCollector(ABC):
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """`with collector.pause():` no environment is stepped."""
+        self._raise_if_shut()
         with self._turn:
             self._pauses += 1
             try:
@@ -347,6 +347,9 @@ class BaseCollector(ABC):
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+        self._raise_if_shut()
+
+    def _raise_if_shut(self) -> None:
         if self._shut:
             raise RuntimeError("the collector was shut down")
 
@@ -354,6 +357,7 @@ class BaseCollector(ABC):
 
     def stats(self) -> dict[str, Any]:
         """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
+        self._raise_if_shut()
         counters = self._counters()
         gathered = self._whole.frames  # for a batch of whole trajectories, which is not out yet
         counters["delivered"] -= gathered

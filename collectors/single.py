@@ -195,6 +195,7 @@ class Collector(BaseCollector):
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments and policy, start new episodes; the seed to use for what follows."""
+        self._raise_if_shut()
         self.seed = check_seed(seed)
         with self._turn:
             outside = Streams()
@@ -220,11 +221,13 @@ class Collector(BaseCollector):
 
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some: numbers, or a mask."""
+        self._raise_if_shut()
         which = None if reset_idx is None else as_mask(reset_idx, self.num_envs)
         with self._turn:
             self._rollout.restart(which)
 
     def _call(self, method: str, *args: Any) -> list[Any]:
+        self._raise_if_shut()
         assert self.environments is not None
         assert method == "getattr_env"
         with self._turn:

@@ -78,6 +78,24 @@ def test_all_is_answered_in_the_middle_of_iteration(kind):
             collector.getattr_rb("written")
 
 
+@pytest.mark.parametrize("kind", ["single", "sync"])
+def test_a_collector_that_was_shut_down_says_so(kind):
+    with make(kind) as collector:
+        collector.next()
+    for call in (
+        collector.next,
+        collector.stats,
+        collector.state_dict,
+        collector.reset,
+        collector.update_policy_weights_,
+        lambda: collector.set_seed(1),
+        lambda: collector.getattr_env("worker"),
+        lambda: collector.pause().__enter__(),
+    ):
+        with pytest.raises(RuntimeError, match="the collector was shut down"):
+            call()
+
+
 def test_a_replay_buffer_is_asked_through_its_collector():
     with make("single", replay_buffer=ReplayBuffer(100)) as collector:
         assert collector.next() is None
