@@ -117,8 +117,9 @@ class BaseCollector(ABC):
         """Where each worker is."""
 
     @abstractmethod
-    def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
-        """Bring each worker there; whether that worked to the bit."""
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
+        """Bring each worker there, where versions are counted from `base` on; whether that worked
+        to the bit."""
 
     @abstractmethod
     def _trajectory_states(self) -> list[dict[str, Any]]:
@@ -423,13 +424,15 @@ class BaseCollector(ABC):
                     f"the saved collector has {name}={state[name]!r}, this one {mine!r}"
                 )
         with self._turn:
+            ahead = int(state["policy_version"]) - self.publisher.version
+            base = self.publisher.base + ahead
+            exact = self._load_worker_states(list(state["workers"]), base)  # which may refuse them
             self.seed = int(state["seed"])
             self.frames = int(state["frames"])
-            self.publisher.base += int(state["policy_version"]) - self.publisher.version
+            self.publisher.base = base
             self._note_above(self.publisher.version)
             if self.tracked is not None:
                 self.tracked.number = self._version
-            exact = self._load_worker_states(list(state["workers"]))
             self._whole.load_state_dict(state["whole"])
         return all(exact)
 

@@ -100,8 +100,8 @@ class Hosted:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
-        self.stamps.load_state_dict(state["stamps"])
         exact: bool = self.collector.load_state_dict(state["collector"])
+        self.stamps.load_state_dict(state["stamps"])
         self._first = None
         if not goes_on:
             self.collector.reset()

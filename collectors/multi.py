@@ -209,9 +209,8 @@ class _Workers(BaseCollector):
     def _worker_states(self) -> list[dict[str, Any]]:
         return self._call("state_dict")
 
-    def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         assert self.crew is not None
-        base = self.publisher.base
         # On their own, workers are ahead of what was delivered: what lay between is gone, and so is
         # what they made here before.
         goes_on = self.shares_batch
@@ -219,9 +218,9 @@ class _Workers(BaseCollector):
         for member, state, (same, last) in zip(self.crew.members, states, found, strict=True):
             member.outdated = last
             member.trajectories.load_state_dict(state["trajectories"], under_way=same)
-            member.seed = self.seed
             job = self.crew.jobs[member.worker]
             job.seeds = Seeds(**state["seeds"])
+            member.seed = job.seeds.seed
             job.options["random_frames"] = member.made + state.get("random_frames", 0)
         return [same for same, _ in found]
 

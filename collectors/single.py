@@ -207,13 +207,13 @@ class Collector(BaseCollector):
     def _worker_states(self) -> list[dict[str, Any]]:
         return [{**self._rollout.state_dict(), "streams": self._streams.state_dict()}]
 
-    def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         (state,) = states
         exact = self._rollout.load_state_dict(state)
         self._streams.load_state_dict(state["streams"])
         self._trajectories.load_state_dict(state["trajectories"], under_way=exact)
         if isinstance(self._intake, SchemeIntake):
-            self._intake.rebase(self.publisher.base)
+            self._intake.rebase(base)
         return [exact]
 
     def _trajectory_states(self) -> list[dict[str, Any]]:

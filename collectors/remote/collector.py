@@ -371,13 +371,8 @@ class RemoteCollector(BaseCollector):
     def _trajectory_states(self) -> list[dict[str, Any]]:
         return [seat.trajectories.state_dict() for seat in self.hosts]
 
-    def _load_worker_states(self, states: list[dict[str, Any]]) -> list[bool]:
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         assert self.seats is not None
-        if len(states) != len(self.hosts):
-            raise ValueError(
-                f"the saved collector has {len(states)} hosts, this one {len(self.hosts)}"
-            )
-        base = self.publisher.base
         # On their own, hosts are ahead of what was delivered: what lay between is gone, and so is
         # what they made here before.
         of = {seat.host: state for seat, state in zip(self.hosts, states, strict=True)}
@@ -386,9 +381,9 @@ class RemoteCollector(BaseCollector):
             self.seats.drop_before(seat, first)
             seat.trajectories.load_state_dict(of[seat.host]["trajectories"], under_way=same)
             seat.numbered = seat.life
-            seat.seed = self.seed
             job = self.seats.jobs[seat.host]
             job.seeds, job.version_base = Seeds(**of[seat.host]["seeds"]), base
+            seat.seed = job.seeds.seed
         return [same for same, _ in found]
 
     def _counters(self) -> dict[str, Any]:

@@ -210,8 +210,8 @@ class Host:
     ) -> tuple[bool, int]:
         """Go on from there; whether to the bit, and which batch will be the first after it."""
         with self._making:
-            self.job.version_base, self.job.seeds = base, Seeds(**state["seeds"])
             exact: bool = self.collector.load_state_dict(state["collector"])
+            self.job.version_base, self.job.seeds = base, Seeds(**state["seeds"])
             self.stamps.load_state_dict(state["stamps"])
             if self.intake is not None:
                 self.intake.rebase(base)

@@ -195,6 +195,20 @@ def test_no_batch_of_before_a_state_was_loaded_is_handed_out_after_it():
         assert balance(collector) == 0
 
 
+def test_a_state_that_a_host_refuses_changes_nothing():
+    with here(collector_class=partial(Collector, max_frames_per_traj=5)) as collector:
+        collector.next()
+        state = collector.state_dict()
+        state["workers"][0]["collector"]["kind"] = "MultiSyncCollector"
+        collector.update_policy_weights_()
+        collector.next()
+        before = collector.frames, collector.seed, collector.policy_version
+        with pytest.raises(WorkerError, match="kind='MultiSyncCollector', this one 'Collector'"):
+            collector.load_state_dict(state | {"seed": collector.seed + 1})
+        assert (collector.frames, collector.seed, collector.policy_version) == before
+        assert (collector.next()["policy_version"] == collector.policy_version).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_running_free_fills_a_replay_buffer(kind):
     buffer = ReplayBuffer(10_000)
