@@ -20,12 +20,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def warn_if_exposed(host: str, transport: str) -> None:
-    """One warning if others can reach `host`: whoever can connect can run code there."""
-    if not is_loopback(host):
+def warn_if_exposed(transport: str, *hosts: str) -> None:
+    """One warning if others can reach one of them: whoever can connect can run code there."""
+    exposed = [host for host in dict.fromkeys(hosts) if not is_loopback(host)]
+    if exposed:
         warnings.warn(
-            f"{transport} on {host} has no authentication: whoever can reach it can run code as "
-            "this user; keep it inside a network that you trust",
+            f"{transport} on {' and '.join(exposed)} has no authentication: whoever can reach it "
+            "can run code as this user; keep it inside a network that you trust",
             stacklevel=3,
         )
 

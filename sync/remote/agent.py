@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sync.remote.addresses import interface_of, is_loopback, warn_if_exposed
+from sync.remote.addresses import interface_of, is_loopback
 from sync.remote.store import find_store, open_store
 
 _SCHEME = "lockstep"
@@ -83,7 +83,6 @@ def join(name: str, number: int, host: str, port: int, address: str, timeout: fl
             f"this process is in an RPC group already, as {_agent().get_worker_info().name!r}; "
             "there can be one at a time"
         )
-    warn_if_exposed(address, "torch.distributed.rpc")
     _register()
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"{_SCHEME}://{host}:{port}?timeout={timeout}",

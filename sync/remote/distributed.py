@@ -54,7 +54,7 @@ class DistributedEngine(Engine):
         timeout: float = 60.0,
         silence_s: float = 60.0,
     ):
-        warn_if_exposed(host, "torch.distributed (a TCPStore)")
+        warn_if_exposed("torch.distributed", host, address or host)
         self.num_peers = num_peers
         self.timeout = timeout
         self._silence_s = silence_s
@@ -218,11 +218,11 @@ def serve(
         address on the way to the host.
     timeout: seconds to find the trainer, and to be met by it.
     """
-    warn_if_exposed(host, "torch.distributed (gloo)")
     where = f"the trainer at {host}:{port}"
     begun = time.monotonic()
     store = find_store(host, port, timeout, peer)
     address = address or address_towards(host, port)
+    warn_if_exposed("torch.distributed", address)
     number = store.add(f"peer/{peer}/counted", 1)
     store.set(f"{_came(peer)}/{number}", f"{socket.gethostname()}, {address}, pid {os.getpid()}")
     store.add(_came(peer), 1)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sync.remote.addresses import LOOPBACK, address_towards
+from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
 from sync.remote.agent import MemberLost, drop, join, newest_of, next_number, strike_out, torch_rpc
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
@@ -66,6 +66,7 @@ class RPCEngine(Engine):
         timeout: float = 60.0,
         silence_s: float = 60.0,
     ):
+        warn_if_exposed("torch.distributed.rpc", host, address or host)
         self.num_peers = num_peers
         self.timeout = timeout
         self.host, self.port = host, free_port(host, port)
@@ -256,7 +257,9 @@ def serve(
         address on the way to the host.
     timeout: seconds to find the trainer, and to be met by it.
     """
-    _join(peer, host, port, address or address_towards(host, port), timeout)
+    address = address or address_towards(host, port)
+    warn_if_exposed("torch.distributed.rpc", address)
+    _join(peer, host, port, address, timeout)
     _left.clear()
     why: list[str] = []
 

@@ -114,12 +114,13 @@ def test_an_engine_listens_on_loopback_alone(module):
         engine.close()
 
 
-def test_an_address_that_others_can_reach_is_warned_of(module):
+@pytest.mark.parametrize("name", ["host", "address"])
+def test_an_address_that_others_can_reach_is_warned_of(module, name):
     own = address_towards("192.0.2.7", 9)
     if is_loopback(own):
         pytest.skip("this machine has no address but loopback")
     with pytest.warns(UserWarning, match=rf"{own} has no authentication: whoever can reach it can"):
-        engine = module.make_engine(1, host=own, timeout=0.5)
+        engine = module.make_engine(1, timeout=0.5, **{name: own})
     engine.close()
 
 
