@@ -22,7 +22,7 @@ def check_kinds(options: Any) -> None:
                 if not fits(one):
                     raise TypeError(f"{name}={_shown(one)}: it must be {kind}")
     for name in ("timeout", "start_timeout"):
-        if getattr(options, name) <= 0:
+        if not getattr(options, name) > 0:
             raise ValueError(f"{name}={getattr(options, name)}: seconds, above 0")
     for name in ("device", "policy_device", "storing_device", "env_device"):
         for one in _each(getattr(options, name)):

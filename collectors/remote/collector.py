@@ -55,7 +55,9 @@ class RemoteCollector(BaseCollector):
         self._per_host = remote.num_workers_per_collector
         self.sync = remote.sync
         self._mending = threading.RLock()
-        self.capacity = max(n, remote.max_collectors or n * self._room)
+        self.capacity = remote.max_collectors or n * self._room
+        if self.capacity < n:
+            raise ValueError(f"max_collectors={self.capacity}: there are {n} at first")
         factories = share(create_env_fn, n, self._per_host, "create_env_fn")
         self._env_kwargs = share(
             options.pop("create_env_kwargs", None), n, self._per_host, "create_env_kwargs"

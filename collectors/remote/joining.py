@@ -95,6 +95,8 @@ class JoiningCollector(RemoteCollector):
         address: str | None = None,
         **options: Any,
     ):
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port={port}: expected 0 to 65535")
         self._host, self._port, self._address = host, port, address
         self._ranks: Ranks | None = None
         if check_launcher(launcher) == "env":

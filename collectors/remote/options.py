@@ -47,7 +47,7 @@ class RemoteOptions:
         if self.collector_class is not None and kind not in (SINGLE, SYNC, ASYNC):
             raise ValueError(
                 f"collector_class={_name(self.collector_class)}: a host runs a {SINGLE}, a {SYNC} "
-                f"or an {ASYNC}"
+                f"or a {ASYNC}"
             )
         if kind == SINGLE and self.num_workers_per_collector > 1:
             raise ValueError(

@@ -67,6 +67,7 @@ REFUSED = [
     (("single",), {"start_method": "fork"}, ValueError, "start_method='fork' is for"),
     (MULTI, {"max_restarts": 3}, ValueError, "max_restarts is for on_worker_failure"),
     (EACH, {"timeout": 0}, ValueError, "timeout=0.*above 0"),
+    (EACH, {"timeout": float("nan")}, ValueError, "timeout=nan.*above 0"),
     (EACH, {"timeout": "soon"}, TypeError, "timeout='soon'.*number"),
     (EACH, {"start_timeout": -1}, ValueError, "start_timeout=-1.*above 0"),
     (("single",), {"start_timeout": 9.0}, ValueError, "start_timeout=9.0 is.*starts no processes"),
