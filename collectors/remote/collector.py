@@ -7,7 +7,7 @@ import functools
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -305,7 +305,9 @@ class RemoteCollector(BaseCollector):
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         lives = self._lives()
-        everybody = list(lives) if self.capacity > len(lives) else None
+        everybody = None
+        if self.capacity > len(lives):  # schemes count all places, also those where nobody is
+            everybody, worker_ids = list(lives), _among(lives, worker_ids)
         try:
             self.publisher.publish(by_model, worker_ids, everybody=everybody)
         except WorkerError as error:  # a successor takes the newest weights when it is opened
@@ -417,6 +419,18 @@ _REFUSED = {
     "cat_results": "cat_results={value!r} is not for {kind}, whose batches lie one below the other",
     "preemptive_threshold": "preemptive_threshold={value}: {kind} cannot cut what others collect",
 }
+
+
+def _among(there: Collection[int], worker_ids: Any) -> list[int] | None:
+    """Who is named, if all of them are there."""
+    if worker_ids is None:
+        return None
+    chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+    for one in chosen:
+        if one not in there:
+            known = ", ".join(map(str, there))
+            raise ValueError(f"worker_ids: no collector {one!r}, there are {known}")
+    return chosen
 
 
 def _only(chosen: list[int], seat: Seat) -> tuple[list[int]]:
