@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, ClassVar
 
 from collectors.remote.collector import RemoteCollector
@@ -22,6 +22,8 @@ from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authenticat
 
 MAX_CONCURRENCY = 16  # calls that an actor serves at a time: batches, weights, questions
 TRY_S = 45.0  # how long Ray may try once to reach a cluster
+_WHOLE_S = 30.0
+_NO_SIGTERM = "SIGTERM handler is not set"
 _TRIES = "RAY_gcs_server_port_wait_time_s"  # so many tries, whatever its name says
 _COMING_AND_GOING = threading.Lock()
 _REFUSED = ("max_concurrency", "max_restarts", "name", "lifetime")
@@ -55,7 +57,8 @@ class RayFleet(Fleet):
     """Actors. The last that is in a cluster which one of them started, or joined, leaves it."""
 
     as_array = True
-    _in_ours: ClassVar[set[RayFleet]] = set()  # the fleets of the cluster that one of them began
+    _membership: ClassVar[Membership]  # of this process, if a fleet of it began one
+    _in_ours: ClassVar[set[RayFleet]] = set()  # the fleets that came since
 
     def __init__(
         self,
@@ -71,7 +74,9 @@ class RayFleet(Fleet):
         self._actors: dict[int, Any] = {}
         self._closed = False
         with _COMING_AND_GOING:
-            if _begin(self._configs, capacity, address, init_config, timeout):
+            begun = _begin(self._configs, capacity, address, init_config, timeout)
+            if begun is not None:
+                RayFleet._membership = begun
                 self._in_ours.clear()
                 self._in_ours.add(self)
             elif self._in_ours:
@@ -96,19 +101,20 @@ class RayFleet(Fleet):
         """Wait until the cluster has found a place for these."""
         import ray
 
-        ready = {self._actors[host].__ray_ready__.remote(): host for host in hosts}
-        done, missing = ray.wait(list(ready), num_returns=len(ready), timeout=self._timeout)
-        if missing:
-            names = ", ".join(str(ready[ref]) for ref in missing)
-            asked = self._configs[ready[missing[0]] % len(self._configs)]
+        # Not `ray.wait`, which makes an error of its own of an interrupt.
+        ready = {host: self._actors[host].__ray_ready__.remote().future() for host in hosts}
+        wait(ready.values(), self._timeout)
+        if missing := [host for host, answer in ready.items() if not answer.done()]:
+            names = ", ".join(map(str, missing))
+            asked = self._configs[missing[0] % len(self._configs)]
             raise TimeoutError(
                 f"Ray found no place for collector {names} within start_timeout="
                 f"{self._timeout:g} s; of the cluster's {_shown(ray.cluster_resources())} "
                 f"there are {_shown(ray.available_resources())} free, and each asks for "
                 f"{asked or '1 CPU'}"
             )
-        for ref in done:
-            ray.get(ref)
+        for answer in ready.values():
+            answer.result()
 
     def replace(self, host: int) -> None:
         self.remove(host)
@@ -144,8 +150,6 @@ class RayFleet(Fleet):
             self._engine.replace(host, None)
 
     def close(self, timeout: float) -> None:
-        import ray
-
         if self._closed:
             return
         self._closed = True
@@ -157,7 +161,7 @@ class RayFleet(Fleet):
             if self in self._in_ours:
                 self._in_ours.remove(self)
                 if not self._in_ours:
-                    ray.shutdown()
+                    self._membership.end()
 
 
 def _begin(
@@ -166,8 +170,8 @@ def _begin(
     address: str | None,
     init_config: Mapping[str, Any],
     timeout: float,
-) -> bool:
-    """Be connected with a cluster; whether this process was not before."""
+) -> Membership | None:
+    """Be connected with a cluster; the membership, if this process had none before."""
     use_token_authentication()
     import ray
 
@@ -175,7 +179,7 @@ def _begin(
         if address is not None or init_config:
             given = f"address={address!r}" if address is not None else "ray_init_config"
             raise ValueError(f"{given}: this process is connected with a Ray cluster already")
-        return False
+        return None
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is not None:
         options["address"] = address
@@ -187,18 +191,73 @@ def _begin(
             "num_cpus": max(os.cpu_count() or 1, int(wanted + 0.999)),
             "include_dashboard": False,
         }
-    before = signal.getsignal(signal.SIGTERM)
     try:
         with _bounded_search(address, timeout):
-            ray.init(**{**options, **init_config})
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray takes it, to leave by SystemExit
+            member = Membership({**options, **init_config})
+            member.begin(_WHOLE_S if address is None else 0.0)
     except OSError as error:
         if address is None:
             raise
         why = str(error.__cause__ or error).strip().splitlines()[-1]
         raise ConnectionError(f"no Ray cluster lets us in at address={address!r}: {why}") from None
-    return True
+    return member
+
+
+class Membership(threading.Thread):
+    """This process's time in a cluster, from `ray.init` to `ray.shutdown`, in a thread of its own.
+
+    What Ray starts ends with the thread that started it, so this one stays. And it is not the main
+    one, in which Ray takes SIGTERM and an interrupt leaves half a cluster.
+    """
+
+    def __init__(self, options: Mapping[str, Any]):
+        super().__init__(name="lockstep-ray", daemon=True)
+        self._options = options
+        self._began: Future[None] = Future()
+        self._over = threading.Event()
+
+    def begin(self, whole_s: float) -> None:
+        """Be in the cluster. An interrupt waits so long until what was begun can be ended."""
+        self.start()
+        try:
+            wait([self._began])
+        except BaseException:
+            self.end(whole_s)
+            raise
+        self._began.result()
+
+    def end(self, timeout: float | None = None) -> None:
+        """Leave it; one that was started with this membership ends."""
+        self._over.set()
+        self.join(timeout)
+
+    def run(self) -> None:
+        import ray
+
+        try:
+            with _without(_NO_SIGTERM):
+                ray.init(**self._options)
+        except BaseException as error:  # noqa: BLE001 - raised by `begin`
+            self._began.set_exception(error)
+            return
+        self._began.set_result(None)
+        self._over.wait()
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _without(message: str) -> Iterator[None]:
+    """Keep one of Ray's warnings from the terminal."""
+    logger = logging.getLogger("ray._private.worker")
+
+    def others(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(message)
+
+    logger.addFilter(others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(others)
 
 
 @contextlib.contextmanager
@@ -285,18 +344,26 @@ class RayCollector(RemoteCollector):
         """Start one more, which is told what the first one was; its number."""
         assert self.seats is not None
         assert isinstance(self.fleet, RayFleet)
-        self._raise_error()
+        with self._turn, self._mending:
+            self._raise_error()
+            free = self._free_place()
+            self.fleet.add(free)
+            try:
+                self.seats.open([self._newcomer(free)])
+            except BaseException:
+                self.fleet.remove(free)
+                raise
+            self.num_workers = len(self.hosts)
+            self._publish(dict.fromkeys(self.publisher.schemes), [free])
+        return free
+
+    def _free_place(self) -> int:
         taken = {seat.host for seat in self.hosts}
         free = [host for host in range(self.capacity) if host not in taken]
         if not free:
             raise RuntimeError(
                 f"all {self.capacity} places are taken: give max_collectors more, or remove one"
             )
-        with self._turn, self._mending:
-            self.fleet.add(free[0])
-            self.seats.open([self._newcomer(free[0])])
-            self._publish(dict.fromkeys(self.publisher.schemes), [free[0]])
-            self.num_workers = len(self.hosts)
         return free[0]
 
     def _newcomer(self, host: int) -> HostJob:
@@ -312,13 +379,13 @@ class RayCollector(RemoteCollector):
         """Let one go; what it had made and not handed over is counted as dropped."""
         assert self.seats is not None
         assert isinstance(self.fleet, RayFleet)
-        self._raise_error()
-        found = [seat for seat in self.hosts if seat.host == collector]
-        if not found or len(self.hosts) == 1:
-            known = ", ".join(str(seat.host) for seat in self.hosts)
-            why = "it is the last one" if found else f"there are {known}"
-            raise ValueError(f"collector {collector} cannot be removed: {why}")
         with self._turn, self._mending:
+            self._raise_error()
+            found = [seat for seat in self.hosts if seat.host == collector]
+            if not found or len(self.hosts) == 1:
+                known = ", ".join(str(seat.host) for seat in self.hosts)
+                why = "it is the last one" if found else f"there are {known}"
+                raise ValueError(f"collector {collector} cannot be removed: {why}")
             self.seats.remove(found[0])
             self.fleet.remove(collector)
             self.num_workers = len(self.hosts)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from sync import RayRemoteWeightUpdater, RayWeightSyncScheme
+from sync import RayRemoteWeightUpdater, RayWeightSyncScheme, WorkerRaised
 from tests.collectors.remote.support import EACH, make, needs_ray
 from tests.collectors.support import all_accounted_for, same_bits
 from tests.collectors.troubled import Plain, Troubled, hold
@@ -151,6 +152,40 @@ def test_ray_collectors_are_added_and_removed_while_they_run(actors):
     with pytest.raises(ValueError, match="collector 7 cannot be removed: there are 1, 2"):
         collector.remove_collector(7)
     assert collector.add_collector() == 0
+    with pytest.raises(ValueError, match="worker_ids: no collector 3, there are 0, 1, 2"):
+        collector.update_policy_weights_(worker_ids=[1, 3])
+
+
+def broken():
+    raise ValueError("no such environment")
+
+
+@needs_ray
+def test_a_ray_collector_that_fails_to_be_added_leaves_nothing(actors, monkeypatch):
+    collector, _ = actors
+    before = dict(collector.fleet._actors)
+    monkeypatch.setattr(collector, "create_env_fn", broken)
+    with pytest.raises(WorkerRaised, match="no such environment"):
+        collector.add_collector()
+    assert collector.fleet._actors == before
+
+
+@needs_ray
+def test_two_threads_never_take_or_leave_one_place(actors):
+    collector, _ = actors
+
+    def at_once(what, *args):
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(what, *args) for _ in range(2)]
+        (error,) = [str(each.exception()) for each in futures if each.exception() is not None]
+        (found,) = [each.result() for each in futures if each.exception() is None]
+        return found, error
+
+    number, error = at_once(collector.add_collector)
+    assert error.startswith("all 4 places are taken")
+    assert len(collector.next()["collector", "worker"].unique()) == 4
+    _, error = at_once(collector.remove_collector, number)
+    assert error.startswith(f"collector {number} cannot be removed")
 
 
 @needs_ray
@@ -258,6 +293,56 @@ def test_ray_collectors_join_a_cluster_that_runs_and_the_last_leaves_it_running(
     assert len(said) == 2
     assert all("is connected with no Ray cluster any more" in line for line in said)
     assert actors[0].next().numel()
+
+
+STARTS = """
+import os, signal, threading, time
+import psutil, ray
+from tests.collectors.remote.support import make
+from tests.promises.collector_probe import VersionPolicy, make_cartpole
+
+class Stop(BaseException):
+    pass
+
+def stop(*_):
+    raise Stop
+
+def begin():
+    made.append(make("ray", make_cartpole, VersionPolicy(), num_collectors=1, frames_per_batch=20))
+
+signal.signal(signal.SIGTERM, stop)
+init, made = ray.init, []
+
+def init_and_be_interrupted(**options):
+    ray.init = init
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    init(**options)
+
+ray.init = init_and_be_interrupted
+try:
+    begin()
+except Stop:
+    print("stopped")
+_, left = psutil.wait_procs(psutil.Process().children(recursive=True), 10.0)
+print([process.cmdline() for process in left], ray.is_initialized())
+
+thread = threading.Thread(target=begin)
+thread.start()
+thread.join()
+with made[0] as collector:
+    for _ in range(20):
+        collector.next()
+        time.sleep(0.05)
+print(ray.is_initialized())
+"""
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_ray_cluster_ends_with_an_interrupted_start_and_outlives_the_thread_that_began_it():
+    status, out, err = ended(start(STARTS, PYTHONUNBUFFERED="1"))
+    assert status == 0, err
+    assert out.splitlines() == ["stopped", "[] False", "False"]
 
 
 STRANGER = """
