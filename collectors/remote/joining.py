@@ -63,9 +63,18 @@ class JoiningFleet(Fleet):
                 "whoever started the ranks must start another; torchrun does, with --max-restarts, "
                 "the whole run anew"
             )
-        self._processes.end(host)
+        self._end(host)
         self._start(host)
-        self._processes.await_meeting([host], functools.partial(self._engine.admit, host))
+        try:
+            self._processes.await_meeting([host], functools.partial(self._engine.admit, host))
+        except BaseException:
+            self._end(host)  # before another has to wait for its turn to join
+            raise
+
+    def _end(self, host: int) -> None:
+        assert self._processes is not None
+        self._processes.end(host)
+        self._engine.release(host)
 
     def close(self, timeout: float) -> None:
         try:

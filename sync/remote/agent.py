@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from functools import cache
@@ -21,6 +22,8 @@ _ONE_MACHINE: dict[str, Any] = {"_transports": ["shm"], "_channels": ["basic"]}
 # Elsewhere TensorPipe chooses among all it knows. Whatever their addresses, two processes of one
 # machine then copy from memory to memory; hosts that are namespaces of one machine must not.
 BETWEEN_MACHINES: dict[str, Any] = {}
+_GROUP = "rpc_prefix_0"  # what torch's keys in the store begin with
+_WHOSE_TURN = "RpcGroupManagementToken"  # where it keeps who is joining: one at a time
 _MEMBERS = "names/_ALL_WORKER_INFOS"  # where torch keeps who is in the group
 
 
@@ -107,7 +110,7 @@ def join(name: str, number: int, host: str, port: int, address: str, timeout: fl
         rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
     except RuntimeError as error:
         if lost:
-            _step_back(name, find_store(host, port, timeout, number - 1))
+            _step_back(name, PrefixStore(_GROUP, find_store(host, port, timeout, number - 1)))
         raise (MemberLost if lost else ConnectionError)(
             f"{name} could not join the group at {host}:{port} within {timeout:g} s: "
             f"{str(error).splitlines()[0]}"
@@ -121,11 +124,18 @@ def join(name: str, number: int, host: str, port: int, address: str, timeout: fl
 
 def _step_back(name: str, store: Any) -> None:
     """Leave nothing of a member that did not get in: not its name, nor its turn to join."""
-    store = PrefixStore("rpc_prefix_0", store)
     strike_out([name], store)
     turn = f"Token_for_{name}_join"
-    store.compare_set("RpcGroupManagementToken", turn, "")
+    store.compare_set(_WHOSE_TURN, turn, "")
     store.set(turn, "Done")  # others wait for this
+
+
+def release_turn(peer: int) -> None:
+    """If it is the turn of this peer to join, whose process has ended, let others have theirs."""
+    store = _agent().store
+    turn = re.fullmatch(rf"Token_for_(peer{peer}_\d+)_join", store.get(_WHOSE_TURN).decode())
+    if turn is not None:
+        _step_back(turn[1], store)
 
 
 @cache
@@ -151,7 +161,7 @@ def next_number(peer: int, host: str, port: int, timeout: float) -> int:
     store = find_store(host, port, timeout, peer)
     limit = timedelta(seconds=timeout)
     try:
-        store.wait([f"rpc_prefix_0/{_MEMBERS}"], limit)  # the trainer has joined
+        store.wait([f"{_GROUP}/{_MEMBERS}"], limit)  # the trainer has joined
     except RuntimeError:
         raise ConnectionError(
             f"peer {peer}: whoever answers at {host}:{port} opened no RPC group within "

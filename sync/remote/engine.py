@@ -66,6 +66,9 @@ class Engine(ABC):
     def gone(self, peer: int) -> str | None:
         """Why the peer can be called no more; None while it can. Costs next to nothing."""
 
+    def release(self, peer: int) -> None:
+        """The peer's process has ended, be it while it joined: have nobody wait for it any more."""
+
     @abstractmethod
     def describe(self, peer: int) -> str:
         """What error messages call the peer: its name and address."""

@@ -30,7 +30,16 @@ import torch
 from torch import Tensor
 
 from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
-from sync.remote.agent import MemberLost, drop, join, newest_of, next_number, strike_out, torch_rpc
+from sync.remote.agent import (
+    MemberLost,
+    drop,
+    join,
+    newest_of,
+    next_number,
+    release_turn,
+    strike_out,
+    torch_rpc,
+)
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.inbox import hang_up
 from sync.remote.store import free_port
@@ -197,6 +206,9 @@ class RPCEngine(Engine):
         if peer not in self._names:
             return "it was never met: call connect()"
         return self._gone.get(peer)
+
+    def release(self, peer: int) -> None:
+        release_turn(peer)
 
     def describe(self, peer: int) -> str:
         return f"peer {peer} ({self._names.get(peer, 'not met')})"

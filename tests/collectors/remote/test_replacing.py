@@ -9,9 +9,11 @@ import threading
 import time
 
 import pytest
+from torch.distributed.rpc import backend_registry
 
 from collectors import ReplayBuffer
 from collectors.remote import host as far
+from sync.remote import rpc
 from tests.collectors.remote.support import KINDS, host_pids, make
 from tests.collectors.remote.test_failures import gather, troubled
 from tests.collectors.remote.test_pulse import here
@@ -94,8 +96,10 @@ def test_a_host_makes_no_batch_before_it_has_taken_weights():
         host.intake = intake
 
 
-def test_a_replacement_that_ends_before_it_is_met_costs_a_restart(tmp_path):
-    with troubled("distributed", on_worker_failure="restart", max_restarts=2) as collector:
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_a_replacement_that_ends_before_it_is_met_costs_a_restart(kind, tmp_path):
+    options = {"on_worker_failure": "restart", "max_restarts": 2, "start_timeout": 30.0}
+    with troubled(kind, **options) as collector:
         gather(collector, 2)
         fleet = collector.fleet
         fleet._serve = functools.partial(_end_at_first, str(tmp_path / "once"), fleet._serve)
@@ -112,7 +116,12 @@ def _end_at_first(path, serve, *args, **options):
     except FileExistsError:
         serve(*args, **options)
     else:
-        os._exit(3)
+        backend_registry._set_devices_and_reverse_device_map = _end  # while it has the turn to join
+        serve(*args, **options) if serve is rpc.serve else _end()
+
+
+def _end(*_):
+    os._exit(3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
