@@ -24,7 +24,7 @@ import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,23 @@ from sync import NoWeightSyncScheme, WeightSyncScheme
 from sync.memory import AnonymousMemory, as_bytes
 
 
+def packed(job: Any) -> bytes:
+    """A job as one cloudpickle; or a `TypeError` that names what of it cannot travel."""
+    try:
+        data: bytes = cloudpickle.dumps(job)
+    except Exception:
+        for name in (one.name for one in fields(job)):
+            try:
+                cloudpickle.dumps(getattr(job, name))
+            except Exception as error:
+                instead = "; policy_factory makes one there" if name == "policy" else ""
+                raise TypeError(
+                    f"{name} cannot travel to another process: {error}{instead}"
+                ) from error
+        raise
+    return data
+
+
 @dataclass
 class Job:
     """What a worker is told to do. It travels as one cloudpickle."""
@@ -68,7 +85,7 @@ class Job:
 
     def pack(self) -> AnonymousMemory:
         """The job in shared memory, so that it is written once however it is read."""
-        data = cloudpickle.dumps(self)
+        data = packed(self)
         memory = AnonymousMemory(len(data) + 8)
         view = as_bytes(memory.map(0, memory.nbytes, writable=True))
         view[:8] = len(data).to_bytes(8, "little")

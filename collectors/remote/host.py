@@ -40,7 +40,7 @@ from collectors.remote.parcel import Parcel, pack
 from collectors.seeds import Seeds
 from collectors.versions import Stamps
 from collectors.weights import POLICY, find_model
-from collectors.worker import PASSED_ON
+from collectors.worker import PASSED_ON, packed
 from sync import SharedMemWeightSyncScheme, WeightSyncScheme
 
 _HOSTS: dict[str, Host] = {}
@@ -81,8 +81,7 @@ class HostJob:
     options: dict[str, Any] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        data: bytes = cloudpickle.dumps(self)
-        return data
+        return packed(self)
 
 
 class Host:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -251,6 +252,14 @@ def test_too_few_or_many_factories_are_refused():
 def test_a_policy_that_cannot_be_called_is_refused():
     with pytest.raises(TypeError, match="policy must be callable, got int"):
         Collector(CodeEnv, 3)
+
+
+@pytest.mark.parametrize("name", ["create_env_fn", "policy"])
+def test_what_cannot_travel_is_named(name):
+    lock = threading.Lock()
+    given = {"create_env_fn": CodeEnv, "policy": CodePolicy(), name: lambda *_: lock}
+    with pytest.raises(TypeError, match=f"^{name} cannot travel to another process: cannot pickle"):
+        MultiSyncCollector(**given, num_workers=1)
 
 
 def test_frames_that_environments_cannot_share_are_refused():
