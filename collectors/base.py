@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -45,7 +45,7 @@ class BaseCollector(ABC):
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._shut = True  # until there is something to shut down
         self._pid = os.getpid()
-        self.options = Options.of(self.kind, options)
+        self.options = Options.of(self.kind, options, self._further_arguments())
         check_factory(create_env_fn)
         self.num_workers = count_workers(create_env_fn, self.options.num_workers)
         if policy is not None and not callable(policy):
@@ -93,6 +93,10 @@ class BaseCollector(ABC):
         for model_id in options.weight_sync_schemes or {}:
             find_model(source, model_id)
         return source
+
+    def _further_arguments(self) -> Iterable[str]:
+        """What it can be told besides `options.py`."""
+        return ()
 
     # -- what a kind of collector defines
 

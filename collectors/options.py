@@ -76,12 +76,15 @@ class Options:
     start_method: str | None = None
 
     @classmethod
-    def of(cls, kind: str, arguments: Mapping[str, Any]) -> Options:
-        """The options of a collector of this kind, or an error that says what is wrong."""
+    def of(cls, kind: str, arguments: Mapping[str, Any], further: Iterable[str] = ()) -> Options:
+        """The options of a collector of this kind, or an error that says what is wrong.
+
+        further: arguments that it has besides.
+        """
         known = cls.__dataclass_fields__
         for name in arguments:
             if name not in known:
-                near = get_close_matches(name, known, 1)
+                near = get_close_matches(name, [*known, *further], 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{kind}() has no argument {name!r}{hint}")
         options = cls(**arguments)

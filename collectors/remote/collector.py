@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,10 @@ class RemoteCollector(BaseCollector):
         if options.get("copy") is False:
             raise ValueError("copy=False hands out views of memory that other machines do not have")
         super().__init__(factories, policy, num_workers=n, **options)
+
+    def _further_arguments(self) -> Iterable[str]:
+        own = inspect.signature(type(self).__init__).parameters
+        return [*RemoteOptions.__dataclass_fields__, *own]
 
     @staticmethod
     def _count(create_env_fn: Any, num_workers: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import pytest
@@ -43,6 +44,8 @@ from tests.promises.collector_probe import VersionPolicy, make_cartpole
         ({"cat_results": "stack"}, ValueError, "cat_results='stack' is not for RPCCollector"),
         ({"copy": False}, ValueError, "memory that other machines do not have"),
         ({"frames_per_bach": 3}, TypeError, "did you mean 'frames_per_batch'"),
+        ({"num_colectors": 3}, TypeError, "did you mean 'num_collectors'"),
+        ({"luncher": "env"}, TypeError, "did you mean 'launcher'"),
         ({"num_collectors": 2, "frames_per_batch": 33}, ValueError, "for instance 32 or 34"),
         ({"num_collectors": 2, "policy_device": ["cpu"]}, ValueError, "1 entries for 2 collectors"),
         ({"policy_device": "gpu"}, ValueError, "no device of torch"),
@@ -79,6 +82,11 @@ def test_whether_a_host_can_have_graphs_of_its_policy_only_it_can_tell():
     device = {"policy_device": "cuda:63", "cudagraph_policy": True}
     with pytest.raises(WorkerError, match="cuda:63"):
         make("distributed", CodeEnv, VersionPolicy(), num_collectors=1, **device)
+
+
+def test_what_cannot_travel_to_a_host_is_named():
+    with pytest.raises(TypeError, match=r"^create_env_kwargs cannot travel to another process"):
+        here(create_env_kwargs={"lock": threading.Lock()})
 
 
 def test_a_hosts_collector_has_options_of_its_own():
