@@ -52,23 +52,29 @@ class Binding:
         self._raw: list[Bytes] | None = _UNKNOWN
         self._places = [_place(slot) for slot in self._slots]
         self._flat = flat
+        self._sizes = list(map(len, flat.keys))
         self._weights: Any = None
         devices = {leaf.device for leaf in self._leaves}
         self.device = devices.pop() if len(devices) == 1 else torch.device("cpu")
         self._staging: tuple[Tensor, list[Tensor]] | None = None
 
     def leaves(self) -> list[Tensor]:
-        """The model's tensors in layout order, found again if the model replaced any."""
+        """The model's tensors in layout order, found again if the model replaced or added any."""
+        if self._has_changed():
+            self._index(self._strategy.flatten(self.target))
+        return self._leaves
+
+    def _has_changed(self) -> bool:
+        if list(map(len, self._flat.keys)) != self._sizes:
+            return True
         for owner, key, child in self._flat.children:
             if owner.get(key) is not child:
-                self._index(self._strategy.flatten(self.target))
-                return self._leaves
-        for owner, key, tensor, pointer, stride in self._places:
+                return True
+        for owner, key, tensor, pointer, shape, stride in self._places:
             moved = tensor.data_ptr() != pointer or tensor.stride() != stride
-            if moved or owner.get(key) is not tensor:
-                self._index(self._strategy.flatten(self.target))
-                break
-        return self._leaves
+            if moved or tensor.shape != shape or owner.get(key) is not tensor:
+                return True
+        return False
 
     def pack(self, snapshot: Snapshot, version: int, *, check_finite: bool) -> None:
         """Write the model into `snapshot` as `version`."""
@@ -205,9 +211,10 @@ class Binding:
         return self._staging
 
 
-def _place(slot: Slot) -> tuple[Any, str, Tensor, int, tuple[int, ...]]:
+def _place(slot: Slot) -> tuple[Any, str, Tensor, int, tuple[int, ...], tuple[int, ...]]:
     """Where the model keeps a tensor, and where that keeps its numbers."""
-    return slot.owner, slot.key, slot.tensor, slot.tensor.data_ptr(), slot.tensor.stride()
+    tensor = slot.tensor
+    return slot.owner, slot.key, tensor, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _apart(module: nn.Module) -> bool:

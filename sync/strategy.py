@@ -6,7 +6,7 @@ form: dotted names, as in a state dict, mapped to tensors; and extra state apart
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -34,12 +34,17 @@ class Slot:
 
 @dataclass
 class Flat:
-    """Weights in the inner form. Tensors are the source's own, not copies."""
+    """Weights in the inner form. Tensors are the source's own, not copies.
+
+    children: who holds what else that has weights, or (None) has a place for some.
+    keys: of everybody who holds something.
+    """
 
     slots: list[Slot] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     extra_owners: dict[str, tuple[Any, str]] = field(default_factory=dict)
     children: list[tuple[Any, str, Any]] = field(default_factory=list)
+    keys: list[Collection[Any]] = field(default_factory=list)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -89,19 +94,24 @@ def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bo
         module = module._orig_mod  # type: ignore[assignment]
     skip = module._non_persistent_buffers_set if persistent_only else ()
     for owner in (module._parameters, module._buffers):
+        flat.keys.append(owner.keys())
         for key, tensor in owner.items():
-            if tensor is not None and key not in skip:
+            if tensor is None:
+                flat.children.append((owner, key, None))
+            elif key not in skip:
                 flat.slots.append(Slot(prefix + key, owner, key, tensor))
     if type(module).get_extra_state is not nn.Module.get_extra_state:
         flat.extra[prefix + EXTRA_STATE] = module.get_extra_state()
         flat.extra_owners[prefix + EXTRA_STATE] = (module, "")
+    flat.keys.append(module._modules.keys())
     for key, child in module._modules.items():
+        flat.children.append((module._modules, key, child))
         if child is not None:
-            flat.children.append((module._modules, key, child))
             _walk_module(child, f"{prefix}{key}.", flat, persistent_only)
 
 
 def _walk_mapping(source: Any, prefix: str, flat: Flat) -> None:
+    flat.keys.append(source.keys())
     for key, value in source.items():
         name = prefix + (key if isinstance(key, str) else ".".join(map(str, _as_tuple(key))))
         if name.split(".")[-1] == EXTRA_STATE:
@@ -110,8 +120,7 @@ def _walk_mapping(source: Any, prefix: str, flat: Flat) -> None:
         elif isinstance(value, Tensor):
             flat.slots.append(Slot(name, source, key, value))
         elif is_tensor_collection(value) or isinstance(value, Mapping):
-            if isinstance(source, dict):
-                flat.children.append((source, key, value))
+            flat.children.append((source, key, value))
             _walk_mapping(value, f"{name}.", flat)
         else:
             raise TypeError(f"weights: {name!r} is a {type(value).__name__}, not a tensor")

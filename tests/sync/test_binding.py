@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -149,26 +151,68 @@ def test_a_receiver_loads_into_what_the_model_uses_now(change, pointing):
     assert bits(model) == bits(source)
 
 
-def test_a_dicts_entry_that_was_replaced_is_found_again():
-    weights = {"a": {"b": torch.zeros(2)}, "c": torch.zeros(2)}
+@pytest.mark.parametrize("form", [dict, TensorDict, OrderedDict, UserDict])
+def test_an_entry_that_was_replaced_is_found_again(form):
+    weights = form({"a": form({"b": torch.zeros(2)}), "c": torch.zeros(2)})
     binding = bind(weights)
     written = block(binding.layout)
     weights["c"] = torch.ones(2)
     weights["a"]["b"] = torch.ones(2)
     binding.pack(written, 0, check_finite=True)
     assert all((view == 1).all() for view in written.views)
-    weights["a"] = {"b": torch.full((2,), 2.0)}
+    weights["a"] = form({"b": torch.full((2,), 2.0)})
     binding.pack(written, 1, check_finite=True)
     assert {view.sum().item() for view in written.views} == {2.0, 4.0}
 
 
-def test_a_model_that_no_longer_fits_is_refused_when_it_is_packed():
-    model = nn.Linear(2, 3)
+def put_another(model):
+    model[0].weight = nn.Parameter(torch.zeros(4, 4))
+
+
+def cut(model):
+    model[0].weight.data = model[0].weight.data[:2]
+
+
+def add_layer(model):
+    model.append(nn.Linear(2, 2))
+
+
+def add_buffer(model):
+    model[1].register_buffer("noise", torch.zeros(1))
+
+
+def take_a_place(model):
+    model[2].bias = nn.Parameter(torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (put_another, r"'0.weight' has shape \[4, 4\], expected \[4, 3\]"),
+        (cut, r"'0.weight' has shape \[2, 3\], expected \[4, 3\]"),
+        (add_layer, "has '3.weight', '3.bias', which is not expected"),
+        (add_buffer, "has '1.noise', which is not expected"),
+        (take_a_place, "has '2.bias', which is not expected"),
+    ],
+)
+def test_a_model_that_no_longer_fits_is_refused_when_it_is_packed(change, text):
+    model = policy()
+    model[2] = nn.Linear(4, 2, bias=False)
     binding = bind(model)
     written = block(binding.layout)
-    model.weight = nn.Parameter(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match=r"'weight' has shape \[3, 4\], expected \[3, 2\]"):
-        binding.pack(written, 0, check_finite=True)
+    change(model)
+    for _ in range(2):
+        with pytest.raises((KeyError, ValueError), match=text):
+            binding.pack(written, 0, check_finite=True)
+
+
+@pytest.mark.parametrize("form", [dict, TensorDict])
+def test_an_entry_that_was_added_is_refused_when_weights_are_packed(form):
+    weights = form({"a": form({"b": torch.zeros(2)})})
+    binding = bind(weights)
+    weights["a"]["c"] = torch.zeros(2)
+    with pytest.raises(KeyError, match=r"has 'a\.c', which is not expected"):
+        binding.pack(block(binding.layout), 0, check_finite=True)
 
 
 def test_tied_parameters_stay_tied_however_weights_are_applied():
