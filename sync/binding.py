@@ -185,6 +185,11 @@ class Binding:
                 slot.tensor.data = slot.tensor.data.clone() if values is None else values[i]
         self._moved_in = None
 
+    def copies(self) -> list[Tensor]:
+        """What the model holds, as `move_out` takes it."""
+        with torch.inference_mode(False):
+            return [slot.tensor.data.clone() for slot in self._slots]
+
     def weights(self) -> Any:
         """The weights in the strategy's form; the model's own tensors, so they stay current."""
         if self._weights is None:

@@ -59,6 +59,7 @@ class ReceiverEnd:
         self._decoder = decoder
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
+        self._held_still = False
         self._returned = NEVER
         self._thread: threading.Thread | None = None
         self._stop = Doorbell()
@@ -111,6 +112,8 @@ class ReceiverEnd:
                 )
             self.transport.wait_for_offer(remaining)
         self._returned = self.version
+        if self._points_at_slots:
+            _IN_SHARED_MEMORY.add(self)
         if self._pass_on is None and self._decoder is None and not self.transport.zero_copy:
             self._move_in(rests=background)
         if background:
@@ -144,7 +147,7 @@ class ReceiverEnd:
             self._home = home
             if rests:
                 home.rest()
-        _AT_HOME.add(self)
+        _IN_SHARED_MEMORY.add(self)
 
     def _move_out(self) -> None:
         """Give the model memory of its own, to be written by nobody else."""
@@ -160,7 +163,16 @@ class ReceiverEnd:
         home.close()
 
     def _copy_for_fork(self) -> list[torch.Tensor]:
-        """What a child process gets: the block itself may have changed when it comes to look."""
+        """What a child process gets: the memory itself may have changed when it comes to look."""
+        if self._points_at_slots:
+            # In vain only if another thread uses the model, which then holds still for it.
+            alone = self._lock.acquire(timeout=1.0)
+            try:
+                assert self.binding is not None
+                return self.binding.copies()
+            finally:
+                if alone:
+                    self._lock.release()
         values: list[torch.Tensor] = []
         for _ in range(1000):  # the sender may be writing: with one version around it, all is whole
             if (home := self._home) is None:
@@ -173,10 +185,15 @@ class ReceiverEnd:
         return values
 
     def _moved_by_fork(self, values: list[torch.Tensor]) -> None:
-        """In a child process: the parent's model is in the block, and this is a copy of it."""
+        """In a child process: the parent's model is in shared memory, and this is a copy of it."""
         home, self._home = self._home, None
-        if home is not None and self.binding is not None:
+        if (home is not None or self._points_at_slots) and self.binding is not None:
             self.binding.move_out(values)
+
+    @property
+    def _points_at_slots(self) -> bool:
+        """Whether the model's parameters are in memory that is written again some day."""
+        return self.transport.zero_copy and self.transport.lends
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
@@ -278,10 +295,15 @@ class ReceiverEnd:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:
-        """Hold the weights still, the newest ones; gives their version."""
+        """Hold the newest weights still; gives their version. Within another, nothing changes."""
         with self._using():
-            self._apply_newest()
-            yield self.version
+            around, self._held_still = self._held_still, True
+            try:
+                if not around:
+                    self._apply_newest()
+                yield self.version
+            finally:
+                self._held_still = around
 
     def _apply_newest(self) -> bool:
         if self._home is not None and self._found_at_home():
@@ -393,7 +415,7 @@ class ReceiverEnd:
                 self._move_out()
 
 
-_AT_HOME: weakref.WeakSet[ReceiverEnd] = weakref.WeakSet()
+_IN_SHARED_MEMORY: weakref.WeakSet[ReceiverEnd] = weakref.WeakSet()
 
 
 class _Forking(threading.local):
@@ -406,7 +428,7 @@ _FORKING = _Forking()
 
 
 def _before_fork() -> None:
-    _FORKING.copies = {receiver: receiver._copy_for_fork() for receiver in list(_AT_HOME)}
+    _FORKING.copies = {receiver: receiver._copy_for_fork() for receiver in list(_IN_SHARED_MEMORY)}
 
 
 def _after_fork() -> None:
@@ -414,7 +436,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for receiver in list(_AT_HOME):
+    for receiver in list(_IN_SHARED_MEMORY):
         receiver._moved_by_fork(_FORKING.copies.get(receiver) or receiver._copy_for_fork())
     _after_fork()
 

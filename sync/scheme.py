@@ -530,6 +530,11 @@ class WeightSyncScheme(ABC):
             raise RuntimeError(
                 f"{call} is for a receiver, between init_on_receiver() and shutdown()"
             )
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"{call} is for the receiver: this process was forked from its, and has a copy of "
+                "the model, which no version reaches"
+            )
         return self._receiver
 
     # -- the older spelling

@@ -35,6 +35,8 @@ _SEGFAULT_HINT = "; did it write to its parameters? Under zero-copy they are rea
 class SharedMemTransport(Transport):
     """One worker's row on the board, and the slots it speaks of."""
 
+    lends = True
+
     def __init__(self, slots: Slots, board: Board, worker_idx: int, *, timeout: float = 10.0):
         super().__init__(timeout=timeout)
         self.slots: Slots = slots

@@ -62,6 +62,8 @@ class TransportBackend(Protocol):
 class Transport(ABC):
     """One worker's line. The same class serves both ends; methods are grouped by end."""
 
+    lends = False  # whether a snapshot lies in memory that another process will write again
+
     def __init__(self, *, timeout: float = 10.0):
         self.timeout = timeout
         self.worker_idx = 0

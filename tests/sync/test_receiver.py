@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import socket
 import threading
 
 import pytest
@@ -100,6 +103,7 @@ def test_while_a_model_is_read_it_holds_still_and_afterwards_it_is_the_newest(ki
         scheme.send_async(policy(2))
         with pytest.raises(WorkerTimeout):
             scheme.wait_async(0.1)
+        assert worker.do(read) == (0, bits(policy(1)))
         assert (worker.do(version), worker.do(held)) == (0, bits(policy(1)))
         worker.do(end_reading)
         scheme.wait_async(20)
@@ -117,6 +121,39 @@ def test_reading_takes_the_newest_version_also_without_a_background_thread(kind)
 def read(scheme, model):
     with scheme.reading() as version:
         return version, bits(model)
+
+
+@EACH
+def test_a_process_forked_from_a_worker_has_a_copy_and_is_no_worker(kind):
+    def fork(scheme, model):
+        mine, theirs = socket.socketpair()
+        if os.fork() == 0:
+            theirs.recv(1)
+            with pytest.raises(RuntimeError, match="forked"):
+                scheme.receive()
+            with pytest.raises(RuntimeError, match="forked"):
+                scheme.reading()
+            theirs.send(pickle.dumps((scheme.version, bits(model))))
+            os._exit(0)
+        theirs.close()
+        model.child = mine
+
+    def hear_child(scheme, model):
+        model.child.send(b"!")
+        version, found = pickle.loads(model.child.recv(1 << 16))
+        os.wait()
+        return version, found
+
+    with running(scheme := sender(kind)) as (worker,):
+        worker.do(fork)
+        for value in range(2, 8):
+            scheme.send_async(policy(value))
+            if value < 7:
+                worker.do(receive)
+        assert worker.do(hear_child) == (0, bits(policy(1)))
+        assert scheme.acknowledged == {0: 5}
+        assert worker.do(receive)
+        assert worker.do(held) == bits(policy(7))
 
 
 @EACH
