@@ -141,6 +141,14 @@ class Binding:
                 self._places[i] = _place(slot)
             else:
                 self._leaves[i].copy_(view)
+        increment_version([slot.tensor for slot in self._slots])
+
+    def points_at(self, snapshot: Snapshot) -> bool:
+        """Whether the memory of the model's parameters is that of `snapshot`."""
+        start = snapshot.buffer.data_ptr()
+        memory = range(start, start + snapshot.layout.nbytes)
+        owned = [slot.tensor for slot in self._slots if self._is_parameter(slot.tensor)]
+        return all(tensor.data_ptr() in memory for tensor in owned if tensor.numel())
 
     def detach_from_snapshots(self) -> None:
         """Give every parameter memory of its own again."""

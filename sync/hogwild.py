@@ -20,7 +20,7 @@ from sync.forms import SenderForm
 from sync.layout import HEADER_BYTES, Layout
 from sync.shared_mem import SharedMemSenderEnd, SharedMemTransport, SharedMemWeightSyncScheme
 from sync.slots import Slots
-from sync.snapshot import Snapshot
+from sync.snapshot import NEVER, Snapshot
 from sync.strategy import WeightStrategy
 from sync.transport import Transport
 
@@ -49,10 +49,9 @@ class HogwildSenderEnd(SharedMemSenderEnd):
         assert self.registered is not None
         if self.registered.device.type != "cpu":
             raise ValueError(f"hogwild needs a CPU model; this one is on {self.registered.device}")
-        block = self.slots[0]
-        if not any(_same(pair) for pair in zip(self.registered.leaves(), block.views, strict=True)):
-            self.registered.pack(block, 0, check_finite=False)
-            self.registered.point_at(block)
+        if self.version == NEVER:
+            self.registered.pack(self.slots[0], 0, check_finite=False)
+            self.registered.point_at(self.slots[0])
 
     def _held(self, addressed: Collection[int]) -> set[int]:
         return set()
@@ -61,9 +60,11 @@ class HogwildSenderEnd(SharedMemSenderEnd):
         block = self.slots[slot]
         with torch.no_grad():
             for leaf, view in zip(binding.leaves(), block.views, strict=True):
-                if not _same((leaf, view)):
+                if not _same(leaf, view):
                     view.copy_(leaf)
         block.stamp(version, binding.extra())
+        if binding is self.registered and not binding.points_at(block):
+            binding.point_at(block)  # the trainer replaced parameters: they are shared again
 
     def close(self) -> None:
         super().close()
@@ -165,5 +166,5 @@ def _shares(transports: Iterable[Transport]) -> dict[str, float]:
     return {"checked": checked, "torn": torn, "fraction": torn / checked if checked else 0.0}
 
 
-def _same(pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    return pair[0].data_ptr() == pair[1].data_ptr() != 0
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() != 0

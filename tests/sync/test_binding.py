@@ -249,6 +249,19 @@ def test_pointing_shares_parameters_and_copies_buffers():
     assert not any(p.data_ptr() in inside for p in model.parameters())
 
 
+@pytest.mark.parametrize("pointing", [False, True], ids=["copying", "pointing"])
+def test_a_backward_pass_through_weights_that_changed_is_an_error(pointing):
+    model = nn.PReLU()
+    first, second = snapshot_of(fill(nn.PReLU(), 1)), snapshot_of(fill(nn.PReLU(), 2))
+    binding = bind(model, first.layout)
+    apply = binding.point_at if pointing else binding.load
+    apply(first)
+    loss = model(-torch.ones(3, requires_grad=True)).sum()
+    apply(second)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_loading_after_pointing_does_not_write_into_the_snapshot():
     first, second = snapshot_of(policy(1)), snapshot_of(policy(2))
     kept = first.buffer.clone()

@@ -56,14 +56,17 @@ def test_a_send_counts_a_version_and_brings_buffers_and_extra_state():
         assert scheme.acknowledged == {0: 1}
 
 
-def test_a_parameter_that_the_trainer_replaced_is_brought_by_the_next_send():
+def test_a_parameter_that_the_trainer_replaced_is_shared_from_the_next_send_on():
     model = policy(1)
     scheme = scheme_of(model)
     with running(scheme) as (worker,):
         model[0].weight = nn.Parameter(torch.full((4, 3), 8.0))
+        model[2].bias.data = torch.full((2,), 8.0)
         scheme.send_async()
         assert worker.do(receive)
         assert worker.do(held) == bits(model)
+        fill(model, 9)
+        assert worker.do(parameters) == bits(dict(model.named_parameters()))
 
 
 def test_after_shutdown_the_trainers_model_keeps_its_values_in_memory_of_its_own():
