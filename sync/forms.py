@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -48,10 +49,10 @@ class SenderForm:
                 _check_devices(given["devices"])
                 devices = [None if d is None else torch.device(d) for d in given["devices"]]
             else:
-                devices = [None] * int(given["num_workers"])
-            if not devices:
-                raise ValueError("a scheme needs at least one worker, got none")
+                devices = [None] * _whole(given["num_workers"])
             form = cls(tuple(devices), source, device_map_fn=given["device_map_fn"])
+        if not form.devices:
+            raise ValueError("a scheme needs at least one worker, got none")
         form._check_start_method(ctx)
         return form
 
@@ -65,13 +66,12 @@ class SenderForm:
 
     def weights_for(self, worker: int, weights: Weights | None = None) -> Weights:
         """What `worker` is sent: its registered weights, or its share of the given ones."""
-        if weights is None:
-            weights = self.source if self.by_worker is None else self.by_worker[worker]
-        assert weights is not None
-        if self.device_map_fn is None:
-            return weights
-        mapped: Weights = self.device_map_fn(worker, weights)
-        return mapped
+        found: Any = weights
+        if found is None:
+            found = self.source if self.by_worker is None else self.by_worker[worker]
+        if self.device_map_fn is not None:
+            found = self.device_map_fn(worker, found)
+        return found
 
     def _check_start_method(self, ctx: Any) -> None:
         if ctx is None or not hasattr(ctx, "get_start_method"):
@@ -107,9 +107,14 @@ def _from_context(context: Any, model_id: str) -> SenderForm:
 
 
 def _from_params_map(params_map: Mapping[int, Weights]) -> SenderForm:
-    if sorted(params_map) != list(range(len(params_map))) or not params_map:
+    if not isinstance(params_map, Mapping):
         raise ValueError(
-            f"params_map must have one entry for each worker 0, 1, …; it has {sorted(params_map)}"
+            "params_map must be a dict of weights by worker, {0: …, 1: …}; it is a "
+            f"{type(params_map).__name__}"
+        )
+    if set(params_map) != set(range(len(params_map))) or not params_map:
+        raise ValueError(
+            f"params_map must have one entry for each worker 0, 1, …; it has {list(params_map)}"
         )
     devices = (None,) * len(params_map)
     first = params_map[0]
@@ -119,11 +124,18 @@ def _from_params_map(params_map: Mapping[int, Weights]) -> SenderForm:
 
 
 def _check_devices(devices: Any) -> None:
-    if isinstance(devices, str | torch.device):
+    if isinstance(devices, str | torch.device | int):
+        one = devices if isinstance(devices, int) else str(devices)
         raise ValueError(
             f"devices={devices!r} is one device; it takes one for each worker: "
-            f"devices=[{str(devices)!r}] for one, devices=[{str(devices)!r}] * 4 for four"
+            f"devices=[{one!r}] for one, devices=[{one!r}] * 4 for four"
         )
+
+
+def _whole(num_workers: Any) -> int:
+    if not isinstance(num_workers, Integral) or isinstance(num_workers, bool):
+        raise ValueError(f"num_workers={num_workers!r}: expected a whole number")
+    return int(num_workers)
 
 
 def _clash(arguments: set[str]) -> str:

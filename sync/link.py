@@ -78,10 +78,10 @@ class Link:
     @classmethod
     def of(cls, given: Link | str | None) -> Link | None:
         """A link, one of `PRESETS` by name, or None where nothing would be delayed."""
-        if isinstance(given, str):
-            if given not in PRESETS:
-                raise ValueError(f"link={given!r}: expected one of {', '.join(PRESETS)}, or a Link")
+        if isinstance(given, str) and given in PRESETS:
             given = PRESETS[given]
+        if not isinstance(given, Link | None):
+            raise ValueError(f"link={given!r}: expected one of {', '.join(PRESETS)}, or a Link")
         return None if given is None or given.is_off else given
 
 

@@ -23,6 +23,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import Any, Self
 
 from sync.forms import SenderForm, resolve_model
@@ -68,6 +69,13 @@ class WeightSyncScheme(ABC):
     ):
         if isinstance(strategy, str):
             strategy = WeightStrategy(strategy)
+        if not isinstance(strategy, WeightStrategy):
+            raise ValueError(
+                f"strategy={strategy!r}: expected 'tensordict', 'state_dict' or a WeightStrategy"
+            )
+        for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+            if not isinstance(seconds, Real) or not seconds >= 0:
+                raise ValueError(f"{name}={seconds!r}: expected seconds, 0 or more")
         self.strategy = strategy
         self.sync = sync
         self.timeout = timeout
@@ -186,7 +194,7 @@ class WeightSyncScheme(ABC):
         """
         twin = copy.copy(self)
         lines = self._transports
-        twin._transports = {worker_idx: lines[worker_idx].alone()} if lines else {}
+        twin._transports = {worker_idx: self._line(worker_idx).alone()} if lines else {}
         twin._shut = True  # until a worker takes it: there is nothing to end when it is let go of
         return twin
 
@@ -265,19 +273,13 @@ class WeightSyncScheme(ABC):
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
             if model is None and model_id is not None:
                 model = resolve_model(context, model_id)
-        if worker_idx not in self._transports:
-            known = f"has workers 0 to {self.num_workers - 1}"
-            if len(self._transports) < self.num_workers:
-                known = f"was made for worker {next(iter(self._transports))}"
-            raise ValueError(f"worker_idx={worker_idx!r}: this scheme {known}")
+        transport = self._line(worker_idx)
         assert self._layout is not None
-        assert worker_idx is not None
         if self._receiver is not None and self._pid == os.getpid():
             self._receiver.close()
         self._leave_process()
         self.model_id = model_id or self.model_id
         self._context = _nothing if context is None else weakref.ref(context)
-        transport = self._transports[worker_idx]
         transport.become_receiver()
         self._receiver = ReceiverEnd(
             transport,
@@ -300,7 +302,7 @@ class WeightSyncScheme(ABC):
 
         timeout: seconds to wait for one; without it, only look.
         """
-        return self._need_receiver("receive").receive(timeout)
+        return self._need_connected("receive").receive(timeout)
 
     def sender_knows(self, error: BaseException) -> bool:
         """Whether this is what `receive` raised last, and the sender has its traceback."""
@@ -308,7 +310,7 @@ class WeightSyncScheme(ABC):
 
     def reading(self) -> AbstractContextManager[int]:
         """`with scheme.reading() as version:` the model holds still, at that version."""
-        return self._need_receiver("reading").reading()
+        return self._need_connected("reading").reading()
 
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """What a receiver should call in the place of `call`, which uses the model.
@@ -481,6 +483,16 @@ class WeightSyncScheme(ABC):
 
     def create_transport(self, *, worker_idx: int = 0) -> Transport:
         """The transport of one worker."""
+        if not self._transports:
+            raise RuntimeError("create_transport() is for between init_on_sender() and shutdown()")
+        return self._line(worker_idx)
+
+    def _line(self, worker_idx: Any) -> Transport:
+        if worker_idx not in self._transports:
+            known = f"has workers 0 to {self.num_workers - 1}"
+            if len(self._transports) < self.num_workers:
+                known = f"was made for worker {next(iter(self._transports))}"
+            raise ValueError(f"worker_idx={worker_idx!r}: this scheme {known}")
         return self._transports[worker_idx]
 
     def shutdown(self) -> None:
@@ -536,6 +548,12 @@ class WeightSyncScheme(ABC):
                 "the model, which no version reaches"
             )
         return self._receiver
+
+    def _need_connected(self, call: str) -> ReceiverEnd:
+        receiver = self._need_receiver(call)
+        if receiver.version == NEVER:
+            raise RuntimeError(f"{call}() before connect(): there are no weights yet")
+        return receiver
 
     # -- the older spelling
 

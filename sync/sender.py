@@ -409,9 +409,9 @@ def chosen_workers(worker_ids: int | Iterable[int] | None, num_workers: int) -> 
     """The workers that `worker_ids` names, all if None; a `ValueError` for one that is not."""
     if worker_ids is None:
         return list(range(num_workers))
-    chosen: list[Any]
-    chosen = [worker_ids] if isinstance(worker_ids, Integral) else list(worker_ids)  # type: ignore[arg-type]
+    chosen: list[Any] = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
     for worker in chosen:
-        if worker not in range(num_workers) or isinstance(worker, bool):
+        whole = isinstance(worker, Integral) and not isinstance(worker, bool)
+        if not whole or worker not in range(num_workers):
             raise ValueError(f"worker_ids: no worker {worker!r}, only 0 to {num_workers - 1}")
     return sorted(set(chosen))

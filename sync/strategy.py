@@ -19,6 +19,10 @@ from torch.nn.parameter import is_lazy
 from sync.layout import Signature, check_same
 
 EXTRA_STATE = "_extra_state"
+_SEVERAL = (
+    "; several modules go as an nn.ModuleDict, or by a scheme each, and weights for each worker as "
+    "params_map, or by send({worker: weights})"
+)
 Weights = nn.Module | TensorDictBase | Mapping[Any, Any]
 
 
@@ -123,7 +127,8 @@ def _walk_mapping(source: Any, prefix: str, flat: Flat) -> None:
             flat.children.append((source, key, value))
             _walk_mapping(value, f"{name}.", flat)
         else:
-            raise TypeError(f"weights: {name!r} is a {type(value).__name__}, not a tensor")
+            way_out = _SEVERAL if isinstance(value, nn.Module) else ""
+            raise TypeError(f"weights: {name!r} is a {type(value).__name__}, not a tensor{way_out}")
 
 
 def _as_tuple(key: Any) -> tuple[Any, ...]:

@@ -103,12 +103,10 @@ class RemoteWeightUpdaterBase(_Updater, ABC):
         self, weights: Weights | None = None, worker_ids: int | Iterable[int] | None = None
     ) -> None:
         """Push `weights`, or the server's, to `worker_ids`, or to all."""
-        if worker_ids is None:
-            worker_ids = self.all_worker_ids()
-        elif isinstance(worker_ids, int):
-            worker_ids = [worker_ids]
+        ids = self.all_worker_ids() if worker_ids is None else worker_ids
+        chosen = ids if isinstance(ids, Iterable) else [ids]
         mapped = self._maybe_map_weights(self._get_server_weights() if weights is None else weights)
-        self._push([worker for worker in worker_ids if not self._skip_update(worker)], mapped)
+        self._push([worker for worker in chosen if not self._skip_update(worker)], mapped)
 
     def _push(self, worker_ids: Sequence[int], weights: Weights) -> None:
         for worker in worker_ids:

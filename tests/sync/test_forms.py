@@ -139,11 +139,25 @@ def test_a_model_id_may_name_the_model_of_any_form(names):
     [
         ({"model": True, "devices": []}, "at least one worker"),
         ({"model": True, "device_map_fn": multiplied, "num_workers": 0}, "at least one worker"),
+        ({"model": True, "device_map_fn": multiplied, "num_workers": 1.5}, "a whole number"),
+        ({"model": True, "devices": 0}, r"0 is one device; .* devices=\[0\] for one"),
+        ({"model_id": "policy", "context": Collector(policy(1), 0)}, "at least one worker"),
+        ({"params_map": [policy(1)]}, "a dict of weights by worker.* it is a list"),
         ({"params_map": {}}, "one entry for each worker 0, 1"),
         ({"params_map": {1: policy(1)}}, r"it has \[1\]"),
         ({"params_map": {0: policy(1), 2: policy(1)}}, r"it has \[0, 2\]"),
     ],
-    ids=["no_devices", "no_workers", "empty_map", "late_map", "gappy_map"],
+    ids=[
+        "no_devices",
+        "no_workers",
+        "half_a_worker",
+        "one_device",
+        "empty_context",
+        "no_map",
+        "empty_map",
+        "late_map",
+        "gappy_map",
+    ],
 )
 def test_a_form_without_a_worker_for_every_index_is_refused(given, says):
     if "model" in given:
@@ -157,6 +171,18 @@ def test_weights_for_workers_that_differ_in_more_than_values_are_refused_by_name
         SharedMemWeightSyncScheme().init_on_sender(
             params_map={0: nn.Linear(2, 3), 1: nn.Linear(4, 3)}
         )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"params_map": {0: None}}, "a dict of tensors, not NoneType"),
+        ({"weights": {0: policy(1)}, "devices": ["cpu"]}, "Sequential, not a tensor; .*params_map"),
+    ],
+)
+def test_what_is_no_weights_is_refused_with_its_type(given, says):
+    with pytest.raises(TypeError, match=says):
+        SharedMemWeightSyncScheme().init_on_sender(**given)
 
 
 def test_a_context_without_that_model_is_refused_with_what_is_missing():

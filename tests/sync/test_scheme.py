@@ -11,6 +11,7 @@ from torch import nn
 
 from sync import (
     HogwildWeightSyncScheme,
+    SharedMemWeightSyncScheme,
     WeightStrategy,
     WeightSyncScheme,
     WorkerTimeout,
@@ -146,6 +147,42 @@ def test_a_send_before_connect_is_an_error_that_says_so(kind):
             with pytest.raises(RuntimeError, match=r"send\(\) before connect\(\)"):
                 send()
         assert scheme.version == -1
+
+
+@EACH
+def test_a_receiver_has_nothing_to_take_before_it_connects(kind):
+    with sender(kind) as scheme, Worker(scheme, worker_idx=0) as worker:
+        with pytest.raises(RuntimeError, match=r"receive\(\) before connect\(\)"):
+            worker.do(lambda s, m: s.receive())
+        with pytest.raises(RuntimeError, match=r"reading\(\) before connect\(\)"):
+            worker.do(lambda s, m: s.reading().__enter__())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"connect_timeout": None},
+        {"strategy": None},
+        {"link": 5},
+    ],
+    ids=str,
+)
+def test_an_option_that_makes_no_sense_is_refused_by_name(option):
+    name, value = next(iter(option.items()))
+    with pytest.raises(ValueError, match=f"{name}={value}: expected"):
+        SharedMemWeightSyncScheme(**option)
+
+
+def test_only_a_worker_that_there_is_has_a_transport():
+    scheme = SharedMemWeightSyncScheme()
+    with pytest.raises(RuntimeError, match=r"init_on_sender\(\)"):
+        scheme.create_transport()
+    with sender("shared_copy", workers=2) as scheme:
+        for call in (scheme.for_worker, lambda i: scheme.create_transport(worker_idx=i)):
+            with pytest.raises(ValueError, match="worker_idx=2: this scheme has workers 0 to 1"):
+                call(2)
 
 
 @EACH

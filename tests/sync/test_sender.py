@@ -125,6 +125,9 @@ def test_an_unknown_worker_is_refused_and_nothing_is_published(kind):
         for send in (scheme.send, scheme.send_async):
             with pytest.raises(ValueError, match="no worker 2, only 0 to 1"):
                 send(worker_ids=[0, 2])
+            for odd in (torch.tensor([0]), [1.0], 0.5, "0", True):
+                with pytest.raises(ValueError, match=r"no worker .*, only 0 to 1"):
+                    send(worker_ids=odd)
         with pytest.raises(ValueError, match="no worker 2, only 0 to 1"):
             scheme.connect(worker_idx=2)
         assert scheme.version == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,11 +93,13 @@ def test_a_push_goes_to_all_workers_or_to_those_named():
     updater = Recording()
     updater.update_weights()
     updater.update_weights("given", worker_ids=1)
+    updater.update_weights("given", worker_ids=np.int64(2))
     updater(worker_ids=[2, 0])
     updater("given")
     assert updater.sent == [
         *((worker, "server") for worker in (0, 1, 2)),
         (1, "given"),
+        (2, "given"),
         *((worker, "server") for worker in (2, 0)),
         *((worker, "given") for worker in (0, 1, 2)),
     ]
