@@ -20,13 +20,14 @@ is one copy of the weights beside the model's own, however many workers there ar
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -58,6 +59,11 @@ class MPTransport(Transport):
         self.weight_queue = weight_queue
         self.ack_queue = ack_queue
         self._sender_pid = os.getpid()
+
+    def alone(self) -> Self:
+        twin = super().alone()
+        twin.weight_queue = copy.copy(self.weight_queue)  # which is turned around
+        return twin
 
     def _forget(self) -> None:
         super()._forget()

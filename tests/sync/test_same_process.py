@@ -20,9 +20,9 @@ from tests.sync.test_scheme import EACH, sender
 
 
 @contextlib.contextmanager
-def in_one_thread(scheme, workers=1):
+def in_one_thread(scheme, workers=1, hand_over=lambda scheme, worker: copy.deepcopy(scheme)):
     """Receivers, met in one thread: another is needed only while `connect` waits for both sides."""
-    receivers = [copy.deepcopy(scheme) for _ in range(workers)]
+    receivers = [hand_over(scheme, worker) for worker in range(workers)]
     for worker, receiver in enumerate(receivers):
         receiver.init_on_receiver(model=policy(), worker_idx=worker)
     meeting = threading.Thread(target=scheme.connect)
@@ -52,9 +52,12 @@ def test_a_deep_copy_of_a_sender_is_a_receiver_in_the_same_thread(kind):
             assert receiver.receive() is None
 
 
+@pytest.mark.parametrize("part", [False, True], ids=["copy", "part"])
 @EACH
-def test_each_worker_of_one_process_is_addressed_on_its_own(kind):
-    with in_one_thread(scheme := sender(kind, workers=2), 2) as (one, other):
+def test_each_worker_of_one_process_is_addressed_on_its_own(kind, part):
+    scheme = sender(kind, workers=2, connect_timeout=10)
+    how = {"hand_over": type(scheme).for_worker} if part else {}
+    with in_one_thread(scheme, 2, **how) as (one, other):
         if kind != "hogwild":  # its workers have the trainer's own parameters
             scheme.send_async(policy(5), worker_ids=[1])
             assert (one.receive(), other.receive() is None) == (None, False)
