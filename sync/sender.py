@@ -26,6 +26,7 @@ from sync.waiting import await_workers
 from sync.wire import make_encoder
 from sync.wire.coder import EXACT, Deviation
 
+_PATIENCE_S = 1.0  # with other threads' calls
 Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent them
 
 
@@ -46,6 +47,7 @@ class SenderEnd:
         self.form = form
         self.version = NEVER
         self.lock = threading.RLock()
+        self.closed = False
         self.transports: dict[int, Transport] = {}
         self.slots: Slots
         self._strategy = strategy
@@ -104,6 +106,7 @@ class SenderEnd:
     def connect(self, worker_idx: int | None, weights: Weights | None) -> None:
         """Give version 0 to all workers, or the current one to a worker that came later."""
         with self.lock:
+            self._check_open("connect")
             workers = self.workers(worker_idx)
             for worker in workers:
                 self.transports[worker].expect_newcomer()
@@ -164,6 +167,7 @@ class SenderEnd:
         been offered the new version. With `settling`, `settle` follows and will see who is dead.
         """
         with self.lock:
+            self._check_open("send")
             if self.version == NEVER:
                 raise RuntimeError("send() before connect(): the workers have no weights yet")
             if by_worker:
@@ -306,6 +310,7 @@ class SenderEnd:
         """Wait until these workers use what was last addressed to them; raise what went wrong."""
         timeout = self._timeout if timeout is None else timeout
         with self.lock:
+            self._check_open("send")
             transports = [self.transports[worker] for worker in workers]
             hungry = [t for t in self.transports.values() if t.hungry and t not in transports]
             failures = await_workers(
@@ -385,12 +390,24 @@ class SenderEnd:
         wire = self.stats.wire_summary()
         return {"version": self.version, **self.stats.summary(), "wire": wire, "workers": workers}
 
+    def _check_open(self, call: str) -> None:
+        if self.closed:
+            raise RuntimeError(f"{call}: another thread called shutdown() meanwhile")
+
     def close(self) -> None:
-        if self.link is not None:
-            self.link.stop()
-        for transport in self.transports.values():
-            transport.close()
-        self.transports, self._last = {}, None
+        """Let a call of another thread end first, unless that takes long."""
+        self.closed = True
+        alone = self.lock.acquire(timeout=_PATIENCE_S)
+        try:
+            if self.link is not None:
+                self.link.stop()
+            for transport in self.transports.values():
+                transport.close()
+            if alone:
+                self.transports, self._last = {}, None
+        finally:
+            if alone:
+                self.lock.release()
 
 
 def _distinct(plan: Plan) -> Plan:

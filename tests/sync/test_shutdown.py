@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import threading
 import weakref
 from pathlib import Path
 
@@ -66,6 +68,38 @@ def test_the_empty_scheme_lets_go_too():
     scheme.shutdown()
     assert known(scheme) == {**NOTHING, "version": 0}
     assert scheme.model is None
+
+
+@pytest.mark.parametrize("call", ["send_async", "wait_async"])
+@EACH
+def test_a_shutdown_while_other_threads_send_is_what_they_are_told(kind, call):
+    ends = []
+
+    def send_on(scheme):
+        try:
+            while len(ends) < 2:
+                scheme.send_async()
+                getattr(scheme, call)()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is looked at
+            ends.append(error)
+
+    def take(receiver):
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            while len(ends) < 2:
+                receiver.receive(0.1)
+
+    with in_one_thread(scheme := sender(kind)) as (receiver,):
+        threads = [threading.Thread(target=send_on, args=(scheme,)) for _ in range(2)]
+        threads.append(threading.Thread(target=take, args=(receiver,)))
+        for thread in threads:
+            thread.start()
+        while scheme.version < 20:
+            continue
+        scheme.shutdown()
+        for thread in threads:
+            thread.join(30)
+    assert [type(end) for end in ends] == [RuntimeError] * 2
+    assert all("shutdown()" in str(end) for end in ends)
 
 
 @pytest.mark.skipif(not hasattr(os, "eventfd"), reason="counts the rings of an eventfd")
