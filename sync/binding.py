@@ -43,6 +43,8 @@ class Binding:
         self._index(flat)
 
     def _index(self, flat: Flat) -> None:
+        known = {leaf.name for leaf in self.layout.leaves}  # a forward pass may make more, to keep
+        flat.slots = [slot for slot in flat.slots if slot.lasting or slot.name in known]
         self.layout.check(flat.tensors, whose=self._whose)
         slots = {slot.name: slot for slot in flat.slots}
         self._slots = [slots[leaf.name] for leaf in self.layout.leaves]

@@ -28,12 +28,16 @@ Weights = nn.Module | TensorDictBase | Mapping[Any, Any]
 
 @dataclass
 class Slot:
-    """One tensor in its place: `owner[key]` is where the model keeps it."""
+    """One tensor in its place: `owner[key]` is where the model keeps it.
+
+    lasting: False for a buffer that is in no state dict.
+    """
 
     name: str
     owner: Any
     key: str
     tensor: Tensor
+    lasting: bool = True
 
 
 @dataclass
@@ -96,14 +100,14 @@ def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bo
     # Names are those of state_dict(): a module or parameter reached twice is listed twice.
     if hasattr(module, "_orig_mod"):  # torch.compile's wrapper is no part of a name
         module = module._orig_mod  # type: ignore[assignment]
-    skip = module._non_persistent_buffers_set if persistent_only else ()
+    passing = module._non_persistent_buffers_set
     for owner in (module._parameters, module._buffers):
         flat.keys.append(owner.keys())
         for key, tensor in owner.items():
             if tensor is None:
                 flat.children.append((owner, key, None))
-            elif key not in skip:
-                flat.slots.append(Slot(prefix + key, owner, key, tensor))
+            elif key not in passing or not persistent_only:
+                flat.slots.append(Slot(prefix + key, owner, key, tensor, key not in passing))
     if type(module).get_extra_state is not nn.Module.get_extra_state:
         flat.extra[prefix + EXTRA_STATE] = module.get_extra_state()
         flat.extra_owners[prefix + EXTRA_STATE] = (module, "")

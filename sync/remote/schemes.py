@@ -119,6 +119,8 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
 class RayTransport(RemoteTransport):
     """One Ray actor's line."""
 
+    lends = True  # Ray's store gives what nobody refers to any more to the next
+
     _hint = (
         "; an actor that is busy takes weights only if it was made with max_concurrency of 2 or "
         "more, or with a concurrency group for them"

@@ -206,6 +206,19 @@ def test_a_model_that_no_longer_fits_is_refused_when_it_is_packed(change, text):
             binding.pack(written, 0, check_finite=True)
 
 
+def test_what_a_model_keeps_for_itself_alone_may_come_later():
+    model = policy()
+    model[1].register_buffer("empty", None, persistent=False)
+    binding = bind(model)
+    written = block(binding.layout)
+    model[1].register_buffer("cache", torch.zeros(1), persistent=False)
+    model[1].empty = torch.zeros(1)
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    binding.pack(written, 0, check_finite=True)
+    assert written.views[[leaf.name for leaf in binding.layout.leaves].index("0.weight")].eq(3).all()
+
+
 @pytest.mark.parametrize("form", [dict, TensorDict])
 def test_an_entry_that_was_added_is_refused_when_weights_are_packed(form):
     weights = form({"a": form({"b": torch.zeros(2)})})
