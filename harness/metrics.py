@@ -72,6 +72,7 @@ class Episodes:
         """Plain numbers only."""
         return {
             "open": {key: list(value) for key, value in self._open.items()},
+            "fresh": [list(episode) for episode in self._fresh],
             "recent": list(self.recent),
             "count": self.count,
         }
@@ -79,6 +80,7 @@ class Episodes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self._open = {int(env): (t, gained, n) for env, (t, gained, n) in state["open"].items()}
+        self._fresh = [(gained, length) for gained, length in state["fresh"]]
         self.recent = deque(state["recent"], maxlen=RECENT_EPISODES)
         self.count = state["count"]
 
@@ -110,11 +112,18 @@ class Lags:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers only."""
-        return {"all": dict(self.all), "mixed_batches": self.mixed_batches}
+        return {
+            "all": dict(self.all),
+            "fresh": dict(self._fresh),
+            "mixed_batches": self.mixed_batches,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self.all = Counter({int(lag): count for lag, count in state["all"].items()})
+        self.all, self._fresh = (
+            Counter({int(lag): count for lag, count in state[name].items()})
+            for name in ("all", "fresh")
+        )
         self.mixed_batches = state["mixed_batches"]
 
 
@@ -156,6 +165,14 @@ class Means:
         sums, counts = self._sums, self._counts
         self._sums, self._counts = Counter(), Counter()
         return {name: total / counts[name] for name, total in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers only."""
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self._sums, self._counts = Counter(state["sums"]), Counter(state["counts"])
 
 
 class Clock:

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 
 from collectors import BaseCollector
 from collectors.seeds import Streams
+from harness.algos.state import weights
 from harness.checkpoints import Checkpoints
 from harness.config.schema import Config
 from harness.display import Display
@@ -60,6 +61,7 @@ class Runner:
         self.episodes = Episodes()
         self.lags = Lags()
         self._trained = Means()
+        self._published = self._copied()
         self._evaluated: dict[str, float] = {}  # not in a record yet
         self._last_evaluation: dict[str, float] = {}
         self._counted_before: dict[str, float] = {}  # by the runs that this one goes on from
@@ -82,8 +84,11 @@ class Runner:
                 self.attend()
             if self.config.evaluation.at_end and self._evaluated_at < self.frames:
                 self.evaluate()
-            if self._evaluated:
+            if self.frames > self._logged_at:
+                self._record()
+            elif self._evaluated:
                 self._loggers.log(self.frames, self._evaluated)
+                self._evaluated = {}
 
     # -- the four steps
 
@@ -112,6 +117,7 @@ class Runner:
             return
         with self.clock.phase("sync"), self.sync.publishing():
             self.collector.update_policy_weights_()
+        self._published = self._copied()
 
     def log(self, batch: TensorDictBase) -> None:
         """Count the batch, and write a record if one is due."""
@@ -119,10 +125,13 @@ class Runner:
             self.episodes.add(batch)
             if self.frames - self._logged_at < self.config.log_every_frames:
                 return
-            metrics, histograms = self._read()
-            self._loggers.log(self.frames, metrics, histograms)
-            self._display.update(self.frames, metrics, episode_return=self.mean_return)
-            self._logged_at = self.frames
+            self._record()
+
+    def _record(self) -> None:
+        metrics, histograms = self._read()
+        self._loggers.log(self.frames, metrics, histograms)
+        self._display.update(self.frames, metrics, episode_return=self.mean_return)
+        self._logged_at = self.frames
 
     # -- now and then
 
@@ -161,6 +170,7 @@ class Runner:
     def _read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
         """Everything measured since the last record."""
         times, elapsed_s = self.clock.read()
+        frames = self.frames - max(self._logged_at, self._started_at)
         lags, lag_histogram = self.lags.read()
         sync, histograms = self.sync.read()
         if lag_histogram is not None:
@@ -174,7 +184,7 @@ class Runner:
             "policy/version": float(self.collector.policy_version),
             **lags,
             "policy/dropped": float(self.dropped),
-            "collector/fps": (self.frames - self._logged_at) / max(elapsed_s, 1e-9),
+            "collector/fps": frames / max(elapsed_s, 1e-9),
             "collector/wait_ms": times["time/collect_s"] * 1e3,
             **self._counts(),
             **times,
@@ -228,16 +238,16 @@ class Runner:
             "evaluated": self._evaluated,
             "last_evaluation": self._last_evaluation,
             "counts": self._counts(),
-            "publishes": self.sync.num_publishes,
-            "published_bytes": self.sync.num_bytes,
+            "trained": self._trained.state_dict(),
+            "published": self._published,
+            "sync": self.sync.state_dict(),
             "episodes": self.episodes.state_dict(),
             "lags": self.lags.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self.learner.load_state_dict(state["learner"])
-        self.collector.update_policy_weights_()
+        self._publish_again(state)
         if not self.collector.load_state_dict(state["collector"]):
             log.warning("some environments cannot be brought back: their episodes start anew")
         self.frames = self._saved_at = int(state["frames"])
@@ -250,13 +260,27 @@ class Runner:
         self._counted_before = counts = _floats(state["counts"])
         # What was on its way then is not gone on with.
         counts["collector/dropped"] += counts.pop("collector/in_flight", 0.0)
-        self.sync.num_publishes = int(state["publishes"])
-        self.sync.num_bytes = int(state["published_bytes"])
+        self._trained.load_state_dict(state["trained"])
+        self.sync.load_state_dict(state["sync"])
         self.episodes.load_state_dict(state["episodes"])
         self.lags.load_state_dict(state["lags"])
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
+
+    def _publish_again(self, state: dict[str, Any]) -> None:
+        """Bring workers what they acted with, and the learner where it was."""
+        self.learner.load_state_dict(state["learner"])
+        self._published = state["published"] or self._copied()
+        if self._published:
+            self.learner.policy.load_state_dict(self._published)
+        self.collector.update_policy_weights_()
+        if self._published:
+            self.learner.load_state_dict(state["learner"])
+
+    def _copied(self) -> dict[str, Any]:
+        """What workers act with, if the learner moves on before it publishes again."""
+        return weights(self.learner.policy) if self.config.sync.interval > 1 else {}
 
 
 def _floats(values: dict[str, Any]) -> dict[str, float]:

@@ -31,6 +31,7 @@ class SyncMeter:
         self._delays_seen = dict.fromkeys(self._workers, 0)
         self.num_publishes = 0
         self.num_bytes = 0  # as they travel, whatever the wire format
+        self._saved_before = 0  # bytes: by the runs that this one goes on from
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
@@ -69,8 +70,13 @@ class SyncMeter:
         return {
             "sync/wire_error": sum(relative for relative, _ in errors) / len(errors),
             "sync/wire_error_max": max(largest for _, largest in errors),
-            "sync/bytes_saved": float(self._scheme.send_stats.saved_bytes),
+            "sync/bytes_saved": float(self.saved_bytes),
         }
+
+    @property
+    def saved_bytes(self) -> int:
+        """How much less was sent than versions take as they are."""
+        return self._saved_before + self._scheme.send_stats.saved_bytes
 
     def _read_link(self) -> dict[str, float]:
         """What is on the link, if there is one, and what became of the rest."""
@@ -141,5 +147,21 @@ class SyncMeter:
         return {
             "sync/wire_error": self._error_sum / max(1, self._num_errors),
             "sync/wire_error_max": self._largest_error,
-            "sync/bytes_saved": self._scheme.send_stats.saved_bytes,
+            "sync/bytes_saved": self.saved_bytes,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers only, and none of the times."""
+        return {
+            "publishes": self.num_publishes,
+            "bytes": self.num_bytes,
+            "saved_bytes": self.saved_bytes,
+            "fresh_errors": [list(error) for error in self._fresh_errors],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned; what was sent here until now does not count."""
+        self.num_publishes = int(state["publishes"])
+        self.num_bytes = int(state["bytes"])
+        self._saved_before = int(state["saved_bytes"]) - self._scheme.send_stats.saved_bytes
+        self._fresh_errors = [(relative, largest) for relative, largest in state["fresh_errors"]]

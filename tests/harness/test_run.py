@@ -290,6 +290,32 @@ def test_a_resumed_run_is_the_uninterrupted_one(collector, sync, settings):
     assert same_weights(whole, half)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("sync.interval=2", "sync.wire=int8"),  # its workers act with older weights than it has
+        ("log_every_frames=300",),  # its next record tells of frames before it, too
+    ],
+    ids=["interval", "record"],
+)
+def test_a_resumed_run_goes_on_between_two_publishes_and_two_records(given):
+    given = (*SMALL, "collector=multi_sync", "total_frames=640", *given)
+    _, whole = start(*given, "checkpoint.every_frames=128", "checkpoint.keep=99", into="whole")
+    _, half = start(*given, "checkpoint.every_frames=128", "checkpoint.keep=99", into="half")
+    for file in Checkpoints(half / "checkpoints").files()[1:]:
+        file.unlink()
+    assert run.main([f"resume={half}"]) == 0
+    assert without_times(whole) == without_times(half)
+    assert same_weights(whole, half)
+
+
+def test_the_last_record_holds_what_no_record_has_told():
+    _, directory = start(*SMALL, "collector=single", "log_every_frames=1000000")
+    (record,) = records(directory)
+    assert record["step"] == 384
+    assert {"train/policy_loss", "episode/return", "eval/return"} <= set(record)
+
+
 def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
     _, directory = start(*SMALL, "collector=single")
     assert run.main([f"resume={directory}", "collector=multi_sync"]) == 2

@@ -83,11 +83,13 @@ def test_the_summary_has_percentiles_and_each_workers_versions(ends):
 @pytest.mark.parametrize("ends", ["int8"], indirect=True)
 def test_the_summary_of_a_resumed_run_counts_all_of_it_and_has_the_errors_of_its_part(ends):
     meter = SyncMeter(ends[0], 1)
-    meter.num_publishes, meter.num_bytes = 10, 1000  # as a checkpoint says
+    state = {"publishes": 10, "bytes": 1000, "saved_bytes": 500, "fresh_errors": []}
+    meter.load_state_dict(state)  # as a checkpoint says
     publish(meter, *ends)
     summary, [(error, _)] = meter.summary(), meter._fresh_errors
     assert summary["sync/sends"] == 11
     assert summary["sync/bytes"] == meter.num_bytes > 1000
+    assert summary["sync/bytes_saved"] >= 500
     assert summary["sync/wire_error"] == error > 0
 
 
