@@ -57,9 +57,8 @@ def execute(plan: RunPlan) -> Outcome:
     if collects_for_another(plan.config):
         collect_for_another(plan.config)
         return Outcome(0, "done")
-    if plan.skip_done and RunDir(plan.directory).is_done_with(plan.yaml):
-        print(f"{plan.directory} is done already")
-        return Outcome(0, "done", read_json(plan.directory / "summary.json"))
+    if plan.skip_done and (outcome := finished(plan)):
+        return outcome
     keep_freed_memory()
     with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
         return _execute(plan)
@@ -68,12 +67,23 @@ def execute(plan: RunPlan) -> Outcome:
 def _execute(plan: RunPlan) -> Outcome:
     learner = make_learner(plan.config)
     state = saved_state(plan, learner) if plan.resume else None
+    if state and state[0] >= plan.config.total_frames and (outcome := finished(plan)):
+        return outcome
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)
     # Signals wait while the directory is made, and while the end is written into it.
     with Interruption() as interruption, interruption.written():
         run_dir = open_directory(plan)
         with run_dir.logging():
             return Execution(plan, run_dir, learner, display, interruption, state).outcome()
+
+
+def finished(plan: RunPlan) -> Outcome | None:
+    """How the run ended, if all of it was done before; its directory is left alone."""
+    run_dir = RunDir(plan.directory)
+    if not run_dir.is_done_with(plan.yaml) or not (summary := run_dir.read_summary()):
+        return None
+    print(f"{plan.directory} is done already")
+    return Outcome(0, "done", summary)
 
 
 def saved_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:

@@ -121,6 +121,14 @@ class RunDir:
         done = self.read_status().get("state") == "done"
         return done and self.config.is_file() and read_text(self.config) == config
 
+    def read_summary(self) -> dict[str, Any]:
+        """What a finished run came to; empty if there is no summary, or a damaged one."""
+        try:
+            return read_json(self.summary)
+        except ValueError as error:
+            log.warning("%s", error)
+            return {}
+
     def set_state(self, state: str, error: BaseException | None = None) -> None:
         """Say in status.json how the run stands."""
         assert state in STATES

@@ -20,6 +20,8 @@ from harness.search import Trial
 
 # Options of the command rather than of the run; they do not belong to what a run directory stores.
 OF_THE_COMMAND = ("resume", "skip_done", "skip_impossible", "sweep")
+# What a checkpoint holds the state of: a resumed run goes on with these as they were.
+KEPT = ("seed", "collector.name", "collector.num_workers", "collector.remote.num_collectors")
 
 
 @dataclass
@@ -130,6 +132,10 @@ def _plan_resumed(directory: Path, overrides: Sequence[str]) -> RunPlan:
                 f"{override.input_line}: algo.max_lag took its value when the run began, and is "
                 "what counts; say algo.max_lag"
             )
+        if key in KEPT and (began := _found(options, key.split("."))) != override.value():
+            raise ConfigError(
+                f"{override.input_line}: the run began with {key}={began} and goes on with it"
+            )
         if override.is_delete() or not _change(options, key.split("."), _given(override)):
             raise ConfigError(
                 f"{override.input_line}: a resumed run keeps its parts; single options may change"
@@ -152,6 +158,13 @@ def _given(override: Override) -> Any:
     if "${" in str(value):
         raise ConfigError(f"{override.input_line}: a resumed run's options are given as they are")
     return value
+
+
+def _found(options: Any, path: list[str]) -> Any:
+    """The option at a path; None if there is none."""
+    for name in path:
+        options = options.get(name) if isinstance(options, dict) else None
+    return options
 
 
 def _change(options: dict[str, Any], path: list[str], value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,19 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 def same_weights(a: Path, b: Path) -> bool:
     first, second = weights(a), weights(b)
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.fixture(scope="module")
+def _ended(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("ended") / "run"
+    assert start(*SMALL, "collector=multi_sync", into=str(directory))[0] == 0
+    return directory
+
+
+@pytest.fixture
+def ended(_ended, tmp_path) -> Path:
+    """A run that is done."""
+    return Path(shutil.copytree(_ended, tmp_path / "ended"))
 
 
 # -- what a run leaves
@@ -324,6 +338,29 @@ def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
     assert "say algo.max_lag" in capsys.readouterr().err
     assert run.main([f"resume={directory}", "total_frames=512"]) == 0
     assert read_json(directory / "summary.json")["frames"] == 512
+    assert ["eval/return" in record for record in records(directory)].count(True) == 2
+
+
+@pytest.mark.parametrize("option", ["seed=2", "collector.num_workers=3", "collector.name=single"])
+def test_what_its_checkpoint_holds_a_resumed_run_keeps(ended, option, capsys):
+    before = picture(ended)
+    assert run.main([f"resume={ended}", option]) == 2
+    assert f"{option}: the run began with " in capsys.readouterr().err
+    assert picture(ended) == before
+
+
+def test_a_finished_run_is_left_alone_when_it_is_resumed(ended, capsys):
+    before = picture(ended)
+    assert run.main([f"resume={ended}", "seed=1"]) == 0
+    assert "is done already" in capsys.readouterr().out
+    assert picture(ended) == before
+    (ended / "summary.json").write_text("{")
+    assert run.main([f"resume={ended}"]) == 0
+    assert read_json(ended / "summary.json")["frames"] == 384
+
+
+def picture(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir() if file.is_file()}
 
 
 # -- when it goes wrong

@@ -13,6 +13,7 @@ import run
 from harness.config import ConfigError
 from harness.config.load import plan_from_options
 from harness.execute import execute
+from harness.run_dir import RunDir
 
 TINY = (
     "collector=single",
@@ -68,8 +69,9 @@ def resume(capsys: pytest.CaptureFixture[str], directory: Path, *overrides: str)
 
 
 def made_run(folder: Path) -> Path:
-    """A finished run with a checkpoint."""
+    """A run with its last checkpoint, which did not get to say that it is done."""
     assert run.main([*TINY, f"hydra.run.dir={folder}"]) == 0
+    RunDir(folder).set_state("interrupted")
     return folder
 
 
