@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from tensordict.nn import InteractionType
 from torch import Tensor, nn
 
-from harness.models import orthogonal
+from harness.models import flat, orthogonal, unflat
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -105,10 +105,10 @@ class GaussianHead(nn.Module):
         """A random action or the mean, as `mode` says."""
         if wants_sample(mode):
             mean = mean + torch.randn_like(mean) * self.log_std.exp()
-        return mean.unflatten(-1, self.shape)
+        return unflat(mean, self.shape)
 
     def log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
-        apart = (action.flatten(-len(self.shape)) - mean) * (-self.log_std).exp()
+        apart = (flat(action, len(self.shape)) - mean) * (-self.log_std).exp()
         each = -0.5 * apart.square() - self.log_std - LOG_ROOT_TWO_PI
         return each.sum(-1)
 

@@ -54,6 +54,16 @@ def mlp(
     return nn.Sequential(*layers)
 
 
+def flat(value: Tensor, num_dims: int) -> Tensor:
+    """The last so many dimensions as one; a number alone is a vector of one."""
+    return value.flatten(-num_dims) if num_dims else value.unsqueeze(-1)
+
+
+def unflat(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Vectors in the shape that `flat` took from them."""
+    return value.unflatten(-1, shape) if shape else value.squeeze(-1)
+
+
 def orthogonal(module: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
     """Make every weight matrix below `module` orthogonal times `gain`, every bias zero."""
     for name, parameter in module.named_parameters():

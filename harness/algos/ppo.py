@@ -17,7 +17,7 @@ from harness.algos.returns import Steps, continues, explained_variance, gae, vtr
 from harness.algos.state import FlatAdam, seeded, weights
 from harness.checks import above, at_least, between, one_of
 from harness.heads import action_head
-from harness.models import LSTMEncoder, ModelConfig, encoder, orthogonal
+from harness.models import LSTMEncoder, ModelConfig, encoder, flat, orthogonal
 from harness.normalise import DiscountedReturns, Normaliser
 
 OBJECTIVES = ("behaviour", "proximal", "decoupled")
@@ -140,7 +140,7 @@ class PPOPolicy(nn.Module):
         value = observation.float()
         if self.normaliser is not None:
             value = self.normaliser(value)
-        return value if self.observation_dims == 1 else value.flatten(-self.observation_dims)
+        return flat(value, self.observation_dims)
 
 
 class Critic(nn.Module):

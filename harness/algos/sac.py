@@ -19,7 +19,7 @@ from torch.nn.functional import softplus
 from harness.algos.state import FlatAdam, seeded, weights
 from harness.checks import above, at_least, between, one_of
 from harness.heads import LOG_ROOT_TWO_PI, wants_sample
-from harness.models import ACTIVATIONS, ModelConfig, encoder
+from harness.models import ACTIVATIONS, ModelConfig, encoder, flat, unflat
 
 LOG_STD_RANGE = (-5.0, 2.0)
 
@@ -71,8 +71,11 @@ class SACPolicy(nn.Module):
         if not isinstance(action_space, Box) or action_space.dtype not in ("float32", "float64"):
             raise ValueError(f"algo=sac acts in Box spaces of floats, and this is {action_space}")
         low, high = action_space.low, action_space.high
-        if not np.isfinite([low, high]).all():
-            raise ValueError(f"algo=sac needs bounds on every action, and this is {action_space}")
+        if not np.isfinite([low, high]).all() or not (low < high).all():
+            raise ValueError(
+                f"algo=sac needs bounds on every action, and room between them, and this is "
+                f"{action_space}"
+            )
         self.in_keys = ["observation"]
         self.out_keys = ["action"]
         self.observation_dims = len(observation_space.shape or ())
@@ -87,11 +90,11 @@ class SACPolicy(nn.Module):
         mean, log_std = self.gaussian(self.prepare(observation))
         if wants_sample(interaction_type()):
             mean = mean + torch.randn_like(mean) * log_std.exp()
-        return (mean.tanh() * self.scale + self.centre).unflatten(-1, self.shape)
+        return unflat(mean.tanh() * self.scale + self.centre, self.shape)
 
     def prepare(self, observation: Tensor) -> Tensor:
         """The observation as a vector of floats."""
-        return observation.float().flatten(-self.observation_dims)
+        return flat(observation.float(), self.observation_dims)
 
     def gaussian(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation before squashing."""
@@ -198,7 +201,7 @@ class SAC:
 
     def _update_critics(self, inputs: Tensor, samples: TensorDictBase) -> dict[str, float]:
         """Move the critics to reward plus what the target critics make of what followed."""
-        action = samples["action"].float().flatten(-len(self.policy.shape))
+        action = flat(samples["action"].float(), len(self.policy.shape))
         with torch.no_grad():
             next_inputs = self.policy.prepare(samples["next", "observation"])
             next_action, next_log_prob = self.policy.sample(next_inputs, self._noise(next_inputs))

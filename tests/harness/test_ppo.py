@@ -71,6 +71,16 @@ def test_a_policy_puts_out_what_its_out_keys_name(model, actions):
     assert batch["action_log_prob"].shape == (3, 2)
 
 
+def test_numbers_alone_may_be_seen_and_done():
+    number = Box(-1, 1, (), np.float32)
+    ppo = PPO(PPOConfig(), ModelConfig(hidden_sizes=[8]), number, number, total_frames=1000)
+    before = copy.deepcopy(ppo)
+    batch = noise(number, number).collect(ppo.policy, 21)
+    assert batch["action"].shape == batch.shape
+    ppo.update(batch, version=0)
+    assert not same(before, ppo)
+
+
 def test_a_deterministic_policy_repeats_itself():
     policy, observation = learner().policy, torch.randn(50, 3)
     with set_interaction_type(InteractionType.DETERMINISTIC):

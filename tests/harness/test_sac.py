@@ -242,6 +242,18 @@ def test_a_restored_learner_goes_on_as_if_it_had_never_stopped():
     assert restored.updates_due(2) == sac.updates_due(2) == 1
 
 
+def test_numbers_alone_may_be_seen_and_done():
+    number = Box(-1, 1, (), np.float32)
+    sac = SAC(SACConfig(), MODEL, number, number)
+    before = copy.deepcopy(sac)
+    found = samples(8)
+    found["observation"], found["next", "observation"] = torch.randn(2, 8)
+    found["action"] = sac.policy(found["observation"])
+    assert found["action"].shape == (8,)
+    sac.update(found)
+    assert not same(before, sac)
+
+
 # -- what is refused
 
 
@@ -250,6 +262,7 @@ def test_a_restored_learner_goes_on_as_if_it_had_never_stopped():
     [
         (Discrete(3), "algo=sac acts in Box spaces of floats, and this is Discrete"),
         (Box(-math.inf, math.inf, (1,)), "algo=sac needs bounds on every action"),
+        (Box(np.float32([0, 1]), np.float32([2, 1])), "and room between them"),
     ],
 )
 def test_a_space_without_bounds_is_refused(space, complaint):
