@@ -7,6 +7,7 @@ from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.link import make_link
 from harness.config.remote import REMOTE, check_remote, num_hosts
 from harness.config.schema import CollectorConfig, Config
+from harness.envs import find
 
 # Beyond these it is a slip, and would end in the system's own complaints.
 MOST_THREADS, MOST_WORKERS, MOST_ENVS = 4096, 4096, 1_000_000
@@ -22,6 +23,7 @@ def check(config: Config) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _check_amounts(config)
+    _check_evaluation(config)
     check_remote(config.collector, config.sync)
     _check_workers(config.collector, config.env.num_envs)
     _check_devices(config)
@@ -71,6 +73,16 @@ def _check_amounts(config: Config) -> None:
             raise ConfigError(f"{name}={seconds}: expected more than 0 seconds")
         if seconds > LONGEST_WAIT_S:
             raise ConfigError(f"{name}={seconds}: expected {LONGEST_WAIT_S:g} seconds or less")
+
+
+def _check_evaluation(config: Config) -> None:
+    evaluation, env = config.evaluation, config.env
+    plays = evaluation.at_end or evaluation.every_frames is not None
+    if plays and env.vectorisation == "native" and find(env.id).entry_point is None:
+        raise ConfigError(
+            f"env.id={env.id} is only there as a vector, and evaluation plays single environments; "
+            "say evaluation.at_end=false evaluation.every_frames=null"
+        )
 
 
 def _check_workers(collector: CollectorConfig, num_envs: int) -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import yaml
+from gymnasium.envs.registration import EnvSpec
 
 from harness.algos.ppo import PPOConfig
 from harness.algos.sac import SACConfig
@@ -166,3 +168,13 @@ def test_a_mistake_is_one_line_with_the_nearest_right_thing(overrides, parts):
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(env, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert f"pip install -e '.[{extra}]'" in error_of(f"env={env}")
+
+
+def test_what_is_only_there_as_a_vector_cannot_be_evaluated(monkeypatch):
+    made = gym.spec("CartPole-v1").vector_entry_point
+    monkeypatch.setitem(
+        gym.registry, "OnlyVector-v0", EnvSpec("OnlyVector-v0", vector_entry_point=made)
+    )
+    given = ("env.id=OnlyVector-v0", "env.vectorisation=native")
+    assert "say evaluation.at_end=false" in error_of(*given)
+    assert plan_run([*given, "evaluation.at_end=false"]).config.env.num_envs == 8
