@@ -112,9 +112,18 @@ def analyse(
     for task in plan.tasks:
         progress(f"statistics of {task.name}")
         found.append(_task(task, metric, target))
+    _check_metric(metric, found)
     _choose_pairs(found, baseline, by_source)
     _choose_pairs([f.throughout for f in found if f.throughout], baseline, by_source)
     return found
+
+
+def _check_metric(metric: str | None, found: Sequence[Findings]) -> None:
+    """Raise if finished runs have numbers, and none of this name."""
+    results = [result for findings in found for result in findings.results]
+    known = {name for r in results for run in r.setting.done.values() for name in run.summary}
+    if metric is not None and known and metric not in known:
+        raise ValueError(f"--metric is {metric!r}{nearest(metric, sorted(known))}")
 
 
 def _task(task: Task, metric: str | None, target: float | None) -> Findings:

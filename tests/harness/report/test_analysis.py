@@ -55,6 +55,12 @@ def test_any_number_of_the_summary_may_be_the_score(tmp_path):
     assert found.target is None  # a return's target is none of frames a second
 
 
+def test_a_score_that_no_run_has_is_refused_by_name(tmp_path):
+    make_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="--metric is 'evl/return'; did you mean 'eval/return'"):
+        findings(tmp_path, metric="evl/return")
+
+
 def test_a_run_without_a_score_is_left_out_of_the_scores_alone(tmp_path):
     make_run(tmp_path / "1", seed=1)
     change(make_run(tmp_path / "2", seed=2), **{"eval/return": None, "episode/return": None})
