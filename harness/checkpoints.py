@@ -85,7 +85,7 @@ class Checkpoints:
                 return frames_of(file), read(file, run=self.run)
             except CheckpointError as error:
                 log.error("%s; falling back to the one before", error)
-        tried = f"all {len(files)} are damaged" if files else "there is none"
+        tried = f"none of the {len(files)} there can be read" if files else "there is none"
         raise CheckpointError(f"no checkpoint to load in {self.folder}: {tried}")
 
     def _rotate(self, written: Path) -> None:

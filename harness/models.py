@@ -56,6 +56,8 @@ def mlp(
 
 def flat(value: Tensor, num_dims: int) -> Tensor:
     """The last so many dimensions as one; a number alone is a vector of one."""
+    if num_dims == 1:
+        return value
     return value.flatten(-num_dims) if num_dims else value.unsqueeze(-1)
 
 

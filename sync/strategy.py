@@ -186,6 +186,8 @@ class WeightStrategy:
         source, target = self.flatten(weights), self.flatten(destination)
         check_same(target.signature(), source.signature(), whose="weights")
         check_extra(target.extra, source.extra)
+        if inplace:
+            _check_writable(target)
         set_extra_state(target, source.extra)
         values = source.tensors
         with torch.no_grad():
@@ -195,6 +197,16 @@ class WeightStrategy:
                 else:
                     value = values[slot.name].detach().to(slot.tensor.device, copy=True)
                     _replace(slot, value)
+
+
+def _check_writable(target: Flat) -> None:
+    for slot in target.slots:
+        sizes = zip(slot.tensor.shape, slot.tensor.stride(), strict=True)
+        if slot.tensor.numel() and any(size > 1 and step == 0 for size, step in sizes):
+            raise ValueError(
+                f"{slot.name!r} is expanded, so that several of its numbers lie in one place, and "
+                "cannot be written in place: clone() it first"
+            )
 
 
 def _replace(slot: Slot, value: Tensor) -> None:

@@ -430,7 +430,7 @@ def _among(there: Collection[int], worker_ids: Any) -> list[int] | None:
     """Who is named, if all of them are there."""
     if worker_ids is None:
         return None
-    chosen = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+    chosen = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
     for one in chosen:
         if one not in there:
             known = ", ".join(map(str, there))

@@ -39,7 +39,8 @@ def build(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
     for key in data:
         if key not in names:
             raise UnknownOption(path, str(key), data[key], names)
-    values = {name: convert(hints[name], data[name], join(path, name)) for name in data}
+    single_first = sorted(data, key=lambda name: isinstance(data[name], Mapping))
+    values = {name: convert(hints[name], data[name], join(path, name)) for name in single_first}
     missing = [
         field.name
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_without_a_sound_one_the_error_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="there is none"):
         checkpoints.load()
     spoil(checkpoints.save(1, {}), "empty")
-    with pytest.raises(CheckpointError, match="all 1 are damaged"):
+    with pytest.raises(CheckpointError, match="none of the 1 there can be read"):
         checkpoints.load()
 
 

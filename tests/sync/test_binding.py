@@ -216,7 +216,9 @@ def test_what_a_model_keeps_for_itself_alone_may_come_later():
     with torch.no_grad():
         model[0].weight.fill_(3)
     binding.pack(written, 0, check_finite=True)
-    assert written.views[[leaf.name for leaf in binding.layout.leaves].index("0.weight")].eq(3).all()
+    assert (
+        written.views[[leaf.name for leaf in binding.layout.leaves].index("0.weight")].eq(3).all()
+    )
 
 
 @pytest.mark.parametrize("form", [dict, TensorDict])

@@ -78,6 +78,16 @@ def test_not_in_place_the_destination_gets_memory_of_its_own(to):
     assert not any(after[name] in (before[name], memory(source)[name]) for name in after)
 
 
+def test_what_cannot_be_written_in_place_is_left_as_it_was():
+    destination = {"a": torch.zeros(3), "b": torch.zeros(1).expand(3)}
+    source = {"a": torch.ones(3), "b": torch.ones(3)}
+    with pytest.raises(ValueError, match=r"'b' is expanded, .*clone\(\) it first"):
+        WeightStrategy().apply_weights(destination, source)
+    assert destination["a"].sum() == 0
+    WeightStrategy().apply_weights(destination, source, inplace=False)
+    assert destination["a"].sum() == destination["b"].sum() == 3
+
+
 def memory(source):
     flat = WeightStrategy().flatten(source)
     return {slot.name: slot.tensor.data_ptr() for slot in flat.slots}

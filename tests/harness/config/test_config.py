@@ -52,6 +52,10 @@ def test_an_algorithms_file_holds_the_defaults_of_its_dataclass(name, schema):
     assert options["algo"] == dataclasses.asdict(schema())
 
 
+def test_what_several_options_refer_to_is_named_itself():
+    assert error_of("seed=abc").startswith("seed=abc: ")
+
+
 def test_the_default_run_is_sound():
     plan = plan_run([])
     assert isinstance(plan.config.algo, PPOConfig)
