@@ -55,7 +55,11 @@ class Outcome:
 def execute(plan: RunPlan) -> Outcome:
     """Do the run. Only `ConfigError` comes out of here; all else is in the outcome."""
     if collects_for_another(plan.config):
-        collect_for_another(plan.config)
+        try:
+            collect_for_another(plan.config)
+        except ConnectionError as error:
+            print(f"run.py: {one_line(error)}", file=sys.stderr)
+            return Outcome(FAILED, "failed")
         return Outcome(0, "done")
     if plan.skip_done and (outcome := finished(plan)):
         return outcome

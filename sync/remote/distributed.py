@@ -232,9 +232,15 @@ def serve(
         store.wait([f"{pair}/go"], timedelta(seconds=left))
         group = make_group(store, pair, 1, address, left)
     except RuntimeError as error:
+        waited = time.monotonic() - begun >= timeout
+        how = (
+            f"did not meet it within {timeout:g} s; does it call connect() for {peer + 1} peers or "
+            "more?"
+            if waited
+            else "was gone before it met it"
+        )
         raise ConnectionError(
-            f"peer {peer}: {where} did not meet it within {timeout:g} s; does it call connect() "
-            f"for {peer + 1} peers or more? ({str(error).splitlines()[0]})"
+            f"peer {peer}: {where} {how} ({str(error).splitlines()[0]})"
         ) from None
     _here[:] = [_Here(peer, host, port, address, timeout)]
     line = Line(group, 0, where, silence_s=silence_s)

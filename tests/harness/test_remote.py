@@ -170,3 +170,16 @@ def test_ranks_of_torchrun_serve_the_first():
     assert read_json(Path("ranks/status.json"))["state"] == "done"
     assert read_json(Path("ranks/summary.json"))["frames"] == 384
     assert os.listdir() == ["ranks"]  # the others write nothing
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+def test_a_rank_that_meets_no_trainer_says_so_in_one_line(monkeypatch, capfd, kind):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # which it has its process ignore
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    options = ("collector.num_workers=1", "collector.remote.start_timeout_s=0.1")
+    assert run.main([*SMALL, *of(kind), *options]) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("run.py: peer 0: no trainer answered at 127.0.0.1:1 within 0.1 s")

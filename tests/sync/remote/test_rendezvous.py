@@ -91,6 +91,24 @@ def test_a_peer_that_finds_somebody_else_gives_up_in_time(module, stranger):
         module.serve(0, port=stranger, timeout=1.0)
 
 
+@pytest.mark.parametrize(
+    ("timeout", "says"),
+    [(1.0, "did not meet it within 1 s"), (60.0, "was gone before it met it")],
+)
+def test_a_peer_that_is_not_met_says_whether_there_was_time(timeout, says):
+    from sync.remote import distributed
+
+    trainer = [distributed.DistributedEngine(1, timeout=60.0)]
+    port = trainer[0].port
+    ends = threading.Timer(2.0, trainer.clear)
+    ends.start()
+    try:
+        with pytest.raises(ConnectionError, match=rf"peer 1: the trainer at .* {says}"):
+            distributed.serve(1, port=port, timeout=timeout)
+    finally:
+        ends.join()
+
+
 def test_a_late_peer_is_met_when_it_comes(module):
     peers = Peers(module.__name__.rpartition(".")[2], 1)
     try:
