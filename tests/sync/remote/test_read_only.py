@@ -61,6 +61,7 @@ def test_who_writes_to_it_ends_and_the_owner_may_write():
 
 
 def test_it_keeps_what_it_shows_and_its_pages_go_with_it():
+    gc.collect()
     before = mappings()
     theirs = shared().view(Array)
     kept = weakref.ref(theirs)
