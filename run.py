@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR, INTERRUPTED, UNREAD = 2, 130, 141
 # torch's RPC warns of every connection that ends, also of those that are to. Read when torch loads.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
@@ -17,9 +17,14 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 def main(arguments: list[str]) -> int:
     """Do what the command line says; the exit status."""
     try:
-        return command(arguments)
+        status = command(arguments)
+        print(end="", flush=True)
+        return status
     except KeyboardInterrupt:  # before there was a run to end
         return INTERRUPTED
+    except BrokenPipeError:  # nobody reads what was asked for: `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
 
 
 def command(arguments: list[str]) -> int:

@@ -101,13 +101,15 @@ def _group_page(group: Path) -> Iterator[str]:
     for file in sorted(group.glob("*.yaml")):
         yield f"{group.name}={file.stem}"
         yield f"    {_summary(file)}"
+        prefix = "" if group.name == "experiment" else f"{group.name}."  # it sets those of others
         for name, value, comment in _options(file):
-            yield from _entry(f"    {group.name}.{name}={value}", comment, 44)
+            yield from _entry(f"    {prefix}{name}={value}", comment, 44)
         yield ""
 
 
 def _summary(file: Path) -> str:
-    return file.read_text().splitlines()[0].removeprefix("# ")
+    first, second = file.read_text().splitlines()[:2]
+    return (second if first.startswith("# @") else first).removeprefix("# ")
 
 
 def _defaults() -> dict[str, str]:
@@ -117,25 +119,21 @@ def _defaults() -> dict[str, str]:
 
 def _options(file: Path) -> Iterator[tuple[str, str, str]]:
     """Name, value and comment of every option line; nested ones by their dotted names."""
-    above = ""
+    above: list[str] = []
     for line in file.read_text().splitlines():
         match = re.fullmatch(r"( *)(\w+):(?: ([^#]*?))?(?: *# (.*))?", line)
         if match is None:
             continue
         indent, name, value, comment = match.groups(default="")
-        if not indent:
-            above = name
-        if above in ("defaults", "hydra"):
-            continue
-        if not value and not indent:
-            continue  # the options it holds follow
-        yield f"{above}.{name}" if indent else name, value, comment
+        above[len(indent) // 2 :] = [name]
+        if value and above[0] not in ("defaults", "hydra"):  # without one, those it holds follow
+            yield ".".join(above), value, comment
 
 
 def _entry(left: str, text: str, column: int) -> Iterator[str]:
     """Two columns; what does not fit goes on below."""
     lines = textwrap.wrap(text, WIDTH - column) or [""]
-    if len(left) >= column:
+    if len(left) >= column and text:
         yield left
         left = ""
     yield f"{left:<{column}}{lines[0]}".rstrip()

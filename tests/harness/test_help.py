@@ -34,6 +34,20 @@ def test_there_are_five_examples():
 
 
 @pytest.mark.parametrize("group", groups())
+def test_every_choice_is_described_by_a_sentence(group):
+    lines = page(group).splitlines()
+    for name in groups()[group]:
+        sentence = lines[lines.index(f"{group}={name}") + 1].strip()
+        assert sentence.endswith("."), sentence
+        assert "@" not in sentence
+
+
+def test_an_experiment_s_options_have_the_names_that_set_them():
+    assert "\n    sync.link.preset=wan\n" in page("experiment")
+    assert "\n    experiment." not in page("experiment")
+
+
+@pytest.mark.parametrize("group", groups())
 def test_a_group_has_a_page_of_its_own(group):
     text = page(group)
     for name in groups()[group]:
@@ -54,6 +68,19 @@ def test_help_loads_nothing_heavy():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert ended.stdout.endswith("False\n"), ended.stderr
+
+
+def test_who_stops_reading_gets_no_traceback():
+    with subprocess.Popen(
+        [sys.executable, "run.py", "--help"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
 
 
 def test_flags_are_told_from_overrides():
