@@ -56,15 +56,17 @@ class HogwildSenderEnd(SharedMemSenderEnd):
     def _held(self, addressed: Collection[int]) -> set[int]:
         return set()
 
-    def _pack(self, binding: Binding, slot: int, version: int) -> None:
-        block = self.slots[slot]
+    def _pack(self, binding: Binding, slot: int, version: int) -> int:
+        block, nbytes = self.slots[slot], 0
         with torch.no_grad():
             for leaf, view in zip(binding.leaves(), block.views, strict=True):
                 if not _same(leaf, view):
                     view.copy_(leaf)
+                    nbytes += view.nbytes
         block.stamp(version, binding.extra())
         if binding is self.registered and not binding.points_at(block):
             binding.point_at(block)  # the trainer replaced parameters: they are shared again
+        return nbytes
 
     def close(self) -> None:
         super().close()

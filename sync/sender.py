@@ -204,24 +204,25 @@ class SenderEnd:
             return
         # All are written before any is offered: if one is refused, nobody gets any.
         held = self._held(_addressed(plan))
-        written: list[tuple[int, list[int], int]] = []
+        written: list[tuple[int, list[int], int, int]] = []
         for weights, workers in plan:
             begun = now_ns()
             slot = self.slots.free(held)
-            self._pack(self._bind(weights), slot, version)
+            nbytes = self._pack(self._bind(weights), slot, version)
             held.add(slot)
-            written.append((slot, workers, now_ns() - begun))
+            written.append((slot, workers, now_ns() - begun, nbytes))
         self.version = version
-        for slot, workers, pack_ns in written:
+        for slot, workers, pack_ns, nbytes in written:
             begun = now_ns()
             self._offer([self.transports[worker] for worker in workers], slot, version)
             self.stats.add(
                 version,
-                self.layout.nbytes,
+                nbytes,
                 pack_ns=pack_ns,
                 publish_ns=now_ns() - begun,
                 workers=workers,
             )
+            self._note_saved(workers, nbytes)
 
     def _publish_encoded(self, plan: Plan, version: int) -> None:
         """The same through a wire format, or over a link, or both."""
@@ -253,8 +254,12 @@ class SenderEnd:
                 max_error=found.max_abs,
                 relative_error=found.relative_rms,
             )
+            self._note_saved(workers, nbytes)
+
+    def _note_saved(self, workers: list[int], nbytes: int) -> None:
+        if saved := self.layout.nbytes - nbytes:
             for worker in workers:
-                self.transports[worker].stats.saved_bytes += self.layout.nbytes - nbytes
+                self.transports[worker].stats.saved_bytes += saved
 
     def _write(
         self, binding: Binding, block: Snapshot, version: int, workers: list[int]
@@ -287,8 +292,10 @@ class SenderEnd:
             held |= transport.kept() if keeps else transport.held()
         return held
 
-    def _pack(self, binding: Binding, slot: int, version: int) -> None:
+    def _pack(self, binding: Binding, slot: int, version: int) -> int:
+        """Write a version; how many bytes that took."""
         binding.pack(self.slots[slot], version, check_finite=self._check_finite)
+        return self.layout.nbytes
 
     def _bind(self, weights: Weights) -> Binding:
         for known in (self.registered, self._last):

@@ -56,6 +56,19 @@ def test_a_send_counts_a_version_and_brings_buffers_and_extra_state():
         assert scheme.acknowledged == {0: 1}
 
 
+def test_bytes_are_those_that_a_send_moves():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    scheme = scheme_of(model, workers=2, sync=False)
+    with running(scheme, lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))):
+        before = scheme.stats["bytes"]
+        scheme.send()
+        assert scheme.stats["bytes"] - before == buffers
+        whole = sum(tensor.nbytes for tensor in model.state_dict().values())
+        scheme.send({name: value.clone() for name, value in model.state_dict().items()})
+        assert scheme.stats["bytes"] - before == buffers + whole
+
+
 def test_a_parameter_that_the_trainer_replaced_is_shared_from_the_next_send_on():
     model = policy(1)
     scheme = scheme_of(model)
