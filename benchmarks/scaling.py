@@ -255,7 +255,7 @@ def prediction(
         "",
         f"## Predicted: {on.workers:,} workers on {on.nodes} nodes, {on.gbit:g} Gbit/s",
         "",
-        "| scheme | send ms | of that on links | out of the trainer MB | a node's "
+        "| scheme | send ms | links alone, ms | out of the trainer MB | a node's "
         f"{on.on_a_node:g} workers MB |",
         "|---|---:|---:|---:|---:|",
     ]

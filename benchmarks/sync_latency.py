@@ -5,8 +5,9 @@
     .venv/bin/python benchmarks/sync_latency.py --booking-only
 
 Everything is measured in turns within one run: a few sends of ours, a few of torchrl's, a few
-copies of the same bytes, a few round trips of an eventfd, and again. Ratios within a round compare
-what the machine did at that time; absolute times are only as steady as the machine.
+copies of the same bytes, a few round trips of an eventfd, and again, so that all of them meet the
+machine in the same moods. Ratios are those of the medians over all rounds; absolute times are only
+as steady as the machine.
 """
 
 from __future__ import annotations
