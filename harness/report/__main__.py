@@ -27,7 +27,7 @@ FIGURES, DATA = "figures", "data"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
-    options = parser().parse_args(arguments)
+    options = parser().parse_intermixed_args(arguments)
     out = options.out or options.places[0] / "report"
     try:
         while True:
