@@ -171,15 +171,16 @@ def _curve_panels(
     columns = 2
     rows = math.ceil(len(drawn) / columns)
     figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * rows))
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for axes, result in zip(panels, drawn, strict=False):
         for other in bands.values():
             axes.plot(other.grid, other.value, color="#999999", alpha=0.45, linewidth=0.7)
         _draw_band(axes, bands[result.label], color=COLOURS[0], linestyle="-")
         axes.set_title(shown(result.label), fontsize=9, loc="left")
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
-    for axes in list(panels)[len(drawn) :]:
+    for axes, above in zip(panels[len(drawn) :], panels[len(drawn) - columns :], strict=False):
         axes.set_axis_off()
+        above.tick_params(labelbottom=True)
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(findings.curve, fontsize=10)
     return figure

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.report import figures
 from harness.report.analysis import WANTED, Findings, analyse, known_target
 from harness.report.read import find_runs
 from harness.report.settings import arrange
@@ -170,3 +171,11 @@ def test_the_same_runs_give_the_same_numbers(tmp_path):
     for one, other in zip(first.results, second.results, strict=True):
         assert one.estimates == other.estimates
         assert np.array_equal(one.by_frames.low, other.by_frames.low, equal_nan=True)
+
+
+def test_an_odd_number_of_panels_leaves_no_empty_one(tmp_path):
+    make_sweep(tmp_path, seeds=range(1, 2), schemes={f"scheme{i}": 100.0 * i for i in range(7)})
+    *_, above, last, empty = figures.curves_by_frames(findings(tmp_path)).axes
+    assert (last.axison, empty.axison) == (True, False)
+    for axes in (above, last):  # each the lowest of its column
+        assert axes.xaxis.get_tick_params()["labelbottom"]
