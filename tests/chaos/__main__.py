@@ -188,7 +188,9 @@ def may_mount() -> bool:
 
 def main(given: list[str]) -> int:
     """Torment, report; 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--faults", type=int, default=500, help="how many have to strike")
     parser.add_argument("--seed", type=int, help="of what is drawn; random if not given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
