@@ -187,6 +187,9 @@ def _fill(target: dict[Key, np.ndarray[Any, Any]], part: Part, num_steps: int) -
         follows = target.get(("next", *field.key))
         if follows is None:  # it takes no memory
             continue
+        if layout.hosted:  # complete: what lies in the row after a frame may be padding
+            places.copy(frames.bytes[f"next/{i}"], follows)
+            continue
         places.copy(frames.bytes[f"obs/{i}"][num_envs:], follows)
         if len(ended):
             follows[ended] = frames.bytes[f"next/{i}"][places.source[ended]]
@@ -247,7 +250,8 @@ def _as_views(part: Part, num_steps: int, stamps: bool) -> TensorDict:
     """The block itself as [environments, time]; `next` is completed in it."""
     frames, layout = part.frames, part.frames.layout
     ended = torch.from_numpy(part.ended())
-    for finals, rows in zip(frames.finals, frames.observations, strict=True):
+    completed = [] if layout.hosted else zip(frames.finals, frames.observations, strict=True)
+    for finals, rows in completed:
         mask = ended.reshape(*ended.shape, *[1] * (rows.ndim - 2))
         torch.where(mask, finals, rows[1 : num_steps + 1], out=finals)
     views = {

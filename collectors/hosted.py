@@ -129,7 +129,7 @@ def _layout(batch: TensorDict) -> FrameLayout:
     return FrameLayout(
         num_envs,
         num_steps,
-        tuple(field(key, num_steps + 1) for key in observations),
+        tuple(field(key, num_steps) for key in observations),
         tuple(field(key, num_steps) for key in outputs),
         field(("action",), num_steps),
         hosted=True,
@@ -141,10 +141,8 @@ def _write(frames: Frames, batch: TensorDict) -> None:
     frames.begin()
     layout, tensors, steps = frames.layout, frames.tensors, batch.batch_size[1]
     for i, field in enumerate(layout.observations):
-        follows = batch.get(("next", *field.key)).transpose(0, 1)
         tensors[f"obs/{i}"][:steps] = batch.get(field.key).transpose(0, 1)
-        tensors[f"obs/{i}"][steps] = follows[-1]
-        tensors[f"next/{i}"][:steps] = follows
+        tensors[f"next/{i}"][:steps] = batch.get(("next", *field.key)).transpose(0, 1)
     named = {f"out/{i}": field.key for i, field in enumerate(layout.outputs)}
     named |= {
         "action": ("action",),

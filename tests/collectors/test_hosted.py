@@ -16,6 +16,7 @@ from tests.collectors.support import (
     CodeEnv,
     CodePolicy,
     all_accounted_for,
+    make_env,
     same_bits,
 )
 from tests.collectors.troubled import Plain, Troubled
@@ -115,6 +116,21 @@ def test_a_hosted_collector_has_options_of_its_own():
     ) as collector:
         for _ in range(2):
             checker.check(collector.next())
+
+
+def test_what_follows_the_last_frame_before_padding_is_what_followed_below():
+    checker = Checker([3])
+    with MultiAsyncCollector(
+        partial(make_env, "native_next_step"),
+        CodePolicy(),
+        num_workers=1,
+        collector_class=Collector,
+        frames_per_batch=30,
+        start_method="fork",
+    ) as collector:
+        for _ in range(3):
+            checker.check(collector.next())
+    assert checker.counts["padding"] > 0
 
 
 def test_a_hosted_collector_goes_on_where_it_was():
