@@ -66,6 +66,7 @@ class Rollout:
         self.t = 0
         self.state: dict[Key, Tensor] = {}
         self._first: dict[Key, Tensor] | None = None
+        self._first_version = 0  # of the weights that put it out
         self._begun = False
         self._lost = False  # a block was left in the middle: nobody knows where the episodes are
         self.reseed(seeds)
@@ -120,6 +121,7 @@ class Rollout:
         self.words[STAGE] = ACTING
         if self._first is None:
             streams = Streams()
+            self._first_version = self.weights.version
             rows = [torch.from_numpy(array) for array in self.environments.current]
             with torch.no_grad(), set_interaction_type(self.exploration):
                 if self.acting.state_keys and not self.state:
@@ -201,8 +203,8 @@ class Rollout:
         )
         write, step = self._writer(frames), environments.step
         versions, at_step, halting = frames.version, self.apply_at_step, environments.halting
-        made, used = words[FRAMES], weights.version
-        words[VERSION] = used
+        made, used = words[FRAMES], self._first_version
+        words[VERSION] = weights.version
         for t in range(num_steps):
             self.t = t
             if attend is not None and not attend(self):

@@ -241,6 +241,11 @@ def test_when_every_episode_has_ended_and_none_may_start_the_next_batch_says_so(
 class Dawdler(CodeEnv):
     """Of worker 1, and slow."""
 
+    def reset(self, **kwargs):
+        if self.worker == 1 and self.episode < 0:
+            time.sleep(0.5)  # it is cut before its first step
+        return super().reset(**kwargs)
+
     def step(self, action):
         if self.worker == 1:
             time.sleep(0.02)
@@ -260,6 +265,8 @@ def test_preemption_masks_what_stragglers_did_not_do_and_counts_it():
             checker.check(batch)
             assert batch["collector", "mask"][0].all()
             assert not batch["collector", "mask"][1].all()
+            collector.policy.number.data += 1
+            collector.update_policy_weights_()
         stats = collector.stats()
         assert stats["preempted"] == checker.counts["padding"] > 0
         assert stats["delivered"] == checker.counts["frames"] == collector.frames
