@@ -128,6 +128,11 @@ class Options:
                 "trajs_per_batch gives whole trajectories already: leave split_trajs out",
             ),
             (
+                self.set_truncated and self.trajs_per_batch is not None,
+                "set_truncated ends trajectories where batches end, trajs_per_batch gathers them "
+                "beyond that: give one",
+            ),
+            (
                 self.cat_results not in (None, 0) and self.split_trajs,
                 "cat_results arranges frames by worker, split_trajs by trajectory: give one",
             ),
