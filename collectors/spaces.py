@@ -40,7 +40,9 @@ def key_of(name: str) -> Key:
 def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
     """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
     leaves = list(_leaves(space, (), ()))
-    taken = {leaf.key[0] for leaf in leaves} & RESERVED
+    if not leaves:
+        raise TypeError("the observation space holds nothing that a policy could be called with")
+    taken = {leaf.key[0] for leaf in leaves} & (RESERVED | ENDS)
     if taken:
         raise ValueError(
             f"observation key {sorted(taken)[0]!r} is one that batches use themselves; rename it"

@@ -33,11 +33,13 @@ class Vector(Environments):
     def step(self, frames: Frames, t: int, action: Array) -> int:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._put(frames.observation_arrays, t + 1, observation)
-        if np.shape(reward) != (self.num_envs,):
-            raise ValueError(
-                f"{self} returned a reward of shape {list(np.shape(reward))}, "
-                f"not one for each of {self.num_envs} environments"
-            )
+        told = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        for name, value in told.items():
+            if np.shape(value) != (self.num_envs,):
+                raise ValueError(
+                    f"{self} returned {name} of shape {list(np.shape(value))}, "
+                    f"not one for each of {self.num_envs} environments"
+                )
         frames.reward[t] = reward
         frames.terminated[t] = terminated
         frames.truncated[t] = truncated

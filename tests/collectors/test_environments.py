@@ -294,7 +294,7 @@ def test_in_a_worker_the_error_comes_with_the_environments_name(case):
         collector.next()
 
 
-def test_the_shape_of_a_vectors_observations_is_checked_too():
+def test_the_shape_of_what_a_vector_returns_is_checked_too():
     class Wrong(CodeVector):
         def step(self, actions):
             observation, *rest = super().step(actions)
@@ -302,6 +302,15 @@ def test_the_shape_of_a_vectors_observations_is_checked_too():
 
     env = Wrong(0, 3, AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match=r"'observation' as float32 \[3, 4\].*\[3, 5\]"):
+        collect(env, frames=12)
+
+    class Together(CodeVector):
+        def step(self, actions):
+            *rest, truncated, info = super().step(actions)
+            return *rest, truncated.any(), info
+
+    env = Together(0, 3, AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=r"truncated of shape \[\], not one for each of 3"):
         collect(env, frames=12)
 
 
@@ -394,6 +403,7 @@ def test_a_vector_without_final_observations_is_refused_where_they_are_due():
         (CARTPOLE, spaces.Dict(a=spaces.Discrete(2)), "Dict action spaces are not supported"),
         (CARTPOLE, spaces.Tuple([spaces.Discrete(2)]), "Tuple action spaces are not supported"),
         (CARTPOLE, spaces.Text(3), "Text spaces have no fixed array form"),
+        (spaces.Dict(), spaces.Discrete(2), "the observation space holds nothing"),
     ],
 )
 def test_spaces_that_do_not_fit_in_arrays_are_refused(observation, action, message):
@@ -401,7 +411,9 @@ def test_spaces_that_do_not_fit_in_arrays_are_refused(observation, action, messa
         collect(SpaceEnv(observation, action))
 
 
-@pytest.mark.parametrize("name", ["action", "next", "collector", "is_init", "policy_version"])
+@pytest.mark.parametrize(
+    "name", ["action", "next", "collector", "is_init", "policy_version", "reward", "done"]
+)
 def test_observation_keys_that_batches_use_themselves_are_refused(name):
     with pytest.raises(ValueError, match=f"observation key '{name}'.*rename it"):
         collect(SpaceEnv(spaces.Dict({name: spaces.Discrete(2)})))
