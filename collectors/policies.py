@@ -8,7 +8,7 @@ starts it with zeros; to learn their shape, it is given None once.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,10 +50,10 @@ class Acting:
         known = {*names, IS_INIT, *self.state_keys}
         if missing := [key for key in self.in_keys if key not in known]:
             raise ValueError(
-                f"the policy wants {_shown(missing)}; the environment gives {_shown(names)}"
+                f"the policy wants {shown(missing)}; the environment gives {shown(names)}"
             )
         if self.out_keys is not None and ACTION not in self.out_keys:
-            raise ValueError(f"the policy puts out {_shown(self.out_keys)}, but no 'action'")
+            raise ValueError(f"the policy puts out {shown(self.out_keys)}, but no 'action'")
         self.call = self._calling(policy, trusted)
         if compile_policy:
             options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
@@ -110,7 +110,7 @@ class Acting:
 
     def _named(self, values: Sequence[Tensor]) -> dict[Key, Tensor]:
         if self.out_keys is None or len(self.out_keys) != len(values):
-            expected = "no out_keys" if self.out_keys is None else _shown(self.out_keys)
+            expected = "no out_keys" if self.out_keys is None else shown(self.out_keys)
             raise ValueError(
                 f"the policy returned {len(values)} tensors and has {expected}: give it an "
                 "attribute `out_keys` with a name for each"
@@ -133,7 +133,7 @@ class Acting:
         if keys is None:
             keys = [k for k in given if k not in self.in_keys]
         if ACTION not in keys or ACTION not in given:
-            raise ValueError(f"the policy put out {_shown(list(given))}, but no 'action'")
+            raise ValueError(f"the policy put out {shown(list(given))}, but no 'action'")
         named: dict[Key, Any] = {key: given[key] for key in keys}
         return named
 
@@ -182,5 +182,6 @@ def _takes_tensordict(policy: Callable[..., Any]) -> bool:
     )
 
 
-def _shown(keys: Sequence[Key]) -> str:
+def shown(keys: Iterable[Key]) -> str:
+    """Keys as a user writes them."""
     return ", ".join(repr(key[0] if len(key) == 1 else key) for key in keys) or "nothing"

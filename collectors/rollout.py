@@ -19,7 +19,7 @@ from torch import Tensor
 
 from collectors.environments import Environments
 from collectors.frames import FrameLayout, Frames
-from collectors.policies import ACTION, IS_INIT, NEXT, Acting
+from collectors.policies import ACTION, IS_INIT, NEXT, Acting, shown
 from collectors.seeds import Seeds, Streams
 from collectors.spaces import Key, is_reserved, key_of, name_of, sample
 from collectors.weights import Intake
@@ -254,37 +254,47 @@ class Rollout:
         if self.random_frames > 0:
             self._first = None  # nobody acts by it
         rows, actions = frames.observation_rows, frames.action.numpy()
-        shape = actions.shape[1:]
+        shape, kind = actions.shape[1:], actions.dtype.kind
         plain = (
             not acting.state_keys
             and acting.in_keys == [leaf.key for leaf in self.environments.observations]
             and acting.device is None
         )
         state_keys = acting.state_keys
-        targets: list[tuple[Key, Any]] = [
+        fields: list[tuple[Key, Any]] = [
             (field.key, output.numpy() if _numpy_knows(output) else output)
             for field, output in zip(frames.layout.outputs, frames.outputs, strict=True)
         ]
-        carried = [(key, target) for key, target in targets if key in state_keys]
+        carried = [(key, target) for key, target in fields if key in state_keys]
+        targets = [(key, target) for key, target in fields if key not in state_keys]
+        expected = dict.fromkeys([ACTION, *(key for key, _ in targets)]).keys()
 
-        def act(t: int, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            actions[t] = action if action.shape == shape else action.reshape(shape)
+        def act(t: int, action: Tensor) -> np.ndarray[Any, Any]:
+            array = _array(action)
+            if array.shape != shape or array.dtype.kind != kind:
+                self._check({ACTION: action})
+                array = array.reshape(shape)
+            actions[t] = array
             return actions[t].copy()  # the policy's own memory is no environment's to write into
 
         def write(t: int, outputs: dict[Key, Tensor] | None = None) -> np.ndarray[Any, Any]:
             for key, target in carried:  # before the policy can write into it
-                _put(target, t, self.state[key])
+                _put(key, target, t, self.state[key])
             if outputs is None:
                 if self._first is not None and t == 0:
                     outputs, self._first = self._first, None
                 else:
                     outputs = acting(rows[t] if plain else self._inputs(rows[t], t))
+            if outputs.keys() != expected:
+                raise ValueError(
+                    f"the policy put out {shown(outputs)}, and {shown(expected)} when it was first "
+                    "called: batches hold the same at every step"
+                )
             for key, target in targets:
-                if key in outputs:
-                    _put(target, t, outputs[key])
+                _put(key, target, t, outputs[key])
             for key in state_keys:
                 self.state[key] = outputs[(NEXT, *key)]
-            return act(t, _array(outputs[ACTION]))
+            return act(t, outputs[ACTION])
 
         tensors = any(type(target) is Tensor for _, target in targets)
         return self._tuple_writer(rows, targets, act, write) if plain and not tensors else write
@@ -293,7 +303,7 @@ class Rollout:
         self,
         rows: Sequence[tuple[Tensor, ...]],
         targets: Sequence[tuple[Key, Any]],
-        act: Callable[[int, np.ndarray[Any, Any]], np.ndarray[Any, Any]],
+        act: Callable[[int, Tensor], np.ndarray[Any, Any]],
         write: Callable[..., np.ndarray[Any, Any]],
     ) -> Callable[[int], np.ndarray[Any, Any]]:
         """The same without a dictionary, for a policy that puts out a tuple of what it named."""
@@ -302,7 +312,7 @@ class Rollout:
         if out_keys is None or len(set(out_keys)) != len(out_keys):
             return write
         count, call = len(out_keys), acting.call
-        places = [(out_keys.index(key), target) for key, target in targets]
+        places = [(key, out_keys.index(key), target) for key, target in targets]
         acts = out_keys.index(ACTION)
 
         def write_tuple(t: int) -> np.ndarray[Any, Any]:
@@ -311,9 +321,9 @@ class Rollout:
             result = call(*rows[t])
             if type(result) is not tuple or len(result) != count:
                 return write(t, acting.read(result))
-            for place, target in places:
-                target[t] = result[place].numpy()
-            return act(t, result[acts].numpy())
+            for key, place, target in places:
+                _put(key, target, t, result[place])
+            return act(t, result[acts])
 
         return write_tuple
 
@@ -390,12 +400,18 @@ def _check_unchanged(observations: Sequence[Tensor]) -> None:
 
 
 def _array(value: Tensor) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = value.numpy() if value.is_cpu else value.cpu().numpy()
+    known = value if _numpy_knows(value) else value.float()
+    array: np.ndarray[Any, Any] = known.numpy() if known.is_cpu else known.cpu().numpy()
     return array
 
 
-def _put(target: Any, t: int, value: Tensor) -> None:
+def _put(key: Key, target: Any, t: int, value: Tensor) -> None:
     """Write a row of a block's field: an array, or a tensor of a type that numpy does not know."""
+    if value.shape != target.shape[1:]:
+        raise ValueError(
+            f"the policy's output {'/'.join(key)!r} is {list(value.shape)}, and was "
+            f"{list(target.shape[1:])} when it was first called: batches hold one shape"
+        )
     if type(target) is Tensor:
         target[t].copy_(value)
     else:

@@ -430,12 +430,13 @@ PASSED_ON = (
 
 
 def check_numbers(frames: Frames, steps: int, environments: Environments) -> None:
-    """Raise if an environment gave NaN: what is trained on must be numbers."""
+    """Raise if policy or environment gave NaN: what is trained on must be numbers."""
     ended = frames.terminated[:steps] | frames.truncated[:steps]
     any_ended = np.count_nonzero(ended)
-    suspects: list[tuple[str, Any, Any, int]] = [
-        ("reward", frames.reward[:steps], frames.live[:steps], 0)
-    ]
+    live = frames.live[:steps]
+    suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
+    if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
+        suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
     for i, leaf in enumerate(environments.observations):
         if leaf.dtype.kind == "f":
             rows, finals = frames.observation_arrays[i], frames.final_arrays[i]

@@ -350,6 +350,11 @@ def test_compiled_policies_act_alike():
         assert torch.equal(batch["action"], by_sum(batch["observation"]))
 
 
+def is_late(observation):
+    """Whether an episode has had a step."""
+    return bool((observation[:, 3] > 0).any())
+
+
 def with_keys(function, **keys):
     class Module(nn.Module):
         def forward(self, *inputs):
@@ -418,7 +423,7 @@ BAD = {
         "the policy wrote into an observation that it was given",
     ),
     "what it wrote into a later observation": (
-        lambda o: by_sum(o.add_(1) if (o[:, 3] > 0).any() else o),
+        lambda o: by_sum(o.add_(1) if is_late(o) else o),
         ValueError,
         "the policy wrote into an observation that it was given",
     ),
@@ -426,6 +431,21 @@ BAD = {
         lambda observation: by_sum(observation) + 0.5,
         ValueError,
         "the policy's actions are float32; the action space says int64",
+    ),
+    "broken numbers later": (
+        lambda o: by_sum(o) + (0.5 if is_late(o) else 0),
+        ValueError,
+        "the policy's actions are float32; the action space says int64",
+    ),
+    "one output for all later": (
+        with_keys(lambda o: (by_sum(o), o[: 1 if is_late(o) else 3]), out_keys=["action", "value"]),
+        ValueError,
+        r"output 'value' is \[1, 5\], and was \[3, 5\] when it was first called",
+    ),
+    "an output less later": (
+        lambda o: {"action": by_sum(o)} if is_late(o) else {"action": by_sum(o), "value": o},
+        ValueError,
+        "the policy put out 'action', and 'action', 'value' when it was first called",
     ),
 }
 
@@ -449,6 +469,29 @@ def test_in_a_worker_it_is_told_too(case):
 
     with pytest.raises(RuntimeError, match=message):
         collect()
+
+
+def test_actions_that_are_not_numbers_are_told_as_the_policys():
+    def policy(observation):
+        calls.append(observation)
+        return observation[:, :1] * (float("nan") if len(calls) == 4 else 1)
+
+    calls = []
+    with (
+        Collector(lambda: gym.make("Pendulum-v1"), policy, frames_per_batch=10) as collector,
+        pytest.raises(ValueError, match="'action' is NaN in environment 0, at step 3"),
+    ):
+        collector.next()
+
+
+def test_actions_may_be_of_a_type_that_numpy_does_not_know():
+    def policy(observation):
+        return observation[:, :1].bfloat16()
+
+    with Collector(lambda: gym.make("Pendulum-v1"), policy, frames_per_batch=10) as collector:
+        batch = collector.next()
+    assert batch["action"].dtype == torch.float32
+    assert torch.equal(batch["action"], batch["observation"][..., :1].bfloat16().float())
 
 
 def test_collecting_in_inference_mode_is_collecting():
