@@ -195,6 +195,10 @@ class ReplayBuffer:
 
 def _flat(frames: TensorDictBase) -> TensorDictBase:
     """The frames in one row, each environment's in the order of time, without padding."""
+    if not isinstance(frames, TensorDictBase):
+        raise TypeError(
+            f"a replay buffer takes frames as a TensorDict, got {type(frames).__name__}"
+        )
     mask = frames.get(("collector", "mask"), None)
     if mask is None:
         return frames.reshape(-1)

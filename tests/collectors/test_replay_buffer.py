@@ -112,6 +112,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     buffer.extend(frames(0, 4))
     surplus = frames(4, 2)
     surplus["odd"] = torch.zeros(2)
+    with pytest.raises(TypeError, match="takes frames as a TensorDict, got list"):
+        buffer.extend([])
     with pytest.raises(ValueError, match="differ in odd"):
         buffer.extend(surplus)
     misshapen = frames(4, 2)
