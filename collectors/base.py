@@ -149,7 +149,7 @@ class BaseCollector(ABC):
             yield self.next()
 
     def __len__(self) -> int:
-        """How many batches there will be in all."""
+        """How many batches there will be in all, if none are masked."""
         if self.options.total_frames < 0:
             raise TypeError("a collector without total_frames has no length: it goes on for ever")
         return math.ceil(self.options.total_frames / self.frames_per_batch)
@@ -161,42 +161,48 @@ class BaseCollector(ABC):
         """The next batch. With a `replay_buffer` it goes there, and None is returned."""
         if self._thread is not None:
             raise RuntimeError("the collector runs free: batches go to its replay buffer")
-        batch = self._next()
-        if self.options.replay_buffer is None:
-            return batch
-        self._store(batch)
-        return None
+        return self._next()
 
     def _next(self) -> Any:
         self._raise_error()
         self.receive_weights()
+        while True:
+            with self._turn:  # whoever has it next finds the batch counted, and in the buffer
+                batch = self._gathered()
+                if batch is not None and self.options.replay_buffer is not None:
+                    self._store(self._finish(batch))
+                    return None
+            if batch is not None:
+                return self._finish(batch)
+
+    def _gathered(self) -> TensorDict | None:
+        """The next batch; None where more frames are needed for one of whole trajectories."""
         wanted = self.options.trajs_per_batch
-        while wanted is None or (batch := self._whole.take(wanted)) is None:
-            began = time.monotonic()
-            with self._turn:  # whoever has it next finds the batch counted
-                if self._pauses:
-                    raise RuntimeError("the collector is paused: leave `with pause()` first")
-                batch = self._gather()
-                if self._receivers and self.tracked is not None:
-                    batch["policy_version"] = self._above.translate(batch["policy_version"])
-                frames = frames_of(batch)
-                self.frames += frames
-                if wanted is not None:
-                    self._whole.add(batch)
-            self._wait_s += time.monotonic() - began
-            if not frames and not self.options.reset_when_done:
-                raise RuntimeError(
-                    "all episodes have ended, and with reset_when_done=False none is started: "
-                    "call reset()"
-                )
-            if wanted is None:
-                break
-        if self.options.update_at_each_batch:
-            self.update_policy_weights_()
-        return self._finish(batch)
+        if wanted is not None and (whole := self._whole.take(wanted)) is not None:
+            return whole
+        if self._pauses:
+            raise RuntimeError("the collector is paused: leave `with pause()` first")
+        began = time.monotonic()
+        batch = self._gather()
+        if self._receivers and self.tracked is not None:
+            batch["policy_version"] = self._above.translate(batch["policy_version"])
+        frames = frames_of(batch)
+        self.frames += frames
+        self._wait_s += time.monotonic() - began
+        if not frames and not self.options.reset_when_done:
+            raise RuntimeError(
+                "all episodes have ended, and with reset_when_done=False none is started: "
+                "call reset()"
+            )
+        if wanted is None:
+            return batch
+        self._whole.add(batch)
+        return self._whole.take(wanted)
 
     def _finish(self, batch: TensorDict) -> Any:
         options = self.options
+        if options.update_at_each_batch:
+            self.update_policy_weights_()
         if self.tracked is not None and self.tracked.version_type != "int":
             batch["policy_version"] = self.tracked.stamp(batch["policy_version"])
         if options.split_trajs:
@@ -210,7 +216,8 @@ class BaseCollector(ABC):
 
     def _store(self, batch: Any) -> None:
         buffer = self.options.replay_buffer
-        if self.options.extend_buffer or not isinstance(batch, TensorDictBase):
+        each = isinstance(batch, TensorDictBase) and batch.batch_dims > 0
+        if self.options.extend_buffer or not each:
             buffer.extend(batch)
             return
         for t in range(batch.batch_size[-1]):
@@ -318,7 +325,7 @@ class BaseCollector(ABC):
     def _run_free(self) -> None:
         try:
             while not self._stopping and not self._is_done():
-                self._store(self._next())
+                self._next()
         except BaseException as error:  # noqa: BLE001 - raised by whatever the user calls next
             if not self._stopping:
                 self._error = error
@@ -333,7 +340,7 @@ class BaseCollector(ABC):
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """`with collector.pause():` no environment is stepped."""
+        """`with collector.pause():` no environment is stepped, and no batch is on its way."""
         self._raise_if_shut()
         with self._turn:
             self._pauses += 1

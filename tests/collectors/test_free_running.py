@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -95,6 +96,21 @@ def test_nothing_is_stepped_while_it_pauses(kind):
             written = buffer.written
             assert buffer.wait(written + 100, timeout=30.0) >= written + 100
         assert agrees(buffer[:])
+
+
+def test_what_was_collected_before_a_pause_is_in_the_buffer():
+    class Slow(ReplayBuffer):
+        def extend(self, frames):
+            begun.set()
+            time.sleep(0.3)
+            return super().extend(frames)
+
+    begun, buffer = threading.Event(), Slow(500)
+    with make("single", buffer) as collector:
+        collector.start()
+        assert begun.wait(20)
+        with collector.pause():
+            assert buffer.written == collector.stats()["delivered"] == collector.frames > 0
 
 
 @pytest.mark.parametrize("apply_at", ["step", "batch"])
