@@ -152,6 +152,8 @@ class BaseCollector(ABC):
         """How many batches there will be in all, if none are masked."""
         if self.options.total_frames < 0:
             raise TypeError("a collector without total_frames has no length: it goes on for ever")
+        if self.options.trajs_per_batch is not None:
+            raise TypeError("a collector with trajs_per_batch has no length: episodes have any")
         return math.ceil(self.options.total_frames / self.frames_per_batch)
 
     def _is_done(self) -> bool:
@@ -362,6 +364,10 @@ class BaseCollector(ABC):
         self._raise_if_shut()
 
     def _raise_if_shut(self) -> None:
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"the collector is process {self._pid}'s, of which this is a fork: make one here"
+            )
         if self._shut:
             raise RuntimeError("the collector was shut down")
 

@@ -475,8 +475,9 @@ def test_an_indivisible_total_is_warned_of_once_and_overshot():
         assert sum(batch.numel() for batch in collector) == 66
 
 
-def test_without_total_frames_there_is_no_length():
-    collector, *_ = build(Collector)
+@pytest.mark.parametrize("options", [{}, {"total_frames": 60, "trajs_per_batch": 2}])
+def test_where_nobody_knows_how_many_batches_come_there_is_no_length(options):
+    collector, *_ = build(Collector, steps=5, **options)
     with collector, pytest.raises(TypeError, match="no length"):
         len(collector)
 

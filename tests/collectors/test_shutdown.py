@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -364,14 +365,19 @@ def test_a_start_that_fails_leaves_nothing():
 
 
 @pytest.mark.parametrize("kind", MULTI)
-def test_a_forked_child_does_not_end_the_workers_of_its_parent(kind):
+def test_a_forked_child_neither_uses_nor_ends_the_workers_of_its_parent(kind):
     with make(kind) as collector:
         collector.next()
         child = os.fork()
         if child == 0:
-            collector.shutdown()
-            collector.__del__()
-            os._exit(0)
+            with contextlib.suppress(BaseException):
+                for call in (collector.next, collector.stats, collector.update_policy_weights_):
+                    with pytest.raises(RuntimeError, match="of which this is a fork"):
+                        call()
+                collector.shutdown()
+                collector.__del__()
+                os._exit(0)
+            os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         for _ in range(5):
             collector.next()
