@@ -161,7 +161,7 @@ class BaseCollector(ABC):
 
     def next(self) -> Any:
         """The next batch. With a `replay_buffer` it goes there, and None is returned."""
-        if self._thread is not None:
+        if self.running:
             raise RuntimeError("the collector runs free: batches go to its replay buffer")
         return self._next()
 
@@ -311,8 +311,8 @@ class BaseCollector(ABC):
         """Collect in the background into the replay buffer, until `shutdown` or `total_frames`."""
         if self.options.replay_buffer is None:
             raise RuntimeError("start() collects into a replay buffer: give replay_buffer=...")
-        self._raise_if_shut()
-        if self._thread is not None:
+        self._raise_error()
+        if self.running:
             raise RuntimeError("the collector is running already")
         self._stopping = False
         self._tell_buffer("begin")

@@ -159,6 +159,11 @@ def test_total_frames_end_it(kind):
         wait_until(lambda: not collector.running)
         assert buffer.written == 400
         assert buffer.wait(401) == 400  # nobody waits for frames that will not come
+        assert collector.next() is None  # by itself it does not run any more
+        assert buffer.written == 440
+        collector.start()
+        wait_until(lambda: not collector.running)
+        assert buffer.written == 440
     collector.async_shutdown()
 
 
