@@ -150,6 +150,11 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
         if difference is None:
             return Verdict("identical", f"{compared}, in {place}", SAME)
         print(f"first difference: {one_line(difference)}")
+    if repeatable and read_json(original / "manifest.json").get("resumed"):
+        why = "it was resumed, and the stored config is that of its last part"
+        return Verdict(
+            "not to be told", f"{why}: earlier ones may have had other options", DIFFERENT
+        )
     if repeatable:
         return Verdict("different", "this config promises the same bits for a seed", DIFFERENT)
     return within(objective(read_json(original / "summary.json")), scores)

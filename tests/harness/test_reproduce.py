@@ -57,6 +57,14 @@ def test_a_run_is_reproduced_to_the_bit_or_it_is_said_where_it_parts(original, c
     assert "different: this config promises the same bits for a seed" in out
 
 
+def test_a_run_that_went_on_with_other_options_is_not_said_to_break_a_promise(original, capsys):
+    assert run.main(["resume=original", "total_frames=512"]) == 0
+    assert main(["original", "--out", "again"]) == 1
+    out = capsys.readouterr().out
+    assert "first difference: step 256" in out
+    assert "not to be told: it was resumed, and the stored config is that of its last part" in out
+
+
 def test_weights_that_differ_are_named(original, capsys):
     assert run.main([*SMALL, "seed=2", "hydra.run.dir=other"]) == 0
     (theirs,) = (original / "checkpoints").iterdir()
