@@ -20,7 +20,8 @@ import numpy as np
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_json, parse_yaml, read_text
 
 FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
-STATES = ("done", "running", "failed", "interrupted", "pruned")
+UNFINISHED = ("running", "failed", "interrupted", "pruned")  # may lack a record, and a summary
+STATES = ("done", *UNFINISHED)
 DEEPEST = 4  # folders below what was named: outputs/<day>/<sweep>/<job>
 MOST_BYTES = 1 << 30  # of one metrics.jsonl
 MOST_BYTES_JSON = 1 << 26  # a manifest may hold a long diff
@@ -175,7 +176,8 @@ def _read_text(run: Run, file: Path, most: int) -> str:
     try:
         text = read_text(file, most)
     except FileNotFoundError:
-        run.problems.append(f"{file.name} is missing")
+        if run.state not in UNFINISHED or file.name != "summary.json":
+            run.problems.append(f"{file.name} is missing")
         return ""
     except ValueError as error:
         run.problems.append(str(error).replace(str(file), file.name))
@@ -183,7 +185,7 @@ def _read_text(run: Run, file: Path, most: int) -> str:
     except OSError as error:
         run.problems.append(f"{file.name} cannot be read: {error.strerror}")
         return ""
-    if not text:
+    if not text and (run.state not in UNFINISHED or file.name != "metrics.jsonl"):
         run.problems.append(f"{file.name} is empty")
     return text
 

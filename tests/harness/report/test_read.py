@@ -114,6 +114,14 @@ def test_a_damaged_file_is_named_and_the_rest_is_read(tmp_path, name, content):
     assert bool(run.summary) == (name != "summary.json")
 
 
+def test_a_run_that_did_not_finish_may_lack_what_it_had_not_come_to(tmp_path):
+    failed = make_run(tmp_path / "failed", state="failed")
+    (failed / "metrics.jsonl").write_text("")
+    killed = make_run(tmp_path / "killed", state="interrupted")
+    (killed / "summary.json").unlink()
+    assert read_one(failed).problems == read_one(killed).problems == []
+
+
 def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path):
     directory = make_run(tmp_path / "run")
     (directory / "metrics.jsonl").unlink()
