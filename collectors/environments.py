@@ -41,6 +41,7 @@ class Environments(ABC):
         self.fresh = np.ones(num_envs, bool)  # whose current observation starts an episode
         self.started = False  # whether the last step was followed by a start
         self.lengths = np.zeros(num_envs, np.int64)
+        self.rewards = np.zeros(num_envs, np.float32)  # of the last step
         self.halted = np.zeros(num_envs, bool)
         self.seeds: list[int] = []
         self.history: History | None = None  # for those whose members are reset here
@@ -92,6 +93,8 @@ class Environments(ABC):
         for now, row in zip(self.current, frames.observation_arrays, strict=True):
             now[...] = row[num_steps]
         self.fresh[...] = frames.is_init[num_steps]
+        if num_steps:
+            self.rewards[...] = frames.reward[num_steps - 1]
         if self.history is not None:
             self.history.trim()
 
@@ -115,6 +118,7 @@ class Environments(ABC):
             "current": [torch.from_numpy(array.copy()) for array in self.current],
             "fresh": torch.from_numpy(self.fresh.copy()),
             "lengths": torch.from_numpy(self._lengths().copy()),
+            "rewards": torch.from_numpy(self.rewards.copy()),
             "halted": torch.from_numpy(self.halted.copy()),
             "members": [] if self.history is None else self.history.state_dict(),
         }
@@ -122,22 +126,27 @@ class Environments(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Bring the environments to where the state was taken; False, and new episodes, if not."""
         if self.history is not None and state["members"]:
-            observations = self.history.repeat(state["members"], self._given)
-            if observations is not None and self._are_there(observations, state["current"]):
+            reached = self.history.repeat(state["members"], self._given)
+            if reached is not None and self._are_there(reached, state):
                 for now, saved in zip(self.current, state["current"], strict=True):
                     now[...] = saved.numpy()
                 self.fresh[...] = state["fresh"].numpy()
                 self.halted[...] = state["halted"].numpy()
+                self.rewards[...] = state["rewards"].numpy()
                 self._set_lengths(state["lengths"].numpy())
                 return True
         self.reset()
         return False
 
-    def _are_there(self, observations: list[Any], saved: list[torch.Tensor]) -> bool:
+    def _are_there(self, reached: list[tuple[Any, Any]], state: dict[str, Any]) -> bool:
+        """Whether these are the observations and last rewards of then: wrappers may change both."""
         return all(
-            np.array_equal(np.asarray(leaf.of(observation)), saved[i][member].numpy())
-            for member, observation in enumerate(observations)
-            for i, leaf in enumerate(self.observations)
+            (reward is None or np.float32(reward) == state["rewards"][member].numpy())
+            and all(
+                np.array_equal(np.asarray(leaf.of(observation)), now[member].numpy())
+                for leaf, now in zip(self.observations, state["current"], strict=True)
+            )
+            for member, (observation, reward) in enumerate(reached)
         )
 
     def _given(self, action: Array) -> Any:

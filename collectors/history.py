@@ -2,7 +2,7 @@
 
 A gymnasium environment cannot be saved, but it can be repeated: its random stream as it was before
 the reset, the reset, the same actions. Whether the repetition came out the same is checked by
-whoever asks for it, against the observation that was saved.
+whoever asks for it, against the observation and reward that were saved.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class History:
             states.append({**start, "actions": actions})
         return states
 
-    def repeat(self, states: list[dict[str, Any]], action: Any) -> list[Any] | None:
-        """Bring every member to where these states were taken; their last observations.
+    def repeat(self, states: list[dict[str, Any]], action: Any) -> list[tuple[Any, Any]] | None:
+        """Bring every member to where these states were taken; their last observations and rewards.
 
         action: turns a row of actions into what one member is given. None if any cannot be.
         """
         if len(states) != len(self.members) or not all(states):
             return None
-        observations = []
+        reached = []
         longest = max(len(state["actions"]) for state in states)
         self.actions = []
         padding = None
@@ -80,13 +80,13 @@ class History:
                 observation, _ = member.reset()
                 self._starts[i] = {"rng": state["rng"]}
             self._since[i] = longest - len(state["actions"])
-            over = False
+            over, reward = False, None
             for row in state["actions"].numpy():
                 if over:  # it takes another course, and may not be stepped past its end
                     return None
-                observation, _, terminated, truncated, _ = member.step(action(row))
+                observation, reward, terminated, truncated, _ = member.step(action(row))
                 over = terminated or truncated
-            observations.append(observation)
+            reached.append((observation, reward))
         shape = next((s["actions"].shape[1:] for s in states if len(s["actions"])), None)
         dtype = next((s["actions"].numpy().dtype for s in states if len(s["actions"])), None)
         for t in range(longest if shape is not None else 0):
@@ -95,4 +95,4 @@ class History:
                 if t >= self._since[i]:
                     padding[i] = state["actions"][t - self._since[i]].numpy()
             self.actions.append(padding)
-        return observations
+        return reached

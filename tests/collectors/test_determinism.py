@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import NormalizeObservation, TimeLimit
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
 from tensordict.nn import InteractionType, interaction_type
 from torch import nn
 
@@ -275,11 +275,15 @@ def normalised(**kwargs):
     return NormalizeObservation(TimeLimit(gym.make("CartPole-v1").unwrapped, 40))
 
 
+def scaled(**kwargs):
+    return NormalizeReward(TimeLimit(gym.make("CartPole-v1").unwrapped, 40))
+
+
 def native(**kwargs):
     return gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
 
 
-@pytest.mark.parametrize("make_env", [normalised, native])
+@pytest.mark.parametrize("make_env", [normalised, scaled, native])
 def test_environments_that_cannot_be_brought_back_start_anew_and_it_says_so(make_env):
     with Collector(make_env, Sampling(), frames_per_batch=60) as first:
         for _ in range(3):
