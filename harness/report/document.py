@@ -108,6 +108,11 @@ def _results(findings: Findings, suffix: str) -> Iterator[Block]:
         + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
     )
     yield _scores(findings)
+    if (others := len(findings.results) - figures.MOST_LOOKS) > 0:
+        yield Text(
+            f"Colours tell the best {figures.MOST_LOOKS} settings apart, the baseline among them; "
+            f"the other {others} are grey in the figures. data/ has all of them."
+        )
     cautions = [
         f"{result.label}: {said}"
         for result in findings.results

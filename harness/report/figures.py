@@ -22,13 +22,16 @@ from harness.report.analysis import LATENCIES, POINTS, Findings, Result
 from harness.statistics import Band
 
 WIDTH = 5.8  # inches: at a phone's width the letters are still of a size to read
+DPI = 160
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
 FILLS = dict(zip(DASHES, ("full", "left", "none", "top"), strict=True))
 MOST_TOGETHER = 6  # settings in one panel; more get a panel each
+MOST_LOOKS = 12  # colours with dashes; of more settings the others are grey
 MOST_BANDS = 3  # of profiles, which leave no room between them for more
 LONGEST_LABEL = 48
 PHASE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#999999")
+GREY: dict[str, Any] = {"color": "#999999", "alpha": 0.45, "linewidth": 0.7, "zorder": 1.9}
 INKS = {"light": ("#1b1b1b", "#ffffff", "#d9d9d9"), "dark": ("#e8e8e8", "#16181c", "#3c4048")}
 
 
@@ -49,39 +52,42 @@ Plot = Callable[[Findings], "Figure | None"]
 
 def draw(plot: Plot, findings: Findings, *, slug: str, caption: str, alt: str) -> Drawn | None:
     """Draw a figure for a white page and for a dark one; None if it would show nothing."""
-    light = _render(plot, findings, "light", ("png", "svg"))
-    if light is None:
-        return None
-    dark = _render(plot, findings, "dark", ("svg",))
-    assert dark is not None
-    svg, svg_dark = light["svg"].decode(), dark["svg"].decode()
-    return Drawn(slug, caption, alt, png=light["png"], svg=svg, svg_dark=svg_dark)
-
-
-def _render(
-    plot: Plot, findings: Findings, theme: str, formats: Sequence[str]
-) -> dict[str, bytes] | None:
-    with matplotlib.rc_context(_style(theme)), warnings.catch_warnings():
+    with matplotlib.rc_context(_style()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script
         figure = plot(findings)
-        return None if figure is None else {name: _save(figure, name) for name in formats}
+        if figure is None:
+            return None
+        FigureCanvasAgg(figure)
+        # Where all has its place is found once: it takes as long as drawing.
+        figure.set_layout_engine("constrained")
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+        png, svg = _save(figure, "png"), _save(figure, "svg").decode()
+    return Drawn(slug, caption, alt, png=png, svg=svg, svg_dark=_darkened(svg))
+
+
+def _darkened(svg: str) -> str:
+    """The same drawing for a dark page."""
+    for light, dark in zip(INKS["light"], INKS["dark"], strict=True):
+        svg = svg.replace(light, dark)
+    return svg
 
 
 def _save(figure: Figure, form: str) -> bytes:
-    FigureCanvasAgg(figure)
     stream = io.BytesIO()
     undated = {"png": {"Software": None}, "svg": {"Date": None}}[form]
-    figure.savefig(stream, format=form, dpi=160, metadata=undated)
+    figure.savefig(stream, format=form, dpi=DPI, metadata=undated)
     return stream.getvalue()
 
 
-def _style(theme: str) -> Any:
-    ink, paper, line = INKS[theme]
+def _style() -> Any:
+    ink, paper, line = INKS["light"]
     inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor")
     return {
         **dict.fromkeys(inked, ink),
         **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper),
         **dict.fromkeys(("axes.edgecolor", "grid.color"), line),
+        "figure.dpi": DPI,
         "font.size": 10.5,
         "axes.titlesize": 10,
         "axes.grid": True,
@@ -92,7 +98,6 @@ def _style(theme: str) -> Any:
         "lines.linewidth": 1.6,
         "legend.frameon": False,
         "legend.handlelength": 2.8,
-        "figure.constrained_layout.use": True,
         "text.parse_math": False,  # a name is no formula, whatever it holds
         "svg.hashsalt": "lockstep",  # the same numbers give the same file
     }
@@ -107,29 +112,51 @@ def shown(label: str) -> str:
     return label if not label.startswith("_") else f" {label}"  # matplotlib hides _names
 
 
-def looks(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+def looks(findings: Findings) -> dict[str, dict[str, Any]]:
     """A colour and a dash for each setting: where two lines coincide, both can be seen."""
-    return {
-        result.label: {
+    chosen = told_apart(findings)
+    return {result.label: {**GREY, "linestyle": "-"} for result in findings.results} | {
+        label: {
             "color": COLOURS[place % len(COLOURS)],
             "linestyle": DASHES[place % len(DASHES)],
         }
-        for place, result in enumerate(results)
+        for place, label in enumerate(chosen)
     }
+
+
+def told_apart(findings: Findings) -> list[str]:
+    """The settings that have a look of their own: if not all, the baseline and the best."""
+
+    def rank(result: Result) -> tuple[bool, float]:
+        score = result.estimates["iqm"].value if result.estimates else -math.inf
+        return result.label != findings.baseline, -score
+
+    best = sorted(findings.results, key=rank)[:MOST_LOOKS]
+    return [result.label for result in findings.results if result in best]
 
 
 def _legend(
     figure: Figure, findings: Findings, results: Sequence[Result], *, markers: bool = False
 ) -> None:
-    lines = []
-    for result in results:
-        look = looks(findings.results)[result.label]
+    chosen = told_apart(findings)
+    lines, labels = [], []
+    for label in [result.label for result in results if result.label in chosen]:
+        look = looks(findings)[label]
         fill = FILLS[look["linestyle"]]
         marked = {"marker": "D", "fillstyle": fill, "linestyle": ""} if markers else {}
         lines.append(Line2D([], [], **{**look, **marked}))
-    labels = [shown(result.label) for result in results]
+        labels.append(shown(label))
+    if others := len(results) - len(labels):
+        marked = {"marker": "o", "linestyle": ""} if markers else {}
+        lines.append(Line2D([], [], **{**GREY, **marked}))
+        labels.append(f"{others} others")
     columns = 2 if max(map(len, labels)) <= 30 else 1
     figure.legend(lines, labels, loc="outside lower left", ncols=columns, fontsize=9)
+
+
+def _height(panel: float, drawn: Sequence[Result]) -> float:
+    """Of a panel with a legend below it, in inches."""
+    return panel + 0.22 * min(len(drawn), MOST_LOOKS + 1)
 
 
 # -- learning
@@ -154,10 +181,10 @@ def _curves(
         return None
     if len(drawn) > MOST_TOGETHER:
         return _curve_panels(findings, drawn, bands, xlabel)
-    figure = Figure(figsize=(WIDTH, 3.4 + 0.22 * len(drawn)))
+    figure = Figure(figsize=(WIDTH, _height(3.4, drawn)))
     axes = figure.add_subplot()
     for result in drawn:
-        _draw_band(axes, bands[result.label], **looks(findings.results)[result.label])
+        _draw_band(axes, bands[result.label], **looks(findings)[result.label])
     axes.set(xlabel=xlabel, ylabel=findings.curve)
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     _legend(figure, findings, drawn)
@@ -167,23 +194,47 @@ def _curves(
 def _curve_panels(
     findings: Findings, drawn: Sequence[Result], bands: dict[str, Band], xlabel: str
 ) -> Figure:
-    """A panel for each setting, each with all the others in grey behind it."""
+    """A panel for each setting, each with all of them in grey behind it."""
     columns = 2
     rows = math.ceil(len(drawn) / columns)
     figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * rows))
-    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axes, result in zip(panels, drawn, strict=False):
-        for other in bands.values():
-            axes.plot(other.grid, other.value, color="#999999", alpha=0.45, linewidth=0.7)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    # Axes that matplotlib lets share their limits take time by the square of their number.
+    xlim = _limits([band.grid[np.isfinite(band.value)] for band in bands.values()])
+    ylim = _limits([y for band in bands.values() for y in (band.value, band.low, band.high)])
+    for place, (axes, result) in enumerate(zip(panels, drawn, strict=False)):
+        axes.set(xlim=xlim, ylim=ylim)
+        _draw_others(axes, list(bands.values()))
         _draw_band(axes, bands[result.label], color=COLOURS[0], linestyle="-")
         axes.set_title(shown(result.label), fontsize=9, loc="left")
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
-    for axes, above in zip(panels[len(drawn) :], panels[len(drawn) - columns :], strict=False):
+        below = place + columns < len(drawn)
+        axes.tick_params(labelbottom=not below, labelleft=place % columns == 0)
+    for axes in panels[len(drawn) :]:
         axes.set_axis_off()
-        above.tick_params(labelbottom=True)
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(findings.curve, fontsize=10)
     return figure
+
+
+def _limits(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """From the least to the greatest, with matplotlib's margins."""
+    found = np.concatenate(values)
+    found = found[np.isfinite(found)]
+    low, high = (found.min(), found.max()) if len(found) else (0.0, 1.0)
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
+    return low - room, high + room
+
+
+def _draw_others(axes: Axes, bands: Sequence[Band]) -> None:
+    """The curves; of many, which would cover each other, the area that they lie in."""
+    if len(bands) <= MOST_LOOKS:
+        for band in bands:
+            axes.plot(band.grid, band.value, **GREY)
+        return
+    values = np.array([band.value for band in bands])
+    low, high = np.fmin.reduce(values), np.fmax.reduce(values)
+    axes.fill_between(bands[0].grid, low, high, color=GREY["color"], alpha=0.2, linewidth=0)
 
 
 def _draw_band(axes: Axes, band: Band, *, color: str, linestyle: str) -> None:
@@ -209,7 +260,7 @@ def scores(findings: Findings) -> Figure | None:
         return None
     figure, axes = _rows(drawn)
     for place, result in enumerate(drawn):
-        colour = looks(findings.results)[result.label]["color"]
+        colour = looks(findings)[result.label]["color"]
         values = list(result.scores.values())
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.45, markersize=5)
         found = result.estimates["iqm"]
@@ -227,11 +278,11 @@ def profiles(findings: Findings) -> Figure | None:
     drawn = [result for result in findings.results if result.profile is not None]
     if not drawn:
         return None
-    figure = Figure(figsize=(WIDTH, 3.2 + 0.22 * min(len(drawn), 12)))
+    figure = Figure(figsize=(WIDTH, _height(3.2, drawn)))
     axes = figure.add_subplot()
     for result in drawn:
         assert result.profile is not None
-        found, look = result.profile, looks(findings.results)[result.label]
+        found, look = result.profile, looks(findings)[result.label]
         axes.step(found.thresholds, found.share, where="post", **look)
         if len(drawn) <= MOST_BANDS and np.isfinite(found.low).any():
             axes.fill_between(
@@ -262,12 +313,12 @@ def latencies(findings: Findings) -> Figure | None:
         return None
     names = [name for name in LATENCIES if any(name in r.latencies for r in drawn)]
     words = {"publish": "publish", "ack": "acknowledge", "apply": "apply"}
-    figure = Figure(figsize=(WIDTH, 2.7 + 0.22 * len(drawn)))
+    figure = Figure(figsize=(WIDTH, _height(2.7, drawn)))
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         for result in drawn:
             if (found := result.latencies.get(name)) is not None:
-                axes.step(found, np.linspace(0, 1, POINTS), **looks(findings.results)[result.label])
+                axes.step(found, np.linspace(0, 1, POINTS), **looks(findings)[result.label])
         axes.set(title=words[name], xlabel="ms")
         if all(r.latencies[name][0] > 0 for r in drawn if name in r.latencies):
             axes.set_xscale("log")
@@ -283,13 +334,13 @@ def lags(findings: Findings) -> Figure | None:
     drawn = [result for result in findings.results if result.lags is not None]
     if not drawn:
         return None
-    figure = Figure(figsize=(WIDTH, 2.8 + 0.22 * len(drawn)))
+    figure = Figure(figsize=(WIDTH, _height(2.8, drawn)))
     axes = figure.add_subplot()
     for result in drawn:
         assert result.lags is not None
         ends = np.concatenate([[result.lags[0]], result.lags])
         shares = np.concatenate([[0], np.linspace(0, 1, POINTS)])
-        axes.plot(ends, shares, **looks(findings.results)[result.label])
+        axes.plot(ends, shares, **looks(findings)[result.label])
     axes.set(xlabel="mean lag of a record's frames (versions)", ylabel="share of records")
     axes.margins(x=0.03)
     _legend(figure, findings, drawn)
@@ -301,10 +352,10 @@ def throughput(findings: Findings) -> Figure | None:
     drawn = [r for r in findings.results if len(_points(r))]
     if not drawn:
         return None
-    figure = Figure(figsize=(WIDTH, 3.2 + 0.22 * len(drawn)))
+    figure = Figure(figsize=(WIDTH, _height(3.2, drawn)))
     axes = figure.add_subplot()
     for result in drawn:
-        points, look = _points(result), looks(findings.results)[result.label]
+        points, look = _points(result), looks(findings)[result.label]
         style: dict[str, Any] = {"color": look["color"], "fillstyle": FILLS[look["linestyle"]]}
         axes.plot(*points.T, "o", alpha=0.5, markersize=5, **style)
         axes.plot(*np.median(points, axis=0), "D", markersize=9, **style)

@@ -1,0 +1,46 @@
+"""Figures of many settings stay small and can be read; one for dark pages is the same drawing."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.report import figures
+from harness.report.analysis import Findings
+from tests.harness.report.synthetic import make_sweep
+from tests.harness.report.test_analysis import findings
+
+MANY = figures.MOST_LOOKS + 3
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """Settings a00, a01, ... of which each scores more than the one before."""
+    root = tmp_path_factory.mktemp("many")
+    schemes = {f"a{place:02d}": 10.0 * place for place in range(MANY)}
+    return findings(make_sweep(root, schemes=schemes, seeds=range(2)), baseline="a01")
+
+
+def test_what_a_panel_shows_of_the_others_does_not_grow_with_their_number(many):
+    figure = figures.curves_by_frames(many)
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert len(panels) == MANY
+    assert {len(axes.lines) + len(axes.collections) for axes in panels} == {3}
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
+
+
+def test_of_many_settings_the_baseline_and_the_best_are_told_apart(many):
+    (legend,) = figures.profiles(many).legends
+    told = [text.get_text() for text in legend.get_texts()]
+    best = [f"a{place:02d}" for place in range(MANY - figures.MOST_LOOKS + 1, MANY)]
+    assert told == ["a01", *best, "3 others"]
+    drawn = figures.looks(many)
+    assert len({(drawn[label]["color"], drawn[label]["linestyle"]) for label in told[:-1]}) == 12
+    assert drawn["a00"]["color"] == figures.GREY["color"]
+
+
+def test_the_figure_for_a_dark_page_has_its_colours_and_no_others(many):
+    found = figures.draw(figures.profiles, many, slug="", caption="", alt="")
+    for light, dark in zip(*figures.INKS.values(), strict=True):
+        assert light in found.svg
+        assert light not in found.svg_dark
+        assert found.svg_dark.count(dark) == found.svg.count(light)
