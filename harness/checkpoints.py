@@ -71,6 +71,8 @@ class Checkpoints:
             write(beside, state, frames=frames, run=self.run)
             file = self.folder / f"{frames:012d}-{digest(beside)}.safetensors"
             beside.replace(file)
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"no checkpoint can be written in {self.folder}: {error}") from error
         finally:
             beside.unlink(missing_ok=True)
         sync_folder(self.folder)

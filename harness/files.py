@@ -34,6 +34,9 @@ def write_atomic(file: Path, content: bytes | str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         beside.replace(file)
+    except OSError as error:
+        error.filename, error.filename2 = str(file), None  # a full disk names none
+        raise
     finally:
         beside.unlink(missing_ok=True)
     sync_folder(file.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,17 +12,39 @@ from typing import Any
 from harness.files import plain
 from harness.loggers.base import Histogram, Logger, Metrics
 
+log = logging.getLogger(__name__)
+
 
 class JsonlLogger(Logger):
-    """Appends `{"step": frames, "time": seconds, name: value, ...}`, a line each, at once."""
+    """Appends `{"step": frames, "time": seconds, name: value, ...}`, a line each, at once.
+
+    What cannot be written, on a full disk say, is tried again with each record that follows.
+    """
 
     def __init__(self, file: Path):
-        self._stream = open(file, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = file
+        self._stream = open(file, "ab", buffering=0)  # noqa: SIM115
+        self._unwritten = b""
+        self._waits = False
 
     def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
         record = {"step": step, "time": round(time.time(), 3), **metrics}
-        self._stream.write(json.dumps(plain(record)) + "\n")
-        self._stream.flush()
+        self._unwritten += (json.dumps(plain(record)) + "\n").encode()
+        try:
+            self._write()
+        except OSError as error:
+            if not self._waits:
+                log.error("%s cannot be written, its records wait: %s", self._file, error)
+            self._waits = True
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        self._stream.close()
+        with self._stream:
+            self._write()
+
+    def _write(self) -> None:
+        while self._unwritten:
+            written = self._stream.write(self._unwritten)
+            self._unwritten = self._unwritten[written:]
+        if self._waits:
+            log.warning("%s is written again, and nothing is missing", self._file)
+            self._waits = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.files import read_json
@@ -47,3 +49,14 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) 
     while not condition():
         assert process.poll() is None, "the sweep ended early"
         time.sleep(0.02)
+
+
+@contextmanager
+def little_room(most_bytes: int) -> Iterator[None]:
+    """The limit on the size of files stands in for a full disk: writing fails half-way, as there."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))

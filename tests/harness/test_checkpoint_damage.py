@@ -250,6 +250,7 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_nothing_else(checkpoints
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, (done.returncode, done.stderr)
     assert "too large" in done.stderr.lower()
+    assert f"no checkpoint can be written in {checkpoints.folder}" in done.stderr
     assert list(checkpoints.folder.iterdir()) == [before]
     assert checkpoints.load()[0] == 1
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 65536

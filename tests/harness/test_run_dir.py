@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import re
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ import pytest
 from harness.files import plain, read_json, write_atomic
 from harness.provenance import manifest
 from harness.run_dir import RunDir, RunDirInUse
+from tests.harness.small import little_room
 
 
 def opened(path):
@@ -111,6 +113,15 @@ def test_the_manifest_says_where_the_run_came_from():
     assert found["hardware"]["cores"] >= 1
     assert found["git"] is None or len(found["git"]["sha"]) == 40
     json.dumps(found)
+
+
+def test_what_finds_no_room_is_named_and_the_old_file_stays(tmp_path):
+    file = tmp_path / "summary.json"
+    write_atomic(file, "old")
+    with little_room(10), pytest.raises(OSError, match=re.escape(str(file))):
+        write_atomic(file, 100 * "new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_json_knows_what_python_knows():

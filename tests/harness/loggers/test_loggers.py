@@ -8,6 +8,7 @@ import pytest
 from harness.config.schema import LoggerConfig
 from harness.loggers import Histogram, Logger, Loggers, RunInfo, make_loggers
 from harness.run_dir import RunDir
+from tests.harness.small import little_room
 
 
 @pytest.fixture
@@ -25,6 +26,18 @@ def test_metrics_jsonl_is_written_whatever_else_logs(run_dir):
     (record,) = records(run_dir)  # at once, not at the end
     assert (record["step"], record["train/loss"], record["eval/return"]) == (10, 0.5, None)
     assert record["time"] > 0
+    loggers.finish({}, 0)
+
+
+def test_on_a_full_disk_records_wait_until_there_is_room(run_dir, caplog):
+    loggers = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    with little_room(100):
+        for step in range(1, 5):
+            loggers.log(step, {"a": step})
+    assert run_dir.metrics.stat().st_size == 100
+    loggers.log(5, {"a": 5})
+    assert [record["step"] for record in records(run_dir)] == [1, 2, 3, 4, 5]
+    assert caplog.text.count("cannot be written") == caplog.text.count("is written again") == 1
     loggers.finish({}, 0)
 
 
