@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     num_jobs = None if jobs is None else len(plans)
     check_launcher(overrides, [plan.config for plan in plans])
     folder = sweep_dir(overrides)
+    _make(folder)
     before = sys.argv
     # A job is named by what the sweep varies.
     unnamed = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed_keys(overrides))}]"
@@ -62,6 +64,16 @@ def run_sweep(overrides: Sequence[str]) -> int:
     finally:
         sys.argv = before
     return report(folder, num_jobs)
+
+
+def _make(folder: Path) -> None:
+    """Where nothing can be written, hydra would say so in a traceback."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder} cannot be written: it is read-only")
 
 
 def _plans(jobs: Sequence[Sequence[str]]) -> list[RunPlan]:

@@ -85,6 +85,12 @@ def test_joblib_is_refused_where_jobs_have_workers():
         check_launcher(["hydra/launcher=joblib"], [single, vector])
 
 
+def test_a_sweep_that_cannot_write_is_refused_in_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run.main(["-m", *SMALL, "seed=1,2", "hydra.sweep.dir=file/mine"]) == 2
+    assert capsys.readouterr().err.startswith("run.py: file/mine cannot be written: ")
+
+
 def test_a_launcher_or_a_sweeper_whose_package_is_missing_is_refused(capsys, monkeypatch):
     found = "harness.config.plugins.importlib.util.find_spec"
     monkeypatch.setattr(found, lambda name: None)
