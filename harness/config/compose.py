@@ -146,6 +146,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         except (HydraException, RecursionError, ValueError):
             raise ConfigError(
                 f"{text!r} is no override: write option=value, group=name or group.option=value"
+                + "; other signs than plain letters go in quotes within quotes, \"name='é 1%'\""
+                * ("=" in text)
             ) from None
     for override in parsed:
         _check_group(override)

@@ -53,7 +53,7 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) 
 
 @contextmanager
 def little_room(most_bytes: int) -> Iterator[None]:
-    """The limit on the size of files stands in for a full disk: writing fails half-way, as there."""
+    """A limit on the size of files stands in for a full disk: writing fails half-way, as there."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most))
     try:

@@ -153,6 +153,7 @@ def test_a_runs_name_is_one_file_name():
         (["device=cuda:99"], ["CUDA devices"]),
         # what is no override
         (["blub"], ["blub", "option=value"]),
+        (["logger.project=Ü 1"], ["Ü 1", "name='é 1%'"]),
         (["=3"], ["names no option"]),
         (["--flag"], ["--help"]),
         (["seed=1,2"], ["--multirun"]),
