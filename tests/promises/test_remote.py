@@ -149,37 +149,6 @@ def test_a_change_without_a_send_reaches_nobody(peers, tmp_path):
         assert running.findings.violations() == {}
 
 
-def read_or_write(scheme, worker, findings, width, background=False):
-    """Worker 0 has a policy that writes to its own weights, once told to, whenever it is called."""
-    if worker:
-        return read(scheme, worker, findings, width, background)
-    policy = VersionPolicy(width)
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=False)
-    while not findings.get(worker, STOP):
-        scheme.receive()
-        if findings.get(worker, BREAK):
-            policy.hold(1_000_000)
-        findings.add(worker, CALLS)
-    scheme.shutdown()
-
-
-@pytest.mark.parametrize("width", [170, LARGE])
-def test_a_worker_that_writes_to_its_parameters_harms_only_itself(mortal, kind, tmp_path, width):
-    ends = kind == "ray" and width == LARGE  # by SIGSEGV: it writes to Ray's store
-    with trial(mortal(), tmp_path, width=width, target=read_or_write) as running:
-        running.findings.set(0, BREAK, 1)
-        if ends:
-            wait_until(lambda: not running.processes[0].is_alive())
-            with pytest.raises(WorkerDied, match="worker 0"):
-                running.publish(wait=True)
-        for _ in range(5):
-            version = running.publish(wait=True, worker_ids=[1, 2] if ends else None)
-            running.calls_from_now(5)
-            assert [running.findings.get(w, VALUE) for w in (1, 2)] == [version] * 2
-        assert running.findings.violations() == {}
-
-
 def test_only_the_addressed_workers_change(peers, tmp_path):
     with trial(peers, tmp_path) as running:
         expected = [0] * WORKERS
@@ -299,6 +268,37 @@ def test_another_layout_of_the_model_on_a_peer_is_named(peers, tmp_path):
         trial(peers, tmp_path, target=cannot_take_it),
     ):
         pass
+
+
+def read_or_write(scheme, worker, findings, width, background=False):
+    """Worker 0 has a policy that writes to its own weights, once told to, whenever it is called."""
+    if worker:
+        return read(scheme, worker, findings, width, background)
+    policy = VersionPolicy(width)
+    scheme.init_on_receiver(model=policy, worker_idx=worker)
+    scheme.connect(background=False)
+    while not findings.get(worker, STOP):
+        scheme.receive()
+        if findings.get(worker, BREAK):
+            policy.hold(1_000_000)
+        findings.add(worker, CALLS)
+    scheme.shutdown()
+
+
+@pytest.mark.parametrize("width", [170, LARGE])
+def test_a_worker_that_writes_to_its_parameters_harms_only_itself(mortal, kind, tmp_path, width):
+    ends = kind == "ray" and width == LARGE  # by SIGSEGV: it writes to Ray's store
+    with trial(mortal(), tmp_path, width=width, target=read_or_write) as running:
+        running.findings.set(0, BREAK, 1)
+        if ends:
+            wait_until(lambda: not running.processes[0].is_alive())
+            with pytest.raises(WorkerDied, match="worker 0"):
+                running.publish(wait=True)
+        for _ in range(5):
+            version = running.publish(wait=True, worker_ids=[1, 2] if ends else None)
+            running.calls_from_now(5)
+            assert [running.findings.get(w, VALUE) for w in (1, 2)] == [version] * 2
+        assert running.findings.violations() == {}
 
 
 def test_a_killed_worker_is_named_and_another_takes_its_place(mortal, tmp_path):
