@@ -105,11 +105,7 @@ class RunDir:
 
     def read_status(self) -> dict[str, Any]:
         """What status.json says; empty before a run, and if it is damaged."""
-        try:
-            return read_json(self.status)
-        except ValueError as error:
-            log.warning("%s", error)
-            return {}
+        return _read_or_warn(self.status)
 
     def is_alive(self) -> bool:
         """Whether a run, on this machine, is writing here now."""
@@ -123,11 +119,7 @@ class RunDir:
 
     def read_summary(self) -> dict[str, Any]:
         """What a finished run came to; empty if there is no summary, or a damaged one."""
-        try:
-            return read_json(self.summary)
-        except ValueError as error:
-            log.warning("%s", error)
-            return {}
+        return _read_or_warn(self.summary)
 
     def set_state(self, state: str, error: BaseException | None = None) -> None:
         """Say in status.json how the run stands."""
@@ -265,6 +257,14 @@ def _step_of(line: str) -> float:
         return math.inf
     step = record.get("step") if isinstance(record, dict) else None
     return step if isinstance(step, int | float) and step >= 0 else math.inf
+
+
+def _read_or_warn(file: Path) -> dict[str, Any]:
+    try:
+        return read_json(file)
+    except ValueError as error:
+        log.warning("%s", error)
+        return {}
 
 
 def _is_alive(pid: Any) -> bool:

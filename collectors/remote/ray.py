@@ -22,7 +22,7 @@ from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authenticat
 
 MAX_CONCURRENCY = 16  # calls that an actor serves at a time: batches, weights, questions
 TRY_S = 45.0  # how long Ray may try once to reach a cluster
-_WHOLE_S = 30.0
+_WHOLE_S = 30.0  # in which a cluster of our own begins or ends
 _NO_SIGTERM = "SIGTERM handler is not set"
 _TRIES = "RAY_gcs_server_port_wait_time_s"  # so many tries, whatever its name says
 _COMING_AND_GOING = threading.Lock()
@@ -226,8 +226,8 @@ class Membership(threading.Thread):
             raise
         self._began.result()
 
-    def end(self, timeout: float | None = None) -> None:
-        """Leave it; one that was started with this membership ends."""
+    def end(self, timeout: float = _WHOLE_S) -> None:
+        """Leave it, waiting so long; one that was started with this membership ends."""
         self._over.set()
         self.join(timeout)
 

@@ -131,17 +131,17 @@ def told_apart(findings: Findings) -> list[str]:
         score = result.estimates["iqm"].value if result.estimates else -math.inf
         return result.label != findings.baseline, -score
 
-    best = sorted(findings.results, key=rank)[:MOST_LOOKS]
-    return [result.label for result in findings.results if result in best]
+    best = {result.label for result in sorted(findings.results, key=rank)[:MOST_LOOKS]}
+    return [result.label for result in findings.results if result.label in best]
 
 
 def _legend(
     figure: Figure, findings: Findings, results: Sequence[Result], *, markers: bool = False
 ) -> None:
-    chosen = told_apart(findings)
+    chosen, styles = told_apart(findings), looks(findings)
     lines, labels = [], []
     for label in [result.label for result in results if result.label in chosen]:
-        look = looks(findings)[label]
+        look = styles[label]
         fill = FILLS[look["linestyle"]]
         marked = {"marker": "D", "fillstyle": fill, "linestyle": ""} if markers else {}
         lines.append(Line2D([], [], **{**look, **marked}))
@@ -183,8 +183,9 @@ def _curves(
         return _curve_panels(findings, drawn, bands, xlabel)
     figure = Figure(figsize=(WIDTH, _height(3.4, drawn)))
     axes = figure.add_subplot()
+    styles = looks(findings)
     for result in drawn:
-        _draw_band(axes, bands[result.label], **looks(findings)[result.label])
+        _draw_band(axes, bands[result.label], **styles[result.label])
     axes.set(xlabel=xlabel, ylabel=findings.curve)
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     _legend(figure, findings, drawn)
@@ -259,8 +260,9 @@ def scores(findings: Findings) -> Figure | None:
     if not drawn:
         return None
     figure, axes = _rows(drawn)
+    styles = looks(findings)
     for place, result in enumerate(drawn):
-        colour = looks(findings)[result.label]["color"]
+        colour = styles[result.label]["color"]
         values = list(result.scores.values())
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.45, markersize=5)
         found = result.estimates["iqm"]
@@ -280,9 +282,10 @@ def profiles(findings: Findings) -> Figure | None:
         return None
     figure = Figure(figsize=(WIDTH, _height(3.2, drawn)))
     axes = figure.add_subplot()
+    styles = looks(findings)
     for result in drawn:
         assert result.profile is not None
-        found, look = result.profile, looks(findings)[result.label]
+        found, look = result.profile, styles[result.label]
         axes.step(found.thresholds, found.share, where="post", **look)
         if len(drawn) <= MOST_BANDS and np.isfinite(found.low).any():
             axes.fill_between(
@@ -315,10 +318,11 @@ def latencies(findings: Findings) -> Figure | None:
     words = {"publish": "publish", "ack": "acknowledge", "apply": "apply"}
     figure = Figure(figsize=(WIDTH, _height(2.7, drawn)))
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    styles = looks(findings)
     for axes, name in zip(panels, names, strict=True):
         for result in drawn:
             if (found := result.latencies.get(name)) is not None:
-                axes.step(found, np.linspace(0, 1, POINTS), **looks(findings)[result.label])
+                axes.step(found, np.linspace(0, 1, POINTS), **styles[result.label])
         axes.set(title=words[name], xlabel="ms")
         if all(r.latencies[name][0] > 0 for r in drawn if name in r.latencies):
             axes.set_xscale("log")
@@ -336,11 +340,12 @@ def lags(findings: Findings) -> Figure | None:
         return None
     figure = Figure(figsize=(WIDTH, _height(2.8, drawn)))
     axes = figure.add_subplot()
+    styles = looks(findings)
     for result in drawn:
         assert result.lags is not None
         ends = np.concatenate([[result.lags[0]], result.lags])
         shares = np.concatenate([[0], np.linspace(0, 1, POINTS)])
-        axes.plot(ends, shares, **looks(findings)[result.label])
+        axes.plot(ends, shares, **styles[result.label])
     axes.set(xlabel="mean lag of a record's frames (versions)", ylabel="share of records")
     axes.margins(x=0.03)
     _legend(figure, findings, drawn)
@@ -354,8 +359,9 @@ def throughput(findings: Findings) -> Figure | None:
         return None
     figure = Figure(figsize=(WIDTH, _height(3.2, drawn)))
     axes = figure.add_subplot()
+    styles = looks(findings)
     for result in drawn:
-        points, look = _points(result), looks(findings)[result.label]
+        points, look = _points(result), styles[result.label]
         style: dict[str, Any] = {"color": look["color"], "fillstyle": FILLS[look["linestyle"]]}
         axes.plot(*points.T, "o", alpha=0.5, markersize=5, **style)
         axes.plot(*np.median(points, axis=0), "D", markersize=9, **style)

@@ -14,6 +14,7 @@ import pytest
 from sync import NoWeightSyncScheme
 from sync.board import Board
 from sync.memory import Doorbell
+from tests.promises.probe import wait_until
 from tests.sync.support import bits, policy
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EACH, NOTHING, known, sender
@@ -93,8 +94,7 @@ def test_a_shutdown_while_other_threads_send_is_what_they_are_told(kind, call):
         threads.append(threading.Thread(target=take, args=(receiver,)))
         for thread in threads:
             thread.start()
-        while scheme.version < 20:
-            continue
+        wait_until(lambda: scheme.version >= 20)
         scheme.shutdown()
         for thread in threads:
             thread.join(30)
