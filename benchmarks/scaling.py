@@ -300,7 +300,8 @@ def main() -> int:
     parser.add_argument("--gbit", default="10,100", help="links to predict for")
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--cluster-workers", type=int, default=1024)
-    parser.add_argument("--write", default=str(ROOT / "docs" / "scaling.md"))
+    parser.add_argument("--write", type=Path, default=ROOT / "docs" / "scaling.md", help="the page")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
     arguments = parser.parse_args()
     multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
     torch.set_num_threads(1)
@@ -317,11 +318,11 @@ def main() -> int:
         Cluster(arguments.cluster_workers, arguments.nodes, float(gbit))
         for gbit in arguments.gbit.split(",")
     ]
-    written = Path(arguments.write)
+    written: Path = arguments.write
     written.parent.mkdir(parents=True, exist_ok=True)
     written.write_text(page(results, arguments.model, nbytes, clusters))
     numbers: dict[str, Any] = {k: [asdict(p) for p in points] for k, points in results.items()}
-    output = ROOT / "outputs" / "benchmarks"
+    output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
     (output / "scaling.json").write_text(json.dumps(numbers, indent=2))
     print(f"wrote {written} and {output / 'scaling.json'}")

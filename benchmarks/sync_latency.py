@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import subprocess
 import sys
 import time
@@ -249,13 +250,15 @@ class Closing(dict[str, Contestant]):
 
 
 def in_turns(contestants: dict[str, Contestant], count: int, rounds: int) -> dict[str, list[float]]:
-    """Let each have `count` turns a round, the first of all not counted."""
+    """Let each have `count` turns a round, the first of all not counted, in an order drawn anew
+    each round, so that nobody always comes after the same one."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for contestant in contestants.values():
         contestant.times_ms(WARM_UP)
+    draw = random.Random(0)
     for _ in range(rounds):
-        for name, contestant in contestants.items():
-            times[name] += contestant.times_ms(count)
+        for name in draw.sample(list(contestants), len(contestants)):
+            times[name] += contestants[name].times_ms(count)
     return times
 
 

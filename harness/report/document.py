@@ -154,8 +154,8 @@ def _comparisons(findings: Findings) -> Iterator[Block]:
     against = f"with the baseline, {findings.baseline}" if findings.baseline else "across sweeps"
     yield Text(
         f"Compared {against}: runs are paired by seed. The difference comes with Student's 95 % "
-        "interval for paired samples; p is corrected by Holm's method for the "
-        f"{len(findings.comparisons)} comparisons of this table, and below 0.05 it counts as a "
+        "interval for paired samples; p is corrected by Holm's method for the number of "
+        f"comparisons in this table, {len(findings.comparisons)}, and below 0.05 it counts as a "
         "difference. P(better) is the probability that a run of the setting scores more than one "
         "of the baseline, ties counting half."
     )

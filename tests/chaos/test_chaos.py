@@ -17,7 +17,7 @@ from tests.chaos.points import TRAINER, WORKER
 from tests.chaos.runs import Run
 from tests.chaos.victim import ROOT, Victim
 
-SEED, FAULTS = 7, 6
+SEED, FAULTS = 7, 3
 
 
 @pytest.mark.timeout(900)
