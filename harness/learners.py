@@ -13,6 +13,7 @@ from torch import nn
 
 from collectors import ReplayBuffer
 from harness.algos.sac import SAC
+from harness.metrics import Means
 
 
 class Algorithm(Protocol):
@@ -93,12 +94,10 @@ class OffPolicy:
         metrics = {"train/replay_frames": float(len(self.replay))}
         if self._frames < max(config.learning_starts, config.batch_size):
             return metrics
-        sums: dict[str, float] = {}
-        steps = self.algorithm.updates_due(num_frames)
-        for _ in range(steps):
-            for name, value in self.algorithm.update(self.replay.sample(config.batch_size)).items():
-                sums[name] = sums.get(name, 0.0) + value
-        return metrics | {name: value / steps for name, value in sums.items()}
+        means = Means()
+        for _ in range(self.algorithm.updates_due(num_frames)):
+            means.add(self.algorithm.update(self.replay.sample(config.batch_size)))
+        return metrics | means.read()
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -56,6 +56,18 @@ def test_each_new_frame_is_worth_so_many_updates(ratio, updates):
     assert metrics["train/loss"] == (updates + 1) / 2  # the mean
 
 
+def test_what_only_some_updates_measure_is_a_mean_over_those():
+    off_policy, algorithm = learner(learning_starts=8, batch_size=4)
+    every = algorithm.update
+
+    def update(samples: TensorDict) -> dict[str, float]:
+        late = {"train/alpha": 0.2} if algorithm.sizes else {}
+        return every(samples) | late
+
+    algorithm.update = update  # type: ignore[method-assign]
+    assert off_policy.learn(batch(8), 0)["train/alpha"] == pytest.approx(0.2)
+
+
 def test_padding_is_worth_nothing():
     off_policy, algorithm = learner(learning_starts=4, batch_size=4)
     off_policy.learn(batch(8, masked=3), 0)
