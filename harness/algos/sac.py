@@ -208,8 +208,8 @@ class SAC:
             next_value = self.target_critics(next_inputs, next_action).amin(0)
             next_value -= self.log_alpha.exp() * next_log_prob
             # A truncated episode would have gone on; a terminated one is worth nothing more.
-            goes_on = ~samples["next", "terminated"]
-            target = samples["next", "reward"] + self.config.gamma * goes_on * next_value
+            next_value.masked_fill_(samples["next", "terminated"], 0)
+            target = samples["next", "reward"] + self.config.gamma * next_value
         values = self.critics(inputs, action)
         loss = (values - target).square().mean(1).sum()
         self.critic_optimiser.step(loss)

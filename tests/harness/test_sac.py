@@ -147,6 +147,16 @@ def test_what_follows_counts_after_truncation_and_not_after_termination(end, mat
     assert same(first, second) is not matters
 
 
+def test_what_is_seen_after_a_termination_does_not_matter():
+    first, second = learner(), learner()
+    batch = samples()
+    changed = batch.clone()
+    changed["next", "observation"][batch["next", "terminated"]] = math.inf
+    first.update(batch)
+    second.update(changed)
+    assert same(first, second)
+
+
 def test_target_critics_follow_slowly():
     sac = learner(tau=0.1)
     old = [p.clone() for p in sac.target_critics.parameters()]
