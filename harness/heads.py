@@ -75,8 +75,7 @@ class CategoricalHead(nn.Module):
         return torch.stack(parts, -1) + self.starts
 
     def log_prob(self, log_probs: Tensor, action: Tensor) -> Tensor:
-        if not self.from_zero:
-            action = action - self.starts
+        action = action.long() if self.from_zero else action - self.starts
         if self.flat:
             return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         parts, chosen = log_probs.split(self.choices, -1), action.split(1, -1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Text
@@ -53,6 +54,15 @@ def test_discrete_actions_count_from_the_start_of_the_space():
     assert set(action.tolist()) <= {5, 6, 7}
     expected = Categorical(logits=parameters).log_prob(action - 5)
     torch.testing.assert_close(head.log_prob(parameters, action), expected)
+
+
+def test_choices_may_be_numbers_of_any_type():
+    for space in (Discrete(3, dtype=np.uint8), MultiDiscrete([2, 3], dtype=np.int8)):
+        head = action_head(space, 4)
+        parameters = with_parameters(head, torch.randn(50, 4))
+        action = head.act(parameters, RANDOM)
+        small = action.to(torch.uint8)
+        assert torch.equal(head.log_prob(parameters, small), head.log_prob(parameters, action))
 
 
 def test_several_choices_side_by_side_are_independent():
