@@ -40,7 +40,9 @@ class SACConfig:
     policy_delay: int = 2  # the policy takes this many steps after this many critic steps
     alpha: float = 0.2  # temperature: what entropy is worth; the first, if it is automatic
     auto_alpha: bool = True  # steer the temperature to the target entropy
-    target_entropy: float | None = None  # none: minus the number of action dimensions
+    # In the units of actions. None: minus the number of dimensions for actions from -1 to 1, and
+    # moved as far as other bounds are wider, so that it can be reached.
+    target_entropy: float | None = None
 
     def validate(self) -> None:
         """Raise ValueError, in one line, if a setting makes no sense."""
@@ -166,7 +168,8 @@ class SAC:
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         log_alpha = torch.tensor([math.log(config.alpha)], device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=config.auto_alpha)
-        own, usual = config.target_entropy, -float(math.prod(self.policy.shape))
+        usual = float(self.policy.scale.log().sum()) - math.prod(self.policy.shape)
+        own = config.target_entropy
         self.target_entropy = usual if own is None else own
         self.policy_optimiser = FlatAdam(self.policy.parameters(), config.learning_rate)
         self.critic_optimiser = FlatAdam(self.critics.parameters(), config.critic_learning_rate)

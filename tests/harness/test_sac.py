@@ -190,6 +190,17 @@ def test_temperature_rises_while_entropy_is_below_its_target_and_falls_above():
     assert float(learner(auto_alpha=False, alpha=0.2).log_alpha.exp()) == pytest.approx(0.2)
 
 
+def test_the_usual_target_entropy_asks_as_much_in_any_unit_of_the_actions():
+    inputs, noise = torch.randn(64, 3), torch.randn(64, 2)
+    excess = []
+    for bound in (1.0, 0.01, 100.0):
+        sac = SAC(SACConfig(), MODEL, OBSERVATIONS, Box(-bound, bound, (2,), np.float32))
+        _, log_prob = sac.policy.sample(inputs, noise)
+        excess.append(float(-log_prob.mean()) - sac.target_entropy)
+    assert excess == pytest.approx([excess[0]] * 3, rel=1e-4)
+    assert SAC(SACConfig(), MODEL, OBSERVATIONS, Box(-1, 1, (2,))).target_entropy == -2
+
+
 def test_a_given_temperature_stays():
     sac = learner(auto_alpha=False, alpha=0.3)
     for _ in range(4):
