@@ -1,10 +1,15 @@
 """Running statistics that scale observations and rewards.
 
-They are buffers of the policy, so they travel with its weights: what a worker computes with is what
-the learner had when it published. Only the learner moves them, with `update`; a forward never does.
+What a worker scales by is part of the policy's weights: it computes with what the learner had when
+it published. The statistics behind that stay with the learner, since counts and variances grow
+beyond any weight, and beyond what a wire format holds. Only the learner moves them, with `update`;
+a forward never does.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -22,19 +27,15 @@ class Normaliser(nn.Module):
     centre: whether to subtract the mean, too.
     """
 
-    count: Tensor
-    mean: Tensor
-    variance: Tensor
     shift: Tensor
     scale: Tensor
 
     def __init__(self, shape: tuple[int, ...] = (), *, centre: bool = True):
         super().__init__()
         self.centre = centre
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
-        # The same as single precision, which is what a forward needs.
+        self.count = 0
+        self.mean = torch.zeros(shape, dtype=torch.float64)
+        self.variance = torch.ones(shape, dtype=torch.float64)
         self.register_buffer("shift", torch.zeros(shape))
         self.register_buffer("scale", torch.ones(shape))
 
@@ -46,20 +47,28 @@ class Normaliser(nn.Module):
     @torch.no_grad()
     def update(self, values: Tensor) -> None:
         """Take values [N, ...] into account."""
-        if not len(values):
-            return
-        values = values.double()
         new = len(values)
-        variance, mean = torch.var_mean(values, dim=0, correction=0)
+        if not new:
+            return
+        variance, mean = torch.stack(torch.var_mean(values.double(), dim=0, correction=0)).cpu()
         total = self.count + new
         apart = mean - self.mean
         squares = self.variance * self.count + variance * new
         squares = squares + apart.square() * self.count * new / total
-        self.mean += apart * new / total
-        self.variance.copy_(squares / total)
-        self.count.copy_(total)
-        self.shift.copy_(self.mean)
-        self.scale.copy_((self.variance + EPSILON).rsqrt())
+        self._scale_by(total, self.mean + apart * new / total, squares / total)
+
+    def _scale_by(self, count: int, mean: Tensor, variance: Tensor) -> None:
+        self.count, self.mean, self.variance = count, mean, variance
+        self.shift.copy_(mean)
+        self.scale.copy_((variance + EPSILON).rsqrt())
+
+    def statistics(self) -> dict[str, Any]:
+        """What a later process needs to go on from here."""
+        return {"count": self.count, "mean": self.mean, "variance": self.variance}
+
+    def load_statistics(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `statistics` returned."""
+        self._scale_by(int(state["count"]), state["mean"], state["variance"])
 
 
 class DiscountedReturns:

@@ -79,7 +79,7 @@ class PPOConfig:
 class PPOPolicy(nn.Module):
     """What acts, and what workers get: observation to action, and the action's log-probability.
 
-    The normalisers are part of it, so that their statistics travel with the weights.
+    What it scales observations by is part of it, and travels with the weights.
     """
 
     def __init__(
@@ -95,7 +95,6 @@ class PPOPolicy(nn.Module):
         self.is_image = model.name == "cnn"
         self.observation_dims = len(observation_space.shape or ())
         self.normaliser: Normaliser | None = None
-        self.reward_normaliser: Normaliser | None = None
         if config.normalise_observations:
             if self.is_image:
                 raise ValueError(
@@ -103,8 +102,6 @@ class PPOPolicy(nn.Module):
                     "expected false"
                 )
             self.normaliser = Normaliser(tuple(observation_space.shape or ()))
-        if config.normalise_rewards:
-            self.reward_normaliser = Normaliser(centre=False)
         self.in_keys = ["observation"]
         self.out_keys: list[str | tuple[str, ...]] = ["action", "action_log_prob"]
         self.is_recurrent = isinstance(self.encoder, LSTMEncoder)
@@ -195,6 +192,7 @@ class PPO:
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimiser = FlatAdam(parameters, config.learning_rate, eps=1e-5)
         self.generator = torch.Generator().manual_seed(seed)
+        self.reward_normaliser = Normaliser(centre=False).to(self.device)
         self.discounted_rewards = DiscountedReturns(config.gamma)
         self.frames = 0  # consumed so far
 
@@ -371,14 +369,18 @@ class PPO:
 
     def _rewards(self, batch: TensorDictBase) -> Tensor:
         reward = batch["next", "reward"]
-        normaliser = self.policy.reward_normaliser
-        if normaliser is None:
+        if not self.config.normalise_rewards:
             return reward
         mask = batch["collector", "mask"]
-        normaliser.update(self.discounted_rewards.follow(batch)[mask])
-        return normaliser(reward)
+        self.reward_normaliser.update(self.discounted_rewards.follow(batch)[mask])
+        return self.reward_normaliser(reward)
 
     # -- checkpoints
+
+    def _normalisers(self) -> dict[str, Normaliser]:
+        observations = self.policy.normaliser
+        observed = {} if observations is None else {"observations": observations}
+        return {"rewards": self.reward_normaliser, **observed}
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on from here: tensors and plain numbers."""
@@ -387,6 +389,7 @@ class PPO:
             "critic": weights(self.critic),
             "optimiser": self.optimiser.state_dict(),
             "generator": self.generator.get_state(),
+            "statistics": {name: n.statistics() for name, n in self._normalisers().items()},
             "discounted_rewards": self.discounted_rewards.state_dict(),
             "frames": self.frames,
         }
@@ -397,6 +400,8 @@ class PPO:
         self.critic.load_state_dict(state["critic"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.generator.set_state(state["generator"])
+        for name, normaliser in self._normalisers().items():
+            normaliser.load_statistics(state["statistics"][name])
         self.discounted_rewards.load_state_dict(state["discounted_rewards"])
         self.frames = state["frames"]
 

@@ -62,6 +62,16 @@ def test_a_forward_never_moves_the_statistics():
         assert torch.equal(value, before[name])
 
 
+def test_statistics_survive_a_checkpoint():
+    normaliser, restored = Normaliser((3,)), Normaliser((3,))
+    normaliser.update(torch.randn(10, 3))
+    restored.load_statistics(normaliser.statistics())
+    later = torch.randn(10, 3)
+    for each in (normaliser, restored):
+        each.update(later)
+    assert torch.equal(normaliser(later), restored(later))
+
+
 # -- discounted returns
 
 
