@@ -73,7 +73,9 @@ class Runner:
         """Until all frames are collected, or a signal asks for the end."""
         self._started_at = self.frames
         with self._interruption.whole():
-            self.attend()  # what was due when the run that this one goes on from was ended
+            # What was due when the run that this one goes on from was ended.
+            self.tell()
+            self.attend()
             while self.frames < self.config.total_frames:
                 batch = self.collect()
                 if batch is None:
@@ -120,12 +122,22 @@ class Runner:
         self._published = self._copied()
 
     def log(self, batch: TensorDictBase) -> None:
-        """Count the batch, and write a record if one is due."""
+        """Count the batch, and tell of it."""
         with self.clock.phase("log"):
             self.episodes.add(batch)
-            if self.frames - self._logged_at < self.config.log_every_frames:
-                return
+        self.tell()
+
+    def tell(self) -> None:
+        """Evaluate if that is due, and write a record: of every evaluation, at its own frames."""
+        try:
+            if self._is_due(self.config.evaluation.every_frames, self._evaluated_at):
+                self.evaluate()
+        except Exception:  # a search that has seen enough, say
             self._record()
+            raise
+        if self._evaluated or self.frames - self._logged_at >= self.config.log_every_frames:
+            with self.clock.phase("log"):
+                self._record()
 
     def _record(self) -> None:
         metrics, histograms = self._read()
@@ -136,9 +148,7 @@ class Runner:
     # -- now and then
 
     def attend(self) -> None:
-        """Evaluation, checkpoint and signals, each if it is due; the run's state is whole here."""
-        if self._is_due(self.config.evaluation.every_frames, self._evaluated_at):
-            self.evaluate()
+        """Checkpoint and signals, if they are due; the run's state is whole here."""
         if self._is_due(self.config.checkpoint.every_frames, self._saved_at):
             self.save()
         self._interruption.check()
@@ -148,7 +158,7 @@ class Runner:
         return every_frames is not None and self.frames // every_frames > last // every_frames
 
     def evaluate(self) -> None:
-        """Play the deterministic policy; the figures go into the next record."""
+        """Play the deterministic policy; the figures go into the record of these frames."""
         with self.clock.phase("log"), self._interruption.unchanged():
             self._evaluated = self._last_evaluation = self._evaluate()
         self._evaluated_at = self.frames
@@ -235,7 +245,6 @@ class Runner:
             "dropped": self.dropped,
             "logged_at": self._logged_at,
             "evaluated_at": self._evaluated_at,
-            "evaluated": self._evaluated,
             "last_evaluation": self._last_evaluation,
             "counts": self._counts(),
             "trained": self._trained.state_dict(),
@@ -255,7 +264,6 @@ class Runner:
         self.dropped = int(state["dropped"])
         self._logged_at = int(state["logged_at"])
         self._evaluated_at = int(state["evaluated_at"])
-        self._evaluated = _floats(state["evaluated"])
         self._last_evaluation = _floats(state["last_evaluation"])
         self._counted_before = counts = _floats(state["counts"])
         # What was on its way then is not gone on with.

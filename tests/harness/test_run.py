@@ -323,6 +323,14 @@ def test_a_resumed_run_goes_on_between_two_publishes_and_two_records(given):
     assert same_weights(whole, half)
 
 
+def test_an_evaluation_is_recorded_at_the_frames_at_which_it_was_made():
+    given = ("collector=single", "evaluation.every_frames=128", "log_every_frames=300")
+    _, directory = start(*SMALL, *given)
+    found = [record for record in records(directory) if "eval/return" in record]
+    assert [record["step"] for record in found] == [128, 256, 384]
+    assert all("train/policy_loss" in record for record in found)
+
+
 def test_the_last_record_holds_what_no_record_has_told():
     _, directory = start(*SMALL, "collector=single", "log_every_frames=1000000")
     (record,) = records(directory)

@@ -241,7 +241,7 @@ def test_a_package_that_a_stored_config_names_is_imported_only_if_it_is_named_ag
 
 PARTS = [
     *("learner", "collector", "streams", "frames", "updates", "dropped", "logged_at", "counts"),
-    *("evaluated_at", "evaluated", "last_evaluation", "sync", "episodes", "lags"),
+    *("evaluated_at", "last_evaluation", "sync", "episodes", "lags"),
     *("trained", "published"),
 ]
 
