@@ -10,7 +10,7 @@ import numpy as np
 
 LEVEL = 0.95
 NUM_RESAMPLES = 10_000
-FEW_SEEDS = 5  # below this, percentile intervals are known to be too narrow
+FEW_SEEDS = 10  # below this, percentile intervals are known to be too narrow
 CHUNK = 2_000_000  # numbers that are held at once while resampling
 
 Strata = Sequence[np.ndarray]

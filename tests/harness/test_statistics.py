@@ -105,7 +105,8 @@ def test_few_seeds_come_with_a_caution():
     assert caution(0) == "no seed: no number"
     assert caution(1) == "one seed: no interval"
     assert "3 seeds" in caution(3)
-    assert caution(5) == ""
+    assert "9 seeds" in caution(9)
+    assert caution(10) == ""
 
 
 def test_scores_that_are_no_numbers_are_refused():
@@ -123,6 +124,14 @@ def test_scores_without_tasks_are_refused_with_the_right_form():
 def test_a_level_beyond_one_is_refused():
     with pytest.raises(ValueError, match="95"):
         estimate([FIVE], level=95)
+
+
+def test_intervals_of_as_few_seeds_as_come_with_a_caution_hold_the_truth_too_rarely():
+    rng = np.random.default_rng(0)
+    for seeds, expected in ((5, 0.84), (20, 0.93)):
+        found = [estimate([rng.normal(size=seeds)], mean, num_resamples=500) for _ in range(500)]
+        held = np.mean([each.low <= 0 <= each.high for each in found])
+        assert held == pytest.approx(expected, abs=0.04)
 
 
 # -- Student's t
