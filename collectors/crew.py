@@ -22,7 +22,7 @@ from collectors.line import Line, LineClosed
 from collectors.member import Full, Member
 from collectors.starting import interrupts_held
 from collectors.weights import Publisher
-from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STEPS, Words
+from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STARTING, STEPS, Words
 from collectors.worker import Job, Setup, main
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
@@ -270,7 +270,8 @@ class Crew:
             known = -code in set(signal.Signals)
             how = f"by {signal.Signals(-code).name if known else f'signal {-code}'}"
         where = member.words.stage
-        return f"{member} died {how} (pid {member.process.pid}) while {where}"
+        hint = _NOT_IMPORTED if code == 1 and member.words.words[STAGE] == STARTING else ""
+        return f"{member} died {how} (pid {member.process.pid}) while {where}{hint}"
 
     def look(self) -> None:
         """Notice who failed or hangs, without waiting."""
@@ -460,6 +461,13 @@ class Crew:
             if process is not None:
                 with contextlib.suppress(ValueError):
                     process.close()
+
+
+# A worker that has come to itself sends what it raises.
+_NOT_IMPORTED = (
+    ". It could not import the script, as it printed: what makes a collector must stand below "
+    "`if __name__ == '__main__':`, since workers import the rest"
+)
 
 
 def _name(factory: Any) -> str:

@@ -26,6 +26,7 @@ def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -
     elif start_method not in methods:
         raise ValueError(f"start_method={start_method!r}: here there are {', '.join(methods)}")
     ctx = multiprocessing.get_context(start_method)
+    _forget_stdin()
     if start_method != "fork":
         resource_tracker.ensure_running()  # its start would end what `interrupts_held` holds
     if start_method == "forkserver":
@@ -34,6 +35,13 @@ def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -
         with interrupts_held():  # for its children too, until they are told what that means
             forkserver.ensure_running()  # it loads while the rest is prepared
     return ctx
+
+
+def _forget_stdin() -> None:
+    """Let no process look for the script where that came by stdin: there is no file of it."""
+    script = sys.modules["__main__"]
+    if getattr(script, "__file__", None) == "<stdin>":
+        del script.__file__
 
 
 @contextlib.contextmanager
