@@ -21,8 +21,13 @@ class Leaf(NamedTuple):
 
     def of(self, value: Any) -> Any:
         """This leaf's part of an observation."""
-        for step in self.path:
-            value = value[step]
+        try:
+            for step in self.path:
+                value = value[step]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(
+                f"an observation lacks {'/'.join(self.key)!r}, which its space has"
+            ) from None
         return value
 
 

@@ -273,4 +273,12 @@ def _nested(space: Any, leaves: list[Leaf], arrays: list[Array], member: int) ->
 
 
 def _mode(env: Any) -> AutoresetMode:
-    return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+    told = env.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(told)
+    except ValueError:
+        known = ", ".join(map(str, AutoresetMode))
+        raise ValueError(
+            f"{type(env.unwrapped).__name__} has metadata['autoreset_mode'] = {told!r}: it must "
+            f"say who starts the next episode after an end, by one of {known}"
+        ) from None
