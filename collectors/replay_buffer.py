@@ -77,20 +77,29 @@ class ReplayBuffer:
             self._news.notify_all()
         return places
 
-    def sample(self, batch_size: int | None = None) -> TensorDict:
-        """Frames drawn evenly, with replacement, in memory of their own."""
+    def sample(self, batch_size: int | None = None, *, places: Tensor | None = None) -> TensorDict:
+        """Frames drawn evenly, with replacement, in memory of their own.
+
+        places: take what lies there now, drawn by somebody else. Frame `n` of all that ever came
+            goes to place `n % capacity`, which `extend` returns.
+        """
         size = batch_size if batch_size is not None else self.batch_size
-        if size is None:
+        if batch_size is not None and places is not None:
+            raise ValueError("sample() takes a batch_size or places, not both")
+        if size is None and places is None:
             raise ValueError("sample() needs a batch_size, here or when the buffer is made")
         with self._news:
             self._raise_failure()
             if not len(self):
                 raise RuntimeError("the replay buffer is empty: there is nothing to sample yet")
-            places = torch.randint(len(self), (size,), generator=self._generator)
+            if places is None:
+                places = torch.randint(len(self), (size,), generator=self._generator)  # type: ignore[arg-type]
+            elif not bool(((places >= 0) & (places < len(self))).all()):
+                raise IndexError(f"places: the frames lie in places 0 to {len(self) - 1}")
             return self._gather(places.to(self.device) if self.device else places)
 
     def __getitem__(self, index: Any) -> TensorDict:
-        """Frames by place, counted from the oldest."""
+        """Frames by age: the first is the oldest, whatever place it has in the ring."""
         with self._news:
             places = torch.arange(len(self))[index]
             oldest = self.written % self.capacity if self.written > self.capacity else 0

@@ -70,6 +70,13 @@ def test_the_places_that_are_returned_hold_the_frames():
     assert buffer.extend(frames(3, 4)).tolist() == [3, 4, 0, 1]
     assert buffer.extend(frames(7, 8)).tolist() == [0, 1, 2, 3, 4]
     assert contents(buffer) == [10, 11, 12, 13, 14]
+    places = buffer.extend(frames(15, 3))
+    assert buffer.sample(places=places)["number"].tolist() == [15, 16, 17]
+    assert buffer.sample(places=torch.arange(13, 18) % 5)["number"].tolist() == [*range(13, 18)]
+    with pytest.raises(IndexError, match="the frames lie in places 0 to 4"):
+        buffer.sample(places=torch.tensor([2, 5]))
+    with pytest.raises(ValueError, match="a batch_size or places, not both"):
+        buffer.sample(2, places=places)
 
 
 def test_samples_are_whole_frames_drawn_evenly():
