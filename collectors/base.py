@@ -26,7 +26,7 @@ from collectors.seeds import fresh_seed
 from collectors.trajectories import Whole, split
 from collectors.turn import Turn
 from collectors.versions import PolicyVersion, Stamps
-from collectors.weights import POLICY, Publisher, find_model, sends_weights
+from collectors.weights import POLICY, Publisher, check_apart, find_model, sends_weights
 from sync import WeightSyncScheme
 
 
@@ -90,8 +90,7 @@ class BaseCollector(ABC):
             source = per_worker(options.policy_factory, self.num_workers, "policy_factory")[0]()
         if not sends_weights(source, options.weight_sync_schemes):
             options.check_without_weights()
-        for model_id in options.weight_sync_schemes or {}:
-            find_model(source, model_id)
+        check_apart(source, options.weight_sync_schemes or {})
         return source
 
     def _further_arguments(self) -> Iterable[str]:

@@ -13,7 +13,8 @@ from torch import nn
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.errors import WorkerError, combine
 from sync.memory import wait_for
-from sync.strategy import Weights, is_by_worker
+from sync.snapshot import NEVER
+from sync.strategy import Weights, flatten, is_by_worker
 from sync.updaters import LocalWeightUpdaterBase
 
 POLICY = "policy"
@@ -154,6 +155,10 @@ class Publisher:
         self.schemes = dict(schemes)
         self.promised: dict[int, dict[str, int]] = {w: {} for w in range(len(devices))}
         for model_id, scheme in self.schemes.items():
+            if scheme.version != NEVER and scheme.initialized_on_sender:
+                raise ValueError(
+                    f"the scheme of {model_id!r} serves another collector: give each its own"
+                )
             if scheme.initialized_on_sender:
                 if scheme.num_workers != len(devices):
                     raise ValueError(
@@ -200,11 +205,22 @@ class Publisher:
             }
         else:
             by_model = dict.fromkeys(self.schemes)
+            if not by_model and self.policy is not None:
+                raise ValueError(self._why_nothing_is_sent())
         for name in by_model:
             if name not in self.schemes:
                 known = ", ".join(map(repr, self.schemes)) or "none: the policy has no weights"
                 raise ValueError(f"no weights are sent for model {name!r}; known are {known}")
         return by_model
+
+    def _why_nothing_is_sent(self) -> str:
+        if isinstance(self.policy, nn.Module):
+            return "no weights are sent: weight_sync_schemes={} says so"
+        return (
+            f"no weights are sent: the policy is a {type(self.policy).__name__}, not an nn.Module. "
+            "Make it one, or name the module in it that has some, its `net` say, as "
+            "weight_sync_schemes={'net': SharedMemWeightSyncScheme()}"
+        )
 
     def publish(
         self,
@@ -288,6 +304,22 @@ class Publisher:
 def sends_weights(policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> bool:
     """Whether there are weights to send: as the schemes say, or of a policy that has some."""
     return isinstance(policy, nn.Module) if schemes is None else bool(schemes)
+
+
+def check_apart(policy: Any, schemes: Mapping[str, WeightSyncScheme]) -> None:
+    """Refuse a tensor that several schemes bring: the one would undo what the other brought."""
+    models = {model_id: find_model(policy, model_id) for model_id in schemes}
+    owners: dict[int, str] = {}
+    for model_id, model in models.items() if len(models) > 1 else ():
+        if isinstance(schemes[model_id], NoWeightSyncScheme):
+            continue
+        for slot in flatten(model).slots:
+            owner = owners.setdefault(id(slot.tensor), model_id)
+            if owner != model_id:
+                raise ValueError(
+                    f"weight_sync_schemes: {slot.name!r} of {model_id!r} is in {owner!r}, too, and "
+                    "a tensor comes by one scheme: give each part of the policy one, or all of it"
+                )
 
 
 def find_model(policy: Any, model_id: str) -> Any:

@@ -256,6 +256,27 @@ def test_two_models_have_a_scheme_each(kind):
         assert set(batch["value"].flatten().tolist()) == {1.0}
 
 
+def test_a_tensor_comes_by_one_scheme():
+    schemes = {name: SharedMemWeightSyncScheme() for name in ("policy", "policy.critic")}
+    with pytest.raises(ValueError, match=r"'weight' of 'policy.critic' is in 'policy', too"):
+        make("sync", ActorCritic(), weight_sync_schemes=schemes)
+    tied = ActorCritic()
+    tied.critic.weight = tied.actor.weight
+    schemes = {name: SharedMemWeightSyncScheme() for name in ("actor", "critic")}
+    with pytest.raises(ValueError, match="'weight' of 'critic' is in 'actor', too"):
+        make("single", tied, weight_sync_schemes=schemes)
+
+
+def test_a_scheme_serves_one_collector():
+    policy, scheme = Plain(), SharedMemWeightSyncScheme()
+    with make("single", policy, weight_sync_schemes={"policy": scheme}) as collector:
+        with pytest.raises(ValueError, match="the scheme of 'policy' serves another collector"):
+            make("single", Plain(), weight_sync_schemes={"policy": scheme})
+        hold(policy, 3)
+        collector.update_policy_weights_()
+        assert (collector.next()["weight"] == 3).all()
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_updater_pushes_to_workers(kind):
     policy = Plain()
