@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import InteractionType, TensorDictModule, TensorDictModuleBase
+from tensordict.nn import (
+    InteractionType,
+    TensorDictModule,
+    TensorDictModuleBase,
+    set_interaction_type,
+)
 from torch import Tensor, nn
 
 from collectors.spaces import Key, Leaf
@@ -22,6 +27,9 @@ ACTION: Key = ("action",)
 IS_INIT: Key = ("is_init",)
 NEXT = "next"
 _DISCARDED: Key = ("_",)  # tensordict's way of naming an output that nobody wants
+# Whoever acts beside a collector that runs free may explore otherwise; tensordict 0.14 knows one
+# way for all threads.
+_PER_THREAD = "thread_local" in inspect.signature(set_interaction_type).parameters
 
 
 class Acting:
@@ -148,6 +156,13 @@ def interaction_type(name: str | InteractionType) -> InteractionType:
         raise ValueError(
             f"exploration_type={name!r}: it is one of random, mode, mean, deterministic"
         ) from None
+
+
+def exploring(how: InteractionType) -> set_interaction_type:
+    """The context in which the policies that this thread calls explore like that."""
+    return (
+        set_interaction_type(how, thread_local=True) if _PER_THREAD else set_interaction_type(how)
+    )
 
 
 def as_key(key: str | Sequence[str]) -> Key:

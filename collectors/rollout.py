@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn import InteractionType, set_interaction_type
+from tensordict.nn import InteractionType
 from torch import Tensor
 
 from collectors.environments import Environments
 from collectors.frames import FrameLayout, Frames
-from collectors.policies import ACTION, IS_INIT, NEXT, Acting, shown
+from collectors.policies import ACTION, IS_INIT, NEXT, Acting, exploring, shown
 from collectors.seeds import Seeds, Streams
 from collectors.spaces import Key, is_reserved, key_of, name_of, sample
 from collectors.weights import Intake
@@ -123,7 +123,7 @@ class Rollout:
             streams = Streams()
             self._first_version = self.weights.version
             rows = [torch.from_numpy(array) for array in self.environments.current]
-            with torch.no_grad(), set_interaction_type(self.exploration):
+            with torch.no_grad(), exploring(self.exploration):
                 if self.acting.state_keys and not self.state:
                     self.state = self._initial_state(rows)
                 given = {key: value.clone() for key, value in self.state.items()}
@@ -176,7 +176,7 @@ class Rollout:
         frames.begin()
         environments.begin(frames)
         self.frames, self.t = frames, 0
-        with torch.no_grad(), set_interaction_type(self.exploration):
+        with torch.no_grad(), exploring(self.exploration):
             try:
                 if not (environments.halting and environments.halted.all()):
                     self._run(frames, frames.layout.num_steps)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict.nn import InteractionType, interaction_type, set_interaction_type
+from torch import nn
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, ReplayBuffer
 from sync import WorkerDied, WorkerRaised
@@ -204,6 +206,25 @@ def test_a_worker_killed_meanwhile_is_heard_of_or_replaced(kind):
         buffer.wait(buffer.written + 300, timeout=30.0)
         assert agrees(buffer[:])
         assert balance(collector) == 0
+
+
+def test_a_learner_explores_as_it_likes_meanwhile():
+    class Telling(nn.Module):
+        out_keys = ("action", "mode")
+
+        def forward(self, observation):
+            mode = interaction_type() is InteractionType.MODE
+            return torch.zeros(len(observation), dtype=torch.int64), torch.full((1,), mode)
+
+    buffer = ReplayBuffer(10_000)
+    with make("single", buffer, policy=Telling()) as collector:
+        collector.start()
+        with set_interaction_type(InteractionType.MODE):
+            for more in range(400, 2_000, 40):
+                buffer.wait(more, timeout=30.0)
+                assert interaction_type() is InteractionType.MODE
+    assert interaction_type() is None
+    assert not buffer[:]["mode"].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
