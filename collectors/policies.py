@@ -48,7 +48,10 @@ class Acting:
         self.policy = policy
         self.device = device if device is not None and device.type != "cpu" else None
         names = [leaf.key for leaf in observations]
-        self.in_keys = [as_key(k) for k in getattr(policy, "in_keys", names)]
+        if hasattr(policy, "in_keys"):
+            self.in_keys = [as_key(k) for k in policy.in_keys]
+        else:
+            self.in_keys = names if trusted else _named_arguments(policy, names)
         self.out_keys: list[Key] | None = None
         if hasattr(policy, "out_keys"):
             self.out_keys = [as_key(k) for k in policy.out_keys]
@@ -111,7 +114,7 @@ class Acting:
 
         def call(*inputs: Tensor) -> Any:
             given = {k: t for k, t in zip(in_keys, inputs, strict=True) if t is not None}
-            tensordict = TensorDict(given, batch_size=inputs[0].shape[:1])
+            tensordict = TensorDict(given, batch_size=next(iter(given.values())).shape[:1])
             return policy(tensordict)
 
         return call
@@ -179,13 +182,30 @@ def _is_positional(module: TensorDictModule) -> bool:
     )
 
 
-def _takes_tensordict(policy: Callable[..., Any]) -> bool:
-    """Whether it says, by name or annotation of its one argument, that it takes a TensorDict."""
+def _parameters(policy: Callable[..., Any]) -> list[inspect.Parameter]:
+    """What it says that it takes; nothing, if it cannot say."""
     call = policy.forward if isinstance(policy, nn.Module) else policy
     try:
-        parameters = list(inspect.signature(call).parameters.values())
+        return list(inspect.signature(call).parameters.values())
     except (TypeError, ValueError):
-        return False
+        return []
+
+
+def _named_arguments(policy: Callable[..., Any], names: list[Key]) -> list[Key]:
+    """The observations that its arguments are named after; all, if some are named otherwise."""
+    wanted: list[Key] = [
+        (parameter.name,)
+        for parameter in _parameters(policy)
+        if parameter.default is parameter.empty or (parameter.name,) in names
+    ]
+    if len(names) == 1 or not wanted or not set(wanted) <= set(names) or _takes_tensordict(policy):
+        return names
+    return wanted
+
+
+def _takes_tensordict(policy: Callable[..., Any]) -> bool:
+    """Whether it says, by name or annotation of its one argument, that it takes a TensorDict."""
+    parameters = _parameters(policy)
     if len(parameters) != 1:
         return False
     (parameter,) = parameters

@@ -139,10 +139,19 @@ class Rollout:
         """Zeros of the shapes that the policy puts out when it is given None for its state."""
         assert self.acting is not None
         streams = Streams()
-        self.state = dict.fromkeys(self.acting.state_keys)  # type: ignore[assignment]
-        outputs = self.acting(self._inputs(rows, 0))
+        state = self.acting.state_keys
+        self.state = dict.fromkeys(state)  # type: ignore[assignment]
+        try:
+            outputs = self.acting(self._inputs(rows, 0))
+        except Exception as error:
+            self.state = {}
+            error.add_note(
+                f"to learn the shape of {shown(state)}, the policy was called once without: that "
+                "was None, or not in the TensorDict; have it start with zeros then"
+            )
+            raise
         streams.resume()
-        return {key: torch.zeros_like(outputs[(NEXT, *key)]) for key in self.acting.state_keys}
+        return {key: torch.zeros_like(outputs[(NEXT, *key)]) for key in state}
 
     def _check(self, outputs: dict[Key, Tensor]) -> None:
         count, leaf = self.environments.num_envs, self.environments.action

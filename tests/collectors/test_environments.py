@@ -220,6 +220,31 @@ def test_vectors_that_gymnasium_makes_are_taken(how):
             assert ((ends[:, 0].abs() > 2.4) | (ends[:, 2].abs() > 0.2094)).all()
 
 
+class Goals(SpaceEnv):
+    """Its observations are alike in form, and gymnasium sorts them."""
+
+    def __init__(self):
+        box = spaces.Box(-1, 1, (2,), np.float32)
+        super().__init__(spaces.Dict({"position": box, "desired": box, "achieved": box}))
+
+
+POLICIES = {
+    "some": lambda position, desired: (position[:, 0] > desired[:, 0]).long(),
+    "with a default": lambda position, desired, low=0: (
+        position[:, 0] > desired[:, 0] + low
+    ).long(),
+    "by no names": lambda first, second, third: (third[:, 0] > second[:, 0]).long(),
+    "a TensorDict": lambda td: td.set("action", (td["position"] > td["desired"])[:, 0].long()),
+}
+
+
+@pytest.mark.parametrize("how", POLICIES)
+def test_a_function_is_given_the_observations_that_its_arguments_are_named_after(how):
+    batch = collect(Goals(), POLICIES[how])
+    expected = (batch["position"] > batch["desired"])[..., 0].long()
+    assert torch.equal(batch["action"], expected)
+
+
 def test_environments_are_made_with_their_arguments():
     checker = Checker([2, 3])
     with MultiSyncCollector(
@@ -282,6 +307,16 @@ def test_what_is_not_as_the_space_says_is_an_error_that_says_so(case):
         pytest.raises((ValueError, TypeError), match=message),
     ):
         collector.next()
+
+
+def test_what_an_observation_lacks_is_named():
+    class Forgetful(Goals):
+        def _show(self):
+            shown = super()._show()
+            return shown if self.t < 3 else {"position": shown["position"]}
+
+    with pytest.raises(ValueError, match="an observation lacks 'achieved', which its space has"):
+        collect(Forgetful())
 
 
 @pytest.mark.parametrize("case", ["shape", "NaN", "reward of a shape"])
@@ -379,6 +414,16 @@ def test_a_random_stream_of_another_kind_is_taken():
     with Collector(Ported, CodePolicy(), frames_per_batch=30) as collector:
         Checker([1]).check(collector.next())
         assert collector.load_state_dict(collector.state_dict()) is False  # it cannot be repeated
+
+
+@pytest.mark.parametrize("told", [{}, {"autoreset_mode": "same_step"}], ids=["nothing", "other"])
+def test_a_vector_that_does_not_say_how_it_resets_is_refused(told):
+    env = CodeVector(0, 3, AutoresetMode.SAME_STEP)
+    env.metadata = told
+    with pytest.raises(
+        ValueError, match=r"CodeVector has metadata\['autoreset_mode'\] = .*SAME_STEP"
+    ):
+        collect(env)
 
 
 def test_a_vector_without_final_observations_is_refused_where_they_are_due():

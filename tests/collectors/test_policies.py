@@ -17,7 +17,7 @@ from tensordict.nn import (
 from torch import nn
 
 from collectors import Collector, MultiSyncCollector
-from sync import HogwildWeightSyncScheme
+from sync import HogwildWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.support import (
     NUM_ACTIONS,
     Checker,
@@ -199,6 +199,34 @@ def test_lambdas_and_local_classes_travel_to_workers(form):
             assert torch.equal(batch["action"], by_sum(batch["observation"]))
 
 
+class Wrapped:
+    """Explores around a module, and is none itself."""
+
+    def __init__(self):
+        self.net = CodePolicy()
+
+    def __call__(self, observation):
+        action, _, weights = self.net(observation)
+        return {"action": action, "weights": weights}
+
+
+@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
+def test_a_policy_whose_weights_nobody_sends_is_not_published_in_silence(make):
+    with (
+        make(CodeEnv, Wrapped(), frames_per_batch=10) as collector,
+        pytest.raises(ValueError, match=r"the policy is a Wrapped, not an nn.Module"),
+    ):
+        collector.update_policy_weights_()
+    policy, schemes = Wrapped(), {"net": SharedMemWeightSyncScheme()}
+    with make(CodeEnv, policy, frames_per_batch=10, weight_sync_schemes=schemes) as collector:
+        with torch.no_grad():
+            policy.net.number += 4
+        collector.update_policy_weights_()
+        batch = collector.next()
+    assert (batch["weights"] == 4).all()
+    assert (batch["policy_version"] == 1).all()
+
+
 def constant(action):
     return lambda: TensorDictModule(
         lambda o: torch.full((len(o),), action), ["observation"], ["action"]
@@ -270,6 +298,19 @@ def test_state_is_carried_and_starts_anew_with_every_episode(make, kind):
                 assert torch.equal(frame["next", "memory"], by_hand)
                 assert frame["next", "count"] == count
                 assert frame["action"] == by_hand.sum().abs().long() % NUM_ACTIONS
+
+
+def test_state_may_be_the_first_of_what_a_policy_takes():
+    class Counting(nn.Module):
+        in_keys = ("count", "observation")
+        out_keys = ("action", ("next", "count"))
+
+        def forward(self, td):
+            count = td.get("count", torch.zeros(3))
+            return td.set("action", by_sum(td["observation"])).set(("next", "count"), count + 1)
+
+    batch = collect(Counting())
+    assert torch.equal(batch["count"], batch["observation"][..., 3])
 
 
 def test_state_of_a_tensordict_module_is_carried_too():
@@ -448,6 +489,16 @@ BAD = {
         "the policy put out 'action', and 'action', 'value' when it was first called",
     ),
 }
+
+
+def test_a_policy_without_a_beginning_for_its_state_is_told_of_it():
+    policy = TensorDictSequential(
+        TensorDictModule(lambda o, m: m + 1, ["observation", "memory"], [("next", "memory")]),
+        TensorDictModule(by_sum, ["observation"], ["action"]),
+    )
+    with pytest.raises(KeyError) as caught:
+        collect(policy)
+    assert "the shape of 'memory'" in caught.value.__notes__[-1]
 
 
 @pytest.mark.parametrize("case", BAD)
