@@ -17,42 +17,47 @@ def split(batch: TensorDictBase) -> TensorDict:
 
     What is padding is False in ("collector", "mask").
     """
-    rows = pieces(batch)
-    if rows:
-        return pad(rows)
+    frames, lengths = _one_after_the_other(batch)
+    if len(lengths):
+        return _placed(frames, lengths)
     nothing: TensorDict = batch[:0]
     return nothing
 
 
 def pieces(batch: TensorDictBase) -> list[TensorDictBase]:
     """The frames of each trajectory in the batch, row by row, in the order of time."""
-    found = []
-    ids, mask = batch["collector", "traj_ids"], batch["collector", "mask"]
-    for row in range(batch.batch_size[0]):
-        length = int(mask[row].sum())
-        if not length:
-            continue
-        _, counts = torch.unique_consecutive(ids[row, :length], return_counts=True)
-        start = 0
-        for count in counts.tolist():
-            found.append(batch[row, start : start + count])
-            start += count
-    return found
+    frames, lengths = _one_after_the_other(batch)
+    return list(frames.split(lengths.tolist())) if len(lengths) else []
+
+
+def _one_after_the_other(batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
+    """All frames in one row, piece by piece, and how many each piece has."""
+    mask = batch["collector", "mask"]
+    rows, named = mask.nonzero()[:, 0], batch["collector", "traj_ids"][mask]
+    _, lengths = torch.unique_consecutive(torch.stack([rows, named]), dim=1, return_counts=True)
+    return batch[mask], lengths
+
+
+def _placed(frames: TensorDictBase, lengths: Tensor) -> TensorDict:
+    """Such frames as one batch, a piece in each row, as wide as the longest."""
+    row = torch.arange(len(lengths)).repeat_interleave(lengths)
+    time = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
+    shape = len(lengths), int(lengths.max())
+    placed = TensorDict({}, batch_size=shape)
+    for key in frames.keys(True, True):
+        given: Tensor = frames.get(key)
+        values = given.new_zeros((*shape, *given.shape[1:]))
+        values[row, time] = given
+        placed.set(key, values)
+    return placed
 
 
 def pad(rows: list[TensorDictBase]) -> TensorDict:
     """These rows of frames as one batch, as wide as the longest."""
     if not rows:
         raise ValueError("there is no trajectory in this batch")
-    width = max(row.batch_size[0] for row in rows)
-    padded = TensorDict({}, batch_size=[len(rows), width])
-    for key in rows[0].keys(True, True):
-        first = rows[0].get(key)
-        values: Tensor = first.new_zeros((len(rows), width, *first.shape[1:]))
-        for i, row in enumerate(rows):
-            values[i, : row.batch_size[0]] = row.get(key)
-        padded.set(key, values)
-    return padded
+    lengths = torch.tensor([row.batch_size[0] for row in rows])
+    return _placed(torch.cat(rows), lengths)  # type: ignore[arg-type]
 
 
 class Whole:
