@@ -82,7 +82,7 @@ class Whole:
             if before != number and before in self._open:
                 self._end(before)
                 self._done[-1] = _cut(self._done[-1])
-            self._open[number].append(piece)
+            self._open[number].append(piece.clone())  # or it would keep the whole batch
             if bool(piece["next", "done"][-1]):
                 self._end(number)
 

@@ -104,6 +104,14 @@ def test_trajectories_are_gathered_over_batches_in_the_order_of_their_ends():
     assert whole.frames == 3
 
 
+def test_what_waits_keeps_no_batch_alive():
+    whole = Whole()
+    whole.add(batch_of([[1, 0], [1, 0], [1, 0]], [[0, 1], [0, 1], [0, 0]]))
+    whole.take(2)
+    (piece,) = (piece for pieces in whole._open.values() for piece in pieces)
+    assert piece["frame"].untyped_storage().nbytes() == 2 * piece["frame"].itemsize
+
+
 def test_what_a_reset_cut_short_is_given_out_as_truncated():
     whole, numbering = Whole(), Trajectories()
     whole.add(batch_of([[1, 0], [1, 0]], [[0, 0], [0, 0]], numbering=numbering))
