@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -16,4 +17,5 @@ def _remove_listener() -> None:
     if server._forkserver_pid is None and str(address).startswith("/"):  # type: ignore[attr-defined]
         with contextlib.suppress(OSError):
             Path(address).unlink(missing_ok=True)
-            Path(address).parent.rmdir()
+            if not hasattr(sys, "last_value"):  # else it failed: its trainer will start another
+                Path(address).parent.rmdir()

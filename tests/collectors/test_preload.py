@@ -41,3 +41,30 @@ def test_the_fork_server_of_a_killed_trainer_leaves_no_socket(tmp_path):
         program.kill()
         program.wait()
         program.stdout.close()
+
+
+AFTER_ONE_FAILED = """
+import os, socket
+from multiprocessing import forkserver
+from collectors.starting import context
+
+ctx, server = context("forkserver"), forkserver._forkserver
+with socket.socket(socket.AF_UNIX) as line:
+    line.connect(server._forkserver_address)  # and asks for nothing, which it does not bear
+os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOWAIT)
+process = ctx.Process(target=print, args=("started",))
+process.start()
+process.join()
+"""
+
+
+def test_where_a_fork_server_failed_another_can_be_started(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_ONE_FAILED],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+    )
+    assert done.stdout == "started\n", done.stderr
+    assert not list(tmp_path.glob("pymp-*"))
