@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import mmap
 import os
 import pickle
@@ -105,7 +106,7 @@ class Crew:
             except (EOFError, ConnectionError) as error:
                 raise RuntimeError(
                     f"{member} could not be started: the fork server, which starts workers, "
-                    f"died at it ({type(error).__name__}: {error})"
+                    f"died at it ({type(error).__name__}: {error}); what it wrote says why"
                 ) from error
             member.process = process
             member.watch = Watch(process.pid)
@@ -240,7 +241,7 @@ class Crew:
 
     def _book(self, member: Member, message: tuple[Any, ...], fds: list[int]) -> None:
         kind, *rest = message
-        if kind == "batch":
+        if kind == "batch" and member.blocks:  # none: it failed before
             block, serial, steps, count = rest
             member.ordered -= 1
             member.full.append(Full(member.blocks[block], block, serial, steps, count, member.life))
@@ -254,7 +255,11 @@ class Crew:
             member.greeted = True
         elif kind == "blocks":
             layout, count, nbytes = rest
-            member.blocks = _map_blocks(layout, count, nbytes, fds[0])
+            try:
+                member.blocks = _map_blocks(layout, count, nbytes, fds)
+            except OSError as error:
+                text = f"{member} cannot hand over its frames, whose memory cannot be had: {error}"
+                member.failure = member.failure or WorkerError(member.worker, text)
         elif kind == "error":
             name, text = rest
             member.failure = WorkerRaised(
@@ -474,9 +479,11 @@ def _name(factory: Any) -> str:
     return str(getattr(factory, "__qualname__", factory))
 
 
-def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fd: int) -> list[Frames]:
+def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fds: list[int]) -> list[Frames]:
+    if not fds:  # it got lost on its way: here was no room for it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     try:
-        whole = torch.frombuffer(mmap.mmap(fd, nbytes * count), dtype=torch.uint8)
+        whole = torch.frombuffer(mmap.mmap(fds[0], nbytes * count), dtype=torch.uint8)
     finally:
-        os.close(fd)
+        os.close(fds[0])
     return [Frames(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]

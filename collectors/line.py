@@ -66,6 +66,7 @@ class Line(SharedFd):
         """All messages that have come, each with its descriptors. Never waits."""
         while not self.ended:
             try:
+                # Descriptors for which there is no room here are missing then.
                 data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, _MAX_FDS)
             except BlockingIOError:
                 break

@@ -130,10 +130,10 @@ def main(setup: Setup) -> None:
     """Be a worker until the trainer says stop, or is gone."""
     gc.freeze()  # what a fork brought along is the trainer's to clear away: Ray's handles, say
     settle_in()
-    go_with(setup.trainer_pid, partial(os._exit, 1))
     worker: Worker | None = None
     status = 0
     try:
+        go_with(setup.trainer_pid, partial(os._exit, 1))
         worker = Worker(setup)
         worker.prepare()
         worker.run()

@@ -6,6 +6,7 @@ the last process that holds it, however that process ended.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fcntl
 import mmap
@@ -18,7 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from multiprocessing.reduction import DupFd
 from typing import Any, Self
 
@@ -35,6 +36,8 @@ class SharedFd:
 
     A deep copy has a duplicate of it, for another user in the same process.
     """
+
+    fd = -1  # until there is one, there is nothing to close
 
     def __init__(self, fd: int):
         self.fd = fd
@@ -53,7 +56,6 @@ class SharedFd:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = object.__new__(type(self))
-        twin.fd = -1  # until there is a duplicate, there is nothing to close
         state = {name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()}
         twin.__dict__.update(state, fd=os.dup(self.fd))
         return twin
@@ -72,13 +74,14 @@ class AnonymousMemory(SharedFd):
         self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(fd, self.nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         else:  # a file without a name does the same, through the page cache
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
+        super().__init__(fd)  # first: what follows may fail
+        with _naming(self.nbytes):
             os.ftruncate(fd, self.nbytes)
-        super().__init__(fd)
+        if hasattr(os, "memfd_create"):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
     def map(self, offset: int, nbytes: int, *, writable: bool) -> Tensor:
         """A uint8 tensor over part of the memory; it keeps the mapping alive on its own.
@@ -86,7 +89,8 @@ class AnonymousMemory(SharedFd):
         Writing to a read-only mapping ends the process with SIGSEGV.
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        region = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED, protection, offset=offset)
+        with _naming(nbytes):
+            region = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED, protection, offset=offset)
         array = np.asarray(_Unguarded(np.frombuffer(region, dtype=np.uint8)))
         with torch.inference_mode(False):  # or it could not be written outside of it
             return torch.from_numpy(array)
@@ -97,6 +101,16 @@ class AnonymousMemory(SharedFd):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.nbytes = state["nbytes"]
+
+
+@contextlib.contextmanager
+def _naming(nbytes: int) -> Iterator[None]:
+    """Have an error say what could not be had: it has no file to name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = f"{nbytes} bytes of shared memory"
+        raise
 
 
 def as_bytes(buffer: Tensor) -> memoryview:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -485,3 +487,20 @@ def test_a_fork_server_that_dies_while_it_starts_a_worker_is_named(monkeypatch, 
     monkeypatch.setattr(multiprocessing.get_context("forkserver").Process, "start", die)
     with pytest.raises(RuntimeError, match=r"worker 0.* could not be started: the fork server"):
         make("sync")
+
+
+def test_where_no_descriptor_is_left_for_a_workers_frames_that_is_said():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with make("sync") as collector:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        taken = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            with pytest.raises(WorkerError, match="Too many open files"):
+                collector.next()
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -9,6 +9,7 @@ import gc
 import mmap
 import os
 import pickle
+import resource
 import signal
 import sys
 import threading
@@ -71,6 +72,32 @@ def test_no_process_can_cut_the_memory_off_under_another():
     for size in (0, 2 * mmap.PAGESIZE):
         with pytest.raises(PermissionError):
             os.ftruncate(memory.fd, size)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind", "why"),
+    [
+        (
+            resource.RLIMIT_FSIZE,
+            AnonymousMemory,
+            "File too large: '1048576 bytes of shared memory'",
+        ),
+        (resource.RLIMIT_NOFILE, AnonymousMemory, "Too many open files"),
+        (resource.RLIMIT_NOFILE, lambda size: Doorbell(), "Too many open files"),
+    ],
+)
+def test_what_cannot_be_had_is_said_once_and_leaves_nothing(system, limit, kind, why, capfd):
+    before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(limit)
+    gc.collect()
+    resource.setrlimit(limit, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match=why):
+            kind(1 << 20)
+    finally:
+        resource.setrlimit(limit, limits)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert capfd.readouterr().err == ""  # no "Exception ignored in" either
 
 
 def test_writing_to_a_read_only_mapping_ends_the_process_and_harms_no_other(system):
