@@ -450,12 +450,11 @@ class Crew:
 
     def _end(self, member: Member, timeout: float) -> None:
         with self._ending:
-            process = member.process
-            if process is not None:
-                if timeout > 0:
-                    process.join(timeout)
-                if process.is_alive():
-                    process.kill()
+            process, watch = member.process, member.watch
+            if process is not None and watch is not None:
+                if not watch.wait(timeout):
+                    watch.kill()  # `process` knows of nobody any more if the fork server died
+                    watch.wait(KILL_AFTER_S)
                 process.join(KILL_AFTER_S)
             with self._news:
                 if member.line is not None:

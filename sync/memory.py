@@ -209,6 +209,21 @@ class Watch:
     def fds(self) -> list[int]:
         return [self._fd.fd] if self._fd is not None and not self.gone else []
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the process is gone within so long."""
+        deadline = time.monotonic() + timeout_s
+        while not self.look() and (left_s := deadline - time.monotonic()) > 0:
+            wait_for(self.fds(), left_s)
+        return self.gone
+
+    def kill(self) -> None:
+        """End the process, whatever has become of the one that started it."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._fd is not None:
+                signal.pidfd_send_signal(self._fd.fd, signal.SIGKILL)
+            elif not self.look():
+                os.kill(self.pid, signal.SIGKILL)
+
 
 _LOOKED_UP: weakref.WeakSet[Watch] = weakref.WeakSet()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from collectors.remote.host import close_all, leave
 from collectors.starting import PRELOAD, context, go_with, interrupts_held, leave_now, settle_in
+from sync.memory import Watch
 
 KILL_AFTER_S = 5.0
 LOADED = (*PRELOAD, "collectors.remote.host", "collectors.multi", "collectors.single")
@@ -36,7 +37,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._ctx = context(preload=LOADED)
-        self._processes: dict[int, Any] = {}
+        self._processes: dict[int, tuple[Any, Watch]] = {}
 
     def start(self, host: int, serve: Callable[[], Any]) -> None:
         """Start a host's process, which calls `serve`."""
@@ -46,7 +47,7 @@ class Processes:
         )
         with interrupts_held():
             process.start()
-        self._processes[host] = process
+            self._processes[host] = process, Watch(process.pid)
 
     def await_meeting(self, hosts: Iterable[int], meet: Callable[[threading.Event], None]) -> None:
         """Do `meet`, which waits for these hosts; raise as soon as one of them ends instead.
@@ -64,7 +65,7 @@ class Processes:
 
         thread = threading.Thread(target=run, name="lockstep-meet", daemon=True)
         thread.start()
-        awaited = {host: self._processes[host] for host in hosts}
+        awaited = {host: self._processes[host][0] for host in hosts}
         try:
             while thread.is_alive():
                 thread.join(0.05)
@@ -81,13 +82,12 @@ class Processes:
 
     def end(self, host: int, timeout: float = 0.0) -> None:
         """Wait for a process to end, then make it."""
-        process = self._processes.get(host)
-        if process is None:
+        if host not in self._processes:
             return
-        if timeout > 0:
-            process.join(timeout)
-        if process.is_alive():
-            process.kill()
+        process, watch = self._processes[host]
+        if not watch.wait(timeout):
+            watch.kill()  # `process` knows of nobody any more if the fork server died
+            watch.wait(KILL_AFTER_S)
         process.join(KILL_AFTER_S)
         self._processes.pop(host, None)
         with contextlib.suppress(ValueError):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,16 @@ def test_a_stopped_worker_does_not_keep_shutdown_from_ending(kind):
     os.kill(workers[0], signal.SIGSTOP)
     collector.shutdown(timeout=0.5)
     assert all(is_gone(pid) for pid in workers)
+
+
+def test_a_stopped_worker_ends_though_its_fork_server_died():
+    collector = make("async")
+    workers = pids(collector)
+    os.kill(workers[0], signal.SIGSTOP)
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    wait_until(lambda: not collector.crew.members[0].process.is_alive())  # so it seems from here
+    collector.shutdown(timeout=0.5)
+    wait_until(lambda: all(is_gone(pid) for pid in workers))
 
 
 @pytest.mark.parametrize("kind", MULTI)
