@@ -27,10 +27,9 @@ from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STARTING, STEPS, Wor
 from collectors.worker import Job, Setup, main
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
-from sync.memory import AnonymousMemory, Watch, must_look, wait_for
+from sync.memory import SLICE_S, AnonymousMemory, Watch, awake_s, must_look, wait_for
 
 KILL_AFTER_S = 5.0
-_SLICE_S = 1.0  # how often somebody who waits looks whether a worker hangs
 
 
 class Crew:
@@ -110,7 +109,7 @@ class Crew:
                 ) from error
             member.process = process
             member.watch = Watch(process.pid)
-            member.seen_at = time.monotonic()
+            member.seen_at = awake_s()
         far.close()
 
     def _await_greetings(self, members: list[Member]) -> None:
@@ -182,10 +181,10 @@ class Crew:
 
         One thread listens at a time, for all that wait.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else awake_s() + timeout
         while True:
-            remaining = _SLICE_S if deadline is None else deadline - time.monotonic()
-            if self.listen(min(remaining, _SLICE_S), unless=done):
+            remaining = SLICE_S if deadline is None else deadline - awake_s()
+            if self.listen(min(remaining, SLICE_S), unless=done):
                 return True
             if remaining <= 0 or self._closed:
                 return False
@@ -200,7 +199,9 @@ class Crew:
                 if unless():
                     return True
                 if self._listening:
+                    due = time.monotonic() + max(0.0, timeout)
                     self._news.wait(max(0.0, timeout))
+                    awake_s.note(due)
                     return unless()
                 mine = True
                 self._listening = True
@@ -285,7 +286,7 @@ class Crew:
 
     def _look_for_hanging(self) -> None:
         """A worker that owes something and does not move is a failure."""
-        now = time.monotonic()
+        now = awake_s()
         for member in self.members:
             words = member.words.words
             seen = (words[FRAMES], words[STEPS], words[STAGE])
@@ -355,7 +356,7 @@ class Crew:
         """Have all workers stop between two steps, or go on."""
         with self._news:
             for member in self.members:
-                member.seen_at = time.monotonic()
+                member.seen_at = awake_s()
                 self.tell(member, "pause", still)
             self.held = still
 
@@ -363,7 +364,7 @@ class Crew:
         """Have a block filled with weights no older than those published by now."""
         with self._news:
             if not member.ordered:
-                member.seen_at = time.monotonic()  # until now it owed nothing
+                member.seen_at = awake_s()  # until now it owed nothing
             member.ordered += 1
         self.tell(member, "collect", block, serial, dict(self.publisher.promised[member.worker]))
 
@@ -380,7 +381,7 @@ class Crew:
         """
         chosen = list(self.members if members is None else members)
         timeout = timeout or self._timeout
-        deadline = time.monotonic() + timeout
+        deadline = awake_s() + timeout
         answers: dict[int, tuple[bool, Any]] = {}
         while left := [member for member in chosen if member.worker not in answers]:
             answers |= self._ask(left, method, args, timeout, deadline)
@@ -413,7 +414,7 @@ class Crew:
         def done() -> bool:
             return all(n in m.results or m.failure or m.life != life for m, life, n in asked)
 
-        self.wait(done, deadline - time.monotonic())
+        self.wait(done, deadline - awake_s())
         with self._news:
             answers = {m.worker: m.results.pop(n) for m, _, n in asked if n in m.results}
             for member, life, _ in asked:
@@ -439,10 +440,10 @@ class Crew:
                     with contextlib.suppress(TimeoutError, OSError, ValueError):
                         member.line.send(("stop", close_env), timeout=0.1)
                         member.words.words[MESSAGES] += 1
-        deadline = time.monotonic() + timeout
+        deadline = awake_s() + timeout
         try:
             for member in self.members:
-                self._end(member, max(0.0, deadline - time.monotonic()))
+                self._end(member, max(0.0, deadline - awake_s()))
         except BaseException:  # an interrupt: nobody is waited for any more
             for member in self.members:
                 self._end(member, 0.0)

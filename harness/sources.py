@@ -7,7 +7,6 @@ free running   the collector fills the replay buffer in the background; the lear
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 from tensordict import TensorDictBase
@@ -15,6 +14,7 @@ from tensordict import TensorDictBase
 from collectors import BaseCollector, ReplayBuffer
 from harness.config.schema import Config
 from harness.learners import Learner, OffPolicy
+from sync.memory import awake_s
 
 LOOK_EVERY_S = 0.2
 
@@ -68,8 +68,8 @@ class FreeRunning:
                 wanted = min(wanted, self._replay.written)  # all that there will be
                 break
             if (made := self._collector.stats()["collected"]) != before:
-                before, deadline = made, time.monotonic() + self._timeout_s
-            elif time.monotonic() > deadline:
+                before, deadline = made, awake_s() + self._timeout_s
+            elif awake_s() > deadline:
                 raise TimeoutError(
                     f"{written - seen} of {self._frames_per_batch} frames came within "
                     f"{self._timeout_s:g} s of the last that was made"

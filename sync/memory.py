@@ -269,13 +269,44 @@ def _ended_child(pid: int) -> tuple[int, int] | None:
     return None if ended is None else (ended.si_code, ended.si_status)
 
 
+class AwakeClock:
+    """Seconds like `time.monotonic`, without those for which this process was seen to be stopped.
+
+    Ctrl-Z, a scheduler that suspends and a container that is paused stop all processes of a run at
+    a time: when they go on, none of them was silent for so long. A wait that ends long after its
+    time shows it, so who measures others' silence waits for no more than `SLICE_S` at a time.
+    """
+
+    def __init__(self) -> None:
+        self._stopped_s = self._seen_until = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() - self._stopped_s
+
+    def note(self, due: float) -> None:
+        """A wait ends now that was to end at `due`, by `time.monotonic`."""
+        now = time.monotonic()
+        late_s = now - max(due, self._seen_until)
+        if late_s > SLICE_S:
+            self._stopped_s, self._seen_until = self._stopped_s + late_s, now
+
+
+SLICE_S = 1.0
+awake_s = AwakeClock()
+
+
 def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
     """The descriptors with news, within `timeout_s`. With processes to look up, 50 ms at most."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
     timeout_s = min(timeout_s, 0.05 if must_look() else 3600.0)  # whoever needs longer calls again
-    return [fd for fd, _ in poll.poll(max(0.0, timeout_s) * 1000)]
+    if timeout_s <= 0:
+        return [fd for fd, _ in poll.poll(0)]
+    due = time.monotonic() + timeout_s
+    ready = [fd for fd, _ in poll.poll(timeout_s * 1000)]
+    awake_s.note(due)
+    return ready
 
 
 class Order:

@@ -18,7 +18,7 @@ from sync.binding import Binding
 from sync.board import Event, now_ns
 from sync.home import Home
 from sync.layout import Layout
-from sync.memory import Doorbell
+from sync.memory import SLICE_S, Doorbell, awake_s
 from sync.snapshot import NEVER, Snapshot
 from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport, take
@@ -97,12 +97,12 @@ class ReceiverEnd:
         except Exception:
             self.transport.refused(NEVER, traceback.format_exc())
             raise
-        deadline = time.monotonic() + timeout
+        deadline = awake_s() + timeout
         while True:
             with self._news:
                 if self._apply_newest():
                     break
-            remaining = deadline - time.monotonic()
+            remaining = deadline - awake_s()
             if self.transport.sender_gone():
                 raise ConnectionError(f"{self.transport}: the sender is gone")
             if remaining <= 0:
@@ -110,7 +110,7 @@ class ReceiverEnd:
                     f"{self.transport}: no initial weights within {timeout:g} s; does the sender "
                     "call connect()?"
                 )
-            self.transport.wait_for_offer(remaining)
+            self.transport.wait_for_offer(min(remaining, SLICE_S))
         self._returned = self.version
         if self._points_at_slots:
             _IN_SHARED_MEMORY.add(self)
@@ -259,7 +259,7 @@ class ReceiverEnd:
         with self._using():
             self._apply_newest()
             if timeout and self.version == self._returned:
-                self._wait(time.monotonic() + timeout)
+                self._wait(awake_s() + timeout)
             if self.version == self._returned:
                 return None
             self._returned = self.version
@@ -284,11 +284,11 @@ class ReceiverEnd:
                 raise ConnectionError(
                     f"{self.transport}: the sender is gone; no version after {self.version} comes"
                 )
-            remaining = deadline - time.monotonic()
+            remaining = min(deadline - awake_s(), SLICE_S)
             if remaining <= 0:
                 return
             if self._thread is not None:
-                self._news.wait(min(remaining, 1.0))
+                self._news.wait(remaining)
             else:
                 self.transport.wait_for_offer(remaining)
                 self._apply_newest()
@@ -366,12 +366,16 @@ class ReceiverEnd:
 
     def _run(self) -> None:
         """The background thread: apply what comes until the sender or the owner says stop."""
-        while not self._stopping and not self.transport.sender_gone():
-            self.transport.wait_for_offer(60.0, [self._stop.fd])
-            if self._stopping:
-                return
-            with self._using():
-                self._apply_and_tell()
+        try:
+            while not self._stopping and not self.transport.sender_gone():
+                self.transport.wait_for_offer(60.0, [self._stop.fd])
+                if self._stopping:
+                    return
+                with self._using():
+                    self._apply_and_tell()
+        except Exception:  # no descriptors are left, say: nothing is applied here any more
+            self.transport.refused(NEVER, traceback.format_exc())
+            raise
 
     def _apply_and_tell(self) -> None:
         try:

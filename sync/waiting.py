@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from sync.errors import WorkerError
-from sync.memory import wait_for
+from sync.memory import SLICE_S, awake_s, wait_for
 from sync.snapshot import NEVER
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def await_workers(
     are not waited for, but what they say meanwhile is collected, so that they are fed. What is due
     on a slow link meanwhile is moved on.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = awake_s() + timeout_s
     transports = list(transports)
     failures: dict[int, WorkerError] = {}
     for transport in transports:
@@ -53,7 +52,7 @@ def await_workers(
                     transport.expect(NEVER)  # the others need not wait for it before they ring
             if not still:
                 return failures
-            remaining = deadline - time.monotonic()
+            remaining = deadline - awake_s()
             if remaining <= 0:
                 return failures | {t.worker_idx: t.overdue(timeout_s) for t in still}
             if still != pending:  # look once more: another may have finished meanwhile
@@ -62,7 +61,8 @@ def await_workers(
             fds = {fd for t in still for fd in t.wait_fds()}
             if link is not None:
                 fds.add(link.bell.fd)
-            ready = wait_for(fds.union(*(t.news_fds() for t in bystanders)), remaining)
+            fds.update(*(t.news_fds() for t in bystanders))
+            ready = wait_for(fds, min(remaining, SLICE_S))
             bells = {t.answer_bell for t in still if t.answer_bell is not None}
             for bell in bells if link is None else bells | {link.bell}:
                 bell.silence()  # before anything is collected: a later ring must be heard

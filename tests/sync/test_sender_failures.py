@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import faulthandler
 import os
 import re
+import resource
 import signal
 import threading
+import time
 
 import pytest
 from torch import nn
 
 from sync import WorkerDied, WorkerError, WorkerRaised
-from sync.memory import wait_for
+from sync.memory import Doorbell, wait_for
 from tests.sync.support import (
     Counting,
+    Handed,
     Worker,
     bits,
     connect,
@@ -188,3 +193,54 @@ def test_a_worker_that_wrote_to_its_read_only_parameters_is_reported_with_the_re
             scheme.send()
         hint = "did it write to its parameters? Under zero-copy they are read-only"
         assert (hint in str(failure.value)) == (kind == "shared_zero_copy")
+
+
+def test_a_sender_that_was_stopped_itself_blames_no_worker():
+    """Ctrl-Z stops workers with it: when all go on, nobody was silent for so long."""
+
+    def send(handed, model):
+        scheme = sender("multiprocess", timeout=2.5)
+        receiver = copy.deepcopy(scheme)
+        receiver.init_on_receiver(model=policy(), worker_idx=0)
+        thread = threading.Thread(target=receiver.connect, kwargs={"background": False})
+        thread.start()
+        scheme.connect()
+        thread.join()
+
+        def answer():
+            time.sleep(0.3)
+            handed.about_to.ring()
+            time.sleep(0.7)  # the stop comes now
+            time.sleep(0.3)
+            receiver.receive(20)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            scheme.send(policy(2))
+        finally:
+            thread.join()
+            receiver.shutdown()
+            scheme.shutdown()
+
+    about_to = Doorbell()
+    with Worker(Handed(about_to=about_to), None) as process:
+        process.tell(send)
+        assert any(wait_for([about_to.fd], 1.0) for _ in range(30))
+        os.kill(process.process.pid, signal.SIGSTOP)
+        time.sleep(4.0)
+        os.kill(process.process.pid, signal.SIGCONT)
+        process.hear()
+
+
+def test_a_background_thread_that_cannot_go_on_tells_the_sender_why():
+    def leave_no_descriptors(scheme, model):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(0)
+
+    with running(scheme := sender("shared_zero_copy"), background=True) as (worker,):
+        worker.do(leave_no_descriptors)  # so that no other version's memory can be mapped
+        with pytest.raises(WorkerRaised, match="Too many open files"):
+            scheme.send(policy(2))
