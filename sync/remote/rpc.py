@@ -51,7 +51,7 @@ _AGAIN_S = 0.1
 _CLOSE_S = 2.0
 
 _left = threading.Event()
-_kept: list[Any] = []
+_kept: dict[str, Any] = {}  # what members wait for that never comes, by their names
 
 
 class RPCEngine(Engine):
@@ -122,7 +122,7 @@ class RPCEngine(Engine):
     def _watch(self, peer: int, name: str) -> bool:
         """False if it has a name already, but no address yet."""
         try:
-            watch = torch_rpc().rpc_async(name, _never, timeout=0)
+            watch = torch_rpc().rpc_async(name, _never, args=(_TRAINER,), timeout=0)
         except RuntimeError:
             return False
         self._gone.pop(peer, None)
@@ -148,6 +148,7 @@ class RPCEngine(Engine):
     def _forget(self, peer: int, name: str) -> None:
         """Take a dead peer out of the group: nobody could join while it counts as a member."""
         self._dead.add(name)
+        _kept.pop(name, None)  # with the memory of its connection
         steps = {"here": partial(drop, name), "in the store": partial(strike_out, [name])}
         for other in list(self._names):
             if other != peer and other not in self._gone:
@@ -271,7 +272,7 @@ def serve(
     """
     address = address or address_towards(host, port)
     warn_if_exposed("torch.distributed.rpc", address)
-    _join(peer, host, port, address, timeout)
+    name = _join(peer, host, port, address, timeout)
     _left.clear()
     why: list[str] = []
 
@@ -280,7 +281,7 @@ def serve(
             why.append(f"the trainer is gone: {error}")
             _left.set()
 
-    watch = torch_rpc().rpc_async(_TRAINER, _never, timeout=0)
+    watch = torch_rpc().rpc_async(_TRAINER, _never, args=(name,), timeout=0)
     watch.add_done_callback(lambda done: end(_error(done)))
     while not _left.wait(silence_s / 4):
         _ask_for_life(_TRAINER, silence_s, end)
@@ -292,14 +293,15 @@ def serve(
     return said
 
 
-def _join(peer: int, host: str, port: int, address: str, timeout: float) -> None:
-    """Join, again if it takes a moment until those who died are struck out."""
+def _join(peer: int, host: str, port: int, address: str, timeout: float) -> str:
+    """Join, again if it takes a moment until those who died are struck out; under which name."""
     deadline = time.monotonic() + timeout
     number = next_number(peer, host, port, timeout)  # torch lets a process have only one
+    name = f"peer{peer}_{number}"
     while True:
         try:
-            join(f"peer{peer}_{number}", number, host, port, address, timeout)
-            return
+            join(name, number, host, port, address, timeout)
+            return name
         except MemberLost:
             if time.monotonic() > deadline:
                 raise
@@ -324,10 +326,10 @@ def _unpack_and_call(data: bytes, tensors: tuple[Tensor, ...]) -> Any:
     return function(*args)
 
 
-def _never() -> Any:
+def _never(caller: str) -> Any:
     """A call that never returns, and takes no thread meanwhile."""
     future: torch.futures.Future[Any] = torch.futures.Future()
-    _kept.append(future)
+    _kept[caller] = future
     return future
 
 

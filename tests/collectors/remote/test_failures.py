@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync.remote import rpc
 from tests.collectors.remote.support import KINDS, host_pids, make, needs_ray
 from tests.collectors.support import all_accounted_for
 from tests.collectors.troubled import Plain, Troubled, hold, is_gone, told, wait_until
@@ -114,6 +115,7 @@ def test_a_host_that_dies_while_it_is_asked_for_its_state_is_replaced_and_asked_
         assert collector.stats()["restarts"] == 1
         gather(collector, 3)
         assert all_accounted_for(collector.stats())
+        wait_until(lambda: len(rpc._kept) == 2)  # nothing of the dead one's connection
 
 
 def test_restarts_are_bounded():
