@@ -37,7 +37,7 @@ class SharedFd:
     A deep copy has a duplicate of it, for another user in the same process.
     """
 
-    fd = -1  # until there is one, there is nothing to close
+    fd = -1  # until there is one: half an object, from an interrupt, has nothing to close
 
     def __init__(self, fd: int):
         self.fd = fd
@@ -73,15 +73,14 @@ class AnonymousMemory(SharedFd):
     def __init__(self, nbytes: int):
         self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            super().__init__(os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         else:  # a file without a name does the same, through the page cache
             with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
-        super().__init__(fd)  # first: what follows may fail
+                super().__init__(os.dup(file.fileno()))
         with _naming(self.nbytes):
-            os.ftruncate(fd, self.nbytes)
+            os.ftruncate(self.fd, self.nbytes)
         if hasattr(os, "memfd_create"):
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
     def map(self, offset: int, nbytes: int, *, writable: bool) -> Tensor:
         """A uint8 tensor over part of the memory; it keeps the mapping alive on its own.

@@ -335,3 +335,10 @@ def test_a_system_without_waitid_looks_up_by_signal(monkeypatch):
         worker.process.join(20)
         assert watch.look()
         assert watch.ending == ""
+
+
+@pytest.mark.parametrize("kind", [SharedFd, AnonymousMemory, Doorbell])
+def test_half_an_object_is_cleared_away_in_silence(kind):
+    half = kind.__new__(kind)  # an interrupt came before it had a descriptor
+    half.__del__()
+    assert half.fd == -1
