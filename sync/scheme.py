@@ -99,6 +99,7 @@ class WeightSyncScheme(ABC):
         self._receiver: ReceiverEnd | None = None
         self._context: Callable[[], Any] = _nothing
         self._shut = False
+        self._cut_short = False  # whether an interrupt ended its shutdown
         self._last_version = NEVER
 
     def _point_at_snapshots(self, zero_copy: bool | None) -> None:
@@ -496,21 +497,26 @@ class WeightSyncScheme(ABC):
         return self._transports[worker_idx]
 
     def shutdown(self) -> None:
-        """Let the other side go, and release everything. Bounded; a second call does nothing.
+        """Let the other side go, and release everything. Bounded.
+
+        A second call does nothing, but for what an interrupt has kept the first from.
 
         The scheme lets go of the model, which keeps its weights in memory of its own, and of every
         snapshot; of all it knew, `version` and `model_id` stay.
         """
-        if self._shut or self._pid != os.getpid():
+        if (self._shut and not self._cut_short) or self._pid != os.getpid():
             return
-        last_version = self.version
-        self._shut = True
-        for end in (self._sender, self._receiver):
-            if end is not None:
-                end.close()
+        self._last_version = self.version
+        self._shut, self._cut_short = True, False
+        try:
+            for end in (self._sender, self._receiver):
+                if end is not None:
+                    end.close()
+        except BaseException as error:
+            self._cut_short = not isinstance(error, Exception)
+            raise
         self._sender = self._receiver = self._layout = None
         self._transports, self._num_workers = {}, 0
-        self._last_version = last_version
 
     def __enter__(self) -> Self:
         return self
@@ -519,12 +525,20 @@ class WeightSyncScheme(ABC):
         self.shutdown()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "_shut"):
+        if not sys.is_finalizing() and hasattr(self, "_last_version"):
             self.shutdown()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_pid", "_sender", "_receiver", "_context", "_shut", "_last_version"):
+        for name in (
+            "_pid",
+            "_sender",
+            "_receiver",
+            "_context",
+            "_shut",
+            "_cut_short",
+            "_last_version",
+        ):
             del state[name]
         return state
 

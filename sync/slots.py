@@ -69,7 +69,8 @@ class Slots:
         return True
 
     def give_back(self, worker_idx: int) -> None:
-        fcntl.lockf(self._memory.fd, fcntl.LOCK_UN, 1, worker_idx)
+        if self._memory.fd >= 0:  # else it was cleared away first, and that gave it back
+            fcntl.lockf(self._memory.fd, fcntl.LOCK_UN, 1, worker_idx)
 
     # -- homes
 
