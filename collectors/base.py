@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from collectors import interrupts
 from collectors.batches import frames_of
 from collectors.options import Options, check_factory, count_workers, per_worker
 from collectors.seeds import fresh_seed
@@ -44,6 +45,7 @@ class BaseCollector(ABC):
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._shut = True  # until there is something to shut down
+        self._cut_short = False  # whether an interrupt ended its shutdown
         self._pid = os.getpid()
         self.options = Options.of(self.kind, options, self._further_arguments())
         check_factory(create_env_fn)
@@ -68,6 +70,7 @@ class BaseCollector(ABC):
         self._receivers: dict[str, WeightSyncScheme] = {}
         self._above = Stamps()
         self._wait_s = 0.0
+        self._made = _Made()
         self._shut = False
         _OPEN.add(self)
         try:
@@ -156,7 +159,7 @@ class BaseCollector(ABC):
         return math.ceil(self.options.total_frames / self.frames_per_batch)
 
     def _is_done(self) -> bool:
-        return 0 <= self.options.total_frames <= self.frames
+        return 0 <= self.options.total_frames <= self.frames and self._made.batch is None
 
     def next(self) -> Any:
         """The next batch. With a `replay_buffer` it goes there, and None is returned."""
@@ -167,6 +170,15 @@ class BaseCollector(ABC):
     def _next(self) -> Any:
         self._raise_error()
         self.receive_weights()
+        made = self._made
+        with interrupts.held():  # one that is raised at its end leaves the batch to the next call
+            if made.batch is None:
+                made.batch = self._make()
+        batch, made.batch = made.batch, None
+        return batch
+
+    def _make(self) -> Any:
+        """The next batch, as it is handed out; None if it went into the replay buffer."""
         while True:
             with self._turn:  # whoever has it next finds the batch counted, and in the buffer
                 batch = self._gathered()
@@ -213,7 +225,10 @@ class BaseCollector(ABC):
             batch = batch.to(device, non_blocking=True)
             if device.type == "cuda" and not options.no_cuda_sync:
                 torch.cuda.current_stream(device).synchronize()
-        return batch if options.postproc is None else options.postproc(batch)
+        if options.postproc is None:
+            return batch
+        with interrupts.let_in():
+            return options.postproc(batch)
 
     def _store(self, batch: Any) -> None:
         buffer = self.options.replay_buffer
@@ -450,6 +465,7 @@ class BaseCollector(ABC):
             if self.tracked is not None:
                 self.tracked.number = self._version
             self._whole.load_state_dict(state["whole"])
+            self._made.batch = None
         return all(exact)
 
     # -- ending
@@ -457,11 +473,23 @@ class BaseCollector(ABC):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """End everything, within `timeout` seconds; a second call does nothing."""
-        if self._shut or self._pid != os.getpid():  # a forked child has no workers to end
+        """End everything, within `timeout` seconds; a second call does what an interrupt left."""
+        if self._is_ended or self._pid != os.getpid():  # a forked child has no workers to end
             return
-        self._shut = self._stopping = True
-        seconds = 5.0 if timeout is None else timeout
+        self._shut, self._stopping, self._cut_short = True, True, False
+        try:
+            self._end(5.0 if timeout is None else timeout, close_env, raise_on_error)
+        except BaseException as error:
+            self._cut_short = not isinstance(error, Exception)
+            raise
+        if self._error is not None and raise_on_error:
+            raise self._error
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._shut and not self._cut_short
+
+    def _end(self, seconds: float, close_env: bool, raise_on_error: bool) -> None:
         with contextlib.ExitStack() as after:  # in reverse, whatever one of them raises
             if self._threads_before is not None:
                 after.callback(torch.set_num_threads, self._threads_before)
@@ -476,8 +504,6 @@ class BaseCollector(ABC):
             except Exception:
                 if raise_on_error:
                     raise
-        if self._error is not None and raise_on_error:
-            raise self._error
 
     def async_shutdown(self, timeout: float | None = None) -> None:
         """End a collector that runs free; what it raised meanwhile is raised now."""
@@ -490,7 +516,7 @@ class BaseCollector(ABC):
         self.shutdown(raise_on_error=kind is None)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and getattr(self, "_shut", True) is False:
+        if not sys.is_finalizing() and hasattr(self, "_cut_short") and not self._is_ended:
             self.shutdown(timeout=1.0, raise_on_error=False)
 
     def _warn_of_overshoot(self) -> None:
@@ -502,6 +528,12 @@ class BaseCollector(ABC):
                 f"{more} will be collected",
                 stacklevel=3,
             )
+
+
+class _Made(threading.local):
+    """A batch that an interrupt has kept from whoever called `next` in this thread."""
+
+    batch: Any = None
 
 
 def as_mask(chosen: Any, num_envs: int) -> np.ndarray[Any, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from collectors import interrupts
 from collectors.batches import Trajectories
 from collectors.frames import FrameLayout, Frames
 from collectors.line import Line, LineClosed
@@ -62,7 +63,7 @@ class Crew:
         self._start_timeout = start_timeout
         self._news = threading.Condition(threading.RLock())
         self._ending = threading.RLock()  # one thread at a time ends a worker
-        self._listening = False
+        self._listener: int | None = None  # the thread that listens
         self._numbers = 0
         self._closed = False
         self.held = False  # whether all workers were told to hold still
@@ -83,20 +84,20 @@ class Crew:
             raise
 
     def _launch(self, member: Member, job: AnonymousMemory) -> None:
-        near, far = Line.pair()
-        setup = Setup(
-            worker_idx=member.worker,
-            trainer_pid=os.getpid(),
-            line=far,
-            words=Words(),
-            job=job,
-            schemes=self.publisher.schemes_for(member.worker),
-            version_base=self.publisher.base,
-        )
-        name = f"lockstep-worker-{member.worker}"
-        process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
-        with self._news, interrupts_held():
+        with interrupts_held(), self._news:
             self._raise_if_closed()
+            near, far = Line.pair()
+            setup = Setup(
+                worker_idx=member.worker,
+                trainer_pid=os.getpid(),
+                line=far,
+                words=Words(),
+                job=job,
+                schemes=self.publisher.schemes_for(member.worker),
+                version_base=self.publisher.base,
+            )
+            name = f"lockstep-worker-{member.worker}"
+            process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
             member.line, member.words, member.job = near, setup.words, job
             member.greeted, member.failure, member.ordered = False, None, 0
             member.blocks = []
@@ -110,7 +111,7 @@ class Crew:
             member.process = process
             member.watch = Watch(process.pid)
             member.seen_at = awake_s()
-        far.close()
+            far.close()
 
     def _await_greetings(self, members: list[Member]) -> None:
         def done() -> bool:
@@ -193,25 +194,25 @@ class Crew:
 
     def listen(self, timeout: float, unless: Callable[[], bool] = bool) -> bool:
         """Take in what workers say, waiting up to `timeout` for something, `unless()`."""
-        mine, ready = False, set[int]()
-        try:
+        me, ready = threading.get_ident(), set[int]()
+        with interrupts.held():
             with self._news:
                 if unless():
                     return True
-                if self._listening:
+                if self._listener not in (None, me):
                     due = time.monotonic() + max(0.0, timeout)
-                    self._news.wait(max(0.0, timeout))
+                    with interrupts.let_in():
+                        self._news.wait(max(0.0, timeout))
                     awake_s.note(due)
                     return unless()
-                mine = True
-                self._listening = True
+                self._listener = me
                 fds = [fd for member in self.members for fd in self._fds(member)]
-            # Not holding the lock: others may ask and tell meanwhile.
-            ready.update(wait_for(fds, timeout))
-        finally:
-            if mine:
+            try:
+                with interrupts.let_in():  # not holding the lock: others may ask and tell meanwhile
+                    ready.update(wait_for(fds, timeout))
+            finally:
                 with self._news:
-                    self._listening = False
+                    self._listener = None
                     for member in self.members:
                         if self._has_said(member, ready):
                             self._take_in(member)
@@ -362,11 +363,13 @@ class Crew:
 
     def order(self, member: Member, block: int, serial: int) -> None:
         """Have a block filled with weights no older than those published by now."""
-        with self._news:
-            if not member.ordered:
-                member.seen_at = awake_s()  # until now it owed nothing
-            member.ordered += 1
-        self.tell(member, "collect", block, serial, dict(self.publisher.promised[member.worker]))
+        versions = dict(self.publisher.promised[member.worker])
+        with interrupts.held():
+            with self._news:
+                if not member.ordered:
+                    member.seen_at = awake_s()  # until now it owed nothing
+                member.ordered += 1
+            self.tell(member, "collect", block, serial, versions)
 
     def call(
         self,
@@ -432,6 +435,17 @@ class Crew:
 
     def close(self, timeout: float = KILL_AFTER_S, *, close_env: bool = True) -> None:
         """End all workers: first by asking, then by force. Bounded; harmless a second time."""
+        deadline = awake_s() + timeout
+        try:
+            self._tell_to_stop(close_env)
+            for member in self.members:
+                self._end(member, max(0.0, deadline - awake_s()))
+        except BaseException:  # an interrupt: nobody is waited for any more
+            for member in self.members:
+                self._end(member, 0.0)
+            raise
+
+    def _tell_to_stop(self, close_env: bool) -> None:
         with self._news:
             self._closed = True
             self._news.notify_all()
@@ -440,14 +454,6 @@ class Crew:
                     with contextlib.suppress(TimeoutError, OSError, ValueError):
                         member.line.send(("stop", close_env), timeout=0.1)
                         member.words.words[MESSAGES] += 1
-        deadline = awake_s() + timeout
-        try:
-            for member in self.members:
-                self._end(member, max(0.0, deadline - awake_s()))
-        except BaseException:  # an interrupt: nobody is waited for any more
-            for member in self.members:
-                self._end(member, 0.0)
-            raise
 
     def _end(self, member: Member, timeout: float) -> None:
         with self._ending:

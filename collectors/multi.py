@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
 from collectors.batches import Part, Room, assemble, room_for
 from collectors.crew import Crew
@@ -279,12 +280,13 @@ class MultiSyncCollector(_Workers):
         enough = len(members)
         if self.options.preemptive_threshold is not None:
             enough = math.ceil(self.options.preemptive_threshold * len(members))
-        self._wait_for(enough)
-        if enough < len(members):
-            for member in members:
-                if not self._has_filled(member):
-                    member.words.words[CUT] = self._serial
-            self._wait_for(len(members))
+        with interrupts.let_in():
+            self._wait_for(enough)
+            if enough < len(members):
+                for member in members:
+                    if not self._has_filled(member):
+                        member.words.words[CUT] = self._serial
+                self._wait_for(len(members))
         self._under_way = False
         crew.arrived.clear()
         parts = [self._part(member, crew.take(member)) for member in members]
@@ -401,13 +403,14 @@ class MultiAsyncCollector(_Workers):
         """The block that was full first, waiting for one."""
         assert self.crew is not None
         crew = self.crew
-        crew.look()  # others may deliver so fast that nobody ever waits
-        while True:
+        with interrupts.let_in():
+            crew.look()  # others may deliver so fast that nobody ever waits
             self._see_to_failures()
-            if crew.arrived:
-                return crew.take_first()
-            crew.wait(lambda: bool(crew.arrived or crew.failed()), None)
-            self._raise_error()
+            while not crew.arrived:
+                crew.wait(lambda: bool(crew.arrived or crew.failed()), None)
+                self._raise_error()
+                self._see_to_failures()
+        return crew.take_first()
 
     def _give_back(self, member: Member, full: Full) -> None:
         """Have the block filled again, unless its worker is no more."""

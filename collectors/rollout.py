@@ -191,7 +191,7 @@ class Rollout:
                     self._run(frames, frames.layout.num_steps)
                 _check_unchanged(frames.observation_rows[0])
             except BaseException:
-                self._lost = True
+                self.lose()
                 raise
             finally:
                 self.frames = None
@@ -201,6 +201,10 @@ class Rollout:
             self._truncate(frames, steps - 1)
         words[STEPS] += 1
         return steps
+
+    def lose(self) -> None:
+        """What was collected last is handed to nobody: start new episodes."""
+        self._lost = True
 
     def _run(self, frames: Frames, num_steps: int) -> None:
         """The hot loop."""

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
 from collectors.batches import Part, Trajectories, assemble, frames_of
 from collectors.environments import Environments
@@ -153,7 +154,8 @@ class Collector(BaseCollector):
             self._block = allocate(rollout.plan(self._steps))
         self._words.begin(0)
         try:
-            steps = rollout.collect(self._block)
+            with interrupts.let_in():
+                steps = rollout.collect(self._block)
             self._raise_error()  # if another thread shut down, the block was cut short
             check_numbers(self._block, steps, self.environments)
             part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
@@ -164,6 +166,7 @@ class Collector(BaseCollector):
                 stamps=self.tracked is not None,
             )
         except BaseException:
+            rollout.lose()
             with self._accounts:
                 self._dropped += self._words.finish(0)
                 self._words.clear(0)

@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, NoReturn
 
+from collectors import interrupts
 from sync.memory import Watch, wait_for
 
 PRELOAD = ("collectors.preload", "collectors.worker", "gymnasium.envs.classic_control")
@@ -50,22 +51,12 @@ def interrupts_held() -> Iterator[None]:
 
     One that comes meanwhile is raised afterwards: a start that it cuts short leaves half a process.
     """
-    came: list[int] = []
-    own = signal.getsignal(signal.SIGINT)
-    # Blocking is for this thread, and the signal may reach another; what Python makes of it is the
-    # main thread's.
-    defers = own is not None and threading.current_thread() is threading.main_thread()
-    if defers:
-        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-        if defers:
-            signal.signal(signal.SIGINT, own)
-        if came:
-            signal.raise_signal(signal.SIGINT)
+    with interrupts.held():  # what is blocked is so for this thread, and another may get the signal
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 # -- in the process that was started

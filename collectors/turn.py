@@ -3,54 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 
+from collectors import interrupts
+
 
 class Turn:
-    """A lock whose waiters are served in the order in which they came."""
+    """A lock whose waiters are served in the order in which they came.
+
+    A thread that is in the queue is not put there again, so one that was interrupted has its place.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._queue: deque[object] = deque()
-        self._owner: int | None = None
+        self._lock = threading.RLock()  # not the condition, which takes it where interrupts come
+        self._changed = threading.Condition(self._lock)
+        self._queue: deque[int] = deque()  # of threads; the first has the turn
         self._depth = 0
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        with self._changed:
-            if self._owner == me:
-                self._depth += 1
-                return
-            ticket = object()
-            self._queue.append(ticket)
-            try:
-                while self._queue[0] is not ticket:
-                    self._changed.wait()
-                self._owner, self._depth = me, 1
-            except BaseException:  # an interrupt, say: nobody may wait for this ticket
-                self._queue.remove(ticket)
-                self._changed.notify_all()
-                raise
+        self.try_enter(math.inf)
 
     def try_enter(self, timeout: float = 0.0) -> bool:
         """Take the turn if it gets free in time, or is this thread's; to be ended by `ending`."""
         me = threading.get_ident()
         deadline = time.monotonic() + timeout
-        with self._changed:
-            while self._queue and self._owner != me:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return False
-                self._changed.wait(remaining)
-            if self._owner == me:
+        try:
+            with self._lock:
+                if me not in self._queue:
+                    self._queue.append(me)
+                while self._queue[0] != me:
+                    remaining = deadline - time.monotonic()
+                    if remaining <= 0:
+                        self._give_up(me)
+                        return False
+                    with interrupts.let_in():
+                        self._changed.wait(min(remaining, 3600.0))
                 self._depth += 1
-            else:
-                self._queue.append(object())
-                self._owner, self._depth = me, 1
-            return True
+                return True
+        except BaseException:  # an interrupt, say: nobody may wait for this thread
+            with self._lock:
+                self._give_up(me)
+            raise
+
+    def _give_up(self, me: int) -> None:
+        """Leave the queue, but not a turn that was taken before."""
+        if me in self._queue and not (self._queue[0] == me and self._depth):
+            self._queue.remove(me)
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
@@ -61,9 +64,8 @@ class Turn:
             self.__exit__()
 
     def __exit__(self, *exception: object) -> None:
-        with self._changed:
+        with self._lock:
             self._depth -= 1
             if self._depth == 0:
-                self._owner = None
                 self._queue.popleft()
                 self._changed.notify_all()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from collectors import interrupts
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.errors import WorkerError, combine
 from sync.memory import wait_for
@@ -77,9 +78,10 @@ class SchemeIntake(Intake):
         return any(scheme.has_news() for scheme in self._all)
 
     def take(self) -> None:
-        for model_id in self.schemes:
-            self._receive(model_id, 0)
-        self.version = self.base + self._main.version
+        with interrupts.held():  # nothing else would note which version it was
+            for model_id in self.schemes:
+                self._receive(model_id, 0)
+            self.version = self.base + self._main.version
 
     def _receive(self, model_id: str, timeout: float) -> None:
         try:

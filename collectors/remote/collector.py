@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
 from collectors.options import NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.remote.fleet import Fleet
@@ -221,14 +222,15 @@ class RemoteCollector(BaseCollector):
         def all_are_here() -> bool:
             return all(seat.full for seat in seats.seats)
 
-        while not all_are_here() or seats.failed():
-            with self._mending:
-                self._see_to_failures()
-                for seat in seats.seats:
-                    if not seat.full and not seat.owed:
-                        seats.order(seat)
-            seats.wait(lambda: bool(all_are_here() or seats.failed()))
-            self._raise_error()
+        with interrupts.let_in():
+            while not all_are_here() or seats.failed():
+                with self._mending:
+                    self._see_to_failures()
+                    for seat in seats.seats:
+                        if not seat.full and not seat.owed:
+                            seats.order(seat)
+                seats.wait(lambda: bool(all_are_here() or seats.failed()))
+                self._raise_error()
         parts = [self._entries(seat, seats.take(seat)) for seat in seats.seats]
         seats.arrived.clear()
         _check_alike(parts, seats.seats)
@@ -237,16 +239,17 @@ class RemoteCollector(BaseCollector):
     def _gather_first(self) -> TensorDict:
         seats = self.seats
         assert seats is not None
-        while True:
-            with self._mending:
-                self._see_to_failures()
-                for seat in seats.seats:
-                    while seat.owed + len(seat.full) < AHEAD:
-                        seats.order(seat)
-            if seats.arrived:
-                break
-            seats.wait(lambda: bool(seats.arrived or seats.failed()))
-            self._raise_error()
+        with interrupts.let_in():
+            while True:
+                with self._mending:
+                    self._see_to_failures()
+                    for seat in seats.seats:
+                        while seat.owed + len(seat.full) < AHEAD:
+                            seats.order(seat)
+                if seats.arrived:
+                    break
+                seats.wait(lambda: bool(seats.arrived or seats.failed()))
+                self._raise_error()
         seat, full = seats.take_first()
         with self._mending:
             if seat in seats.seats and seat.failure is None:

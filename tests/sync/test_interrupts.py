@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-import dis
-import functools
+import contextlib
+import copy
 import itertools
-import sys
+import threading
 import time
 
 import pytest
 
-from sync import scheme as scheme_module
+from tests.interrupts import Interrupt, nothing_left, places
 from tests.sync.support import bits, policy
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EVERY, sender
 
-PACKAGE = scheme_module.__file__.removesuffix("scheme.py")
-
-
-# The interpreter looks for signals when a function begins, when a call ends, and in loops; never
-# between taking a lock by `with` and the first instruction under it.
-LOOKS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
-
-
-class Interrupt:
-    """Raises KeyboardInterrupt the `number`th time that the package could be interrupted here."""
-
-    def __init__(self, number):
-        self.left, self.fired = number, False
-
-    def __enter__(self):
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, kind, *rest):
-        sys.settrace(None)
-        return kind is KeyboardInterrupt and self.fired
-
-    def _call(self, frame, event, argument):
-        if self.fired or not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        before = [""]
-
-        def instruction(frame, event, argument):
-            if event == "opcode" and not self.fired:
-                self.left -= before[0] in LOOKS
-                before[0] = opcodes(frame.f_code)[frame.f_lasti]
-                if self.left == 0:
-                    self.fired = True
-                    raise KeyboardInterrupt
-            return instruction
-
-        return instruction
-
-
-@functools.cache
-def opcodes(code):
-    return {each.offset: each.opname for each in dis.get_instructions(code)}
+FEW = pytest.param(10, id="few")
+ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
 def nothing(scheme, receiver, model):
@@ -89,7 +48,7 @@ def test_an_interrupt_at_any_instruction_cuts_nobody_off(kind, before, call):
     with in_one_thread(scheme := sender(kind)) as (receiver,):
         for number in itertools.count(1):
             before(scheme, receiver, model := policy(number))
-            with Interrupt(number) as interrupt:
+            with Interrupt(number, "sync") as interrupt:
                 call(scheme, receiver, model)
             # The next version comes, is acknowledged, and is what the worker has.
             scheme.send_async(policy(-number))
@@ -102,3 +61,38 @@ def test_an_interrupt_at_any_instruction_cuts_nobody_off(kind, before, call):
             scheme.wait_async(5.0)
             if not interrupt.fired:
                 return
+
+
+def live(kind, background=True):
+    """The life of a sender and of a worker, whose first weights come while the other waits."""
+    with EVERY[kind](connect_timeout=5.0) as scheme:
+        scheme.init_on_sender(model=policy(1), devices=["cpu"])
+        receiver = copy.deepcopy(scheme)
+        receiver.init_on_receiver(model=policy(), worker_idx=0)
+
+        def meet():
+            with contextlib.suppress(ConnectionError, RuntimeError):  # it is interrupted there
+                receiver.connect(background=background)
+
+        meeting = threading.Thread(target=meet)
+        meeting.start()
+        scheme.connect()
+        meeting.join()
+        scheme.send_async(policy(2))
+        receiver.receive(timeout=5.0)
+        with receiver.reading():
+            assert bits(receiver.model) == bits(policy(2))
+        scheme.wait_async()
+        receiver.shutdown()
+
+
+@pytest.mark.parametrize("most", [FEW, ALL])
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_life_that_is_interrupted_anywhere_leaves_nothing(kind, most, capfd):
+    live(kind)
+    for number in places(lambda: live(kind), "sync", most=most):
+        with nothing_left() as check:
+            with Interrupt(number, "sync") as interrupt:
+                live(kind)
+            check(f"{number}: {interrupt.where}")
+    assert capfd.readouterr() == ("", "")

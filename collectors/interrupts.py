@@ -1,0 +1,64 @@
+"""Ctrl-C, held back while something is half done.
+
+What a batch is made of must be taken from workers, counted and handed out together: an interrupt
+that comes meanwhile is raised afterwards, or where there is something to wait for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+
+class _Later:
+    """What SIGINT does while it is held back."""
+
+    def __init__(self, own: Any):
+        self.own = own  # what it does otherwise
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """An interrupt waits until the end."""
+    own = signal.getsignal(signal.SIGINT)
+    if own is None or not _hears():
+        yield
+        return
+    later = _Later(own)
+    try:
+        signal.signal(signal.SIGINT, later)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, own)
+        if later.came:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def let_in() -> Iterator[None]:
+    """Within `held()`: an interrupt, also one that came before, is raised where it is."""
+    later = signal.getsignal(signal.SIGINT)
+    if not isinstance(later, _Later) or not _hears():
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, later.own)
+        if later.came:
+            later.came = False
+            signal.raise_signal(signal.SIGINT)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, later)
+
+
+def _hears() -> bool:
+    """Whether interrupts are raised in this thread."""
+    return threading.current_thread() is threading.main_thread()
