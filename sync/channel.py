@@ -48,7 +48,9 @@ class Channel:
         self._open()
 
     def _open(self) -> None:
-        self._socket = socket.socket(fileno=self._near.fd, family=socket.AF_UNIX, type=self._kind)
+        # Kept before it has the descriptor, which it would close if an interrupt let go of it.
+        self._socket = socket.socket.__new__(socket.socket)
+        self._socket.__init__(socket.AF_UNIX, self._kind, 0, self._near.fd)  # type: ignore[misc]
         memory = self._memory.map(0, _LAST_PUT_BYTES, writable=True)
         self._last_put = as_bytes(memory).cast("q")
 
