@@ -25,7 +25,7 @@ from harness.ranks import collect_for_another, collects_for_another
 from harness.run_dir import RunDir, RunDirInUse
 from harness.runner import Runner
 from harness.search import Pruned, objective
-from harness.signals import Interrupted, Interruption
+from harness.signals import WRITTEN, Interrupted, Interruption
 from harness.sources import make_source
 from harness.sync_metrics import SyncMeter
 from sync.errors import WorkerDied, WorkerTimeout
@@ -45,6 +45,7 @@ class Outcome:
     exit_status: int
     state: str
     summary: dict[str, Any] = field(default_factory=dict)
+    signum: int | None = None  # a signal that asked for the end, in time for that or not
 
     @property
     def objective(self) -> float:
@@ -75,7 +76,7 @@ def _execute(plan: RunPlan) -> Outcome:
         return outcome
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)
     # Signals wait while the directory is made, and while the end is written into it.
-    with Interruption() as interruption, interruption.written():
+    with Interruption(WRITTEN) as interruption:
         run_dir = open_directory(plan)
         with run_dir.logging():
             return Execution(plan, run_dir, learner, display, interruption, state).outcome()
@@ -294,4 +295,4 @@ class Execution:
             print(f"run.py: {state}: {type(error).__name__}: {error}", file=sys.stderr)
             print(f"run.py: the traceback is in {self.run_dir.status}", file=sys.stderr)
         self.display.finish(state, self.summary)
-        return Outcome(status, state, self.summary)
+        return Outcome(status, state, self.summary, self.interruption.pending)

@@ -2,7 +2,7 @@
 
 A signal raises `Interrupted` where the program is. Within `whole()`, the first signal is
 remembered instead, for `check()` to raise at the next good point; if none comes for `GRACE_S`, or a
-second signal does, it raises at once. Within `written()`, which is short, signals only wait. Within
+second signal does, it raises at once. Where it begins as `WRITTEN`, signals only wait. Within
 `anywhere()`, inside of one of these, all is as without. Within `unchanged()` the state is whole
 whenever a signal raises. After `over()` nothing is left to end.
 """
@@ -30,11 +30,14 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """Listens to the signals for as long as it is entered. Only in a process's main thread."""
+    """Listens to the signals for as long as it is entered. Only in a process's main thread.
 
-    def __init__(self) -> None:
+    mode: how it begins; with `WRITTEN`, signals wait from the start, however many come.
+    """
+
+    def __init__(self, mode: int = FREE) -> None:
         self._pending: int | None = None
-        self._mode = FREE
+        self._mode = mode
         self._unchanged = False
         self._before: dict[int, object] = {}
 
@@ -45,19 +48,13 @@ class Interruption:
 
     def __exit__(self, *exception: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for signum, handler in self._before.items():
+        for signum, handler in reversed(self._before.items()):  # Ctrl-C last: it would raise here
             signal.signal(signum, handler)  # type: ignore[arg-type]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Hold the first signal back until `check()`."""
         with self._in(HELD):
-            yield
-
-    @contextmanager
-    def written(self) -> Iterator[None]:
-        """Hold all signals back, however many come, until `anywhere()`."""
-        with self._in(WRITTEN):
             yield
 
     @contextmanager
@@ -76,6 +73,11 @@ class Interruption:
             yield
         finally:
             self._unchanged = False
+
+    @property
+    def pending(self) -> int | None:
+        """The signal that came, also if it was too late to end anything."""
+        return self._pending
 
     def over(self) -> None:
         """From here on signals do nothing: the end is being written down."""

@@ -28,7 +28,7 @@ SPARE_FDS = 2
 
 
 class Interrupt:
-    """`with Interrupt(n, "sync"):` SIGINT the nth time that code of this package could take it.
+    """`with Interrupt(n, "sync"):` SIGINT the nth time that code in this folder could take it.
 
     None is sent in a destructor, where Python only prints what is raised. What the signal raises
     is caught. Without `n` none is sent, and `passed` says how many places there are.
@@ -37,7 +37,7 @@ class Interrupt:
     def __init__(self, number: int | None = None, *packages: str, signum: int = signal.SIGINT):
         self.passed, self.where = 0, ""
         self._number, self._signum = number, signum
-        self._folders = tuple(f"{ROOT / package}{os.sep}" for package in packages)
+        self._code = tuple(str(ROOT / package) for package in packages)
         self._pid = os.getpid()
 
     @property
@@ -53,7 +53,7 @@ class Interrupt:
         return kind is KeyboardInterrupt and self.fired
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self.fired or not frame.f_code.co_filename.startswith(self._folders):
+        if self.fired or not frame.f_code.co_filename.startswith(self._code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         before = [""]

@@ -142,8 +142,8 @@ def _job(composed: DictConfig) -> float:
         run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
         run_dir.end("failed", summary={}, error=error)
         return math.nan
-    if outcome.exit_status > 128:
-        raise SystemExit(outcome.exit_status)
+    if outcome.signum is not None:
+        raise SystemExit(128 + outcome.signum)
     return outcome.objective
 
 

@@ -18,8 +18,11 @@ import pytest
 import run
 from harness import evaluate
 from harness.checkpoints import Checkpoints
+from harness.config import plan_run
+from harness.execute import execute
 from harness.files import read_json
 from tests.harness.small import SMALL
+from tests.interrupts import Interrupt
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = (
@@ -90,6 +93,15 @@ def test_an_evaluation_that_is_interrupted_is_made_up_for(tmp_path, monkeypatch)
     whole, ended = (evaluations(tmp_path / name) for name in ("whole", "ended"))
     assert len(whole) == 2
     assert ended == whole
+
+
+@pytest.mark.parametrize("number", [6, 9])
+def test_a_signal_that_comes_as_the_run_begins_to_listen_ends_it_in_order(tmp_path, number):
+    plan = plan_run([*SMALL, f"hydra.run.dir={tmp_path / 'run'}"])
+    with Interrupt(number, "harness/signals.py") as interrupt:
+        assert execute(plan).exit_status == 130
+    assert "_execute" in interrupt.where
+    assert read_json(tmp_path / "run" / "status.json")["state"] == "interrupted"
 
 
 def insist_on_the_end(*given, **named):

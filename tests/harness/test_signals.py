@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from harness import signals
-from harness.signals import Interrupted, Interruption
+from harness.signals import WRITTEN, Interrupted, Interruption
 
 
 def test_a_signal_raises_at_once_where_nothing_is_held():
@@ -72,14 +72,13 @@ def test_while_something_is_written_signals_wait_until_the_program_is_somewhere_
     reached = []
 
     def write(interruption: Interruption) -> None:
-        with interruption.written():
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-            reached.append("the end of the file")
-            with interruption.anywhere():
-                pytest.fail("it went on")
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the end of the file")
+        with interruption.anywhere():
+            pytest.fail("it went on")
 
-    with Interruption() as interruption, pytest.raises(Interrupted) as ended:
+    with Interruption(WRITTEN) as interruption, pytest.raises(Interrupted) as ended:
         write(interruption)
     assert reached
     assert ended.value.exit_status == 130
@@ -97,7 +96,7 @@ def test_a_signal_that_a_destructor_swallows_is_not_lost():
 
 
 def test_once_all_is_over_signals_do_nothing():
-    with Interruption() as interruption, interruption.written():
+    with Interruption(WRITTEN) as interruption:
         interruption.over()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)

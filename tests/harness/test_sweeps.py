@@ -20,6 +20,7 @@ from harness.config import ConfigError, plan_run
 from harness.config.plugins import check_launcher
 from harness.files import read_json
 from harness.isolation import own_state
+from harness.loggers import Loggers
 from harness.report.__main__ import main as report
 from tests.harness.loggers import wandb_file
 from tests.harness.small import SMALL, jobs, start, states, wait_until
@@ -32,6 +33,18 @@ DEADLY = "env.id=tests.harness.deadly:Deadly-v0"
 def here(tmp_path, monkeypatch):
     """Sweeps write to a fresh folder."""
     monkeypatch.chdir(tmp_path)
+
+
+def test_ctrl_c_while_a_job_is_being_finished_ends_the_sweep_after_it(monkeypatch):
+    finish = Loggers.finish
+
+    def interrupted(*given):
+        os.kill(os.getpid(), signal.SIGINT)
+        finish(*given)
+
+    monkeypatch.setattr(Loggers, "finish", interrupted)
+    assert run.main(["-m", *SMALL, "seed=1,2", "sweep=mine"]) == 130
+    assert states("mine") == {"seed=1": "done"}
 
 
 # -- in parallel
