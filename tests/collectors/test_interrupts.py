@@ -14,7 +14,7 @@ from tests.interrupts import Interrupt, nothing_left, places
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 EACH = pytest.mark.parametrize("kind", KINDS)
-FEW = pytest.param(5, id="few")
+FEW = pytest.param(3, id="few")
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 CODE = ("sync", "collectors")
 

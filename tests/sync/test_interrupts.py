@@ -15,7 +15,7 @@ from tests.sync.support import bits, policy
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EVERY, sender
 
-FEW = pytest.param(10, id="few")
+FEW = pytest.param(4, id="few")
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
