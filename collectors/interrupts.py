@@ -20,9 +20,28 @@ class _Later:
     def __init__(self, own: Any):
         self.own = own  # what it does otherwise
         self.came = False
+        self.let_in = False  # a flag: to exchange handlers takes system calls
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
+        if self.let_in and callable(self.own):
+            self.own(number, frame)
+        else:
+            self.came = True
+
+    @contextlib.contextmanager
+    def letting_in(self, let_in: bool) -> Iterator[None]:
+        before, self.let_in = self.let_in, let_in
+        try:
+            self.catch_up()
+            yield
+        finally:
+            self.let_in = before
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        if self.let_in and self.came:
+            self.came = False
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -31,6 +50,10 @@ def held() -> Iterator[None]:
     own = signal.getsignal(signal.SIGINT)
     if own is None or not _hears():
         yield
+        return
+    if isinstance(own, _Later):
+        with own.letting_in(False):
+            yield
         return
     later = _Later(own)
     try:
@@ -49,14 +72,8 @@ def let_in() -> Iterator[None]:
     if not isinstance(later, _Later) or not _hears():
         yield
         return
-    try:
-        signal.signal(signal.SIGINT, later.own)
-        if later.came:
-            later.came = False
-            signal.raise_signal(signal.SIGINT)
+    with later.letting_in(True):
         yield
-    finally:
-        signal.signal(signal.SIGINT, later)
 
 
 def _hears() -> bool:
