@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -328,6 +328,14 @@ class Crew:
 
     def failed(self) -> list[Member]:
         return [member for member in self.members if member.failure is not None]
+
+    def give_up(self, error: WorkerError, lives: Sequence[int]) -> None:
+        """Count whom the error names as failed, unless there is another in its place by now."""
+        with self._news:
+            for worker, failure in error.failures.items():
+                member = self.members[worker]
+                if member.life == lives[worker]:
+                    member.failure = member.failure or failure
 
     def raise_failures(self) -> None:
         """Raise what went wrong, if anything did."""

@@ -22,7 +22,7 @@ from collectors.starting import context
 from collectors.weights import Publisher
 from collectors.words import CUT
 from collectors.worker import PASSED_ON, Job
-from sync.errors import WorkerDied, WorkerError
+from sync.errors import WorkerDied, WorkerError, WorkerTimeout
 
 _NOTICE_S = 0.5  # in which the crew hears of what a scheme has found
 
@@ -190,9 +190,12 @@ class _Workers(BaseCollector):
         assert self.crew is not None
         self._raise_error()
         while True:
+            lives = [member.life for member in self.crew.members]
             try:
                 return self.crew.call(method, *args, members=members)
-            except WorkerError:
+            except WorkerError as error:
+                if self.options.on_worker_failure == "restart" and isinstance(error, WorkerTimeout):
+                    self.crew.give_up(error, lives)
                 if not self.crew.failed():
                     raise
                 self._see_to_failures()  # and if all are alive again, ask again

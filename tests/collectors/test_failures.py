@@ -247,6 +247,15 @@ def test_a_worker_that_is_stopped_counts_as_hanging_even_if_it_was_idle(kind):
         collector.shutdown(timeout=0.2)
 
 
+def test_a_stopped_worker_that_was_idle_is_replaced_when_it_is_asked_for_its_state():
+    with make("async", timeout=1.0, on_worker_failure="restart") as collector:
+        gather(collector, 4)
+        wait_until(lambda: all(w["stage"] == "idle" for w in collector.stats()["workers"]))
+        os.kill(pids(collector)[0], signal.SIGSTOP)
+        assert len(collector.state_dict()["workers"]) == 2
+        assert collector.stats()["restarts"] == 1
+
+
 def kill(pid: int) -> None:
     """Kill, and wait for the death: until then a worker may be given weights."""
     fd = os.pidfd_open(pid)
