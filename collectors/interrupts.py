@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -17,13 +17,13 @@ from typing import Any
 class _Later:
     """What SIGINT does while it is held back."""
 
-    def __init__(self, own: Any):
+    def __init__(self, own: Callable[[int, FrameType | None], Any]):
         self.own = own  # what it does otherwise
         self.came = False
         self.let_in = False  # a flag: to exchange handlers takes system calls
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.let_in and callable(self.own):
+        if self.let_in:
             self.own(number, frame)
         else:
             self.came = True
@@ -48,7 +48,7 @@ class _Later:
 def held() -> Iterator[None]:
     """An interrupt waits until the end."""
     own = signal.getsignal(signal.SIGINT)
-    if own is None or not _hears():
+    if not callable(own) or not _hears():  # it is ignored, as in workers, or ends the process
         yield
         return
     if isinstance(own, _Later):
