@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import gymnasium as gym
 import pytest
@@ -19,9 +20,9 @@ def collect():
 @pytest.fixture
 def script(monkeypatch):
     """Has this process be that of a script, as workers see it."""
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "__spec__", None)
-    return lambda path: monkeypatch.setattr(main, "__file__", path, raising=False)
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return lambda path: setattr(main, "__file__", path)
 
 
 def test_a_script_may_come_by_stdin(script):

@@ -196,7 +196,7 @@ def test_the_usual_target_entropy_asks_as_much_in_any_unit_of_the_actions():
     for bound in (1.0, 0.01, 100.0):
         sac = SAC(SACConfig(), MODEL, OBSERVATIONS, Box(-bound, bound, (2,), np.float32))
         _, log_prob = sac.policy.sample(inputs, noise)
-        excess.append(float(-log_prob.mean()) - sac.target_entropy)
+        excess.append(-log_prob.mean().item() - sac.target_entropy)
     assert excess == pytest.approx([excess[0]] * 3, rel=1e-4)
     assert SAC(SACConfig(), MODEL, OBSERVATIONS, Box(-1, 1, (2,))).target_entropy == -2
 
