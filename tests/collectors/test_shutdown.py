@@ -86,11 +86,18 @@ if __name__ == "__main__":
 
 @contextmanager
 def program(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The program above in a session of its own, of which nothing may be left."""
+    """The program above."""
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
+    with in_session(str(file), *arguments) as process:
+        yield process
+
+
+@contextmanager
+def in_session(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python program in a session of its own, of which nothing may be left."""
     process = subprocess.Popen(
-        [sys.executable, str(file), *arguments],
+        [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

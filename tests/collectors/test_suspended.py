@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
-from tests.collectors.test_shutdown import ROOT, of_session, wait_for
+from tests.collectors.test_shutdown import in_session, wait_for
 
 TIMEOUT_S = 3.0
 PROGRAM = f"""
@@ -36,15 +34,7 @@ with MultiAsyncCollector(Slow, Plain(), num_workers=1, **options) as collector:
 
 
 def test_a_run_that_was_stopped_as_a_whole_goes_on():
-    run = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    try:
+    with in_session("-c", PROGRAM) as run:
         wait_for(run, "went on")
         os.killpg(run.pid, signal.SIGSTOP)
         time.sleep(1.5 * TIMEOUT_S)
@@ -53,7 +43,3 @@ def test_a_run_that_was_stopped_as_a_whole_goes_on():
         os.killpg(run.pid, signal.SIGCONT)
         for _ in range(4):
             wait_for(run, "went on")
-    finally:
-        for one in of_session(run.pid):
-            one.kill()
-        run.communicate()
