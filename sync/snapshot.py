@@ -29,7 +29,7 @@ _VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
 # From this size on a block is written piece by piece, so that each piece is checked while it is
 # still in the processor's cache.
 PIECEWISE_BYTES = 1 << 20
-PIECE_BYTES = 1 << 19
+PIECE_BYTES = 1 << 21
 
 
 class Snapshot:
