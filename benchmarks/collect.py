@@ -8,7 +8,7 @@ All contestants of one environment and size stand ready in processes of their ow
 round after round, so that a ratio within a round compares what the machine did at that time.
 Weights are published once a batch where there are workers. Where a library has several settings,
 all are tried first and the fastest takes part. Then start-up: from construction to first batch.
-All of it takes about half an hour.
+All of it takes about an hour.
 
 Not here: sample-factory. Its 2.x requires numpy<2 and gymnasium<1, which no environment can have
 beside the other peers, and its 1.x is for gym, before gymnasium.
