@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sync import LocalWeightUpdaterBase, RemoteWeightUpdaterBase, WeightSyncScheme
+from sync.waiting import LONGEST_S
 
 
 def check_kinds(options: Any) -> None:
@@ -22,8 +23,10 @@ def check_kinds(options: Any) -> None:
                 if not fits(one):
                     raise TypeError(f"{name}={_shown(one)}: it must be {kind}")
     for name in ("timeout", "start_timeout"):
-        if not getattr(options, name) > 0:
-            raise ValueError(f"{name}={getattr(options, name)}: seconds, above 0")
+        if not 0 < getattr(options, name) <= LONGEST_S:
+            raise ValueError(
+                f"{name}={getattr(options, name)}: seconds, above 0 and up to {LONGEST_S:g}"
+            )
     for name in ("device", "policy_device", "storing_device", "env_device"):
         for one in _each(getattr(options, name)):
             if one is not None:

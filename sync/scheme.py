@@ -37,6 +37,7 @@ from sync.stats import SendStats
 from sync.strategy import Weights, WeightStrategy, is_by_worker
 from sync.transport import Transport
 from sync.views import WeightReceiver, WeightSender
+from sync.waiting import LONGEST_S
 from sync.wire import check_wire, make_decoder
 
 
@@ -74,8 +75,8 @@ class WeightSyncScheme(ABC):
                 f"strategy={strategy!r}: expected 'tensordict', 'state_dict' or a WeightStrategy"
             )
         for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
-            if not isinstance(seconds, Real) or not seconds >= 0:
-                raise ValueError(f"{name}={seconds!r}: expected seconds, 0 or more")
+            if not isinstance(seconds, Real) or not 0 <= seconds <= LONGEST_S:
+                raise ValueError(f"{name}={seconds!r}: expected seconds, from 0 to {LONGEST_S:g}")
         self.strategy = strategy
         self.sync = sync
         self.timeout = timeout

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sync.link import LinkEnd
     from sync.transport import Transport
 
+LONGEST_S = 1e9  # every wait is bounded, and clocks do not count much further
+
 
 def await_workers(
     transports: Iterable[Transport],

@@ -70,6 +70,7 @@ REFUSED = [
     (EACH, {"timeout": 0}, ValueError, "timeout=0.*above 0"),
     (EACH, {"timeout": float("nan")}, ValueError, "timeout=nan.*above 0"),
     (EACH, {"timeout": "soon"}, TypeError, "timeout='soon'.*number"),
+    (EACH, {"timeout": float("inf")}, ValueError, "timeout=inf.*up to 1e.09"),
     (EACH, {"start_timeout": -1}, ValueError, "start_timeout=-1.*above 0"),
     (("single",), {"start_timeout": 9.0}, ValueError, "start_timeout=9.0 is.*starts no processes"),
     (("sync",), {"preemptive_threshold": 0}, ValueError, "preemptive_threshold=0: a share"),

@@ -163,6 +163,7 @@ def test_a_receiver_has_nothing_to_take_before_it_connects(kind):
     [
         {"timeout": -1},
         {"timeout": float("nan")},
+        {"timeout": float("inf")},
         {"connect_timeout": None},
         {"strategy": None},
         {"link": 5},
