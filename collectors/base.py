@@ -159,7 +159,9 @@ class BaseCollector(ABC):
         return math.ceil(self.options.total_frames / self.frames_per_batch)
 
     def _is_done(self) -> bool:
-        return 0 <= self.options.total_frames <= self.frames and self._made.batch is None
+        if self._made.batch is not None or self._whole.has(self.options.trajs_per_batch):
+            return False
+        return 0 <= self.options.total_frames <= self.frames
 
     def next(self) -> Any:
         """The next batch. With a `replay_buffer` it goes there, and None is returned."""

@@ -90,9 +90,13 @@ class Whole:
         parts = self._open.pop(number)
         self._done.append(torch.cat(parts) if len(parts) > 1 else parts[0])  # type: ignore[arg-type]
 
+    def has(self, count: int | None) -> bool:
+        """Whether there are so many whole trajectories."""
+        return count is not None and len(self._done) >= count
+
     def take(self, count: int) -> TensorDict | None:
         """So many whole trajectories, padded; None if there are not yet."""
-        if len(self._done) < count:
+        if not self.has(count):
             return None
         taken, self._done = self._done[:count], self._done[count:]
         self.frames -= sum(trajectory.batch_size[0] for trajectory in taken)

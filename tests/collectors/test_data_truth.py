@@ -475,6 +475,22 @@ def test_an_indivisible_total_is_warned_of_once_and_overshot():
         assert sum(batch.numel() for batch in collector) == 66
 
 
+@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=lambda make: make.__name__)
+def test_trajectories_that_ended_within_the_total_are_handed_out(make):
+    def collect(**options):
+        collector, *_ = build(make, steps=20, **options)
+        total = 2 * collector.frames_per_batch
+        collector.shutdown()
+        collector, *_ = build(make, steps=20, total_frames=total, **options)
+        with collector:
+            return list(collector)
+
+    ended = sum(int(batch["next", "done"].sum()) for batch in collect())
+    batches = collect(trajs_per_batch=2)
+    assert len(batches) == ended // 2
+    assert all(batch["next", "done"].sum() == 2 for batch in batches)
+
+
 @pytest.mark.parametrize("options", [{}, {"total_frames": 60, "trajs_per_batch": 2}])
 def test_where_nobody_knows_how_many_batches_come_there_is_no_length(options):
     collector, *_ = build(Collector, steps=5, **options)
