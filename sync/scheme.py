@@ -471,8 +471,8 @@ class WeightSyncScheme(ABC):
         if weights is None and context is not None:
             weights = resolve_model(context, model_id or self.model_id or "")
         if weights is None:
-            return self.weights
-        return (strategy or self.strategy).extract_weights(weights)
+            weights = self.weights
+        return None if weights is None else (strategy or self.strategy).extract_weights(weights)
 
     def apply_weights(self, weights: Weights, inplace: bool = True) -> None:
         """Put weights into this side's model, without any communication."""

@@ -349,8 +349,9 @@ def test_prepared_weights_are_of_what_is_given_else_the_context_else_the_model(f
         ]:
             assert isinstance(weights, expected)
             assert bits(weights) == bits(policy(value))
-        flat = scheme.prepare_weights(policy(1), "policy", WeightStrategy("state_dict"))
-        assert list(flat) == list(policy().state_dict())
+        for weights in (policy(1), None):
+            flat = scheme.prepare_weights(weights, "policy", WeightStrategy("state_dict"))
+            assert list(flat) == list(policy().state_dict())
 
 
 @pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "replaced"])
