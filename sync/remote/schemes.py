@@ -164,10 +164,11 @@ class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
         self,
         backend: str = "gloo",
         sync: bool = True,
+        timeout: float = 10.0,
         *,
         strategy: str | WeightStrategy = "tensordict",
         **options: Any,
     ):
         if backend != "gloo":
             raise ValueError(f"backend={backend!r}: expected 'gloo'")
-        super().__init__(strategy, sync, **options)
+        super().__init__(strategy, sync, timeout=timeout, **options)

@@ -56,6 +56,7 @@ def test_the_distributed_scheme_is_named_by_its_backend_and_takes_its_strategy_b
     options = {"backend": "gloo", "strategy": "state_dict"}
     found = WeightSyncScheme.from_backend("distributed", **options)
     assert found.strategy.extract_as == "state_dict"
+    assert DistributedWeightSyncScheme("gloo", False, 3.0).timeout == 3.0
     with pytest.raises(ValueError, match="backend='nccl': expected 'gloo'"):
         DistributedWeightSyncScheme("nccl")
 
