@@ -423,5 +423,7 @@ class MultiAsyncCollector(_Workers):
 
 def MultiCollector(create_env_fn: Any, policy: Any = None, *, sync: bool, **options: Any) -> Any:
     """A `MultiSyncCollector` or a `MultiAsyncCollector`, as `sync` says."""
+    if not isinstance(sync, bool):
+        raise TypeError(f"sync={sync!r}: it must be True or False")
     kind = MultiSyncCollector if sync else MultiAsyncCollector
     return kind(create_env_fn, policy, **options)

@@ -17,6 +17,7 @@ from tensordict.nn import InteractionType
 from collectors import (
     Collector,
     MultiAsyncCollector,
+    MultiCollector,
     MultiSyncCollector,
     PolicyVersion,
     ReplayBuffer,
@@ -249,6 +250,12 @@ def test_too_few_or_many_factories_are_refused():
         MultiSyncCollector([CodeEnv, CodeEnv], CodePolicy(), num_workers=3)
     with pytest.raises(ValueError, match="create_env_fn is an empty list"):
         MultiSyncCollector([], CodePolicy())
+
+
+@pytest.mark.parametrize("sync", ["async", None, 1])
+def test_what_says_neither_sync_nor_async_is_refused(sync):
+    with pytest.raises(TypeError, match=f"sync={sync!r}: it must be True or False"):
+        MultiCollector(CodeEnv, CodePolicy(), num_workers=1, sync=sync)
 
 
 def test_a_policy_that_cannot_be_called_is_refused():
