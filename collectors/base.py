@@ -49,7 +49,7 @@ class BaseCollector(ABC):
         self._pid = os.getpid()
         self.options = Options.of(self.kind, options, self._further_arguments())
         check_factory(create_env_fn)
-        self.num_workers = count_workers(create_env_fn, self.options.num_workers)
+        self.num_workers = count_workers(self.kind, create_env_fn, self.options.num_workers)
         if policy is not None and not callable(policy):
             raise TypeError(f"policy must be callable, got {type(policy).__name__}")
         if policy is None and self.options.policy_factory is None:

@@ -330,11 +330,15 @@ def per_worker(value: Any, num_workers: int, name: str) -> list[Any]:
     return [value] * num_workers
 
 
-def count_workers(create_env_fn: Any, num_workers: int | None) -> int:
+def count_workers(kind: str, create_env_fn: Any, num_workers: int | None) -> int:
     """How many workers there are, from the factories and from what was said."""
     if isinstance(create_env_fn, Sequence):
         if not create_env_fn:
             raise ValueError("create_env_fn is an empty list: give one factory for each worker")
+        if kind == SINGLE and len(create_env_fn) > 1:
+            raise ValueError(
+                f"create_env_fn has {len(create_env_fn)} factories, and {kind} one worker"
+            )
         if num_workers is not None and num_workers != len(create_env_fn):
             raise ValueError(
                 f"num_workers={num_workers}, but create_env_fn has {len(create_env_fn)} factories"

@@ -20,7 +20,7 @@ from collectors.batches import Part, Trajectories, assemble, frames_of
 from collectors.environments import Environments
 from collectors.frames import Frames, allocate
 from collectors.opening import open_environments
-from collectors.options import SINGLE, Steps
+from collectors.options import SINGLE, Steps, per_worker
 from collectors.policies import Acting, interaction_type
 from collectors.rollout import Rollout
 from collectors.seeds import Seeds, Streams, check_seed, next_seed
@@ -53,8 +53,9 @@ class Collector(BaseCollector):
     def _open(self) -> None:
         options = self.options
         (device,) = options.devices(1)
+        (create_env_fn,) = per_worker(self.create_env_fn, 1, "create_env_fn")
         self.environments = open_environments(
-            self.create_env_fn,
+            create_env_fn,
             dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
             max_frames=options.max_frames_per_traj,
             halting=not options.reset_when_done,

@@ -252,6 +252,13 @@ def test_too_few_or_many_factories_are_refused():
         MultiSyncCollector([], CodePolicy())
 
 
+def test_one_worker_takes_one_factory_also_in_a_list():
+    with Collector([CodeEnv], CodePolicy(), frames_per_batch=4) as collector:
+        assert collector.next().batch_size == (1, 4)
+    with pytest.raises(ValueError, match="create_env_fn has 2 factories, and Collector one worker"):
+        Collector([CodeEnv, CodeEnv], CodePolicy())
+
+
 @pytest.mark.parametrize("sync", ["async", None, 1])
 def test_what_says_neither_sync_nor_async_is_refused(sync):
     with pytest.raises(TypeError, match=f"sync={sync!r}: it must be True or False"):
