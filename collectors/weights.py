@@ -16,7 +16,7 @@ from sync.errors import WorkerError, combine
 from sync.memory import wait_for
 from sync.snapshot import NEVER
 from sync.strategy import Weights, flatten, is_by_worker
-from sync.updaters import LocalWeightUpdaterBase
+from sync.updaters import LocalWeightUpdaterBase, MultiProcessedRemoteWeightUpdate
 
 POLICY = "policy"
 
@@ -151,6 +151,8 @@ class Publisher:
         self.updater = updater
         self.base = 0  # versions of an earlier run that this one continues
         self._own_updates = 0
+        if isinstance(updater, MultiProcessedRemoteWeightUpdate):
+            updater.serve(devices)
         if schemes is None:
             scheme = getattr(updater, "scheme", None)
             schemes = {POLICY: scheme or default()} if sends_weights(policy, schemes) else {}

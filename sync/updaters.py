@@ -14,6 +14,7 @@ import torch
 
 from sync.remote.schemes import RayWeightSyncScheme
 from sync.shared_mem import SharedMemWeightSyncScheme
+from sync.snapshot import NEVER
 from sync.strategy import Weights, WeightStrategy
 
 
@@ -121,7 +122,8 @@ class MultiProcessedRemoteWeightUpdate(RemoteWeightUpdaterBase):
 
     get_server_weights: returns the weights to push when none are given.
     policy_weights: the weights that workers on each device start from.
-    devices: the device of each worker; one worker a device unless told.
+    devices: the device of each worker; unless told, those of the collector that gets this as its
+        `weight_updater`, and without one, one worker a device.
 
     `scheme` is what workers are handed: they call its `init_on_receiver` and `connect`.
     """
@@ -134,13 +136,28 @@ class MultiProcessedRemoteWeightUpdate(RemoteWeightUpdaterBase):
         devices: Sequence[Any] | None = None,
     ):
         by_device = {torch.device(device): weights for device, weights in policy_weights.items()}
-        placed = [torch.device(d) for d in devices] if devices is not None else list(by_device)
-        if missing := [str(device) for device in placed if device not in by_device]:
-            raise ValueError(f"policy_weights has no entry for {', '.join(missing)}")
         self.get_server_weights = get_server_weights
         self.policy_weights = by_device
         self.scheme = SharedMemWeightSyncScheme(per_worker_weights=True)
-        self.scheme.init_on_sender(params_map={i: by_device[d] for i, d in enumerate(placed)})
+        self._told = devices is not None
+        self._place(by_device if devices is None else map(torch.device, devices))
+
+    def serve(self, devices: Iterable[torch.device | None]) -> None:
+        """Have a worker on each of these devices, unless it was told of its workers.
+
+        One without a device has the only weights there are, else those of the CPU.
+        """
+        if not self._told and self.scheme.version == NEVER:
+            known = list(self.policy_weights)
+            default = known[0] if len(known) == 1 else torch.device("cpu")
+            self._place(default if device is None else device for device in devices)
+
+    def _place(self, devices: Iterable[torch.device]) -> None:
+        placed = list(devices)
+        if missing := sorted({str(one) for one in placed if one not in self.policy_weights}):
+            raise ValueError(f"policy_weights has no entry for {', '.join(missing)}")
+        weights = [self.policy_weights[device] for device in placed]
+        self.scheme.init_on_sender(params_map=dict(enumerate(weights)))
 
     def all_worker_ids(self) -> Sequence[int]:
         return range(self.scheme.num_workers)

@@ -277,19 +277,29 @@ def test_a_scheme_serves_one_collector():
         assert (collector.next()["weight"] == 3).all()
 
 
+@pytest.mark.parametrize("placed", [{}, {"devices": ["cpu", "cpu"]}], ids=["by_device", "told"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_updater_pushes_to_workers(kind):
+def test_an_updater_pushes_to_workers(kind, placed):
     policy = Plain()
-    updater = MultiProcessedRemoteWeightUpdate(
-        lambda: policy, {"cpu": policy}, devices=["cpu", "cpu"]
-    )
+    updater = MultiProcessedRemoteWeightUpdate(lambda: policy, {"cpu": policy}, **placed)
     with make(kind, policy, weight_updater=updater) as collector:
+        assert list(updater.all_worker_ids()) == [0, 1]
         assert updater.collector is collector
         hold(policy, 1)
         collector.update_policy_weights_()
         batch = settled(collector)
         assert set(batch["weight"].flatten().tolist()) == {1.0}
         assert set(batch["policy_version"].flatten().tolist()) == {1}
+
+
+def test_an_updater_that_is_told_of_other_workers_or_devices_is_refused():
+    policy = Plain()
+    told = MultiProcessedRemoteWeightUpdate(None, {"cpu": policy}, devices=["cpu"])
+    with told.scheme, pytest.raises(ValueError, match=r"initialised for 1 workers.*has 2"):
+        make("sync", policy, weight_updater=told)
+    elsewhere = MultiProcessedRemoteWeightUpdate(None, {"meta": policy})
+    with elsewhere.scheme, pytest.raises(ValueError, match="policy_weights has no entry for cpu"):
+        make("sync", policy, weight_updater=elsewhere, policy_device="cpu")
 
 
 def test_a_worker_that_an_updater_leaves_out_waits_for_nothing():
