@@ -14,6 +14,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from collectors import interrupts
 from collectors.batches import frames_of
+from collectors.checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
 from collectors.seeds import fresh_seed
 from collectors.trajectories import Whole, split
@@ -318,6 +320,11 @@ class BaseCollector(ABC):
 
     def receive_weights(self, timeout: float | None = None) -> bool:
         """Take what came from above, if anything did; whether something had."""
+        if timeout is not None and not isinstance(timeout, Real):
+            raise TypeError(
+                f"receive_weights(timeout={shown(timeout)}): expected seconds; it takes what came "
+                "from above, and update_policy_weights_() takes weights"
+            )
         received = [scheme.receive(timeout) for scheme in self._receivers.values()]
         return any(weights is not None for weights in received)
 

@@ -21,7 +21,7 @@ def check_kinds(options: Any) -> None:
                 if one is None and name in _MAY_BE_NONE:
                     continue
                 if not fits(one):
-                    raise TypeError(f"{name}={_shown(one)}: it must be {kind}")
+                    raise TypeError(f"{name}={shown(one)}: it must be {kind}")
     for name in ("timeout", "start_timeout"):
         if not 0 < getattr(options, name) <= LONGEST_S:
             raise ValueError(
@@ -136,7 +136,7 @@ def _each(value: Any) -> Sequence[Any]:
     return value if is_many else [value]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """The value if it is short; what it is if not."""
     if isinstance(value, int | float | str | None):
         return repr(value)

@@ -277,6 +277,15 @@ def test_a_scheme_serves_one_collector():
         assert (collector.next()["weight"] == 3).all()
 
 
+@pytest.mark.parametrize("weights", [Plain(), Plain().state_dict()], ids=["module", "dict"])
+def test_weights_to_be_applied_are_not_taken_for_a_time_to_wait(weights):
+    with (
+        make("single") as collector,
+        pytest.raises(TypeError, match=r"timeout=<\w+>.*update_policy_weights_\(\) takes weights"),
+    ):
+        collector.receive_weights(weights)
+
+
 @pytest.mark.parametrize("placed", [{}, {"devices": ["cpu", "cpu"]}], ids=["by_device", "told"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_updater_pushes_to_workers(kind, placed):
