@@ -73,6 +73,23 @@ def test_what_comes_late_holds_what_was_sent_then_and_says_so(kind):
 
 
 @EACH
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_weights_that_are_not_finite_do_not_set_out_unless_they_may(kind, check_finite):
+    scheme = linked(kind, Link(latency_ms=1), check_finite=check_finite)
+    with running(scheme) as (worker,):
+        bad = policy(1)
+        fill(bad[0], float("nan"))
+        if check_finite:
+            with pytest.raises(ValueError, match=r"'0\..*' holds \d+ NaN or infinite"):
+                scheme.send_async(bad)
+            assert scheme.version == 0
+            bad = policy(2)
+        scheme.send_async(bad)
+        assert worker.do(receive, 20)
+        assert worker.do(held) == bits(bad)
+
+
+@EACH
 def test_what_is_published_while_the_wire_is_taken_is_replaced_by_what_is_newer(kind):
     slow = Link(bandwidth_mbps=0.02)  # a quarter of a second and more for this model
     with running(scheme := linked(kind, slow), background=True) as (worker,):
