@@ -169,14 +169,10 @@ class Options:
                 'max_restarts is for on_worker_failure="restart"',
             ),
         ]
-        hosted = getattr(self.collector_class, "keywords", {})
-        clashes += [
-            (name in hosted, f"{name} in collector_class: tell the collector that hosts it, not it")
-            for name in _OF_THE_HOST
-        ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
+        check_hosted(self.collector_class)
 
     def _check_places(self, kind: str) -> None:
         placed = self.env_device
@@ -276,6 +272,7 @@ _CHOICES = {
 # What a hosted collector is told by its worker, and what its frames come in.
 _OF_THE_HOST = (
     "frames_per_batch",
+    "total_frames",
     "create_env_kwargs",
     "policy_device",
     "init_random_frames",
@@ -310,6 +307,13 @@ _OF_A_POLICY = (
     "weight_sync_schemes",
     "weight_updater",
 )
+
+
+def check_hosted(collector_class: Any) -> None:
+    """Refuse what a hosted collector was told that is not its to be told."""
+    for name in getattr(collector_class, "keywords", ()):
+        if name in _OF_THE_HOST:
+            raise ValueError(f"{name} in collector_class: tell the collector that hosts it, not it")
 
 
 def check_graphs(devices: Iterable[Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from collectors.options import ASYNC, SINGLE, SYNC
+from collectors.options import ASYNC, SINGLE, SYNC, check_hosted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class RemoteOptions:
                 f"collector_class={_name(self.collector_class)}: a host runs a {SINGLE}, a {SYNC} "
                 f"or a {ASYNC}"
             )
+        check_hosted(self.collector_class)
         if kind == SINGLE and self.num_workers_per_collector > 1:
             raise ValueError(
                 f"num_workers_per_collector={self.num_workers_per_collector}: a {SINGLE} has no "

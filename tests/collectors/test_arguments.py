@@ -122,6 +122,12 @@ REFUSED = [
         ValueError,
         "split_trajs in collector_class: tell the collector that hosts it",
     ),
+    (
+        MULTI,
+        {"collector_class": functools.partial(Collector, total_frames=100)},
+        ValueError,
+        "total_frames in collector_class: tell the collector that hosts it",
+    ),
     (MULTI, {"collector_class": 3}, TypeError, "collector_class=3.*callable"),
     (EACH, {"device": "gpu"}, ValueError, "device='gpu'"),
     (EACH, {"policy_device": "gpu"}, ValueError, "policy_device='gpu'"),

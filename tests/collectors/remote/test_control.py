@@ -40,6 +40,11 @@ from tests.promises.collector_probe import VersionPolicy, make_cartpole
             "a Collector has no workers; take collector_class=MultiSyncCollector",
         ),
         ({"collector_class": MultiAsyncCollector}, ValueError, "take sync=False"),
+        (
+            {"collector_class": partial(Collector, init_random_frames=9)},
+            ValueError,
+            "init_random_frames in collector_class: tell the collector that hosts it",
+        ),
         ({"preemptive_threshold": 0.5}, ValueError, "cannot cut what others collect"),
         ({"cat_results": "stack"}, ValueError, "cat_results='stack' is not for RPCCollector"),
         ({"copy": False}, ValueError, "memory that other machines do not have"),
