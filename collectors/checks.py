@@ -36,7 +36,8 @@ def check_kinds(options: Any) -> None:
         raise ValueError(f"cat_results={how!r}: it is 'stack', or a dimension of a batch, 0 or 1")
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether this is an integer, and no flag."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -70,7 +71,7 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
             "max_restarts",
             "worker_idx",
         ),
-        _is_whole,
+        is_whole,
         "a whole number",
     ),
     (("timeout", "start_timeout", "preemptive_threshold"), _is_number, "a number"),

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
 from torch import Tensor
 
+from collectors.checks import is_whole
 from collectors.spaces import key_of, name_of
 
 
@@ -32,10 +33,10 @@ class ReplayBuffer:
         device: Any = None,
         seed: int | None = None,
     ):
-        if isinstance(capacity, bool) or capacity < 1:
-            raise ValueError(f"capacity={capacity!r}: a replay buffer holds at least one frame")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: it must be at least 1")
+        if not is_whole(capacity) or capacity < 1:
+            raise ValueError(f"capacity={capacity!r}: a whole number of frames, at least 1")
+        if batch_size is not None and (not is_whole(batch_size) or batch_size < 1):
+            raise ValueError(f"batch_size={batch_size!r}: a whole number of frames, at least 1")
         self.capacity = int(capacity)
         self.batch_size = batch_size
         self.device = None if device is None else torch.device(device)
@@ -88,6 +89,8 @@ class ReplayBuffer:
             raise ValueError("sample() takes a batch_size or places, not both")
         if size is None and places is None:
             raise ValueError("sample() needs a batch_size, here or when the buffer is made")
+        if size is not None and (not is_whole(size) or size < 0):
+            raise ValueError(f"batch_size={size!r}: a whole number of frames")
         with self._news:
             self._raise_failure()
             if not len(self):

@@ -143,6 +143,19 @@ def test_sizes_that_are_none_are_refused(arguments, message):
         ReplayBuffer(**arguments)
 
 
+@pytest.mark.parametrize("number", [2.5, "2", True])
+def test_frames_come_in_whole_numbers(number):
+    for name in ("capacity", "batch_size"):
+        with pytest.raises(ValueError, match=f"^{name}={number!r}: "):
+            ReplayBuffer(**{"capacity": 5, name: number})
+    buffer = ReplayBuffer(5)
+    buffer.extend(frames(0, 5))
+    with pytest.raises(ValueError, match=f"^batch_size={number!r}: "):
+        buffer.sample(number)
+    with pytest.raises(ValueError, match=r"^batch_size=-1: "):
+        buffer.sample(-1)
+
+
 def test_sampling_says_what_it_lacks():
     buffer = ReplayBuffer(5)
     with pytest.raises(ValueError, match="needs a batch_size"):
