@@ -53,14 +53,15 @@ class LocalWeightUpdaterBase(_Updater, ABC):
     def _update_local_weights(self, local_weights: Weights, mapped_weights: Weights) -> None:
         WeightStrategy().apply_weights(local_weights, mapped_weights)
 
-    def update_weights(self) -> None:
-        """Pull, map, apply."""
+    def update_weights(self, weights: Weights | None = None) -> None:
+        """Pull, map, apply; what is given need not be pulled."""
         local_weights = self._get_local_weights()
-        mapped_weights = self._maybe_map_weights(self._get_server_weights(), local_weights)
+        server_weights = self._get_server_weights() if weights is None else weights
+        mapped_weights = self._maybe_map_weights(server_weights, local_weights)
         self._update_local_weights(local_weights, mapped_weights)
 
-    def __call__(self) -> None:
-        self.update_weights()
+    def __call__(self, weights: Weights | None = None) -> None:
+        self.update_weights(weights)
 
 
 class VanillaLocalWeightUpdater(LocalWeightUpdaterBase):

@@ -80,6 +80,16 @@ def test_what_the_mapping_of_a_pull_returns_is_what_is_applied():
     assert bits(model) == bits(policy(6))
 
 
+@pytest.mark.parametrize("call", ["update_weights", "__call__"])
+def test_what_is_given_is_taken_in_the_place_of_the_servers_weights(call):
+    model = policy(0)
+    updater = Doubling(lambda: pytest.fail("the server was asked"), model)
+    getattr(updater, call)(policy(3))
+    assert bits(model) == bits(policy(6))
+    getattr(updater, call)(weights=policy(4))
+    assert bits(model) == bits(policy(8))
+
+
 def test_pulled_weights_that_do_not_fit_are_named_and_nothing_changes():
     model = policy(1)
     weights = state(2)
