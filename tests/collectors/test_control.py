@@ -18,6 +18,7 @@ from collectors import (
     ReplayBuffer,
 )
 from sync import (
+    Link,
     MultiProcessedRemoteWeightUpdate,
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
@@ -360,6 +361,19 @@ def test_every_batch_can_bring_an_update(kind):
             assert collector.policy_version == number
         batch = settled(collector)
         assert set(batch["weight"].flatten().tolist()) == {4.0}
+
+
+@pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
+def test_a_batch_waits_for_weights_that_are_still_on_their_way(scheme):
+    late = scheme(sync=False, link=Link(latency_ms=100))
+    policy = Plain()
+    with make("sync", policy, weight_sync_schemes={"policy": late}) as collector:
+        for number in range(1, 4):
+            hold(policy, number)
+            collector.update_policy_weights_()
+            batch = collector.next()
+            assert (batch["policy_version"] == number).all()
+            assert (batch["weight"] == number).all()
 
 
 def test_several_collectors_in_one_process_and_in_threads_do_not_meet():
