@@ -307,13 +307,13 @@ class BaseCollector(ABC):
         scheme = self.publisher.schemes.get(model_id)
         return None if scheme is None else scheme.weights
 
-    def register_scheme_receiver(self, schemes: Mapping[str, WeightSyncScheme]) -> None:
+    def register_scheme_receiver(self, weight_recv_schemes: Mapping[str, WeightSyncScheme]) -> None:
         """Take weights from above: they are passed on to this collector's own workers.
 
         Versions are counted as there from now on. The schemes were initialised by their sender, in
         another process or, where these are copies of them, in this one.
         """
-        for model_id, scheme in schemes.items():
+        for model_id, scheme in weight_recv_schemes.items():
             scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self.worker_idx)
             self._receivers[model_id] = scheme
             scheme.connect(background=False)

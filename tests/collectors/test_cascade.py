@@ -82,7 +82,7 @@ def registered(collector, scheme):
     """Have a collector of this process meet its sender, which is here too."""
     meeting = threading.Thread(target=scheme.connect)
     meeting.start()
-    collector.register_scheme_receiver({"policy": copy.deepcopy(scheme)})
+    collector.register_scheme_receiver(weight_recv_schemes={"policy": copy.deepcopy(scheme)})
     meeting.join(30.0)
 
 
