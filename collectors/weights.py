@@ -213,13 +213,17 @@ class Publisher:
                 raise ValueError(self._why_nothing_is_sent())
         for name in by_model:
             if name not in self.schemes:
-                known = ", ".join(map(repr, self.schemes)) or "none: the policy has no weights"
+                known = ", ".join(map(repr, self.schemes)) or f"none: {self._why_none()}"
                 raise ValueError(f"no weights are sent for model {name!r}; known are {known}")
         return by_model
 
+    def _why_none(self) -> str:
+        has_some = isinstance(self.policy, nn.Module)
+        return "weight_sync_schemes={} says so" if has_some else "the policy has no weights"
+
     def _why_nothing_is_sent(self) -> str:
         if isinstance(self.policy, nn.Module):
-            return "no weights are sent: weight_sync_schemes={} says so"
+            return f"no weights are sent: {self._why_none()}"
         return (
             f"no weights are sent: the policy is a {type(self.policy).__name__}, not an nn.Module. "
             "Make it one, or name the module in it that has some, its `net` say, as "

@@ -387,8 +387,10 @@ def test_schemes_bring_the_weights_of_the_models_they_are_for(kind, scheme):
 def test_weight_sync_schemes_may_be_none_at_all(kind):
     with build(kind, weight_sync_schemes={}) as collector:
         assert (collector.next()["policy_version"] == 0).all()
-        with pytest.raises(ValueError, match="no weights are sent for model 'policy'"):
-            collector.update_policy_weights_(model_id="policy")
+        why = r"no weights are sent for model 'policy'.*weight_sync_schemes={} says so"
+        for told in ({"model_id": "policy"}, {"weights": CodePolicy()}):
+            with pytest.raises(ValueError, match=why):
+                collector.update_policy_weights_(**told)
 
 
 def test_a_policy_version_of_ones_own_is_used():
