@@ -17,7 +17,7 @@ from gymnasium.wrappers import (
 from gymnasium.wrappers import vector as vector_wrappers
 from torch import nn
 
-from collectors import Collector, MultiSyncCollector
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from tests.collectors.support import (
     NUM_ACTIONS,
     Checker,
@@ -498,3 +498,17 @@ def test_environments_are_closed_unless_told_otherwise():
         collector.shutdown(close_env=close_env)
         collector.shutdown()
         assert env.closed == close_env
+
+
+@pytest.mark.parametrize("make", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("close_env", [True, False])
+def test_workers_close_their_environments_unless_told_otherwise(make, close_env, tmp_path):
+    class Closing(CodeEnv):
+        def close(self):
+            (tmp_path / str(self.worker)).touch()
+
+    each = [{"worker": worker} for worker in range(2)]
+    collector = make(Closing, num_workers=2, create_env_kwargs=each, frames_per_batch=10)
+    collector.next()
+    collector.shutdown(close_env=close_env)
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["0", "1"] if close_env else [])
