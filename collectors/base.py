@@ -166,7 +166,10 @@ class BaseCollector(ABC):
         return 0 <= self.options.total_frames <= self.frames
 
     def next(self) -> Any:
-        """The next batch. With a `replay_buffer` it goes there, and None is returned."""
+        """The next batch, also after `total_frames`, which end iteration and running free.
+
+        With a `replay_buffer` it goes there, and None is returned.
+        """
         if self.running:
             raise RuntimeError("the collector runs free: batches go to its replay buffer")
         return self._next()
