@@ -52,10 +52,12 @@ def collector_workers(collector: Any) -> list[Any]:
 def test_all_is_answered_in_the_middle_of_iteration(kind):
     policy = Plain()
     with make(kind, policy) as collector:
-        workers = len(collector_workers(collector))
+        workers, waited = len(collector_workers(collector)), 0.0
         for number, _ in zip(range(1, 9), collector, strict=False):
             stats = collector.stats()
             assert stats["batches"] == number
+            assert stats["wait_s"] > waited
+            waited = stats["wait_s"]
             assert balance(collector) == 0
             assert collector.getattr_env("worker") == list(range(workers))
             assert collector.getattr_policy("weight") is policy.weight
