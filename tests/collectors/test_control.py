@@ -81,6 +81,15 @@ def test_all_is_answered_in_the_middle_of_iteration(kind):
             collector.getattr_rb("written")
 
 
+def test_the_version_that_each_worker_uses_is_told():
+    with make("sync") as collector:
+        for whom, used in ((None, [0, 0]), ([1], [0, 1]), (None, [2, 2])):
+            if any(used):
+                collector.update_policy_weights_(worker_ids=whom)
+            collector.next()
+            assert [worker["version"] for worker in collector.stats()["workers"]] == used
+
+
 @pytest.mark.parametrize("kind", ["single", "sync"])
 def test_a_collector_that_was_shut_down_says_so(kind):
     with make(kind) as collector:
