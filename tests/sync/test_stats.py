@@ -47,6 +47,17 @@ def test_without_values_there_are_no_percentiles():
     assert SendStats().summary() == {"sends": 0, "bytes": 0, "pack_ms": {}, "publish_ms": {}}
 
 
+def test_packing_and_publishing_are_told_apart():
+    stats = SendStats()
+    stats.add(1, 8, pack_ns=1_000_000, publish_ns=2_000_000, workers=[1])
+    assert stats.summary()["pack_ms"]["p50"] == 1.0
+    assert stats.summary()["publish_ms"]["p50"] == 2.0
+    assert [sent["pack_ms"] for sent in stats.worker_summaries(2)] == [
+        {},
+        dict.fromkeys(("p50", "p95", "p99", "max"), 1.0),
+    ]
+
+
 def test_counts_go_on_when_old_times_are_forgotten():
     stats, worker = SendStats(), WorkerStats()
     for number in range(KEPT + 10):
