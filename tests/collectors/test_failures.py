@@ -31,6 +31,7 @@ from sync import (
 )
 from tests.collectors.troubled import (
     ActorCritic,
+    Mishap,
     Plain,
     Troubled,
     balance,
@@ -216,6 +217,32 @@ def test_weights_that_cannot_be_taken_are_no_secret():
         collector.update_policy_weights_()
         with pytest.raises(WorkerError, match="no room for more weights"):  # of one, or of both
             gather(collector)
+
+
+class Stubborn(Plain):
+    """Whose extra state is refused where it arrives, but for the first."""
+
+    number = 0
+
+    def get_extra_state(self) -> int:
+        return self.number
+
+    def set_extra_state(self, state: int) -> None:
+        if state:
+            raise Mishap("not with me")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_worker_that_refuses_weights_is_named_with_its_environment(scheme):
+    policy = Stubborn()
+    with make(
+        "sync", policy=policy, weight_sync_schemes={"policy": SCHEMES[scheme]()}
+    ) as collector:
+        policy.number = 1
+        with pytest.raises(WorkerError, match="not with me") as raised:
+            collector.update_policy_weights_()
+        for worker in collector.stats()["workers"]:
+            assert f"worker {worker['worker']} (cpu, {worker['environment']})" in str(raised.value)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
