@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from collectors import interrupts
 from collectors.batches import Trajectories
 from collectors.frames import FrameLayout, Frames
 from collectors.line import Line, LineClosed
@@ -26,7 +25,7 @@ from collectors.starting import interrupts_held
 from collectors.weights import Publisher
 from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STARTING, STEPS, Words
 from collectors.worker import Job, Setup, main
-from sync import NoWeightSyncScheme
+from sync import NoWeightSyncScheme, interrupts
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.memory import SLICE_S, AnonymousMemory, Watch, awake_s, must_look, wait_for
 

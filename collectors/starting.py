@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, NoReturn
 
-from collectors import interrupts
+from sync import interrupts
 from sync.memory import Watch, wait_for
 
 PRELOAD = ("collectors.preload", "collectors.worker", "gymnasium.envs.classic_control")

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from collectors import interrupts
+from sync import interrupts
 
 
 class Turn:

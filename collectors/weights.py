@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from collectors import interrupts
-from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
+from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme, interrupts
 from sync.errors import WorkerError, combine
 from sync.memory import wait_for
 from sync.snapshot import NEVER

@@ -20,8 +20,10 @@ from tests.conftest import child_processes
 
 ROOT = Path(__file__).resolve().parent.parent
 # The interpreter looks for signals when a function begins, when a call ends, and in loops; never
-# between taking a lock by `with` and the first instruction under it.
+# between taking a lock by `with` and the first instruction under it, nor when it comes back from a
+# function in Python that it called without help of C code, as it does for those of these names.
 LOOKS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+THROUGH_C = ("__init__", "__call__")
 END_WAIT_S = 10.0
 # What a call has just returned is nobody's yet when it is interrupted: one descriptor, or a pair.
 SPARE_FDS = 2
@@ -37,6 +39,7 @@ class Interrupt:
     def __init__(self, number: int | None = None, *packages: str, signum: int = signal.SIGINT):
         self.passed, self.where = 0, ""
         self._number, self._signum = number, signum
+        self._before: dict[int, str] = {}  # each frame's last instruction, by its id
         self._code = tuple(str(ROOT / package) for package in packages)
         self._pid = os.getpid()
 
@@ -53,19 +56,22 @@ class Interrupt:
         return kind is KeyboardInterrupt and self.fired
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if id(frame.f_back) in self._before and frame.f_code.co_name not in THROUGH_C:
+            self._before[id(frame.f_back)] = "a call in Python"
         if self.fired or not frame.f_code.co_filename.startswith(self._code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        before = [""]
+        self._before[id(frame)] = ""
+        return self._instruction
 
-        def instruction(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "opcode" and not self.fired:
-                if before[0] in LOOKS:
-                    self._pass(frame)
-                before[0] = opcodes(frame.f_code)[frame.f_lasti]
-            return instruction
-
-        return instruction
+    def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "return":
+            self._before.pop(id(frame), None)
+        elif event == "opcode" and not self.fired:
+            if self._before.get(id(frame)) in LOOKS:
+                self._pass(frame)
+            self._before[id(frame)] = opcodes(frame.f_code)[frame.f_lasti]
+        return self._instruction
 
     def _pass(self, frame: FrameType) -> None:
         self.passed += 1

@@ -16,7 +16,6 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
 from collectors.options import NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.remote.fleet import Fleet
@@ -29,7 +28,7 @@ from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.spaces import Key
 from collectors.weights import POLICY, Publisher, sends_weights
 from collectors.worker import PASSED_ON
-from sync import WeightSyncScheme
+from sync import WeightSyncScheme, interrupts
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
 
 AHEAD = 2  # batches that a host of an asynchronous collector makes before it waits

@@ -22,6 +22,7 @@ from collectors.remote.host import HostJob, Reply
 from collectors.remote.parcel import MASK
 from collectors.remote.seat import Full, Seat
 from collectors.weights import Publisher
+from sync import interrupts
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.remote.engine import PeerDied
 
@@ -216,14 +217,15 @@ class Seats:
 
     def order(self, seat: Seat) -> None:
         """Ask for one more batch, with weights no older than those published by now."""
-        with self.news:
-            serial, life = seat.serial, seat.life
-            if not seat.owed:
-                seat.moved_at = time.monotonic()
-            seat.serial += 1
-            versions = dict(self.publisher.promised[seat.host])
-        answer = self._ask(seat, far.next_batch, serial, versions)
-        answer.add_done_callback(lambda done: self._book(seat, life, serial, done))
+        with interrupts.held():  # a batch that is owed, and was not asked for, never comes
+            with self.news:
+                serial, life = seat.serial, seat.life
+                if not seat.owed:
+                    seat.moved_at = time.monotonic()
+                seat.serial += 1
+                versions = dict(self.publisher.promised[seat.host])
+            answer = self._ask(seat, far.next_batch, serial, versions)
+            answer.add_done_callback(lambda done: self._book(seat, life, serial, done))
 
     def _book(self, seat: Seat, life: int, serial: int, answer: Future[Any]) -> None:
         """Take in what a host answered to an order."""
@@ -266,7 +268,7 @@ class Seats:
 
     def drop_before(self, seat: Seat, first: int) -> None:
         """From now on only this batch of a host's present life counts, and those after it."""
-        with self.news:
+        with interrupts.held(), self.news:
             seat.fresh_from = seat.life, first
             here = list(seat.full)
             seat.full.clear()

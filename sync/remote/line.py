@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from sync import interrupts
 from sync.remote.engine import PeerDied
 from sync.remote.recycled import Recycled
 from sync.remote.wire import Later, Outcome, Packed, Post, pack, tell, unpack
@@ -80,7 +81,7 @@ class Line:
     def _call(self, kind: int, packed: Packed) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            with self._sending:
+            with interrupts.held(), self._sending:  # half a message would be the last
                 self._tickets += 1
                 ticket = self._tickets
                 self._calls[ticket] = future, []

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sync import interrupts
 from sync.remote.engine import Engine, PeerDied
 from sync.remote.read_only import read_only
 from sync.remote.wire import Outcome, Post
@@ -81,6 +82,7 @@ class RayEngine(Engine):
     def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
         return self._task(peer, _run_post, Post(function, args).packed(), *parcel)
 
+    @interrupts.held()  # an answer that nobody hears of is waited for to the end
     def _task(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         actor = self._actors[peer]
         answer: Future[Any] = Future()

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sync import interrupts
 from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
 from sync.remote.agent import (
     MemberLost,
@@ -176,6 +177,7 @@ class RPCEngine(Engine):
     def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
         return self._call(peer, _run_post, Post(function, args).packed(), parcel)
 
+    @interrupts.held()  # an answer that nobody hears of is waited for to the end
     def _call(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._pending[future] = peer

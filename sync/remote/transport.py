@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sync import interrupts
 from sync.board import Event, now_ns
 from sync.errors import WorkerDied, WorkerTimeout
 from sync.layout import Layout
@@ -186,7 +187,7 @@ class RemoteTransport(Transport):
         self._lock = threading.RLock()
 
     def offer(self, slot: int, version: int) -> None:
-        with self._lock:
+        with interrupts.held(), self._lock:
             self.addressed = version
             self.stats.addressed += 1
             self._next = self._last = Way(version, slot, self.slots[slot].published_ns)
@@ -268,7 +269,7 @@ class RemoteTransport(Transport):
                 self._dead = ""
 
     def offer_again(self) -> bool:
-        with self._lock:
+        with interrupts.held(), self._lock:
             if self._last is None:
                 return False
             block = self.slots[self._last.slot]
