@@ -369,12 +369,13 @@ class BaseCollector(ABC):
     def pause(self) -> Iterator[None]:
         """`with collector.pause():` no environment is stepped, and no batch is on its way."""
         self._raise_if_shut()
-        with self._turn:
+        with self._turn, interrupts.held():  # whoever was told to rest is told to go on
             self._pauses += 1
             try:
-                if self._pauses == 1:
-                    self._hold(True)
-                yield
+                with interrupts.let_in():
+                    if self._pauses == 1:
+                        self._hold(True)
+                    yield
             finally:
                 self._pauses -= 1
                 if not self._pauses:

@@ -369,8 +369,9 @@ class RemoteCollector(BaseCollector):
     def _hold(self, still: bool) -> None:
         assert self.seats is not None
         self.seats.hold(True)
+        self.seats.holds += 1  # the last one counts, though an interrupted one may arrive after it
         try:
-            self._call("hold", still)
+            self._call("hold", still, self.seats.holds)
         finally:
             self.seats.hold(still)
 

@@ -107,7 +107,9 @@ class Host:
         self._accounting = threading.Lock()
         self._accounts = 0
         self._closed = threading.Event()
-        self._held: tuple[threading.Thread, threading.Event] | None = None
+        self._held: _Hold | None = None
+        self._holds = 0
+        self._holding = threading.Lock()
         threading.Thread(target=self._leave_unheard, name="lockstep-lease", daemon=True).start()
 
     def hello(self) -> dict[str, Any]:
@@ -219,26 +221,20 @@ class Host:
                 self.collector.reset()
             return exact and goes_on, self._made
 
-    def do_hold(self, still: bool) -> None:
-        if still and self._held is None:
-            entered, release = threading.Event(), threading.Event()
-
-            def hold() -> None:
-                with self.collector.pause():
-                    entered.set()
-                    while not release.wait(1.0) and not self._closed.is_set():
-                        pass
-
-            thread = threading.Thread(target=hold, name="lockstep-hold", daemon=True)
-            thread.start()
-            self._held = thread, release
-            if not entered.wait(self.timeout):
-                raise TimeoutError(f"the workers did not come to rest within {self.timeout:g} s")
-        elif not still and self._held is not None:
-            thread, release = self._held
-            self._held = None
-            release.set()
-            thread.join(self.timeout)
+    def do_hold(self, still: bool, number: int) -> None:
+        """Have the collector rest, or go on, as was said last: calls may overtake each other."""
+        with self._holding:
+            if number < self._holds:
+                return
+            self._holds, before = number, self._held
+            if still == (before is not None):
+                return
+            self._held = hold = _Hold(self.collector, self._closed) if still else None
+        if hold is not None and not hold.entered.wait(self.timeout):
+            raise TimeoutError(f"the workers did not come to rest within {self.timeout:g} s")
+        if before is not None:
+            before.release.set()
+            before.join(self.timeout)
 
     # -- ending
 
@@ -248,7 +244,7 @@ class Host:
             return
         self._closed.set()
         with contextlib.suppress(Exception):
-            self.do_hold(False)
+            self.do_hold(False, self._holds)
         if self.intake is not None:
             self.intake.close()
         self.collector.shutdown(timeout=timeout, close_env=close_env, raise_on_error=False)
@@ -264,6 +260,22 @@ class Host:
                 if self.job.leaves:
                     leave()
                 self.close(1.0)
+
+
+class _Hold(threading.Thread):
+    """A host's collector at rest, from `entered` to `release` or the host's end."""
+
+    def __init__(self, collector: Any, ended: threading.Event):
+        super().__init__(name="lockstep-hold", daemon=True)
+        self._collector, self._ended = collector, ended
+        self.entered, self.release = threading.Event(), threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with self._collector.pause():
+            self.entered.set()
+            while not self.release.wait(1.0) and not self._ended.is_set():
+                pass
 
 
 def _make(job: HostJob) -> Any:

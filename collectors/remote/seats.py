@@ -50,6 +50,7 @@ class Seats:
         self.arrived: deque[Seat] = deque()  # one entry for each full batch, in their order
         self.news = threading.Condition(threading.RLock())
         self.held = False
+        self.holds = 0  # how often it was said whether to hold
         self._token = secrets.token_hex(4)
         self._numbering: dict[int, Trajectories] = {}
         self._timeout, self._start_timeout = timeout, start_timeout

@@ -97,6 +97,21 @@ def test_after_an_interrupted_call_every_frame_is_what_happened(kind, call, most
             assert stats["delivered"] == checker.counts["frames"], interrupt.where
 
 
+@EACH
+def test_workers_go_on_after_a_pause_that_was_interrupted_anywhere(kind):
+    with make(kind) as collector:
+
+        def rest():
+            with collector.pause():
+                pass
+
+        rest()
+        for number in places(rest, "collectors"):
+            with Interrupt(number, "collectors"):
+                rest()
+            collector.next()
+
+
 def hold(policy: CodePolicy, number: int) -> None:
     with torch.no_grad():
         policy.number.fill_(number)

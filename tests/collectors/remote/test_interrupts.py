@@ -13,7 +13,12 @@ EACH = pytest.mark.parametrize("kind", KINDS)
 FEW = pytest.param(60, id="few")
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 # Where something may be half asked for; what waits and counts is the same for all collectors.
-CODE = ("sync/remote", "collectors/remote")
+CODE = ("sync/remote", "collectors/remote", "collectors/base.py")
+
+
+def rest(collector):
+    with collector.pause():
+        pass
 
 
 CALLS = {
@@ -21,6 +26,7 @@ CALLS = {
     "update": lambda collector: collector.update_policy_weights_(),
     "stats": lambda collector: collector.stats(),
     "state": lambda collector: collector.state_dict(),
+    "rest": rest,
 }
 
 
