@@ -33,7 +33,10 @@ def warn_if_exposed(transport: str, *hosts: str) -> None:
 
 def interface_of(address: str) -> str:
     """The name of the network interface that has this IPv4 address."""
-    wanted = socket.gethostbyname(address)
+    try:
+        wanted = socket.gethostbyname(address)
+    except OSError as error:
+        raise ValueError(f"address={address!r}: {str(error.strerror).lower()}") from None
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

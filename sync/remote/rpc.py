@@ -272,9 +272,10 @@ def serve(
         address on the way to the host.
     timeout: seconds to find the trainer, and to be met by it.
     """
+    number = next_number(peer, host, port, timeout)  # torch lets a process have only one
     address = address or address_towards(host, port)
     warn_if_exposed("torch.distributed.rpc", address)
-    name = _join(peer, host, port, address, timeout)
+    name = _join(peer, number, host, port, address, timeout)
     _left.clear()
     why: list[str] = []
 
@@ -295,10 +296,9 @@ def serve(
     return said
 
 
-def _join(peer: int, host: str, port: int, address: str, timeout: float) -> str:
+def _join(peer: int, number: int, host: str, port: int, address: str, timeout: float) -> str:
     """Join, again if it takes a moment until those who died are struck out; under which name."""
     deadline = time.monotonic() + timeout
-    number = next_number(peer, host, port, timeout)  # torch lets a process have only one
     name = f"peer{peer}_{number}"
     while True:
         try:

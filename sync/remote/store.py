@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import threading
@@ -39,17 +38,19 @@ def open_store(host: str, port: int, timeout: float) -> Any:
 
 def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
     """The trainer's store, as peer number `peer` sees it, within `timeout`."""
-    deadline = time.monotonic() + timeout
+    deadline, why = time.monotonic() + timeout, "there was no time"
     while (left := deadline - time.monotonic()) > 0:
         # torch would look again and again too, and print a page each time it gives up.
-        with contextlib.suppress(OSError):
+        try:
             socket.create_connection((host, port), timeout=left).close()
             break
+        except OSError as error:
+            why = str(error.strerror or error).lower()
         time.sleep(_LOOK_S)
     else:
         raise ConnectionError(
-            f"peer {peer}: no trainer answered at {host}:{port} within {timeout:g} s; is that its "
-            "address, and did it open its engine?"
+            f"peer {peer}: no trainer answered at {host}:{port} within {timeout:g} s ({why}); is "
+            "that its address, and did it open its engine?"
         )
     left = max(1.0, deadline - time.monotonic())
     opened: Future[Any] = Future()

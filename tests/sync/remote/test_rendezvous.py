@@ -84,6 +84,11 @@ def test_a_peer_that_finds_no_trainer_says_where_it_looked(module):
         module.serve(3, port=port, timeout=0.5)
 
 
+def test_a_peer_that_cannot_look_its_trainer_up_goes_on_trying_and_says_why(module):
+    with pytest.raises(ConnectionError, match=r"nowhere\.invalid:4000 within 0\.5 s \(.*name"):
+        module.serve(0, host="nowhere.invalid", port=4000, timeout=0.5)
+
+
 def test_a_peer_that_finds_somebody_else_gives_up_in_time(module, stranger):
     with pytest.raises(
         ConnectionError, match=rf"127\.0\.0\.1:{stranger} did not answer as a train"
@@ -153,6 +158,8 @@ def test_an_interface_is_found_by_its_address():
     assert interface_of("127.0.0.1") == "lo"
     with pytest.raises(ValueError, match=r"address='192\.0\.2\.7' is not of this machine"):
         interface_of("192.0.2.7")
+    with pytest.raises(ValueError, match=r"address='nowhere\.invalid': .*name"):
+        interface_of("nowhere.invalid")
 
 
 def test_why_the_place_of_a_dead_peer_is_not_free_is_told_to_who_waits_for_another(monkeypatch):
