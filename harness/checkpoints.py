@@ -91,8 +91,10 @@ class Checkpoints:
         raise CheckpointError(f"no checkpoint to load in {self.folder}: {tried}")
 
     def _rotate(self, written: Path) -> None:
-        for file in self.files()[: -self.keep]:
-            if file != written:
+        files = self.files()
+        for file in files:
+            replaced = frames_of(file) == frames_of(written)
+            if file != written and (replaced or file in files[: -self.keep]):
                 file.unlink(missing_ok=True)
 
 

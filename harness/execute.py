@@ -250,8 +250,10 @@ class Execution:
 
     def _cut_metrics(self) -> None:
         if self.state is not None:
-            frames = self.state[0]
-            cut = self.run_dir.cut_metrics(frames)
+            frames, state = self.state
+            with fits_this_run():
+                logged_at, evaluated_at = int(state["logged_at"]), int(state["evaluated_at"])
+            cut = self.run_dir.cut_metrics(logged_at, evaluated_at)
             log.info("going on at frame %d; %d later records taken back", frames, cut)
 
     def _info(self) -> RunInfo:

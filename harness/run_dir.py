@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import sys
@@ -147,10 +146,13 @@ class RunDir:
             raise
         self.set_state(state, error)
 
-    def cut_metrics(self, last_step: int) -> int:
-        """Take back the records after a frame, when a run goes on from there; how many."""
+    def cut_metrics(self, logged_at: int, evaluated_at: int) -> int:
+        """Take back what a checkpoint knows nothing of, when a run goes on from it; how many.
+
+        Its last record was of `logged_at`, its last evaluation of `evaluated_at`.
+        """
         lines = self.metrics.read_text(errors="replace").splitlines()
-        kept = [line + "\n" for line in lines if _step_of(line) <= last_step]
+        kept = [line + "\n" for line in lines if _is_known(line, logged_at, evaluated_at)]
         write_atomic(self.metrics, "".join(kept))
         return len(lines) - len(kept)
 
@@ -249,14 +251,16 @@ def _is_worth_keeping(record: logging.LogRecord) -> bool:
     return not record.name.startswith("wandb") or record.levelno >= logging.WARNING
 
 
-def _step_of(line: str) -> float:
-    """A record's frame; beyond all frames for half a line, from a crash, and what else is none."""
+def _is_known(line: str, logged_at: int, evaluated_at: int) -> bool:
+    """Whether it is a record of before; not half a line, from a crash, nor what else is none."""
     try:
         record = parse_json(line)
     except ValueError:
-        return math.inf
+        return False
     step = record.get("step") if isinstance(record, dict) else None
-    return step if isinstance(step, int | float) and step >= 0 else math.inf
+    if not isinstance(step, int | float) or not 0 <= step <= logged_at:
+        return False
+    return "eval/return" not in record or step <= evaluated_at
 
 
 def _read_or_warn(file: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tensordict import TensorDictBase
@@ -25,6 +25,14 @@ from harness.sync_metrics import SyncMeter
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[], dict[str, float]]
+
+
+class Stand(NamedTuple):
+    """How far a run is, and how much of that its records tell."""
+
+    frames: int
+    logged_at: int
+    evaluated_at: int
 
 
 class Runner:
@@ -66,7 +74,8 @@ class Runner:
         self._last_evaluation: dict[str, float] = {}
         self._counted_before: dict[str, float] = {}  # by the runs that this one goes on from
         # The frames at which each of these was last done.
-        self._logged_at = self._evaluated_at = self._saved_at = 0
+        self._logged_at = self._evaluated_at = 0
+        self._saved = self._stand()
         self._started_at = 0
 
     def run(self) -> None:
@@ -149,7 +158,7 @@ class Runner:
 
     def attend(self) -> None:
         """Checkpoint and signals, if they are due; the run's state is whole here."""
-        if self._is_due(self.config.checkpoint.every_frames, self._saved_at):
+        if self._is_due(self.config.checkpoint.every_frames, self._saved.frames):
             self.save()
         self._interruption.check()
 
@@ -165,12 +174,15 @@ class Runner:
 
     def save(self) -> None:
         """Write a checkpoint of everything that a resumed run needs, unless there is one."""
-        if self._saved_at == self.frames:
+        if self._saved == self._stand():
             return
         with self.clock.phase("log"):
             file = self._checkpoints.save(self.frames, self.state_dict())
-        self._saved_at = self.frames
+        self._saved = self._stand()
         log.info("checkpoint %s", file.name)
+
+    def _stand(self) -> Stand:
+        return Stand(self.frames, self._logged_at, self._evaluated_at)
 
     @property
     def mean_return(self) -> float:
@@ -259,11 +271,12 @@ class Runner:
         self._publish_again(state)
         if not self.collector.load_state_dict(state["collector"]):
             log.warning("some environments cannot be brought back: their episodes start anew")
-        self.frames = self._saved_at = int(state["frames"])
+        self.frames = int(state["frames"])
         self.updates = int(state["updates"])
         self.dropped = int(state["dropped"])
         self._logged_at = int(state["logged_at"])
         self._evaluated_at = int(state["evaluated_at"])
+        self._saved = self._stand()
         self._last_evaluation = _floats(state["last_evaluation"])
         self._counted_before = counts = _floats(state["counts"])
         # What was on its way then is not gone on with.

@@ -54,6 +54,13 @@ def test_the_newest_so_many_stay(tmp_path):
     assert [read(file) for file in checkpoints.files()] == [{"frames": 20}, {"frames": 300}]
 
 
+def test_of_one_frame_the_newest_stays(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for told in (1, 2):
+        checkpoints.save(20, {"told": told})
+    assert [read(file) for file in checkpoints.files()] == [{"told": 2}]
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
 def test_a_damaged_newest_one_falls_back_loudly(tmp_path, caplog, damage):
     checkpoints = Checkpoints(tmp_path)

@@ -21,6 +21,7 @@ from harness.checkpoints import Checkpoints
 from harness.config import plan_run
 from harness.execute import execute
 from harness.files import read_json
+from harness.runner import Runner
 from tests.harness.small import SMALL
 from tests.interrupts import Interrupt
 
@@ -95,6 +96,22 @@ def test_an_evaluation_that_is_interrupted_is_made_up_for(tmp_path, monkeypatch)
     assert ended == whole
 
 
+@pytest.mark.parametrize("log_every", [1, 1000])
+def test_what_is_recorded_after_the_last_checkpoint_is_recorded_once(
+    tmp_path, monkeypatch, log_every
+):
+    options = [*SMALL, "checkpoint.every_frames=128", f"log_every_frames={log_every}"]
+    assert run.main([*options, f"hydra.run.dir={tmp_path / 'whole'}"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "summary", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert run.main([*options, f"hydra.run.dir={tmp_path / 'ended'}"]) == 130
+    assert run.main([f"resume={tmp_path / 'ended'}"]) == 0
+    whole, ended = (steps(tmp_path / name) for name in ("whole", "ended"))
+    assert ended == whole
+    assert run.main([f"resume={tmp_path / 'ended'}", "total_frames=384"]) == 0
+    assert steps(tmp_path / "ended")[: len(whole)] == whole
+
+
 @pytest.mark.parametrize("number", [6, 9])
 def test_a_signal_that_comes_as_the_run_begins_to_listen_ends_it_in_order(tmp_path, number):
     plan = plan_run([*SMALL, f"hydra.run.dir={tmp_path / 'run'}"])
@@ -107,6 +124,12 @@ def test_a_signal_that_comes_as_the_run_begins_to_listen_ends_it_in_order(tmp_pa
 def insist_on_the_end(*given, **named):
     for _ in range(2):  # the first signal waits for a good point
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def steps(directory: Path) -> list[tuple[int, bool]]:
+    """The frame of each record, and whether there is an evaluation in it."""
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], "eval/return" in r) for r in records]
 
 
 def evaluations(directory: Path) -> list[tuple[int, float]]:

@@ -86,9 +86,11 @@ def test_only_a_finished_run_of_the_same_config_counts_as_done(tmp_path):
 def test_going_on_takes_back_the_records_after_the_checkpoint(tmp_path):
     run_dir = opened(tmp_path / "run")
     records = [{"step": step} for step in (10, 20, 30)]
+    records[2:2] = [{"step": 20, "eval/return": 1.0}]
     text = "".join(json.dumps(record) + "\n" for record in records)
     run_dir.metrics.write_text(text + '{"step": 4')
-    assert run_dir.cut_metrics(20) == 2
+    assert run_dir.cut_metrics(20, 20) == 2
+    assert run_dir.cut_metrics(20, 10) == 1
     assert run_dir.metrics.read_text() == '{"step": 10}\n{"step": 20}\n'
 
 

@@ -154,7 +154,7 @@ def test_strange_records_are_cut(directory, value):
     sound = run_dir.metrics.read_text()
     with run_dir.metrics.open("a") as stream:
         stream.write(json.dumps(value) + "\n" + json.dumps({"step": value, "time": 0}) + "\n")
-    run_dir.cut_metrics(64)
+    run_dir.cut_metrics(64, 64)
     kept = run_dir.metrics.read_text().removeprefix(sound).splitlines()
     assert all(0 <= json.loads(line)["step"] <= 64 for line in kept)
 
