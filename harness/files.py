@@ -35,7 +35,8 @@ def write_atomic(file: Path, content: bytes | str) -> None:
             os.fsync(stream.fileno())
         beside.replace(file)
     except OSError as error:
-        error.filename, error.filename2 = str(file), None  # a full disk names none
+        error.filename = str(file)  # a full disk names none
+        del error.filename2  # which would be said, were it None
         raise
     finally:
         beside.unlink(missing_ok=True)
