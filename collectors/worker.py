@@ -51,13 +51,16 @@ from sync.memory import AnonymousMemory, as_bytes
 
 
 def packed(job: Any) -> bytes:
-    """A job as one cloudpickle; or a `TypeError` that names what of it cannot travel."""
+    """A job as one cloudpickle; or an error that names what of it cannot travel."""
     try:
         data: bytes = cloudpickle.dumps(job)
     except Exception:
         for name in (one.name for one in fields(job)):
             try:
                 cloudpickle.dumps(getattr(job, name))
+            except MemoryError as error:
+                what = f"{name} takes more memory to hand over than there is"
+                raise MemoryError(what) from error
             except Exception as error:
                 instead = "; policy_factory makes one there" if name == "policy" else ""
                 raise TypeError(

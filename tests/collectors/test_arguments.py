@@ -284,6 +284,16 @@ def test_what_cannot_travel_is_named(name):
         MultiSyncCollector(**given, num_workers=1)
 
 
+class TooLarge(CodePolicy):
+    def __reduce__(self):
+        raise MemoryError
+
+
+def test_a_policy_for_whose_copy_there_is_no_memory_is_not_called_unfit_to_travel():
+    with pytest.raises(MemoryError, match=r"^policy takes more memory to hand over than there is$"):
+        MultiSyncCollector(CodeEnv, TooLarge(), num_workers=1)
+
+
 def test_frames_that_environments_cannot_share_are_refused():
     with pytest.raises(ValueError, match=r"10 frames cannot be shared evenly by 3.*9 or 12"):
         Collector(make_env, CodePolicy(), create_env_kwargs={"kind": "sync_same_step"},
