@@ -21,7 +21,10 @@ from harness.search import Trial
 # Options of the command rather than of the run; they do not belong to what a run directory stores.
 OF_THE_COMMAND = ("resume", "skip_done", "skip_impossible", "sweep")
 # What a checkpoint holds the state of: a resumed run goes on with these as they were.
-KEPT = ("seed", "collector.name", "collector.num_workers", "collector.remote.num_collectors")
+KEPT = (
+    *("seed", "algo.name", "model.name"),
+    *("collector.name", "collector.num_workers", "collector.remote.num_collectors"),
+)
 
 
 @dataclass

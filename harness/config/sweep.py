@@ -81,7 +81,7 @@ def _plans(jobs: Sequence[Sequence[str]]) -> list[RunPlan]:
     plans, left_out = [], {}
     for job in jobs:
         try:
-            plans.append(plan_run(job))
+            plans.append(_new(plan_run(job)))
         except ImpossiblePair as error:
             if not _skips_impossible(compose_job(job)[0]):
                 raise ImpossiblePair(
@@ -95,6 +95,15 @@ def _plans(jobs: Sequence[Sequence[str]]) -> list[RunPlan]:
     for reason in left_out:
         print(f"left out: {reason}")
     return plans
+
+
+def _new(plan: RunPlan) -> RunPlan:
+    if plan.resume:
+        raise ConfigError(
+            f"resume={plan.directory} with --multirun: a sweep starts new runs; "
+            "resume each of its runs in a command of its own"
+        )
+    return plan
 
 
 def _skips_impossible(options: dict[str, Any]) -> bool:

@@ -349,7 +349,16 @@ def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
     assert ["eval/return" in record for record in records(directory)].count(True) == 2
 
 
-@pytest.mark.parametrize("option", ["seed=2", "collector.num_workers=3", "collector.name=single"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "seed=2",
+        "algo.name=sac",
+        "model.name=lstm",
+        "collector.num_workers=3",
+        "collector.name=single",
+    ],
+)
 def test_what_its_checkpoint_holds_a_resumed_run_keeps(ended, option, capsys):
     before = picture(ended)
     assert run.main([f"resume={ended}", option]) == 2
@@ -365,6 +374,14 @@ def test_a_finished_run_is_left_alone_when_it_is_resumed(ended, capsys):
     (ended / "summary.json").write_text("{")
     assert run.main([f"resume={ended}"]) == 0
     assert read_json(ended / "summary.json")["frames"] == 384
+
+
+def test_a_sweep_resumes_nothing(ended, capsys):
+    before = picture(ended)
+    assert run.main(["-m", f"resume={ended}", "total_frames=512,640"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"run.py: resume={ended} with --multirun: ")
+    assert picture(ended) == before
 
 
 def picture(directory: Path) -> dict[str, bytes]:
