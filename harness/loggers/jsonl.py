@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,8 @@ class JsonlLogger(Logger):
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         with self._stream:
             self._write()
+            if not os.fstat(self._stream.fileno()).st_nlink:
+                raise OSError(f"{self._file} was removed, and its records are lost")
 
     def _write(self) -> None:
         while self._unwritten:

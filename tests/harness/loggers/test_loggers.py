@@ -41,6 +41,14 @@ def test_on_a_full_disk_records_wait_until_there_is_room(run_dir, caplog):
     loggers.finish({}, 0)
 
 
+def test_records_whose_file_was_removed_are_not_lost_in_silence(run_dir, caplog):
+    loggers = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    run_dir.metrics.unlink()
+    loggers.log(1, {"a": 1})
+    loggers.finish({}, 0)
+    assert f"{run_dir.metrics} was removed, and its records are lost" in caplog.text
+
+
 def test_a_logger_that_fails_is_left_out_and_the_others_go_on(run_dir, caplog):
     class Broken(Logger):
         def log(self, step, metrics, histograms):
