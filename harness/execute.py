@@ -7,7 +7,7 @@ import math
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -295,6 +295,8 @@ class Execution:
             print(f"run.py: {error}", file=sys.stderr)
         elif error is not None:
             print(f"run.py: {state}: {type(error).__name__}: {error}", file=sys.stderr)
-            print(f"run.py: the traceback is in {self.run_dir.status}", file=sys.stderr)
+            with suppress(OSError):  # where it cannot be read, nor could it be written
+                if self.run_dir.read_status().get("state") == state:
+                    print(f"run.py: the traceback is in {self.run_dir.status}", file=sys.stderr)
         self.display.finish(state, self.summary)
         return Outcome(status, state, self.summary, self.interruption.pending)

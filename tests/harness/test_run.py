@@ -13,6 +13,7 @@ import torch
 import run
 from harness.checkpoints import Checkpoints
 from harness.files import read_json
+from harness.runner import Runner
 from tests.harness.loggers import wandb_file
 
 SMALL = (
@@ -398,6 +399,14 @@ def test_a_failing_run_says_so_and_how(capsys):
     assert found["state"] == "failed"
     assert "Traceback" in found["traceback"]
     assert capsys.readouterr().err.startswith("run.py: failed: ")
+
+
+def test_no_traceback_is_promised_where_none_could_be_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Runner, "publish", lambda _: (tmp_path / "run").rename(tmp_path / "away"))
+    given = (*SMALL, "collector=single", "total_frames=128")
+    assert start(*given, into=tmp_path / "run")[0] == 1
+    assert "failed: FileNotFoundError" in (said := capsys.readouterr().err)
+    assert "the traceback is in" not in said
 
 
 def test_what_does_not_fit_the_environment_is_refused_before_anything_starts(capsys):
