@@ -149,6 +149,10 @@ class Doorbell(SharedFd):
                 os.write(self._ring_fd.fd, b"\0")
         except BlockingIOError:
             return  # it is ringing already
+        except (OSError, ValueError):
+            if self.fd >= 0:
+                raise
+            return  # it is closed, as it may be in garbage already: nobody waits for it
 
     def silence(self) -> None:
         try:

@@ -67,6 +67,8 @@ class Interrupt:
     def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "return":
             self._before.pop(id(frame), None)
+        elif event == "exception":
+            self._before[id(frame)] = ""  # it looks for none when a call failed
         elif event == "opcode" and not self.fired:
             if self._before.get(id(frame)) in LOOKS:
                 self._pass(frame)

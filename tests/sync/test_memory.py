@@ -129,6 +129,12 @@ def test_a_bell_rings_until_it_is_silenced_however_often_it_was_rung(system):
     bell.silence()  # a silent bell may be silenced
 
 
+def test_a_closed_bell_is_rung_in_silence(system):
+    bell = Doorbell()
+    bell.close()
+    bell.ring()  # in garbage, which is finalised in any order, whoever rings may come last
+
+
 def test_a_bell_wakes_another_process(system):
     mine, theirs = Doorbell(), Doorbell()
 
