@@ -38,6 +38,17 @@ def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -
     return ctx
 
 
+def _forget_fork_server() -> None:
+    """It is the child of the process that this one was forked from, and is to end with that."""
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:  # type: ignore[attr-defined]
+        os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
+        server.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_forget_fork_server)
+
+
 def _forget_stdin() -> None:
     """Let no process look for the script where that came by stdin: there is no file of it."""
     script = sys.modules["__main__"]

@@ -68,3 +68,35 @@ def test_where_a_fork_server_failed_another_can_be_started(tmp_path):
     )
     assert done.stdout == "started\n", done.stderr
     assert not list(tmp_path.glob("pymp-*"))
+
+
+AFTER_A_FORK = """
+import os
+from multiprocessing import forkserver
+from collectors.starting import context
+
+context("forkserver")
+held = forkserver._forkserver._forkserver_alive_fd
+if child := os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    os.fstat(held)
+    print("held")
+except OSError:
+    pass
+process = context("forkserver").Process(target=print, args=("started",))
+process.start()
+process.join()
+"""
+
+
+def test_a_fork_of_the_trainer_starts_a_fork_server_of_its_own():
+    """And holds on to none of the trainer's, which would not end with the trainer."""
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_A_FORK],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+    )
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
