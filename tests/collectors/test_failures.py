@@ -409,6 +409,20 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
             assert balance(collector) == 0
 
 
+def test_a_newcomer_in_a_pause_stands_still_as_the_others_do():
+    with make("async", on_worker_failure="restart") as collector:
+        collector.next()
+        with collector.pause():
+            before = collector.stats()["collected"]
+            os.kill(pids(collector)[0], signal.SIGKILL)
+            for _ in range(20):
+                assert collector.getattr_env("worker") == [0, 1]
+            stats = collector.stats()
+            assert stats["restarts"] == 1
+            assert stats["collected"] == before
+        assert len(collector.next())
+
+
 def test_a_newcomer_has_a_new_seed_of_the_runs_own():
     seeds = []
     for _ in range(2):
