@@ -61,7 +61,7 @@ class Interrupt:
         if self.fired or not frame.f_code.co_filename.startswith(self._code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        self._before[id(frame)] = ""
+        self._before[id(frame)] = "RESUME"  # which is no instruction to a tracer
         return self._instruction
 
     def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
