@@ -6,6 +6,9 @@
 Measured in turns within one run: a few sends of ours, a few of torchrl's scheme of the same name,
 a few times the same bytes over the bare engine (`ray.put` and `get`, `rpc_async` with the tensor, a
 gloo broadcast and its answers), and again. Both sides are processes of this machine, on loopback.
+
+Ours is measured twice: as it comes, when workers of the trainer's machine read versions from its
+memory, and with `share_memory=False`, when every version goes over the engine as between machines.
 """
 
 from __future__ import annotations
@@ -128,9 +131,11 @@ class _Actor:
 class Lockstep:
     """Our scheme."""
 
-    def __init__(self, workers: Workers, model: str):
+    def __init__(self, workers: Workers, model: str, *, share_memory: bool):
         self.model = build_model(model)
-        self.scheme = WeightSyncScheme.from_backend(workers.kind, timeout=START_S)
+        self.scheme = WeightSyncScheme.from_backend(
+            workers.kind, timeout=START_S, share_memory=share_memory
+        )
         self.scheme.attach(workers.engine)  # type: ignore[attr-defined]
         number = workers.engine.num_peers
         self.scheme.init_on_sender(model=self.model, devices=["cpu"] * number)
@@ -269,7 +274,8 @@ def measure(
     with ExitStack() as stack, Closing() as contestants:
         workers = Workers(kind, number)
         stack.callback(workers.close)
-        contestants["send"] = Lockstep(workers, model)
+        contestants["send"] = Lockstep(workers, model, share_memory=True)
+        contestants["engine"] = Lockstep(workers, model, share_memory=False)
         contestants["bare"] = Bare(workers, nbytes)
         if peers:
             contestants["torchrl"] = TorchRL(kind, model, number)
@@ -280,16 +286,20 @@ def measure(
 def table(results: list[dict[str, Any]], *, peers: bool) -> Table:
     """Times in ms, ratios of p50."""
     shown = Table(title="Blocking send: p50 / p95 / p99 in ms")
-    columns = ["scheme", "floats", "workers", "lockstep", "bare engine", "ours ÷ bare"]
-    for column in [*columns, *(["torchrl", "torchrl ÷ ours"] if peers else [])]:
+    columns = ["scheme", "floats", "workers", "bare engine"]
+    columns += ["torchrl"] if peers else []
+    for way in ("lockstep", "over the engine"):
+        columns += [way, "÷ bare"] + (["torchrl ÷"] if peers else [])
+    for column in columns:
         shown.add_column(column, justify="right")
     for row in results:
         of = row["times"]
-        ours = of["send"]["p50"]
-        cells = [row["scheme"], row["model"], str(row["workers"]), triple(of["send"])]
-        cells += [triple(of["bare"]), f"{ours / of['bare']['p50']:.2f}"]
-        if peers:
-            cells += [triple(of["torchrl"]), f"{of['torchrl']['p50'] / ours:.1f}"]
+        cells = [row["scheme"], row["model"], str(row["workers"]), triple(of["bare"])]
+        cells += [triple(of["torchrl"])] if peers else []
+        for way in ("send", "engine"):
+            ours = of[way]["p50"]
+            cells += [triple(of[way]), f"{ours / of['bare']['p50']:.2f}"]
+            cells += [f"{of['torchrl']['p50'] / ours:.1f}"] if peers else []
         shown.add_row(*cells)
     return shown
 
@@ -331,7 +341,7 @@ def main() -> int:
                 times = measure(kind, model, number, rounds=arguments.rounds, peers=peers)
                 row = {"scheme": kind, "model": model, "workers": number, "times": times}
                 results.append(row)
-    Console(width=160).print(table(results, peers=peers))
+    Console(width=200).print(table(results, peers=peers))
     output = Path(arguments.output)
     output.mkdir(parents=True, exist_ok=True)
     machine = {"cores": os.cpu_count(), "torch": torch.__version__}

@@ -20,19 +20,20 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from multiprocessing.reduction import DupFd
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sync.passing import travelling
+
 PIDFDS = hasattr(os, "pidfd_open")
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
 
 
 class SharedFd:
-    """A file descriptor that survives pickling to a child process (spawn, forkserver, a queue).
+    """A file descriptor that survives pickling to another process (spawn, a queue, `passing.send`).
 
     A deep copy has a duplicate of it, for another user in the same process.
     """
@@ -61,7 +62,7 @@ class SharedFd:
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"fd": DupFd(self.fd)}
+        return {"fd": travelling(self.fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.fd = state["fd"].detach()

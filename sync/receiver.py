@@ -83,6 +83,7 @@ class ReceiverEnd:
 
     def connect(self, timeout: float, *, background: bool) -> None:
         """Greet the sender and take the first version into use."""
+        self.transport = self.transport.nearest()
         slots, worker_idx = self.transport.slots, self.transport.worker_idx
         assert slots is not None
         if not slots.claim(worker_idx):

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ from sync.snapshot import NEVER, Snapshot
 from sync.strategy import WeightStrategy
 from sync.transport import Transport
 
-_SEGFAULT_HINT = "; did it write to its parameters? Under zero-copy they are read-only there"
+SEGFAULT_HINT = "; did it write to its parameters? Under zero-copy they are read-only there"
 
 
 class SharedMemTransport(Transport):
@@ -248,18 +248,26 @@ class SharedMemSenderEnd(SenderEnd):
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         lines = [t for t in transports if isinstance(t, SharedMemTransport)]
-        order = lines[0].row.order
-        order()  # the block is visible before it is announced
-        super()._offer(transports, slot, version)
+        with announcing(lines, slot):
+            super()._offer(transports, slot, version)
+
+
+@contextlib.contextmanager
+def announcing(lines: Sequence[SharedMemTransport], slot: int) -> Iterator[None]:
+    """Around the offer of a slot: it is seen whole, and by those who sleep, too."""
+    order = lines[0].row.order
+    order()  # the block is visible before it is announced
+    try:
+        yield
         order()  # the announcement is visible before we look who sleeps
-        try:
-            for line in lines:
-                if not line.put_home(slot):
-                    line.row.wake()
-        except BaseException:  # an interrupt: who got nothing takes the slot
-            for line in lines:
+        for line in lines:
+            if not line.put_home(slot):
                 line.row.wake()
-            raise
+    except BaseException:  # an interrupt: who got nothing takes the slot
+        order()
+        for line in lines:
+            line.row.wake()
+        raise
 
 
 class SharedMemWeightSyncScheme(WeightSyncScheme):
@@ -295,7 +303,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         for worker in range(num_workers):
             transports[worker] = SharedMemTransport(slots, board, worker)
             if self._zero_copy is not False:
-                transports[worker].segfault_hint = _SEGFAULT_HINT
+                transports[worker].segfault_hint = SEGFAULT_HINT
         return slots, transports
 
     def _check_by_worker(self) -> None:

@@ -144,6 +144,10 @@ class Transport(ABC):
         if self.slots is not None:
             self.slots = self.slots.read_only()
 
+    def nearest(self) -> Transport:
+        """What versions really come by to this process, once the sender can be asked."""
+        return self
+
     @abstractmethod
     def greet(self) -> None:
         """Tell the sender that this process is the worker from now on."""

@@ -1,5 +1,8 @@
 """Where snapshots arrive in a peer's process: one inbox for each worker that lives there.
 
+A worker that reads the trainer's own memory (`nearby.py`) has no more than a door here: by it the
+trainer learns that it is there, and it learns that the line to the trainer is down.
+
 the engine's thread                       the worker
 -------------------                       ----------
 deliver(block, key, worker)
@@ -25,7 +28,7 @@ from sync.memory import Doorbell
 from sync.remote.wire import Later
 from sync.snapshot import NEVER
 
-DONE, FAILED, LEFT, ABSENT, SUPERSEDED, MISSING = range(6)
+DONE, FAILED, LEFT, ABSENT, SUPERSEDED, MISSING, NEAR, FAR = range(8)
 Place = tuple[str, int]  # a scheme's key, and a worker's number
 
 
@@ -41,29 +44,60 @@ class Answer(NamedTuple):
     text: str = ""
 
 
-class Inbox:
-    """Room for one block that its worker has not answered to yet."""
+class Door:
+    """A worker of this process that can be found by its place.
 
-    def __init__(self, place: Place):
+    closed: why nothing more comes, once that is so.
+    """
+
+    near = True
+    refusal = ""  # why it can take nothing, if it said so
+
+    def __init__(self, place: Place, ring: Callable[[], None]):
         self.place = place
-        self.owner = uuid.uuid4().hex
-        self.bell = Doorbell()
-        self.block: Tensor | None = None
-        self.closed = ""  # why nothing more comes
-        self.take_at_once: Callable[[], bool] | None = None
-        self._answer: Answer | None = None
-        self._refusal = ""
-        self._changed = threading.Condition()
+        self.closed = ""
+        self._ring = ring
         with _registry:
-            _inboxes[place] = self
+            _doors[place] = self
             _departed.pop(place, None)
             _registry.notify_all()
 
     def put(self, block: Tensor) -> Answer | Later:
-        """Lay a block down; the worker's answer, or how to wait for it."""
+        """Bring a block here; the worker's answer, or how to wait for it."""
+        return Answer(NEAR)
+
+    def close(self, why: str) -> None:
+        """Nothing more will come; wakes the worker."""
+        self.closed = self.closed or why
+        self._ring()
+
+    def leave(self) -> None:
+        """The worker reads no more."""
+        with _registry:
+            if _doors.get(self.place) is self:
+                del _doors[self.place]
+                _departed[self.place] = self.refusal
+        self.close("the worker left")
+
+
+class Inbox(Door):
+    """Room for one block that its worker has not answered to yet."""
+
+    near = False
+
+    def __init__(self, place: Place):
+        self.owner = uuid.uuid4().hex
+        self.bell = Doorbell()
+        self.block: Tensor | None = None
+        self.take_at_once: Callable[[], bool] | None = None
+        self._answer: Answer | None = None
+        self._changed = threading.Condition()
+        super().__init__(place, self.bell.ring)
+
+    def put(self, block: Tensor) -> Answer | Later:
         with self._changed:
-            if self._refusal:
-                return Answer(FAILED, self.owner, os.getpid(), text=self._refusal)
+            if self.refusal:
+                return Answer(FAILED, self.owner, os.getpid(), text=self.refusal)
             self.block, self._answer = block, None
             self._changed.notify_all()  # whoever put the one before
         if self.take_at_once is not None and self.take_at_once():
@@ -88,34 +122,25 @@ class Inbox:
         """What became of the block that lies here, which makes room for the next."""
         with self._changed:
             if version == NEVER:  # the model cannot take any
-                self._refusal = text
+                self.refusal = text
             self._answer = Answer(kind, self.owner, os.getpid(), version, took_ns, retries, text)
             self.block = None
             self._changed.notify_all()
 
     def close(self, why: str) -> None:
-        """Nothing more will come; wakes both sides."""
         with self._changed:
             self.closed = self.closed or why
             self._changed.notify_all()
-        self.bell.ring()
-
-    def leave(self) -> None:
-        """The worker reads no more."""
-        with _registry:
-            if _inboxes.get(self.place) is self:
-                del _inboxes[self.place]
-                _departed[self.place] = self._refusal
-        self.close("the worker left")
+        super().close(why)
 
 
 _registry = threading.Condition()
-_inboxes: dict[Place, Inbox] = {}
+_doors: dict[Place, Door] = {}
 _departed: dict[Place, str] = {}  # workers that left, and why if they could not take any
 
 
 def expect_worker(place: Place) -> None:
-    """A worker will open its inbox here, perhaps where another has left: wait for it."""
+    """A worker will open its door here, perhaps where another has left: wait for it."""
     with _registry:
         _departed.pop(place, None)
 
@@ -126,40 +151,47 @@ def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer |
     patience_s: how long to wait for a worker that has not come yet.
     """
     with _registry:
-        inbox = _inboxes.get((key, worker))
-    if inbox is not None:
-        return inbox.put(block)
+        door = _doors.get((key, worker))
+    if door is not None:
+        return door.put(block)
     return Later(partial(_deliver_later, block, (key, worker), patience_s))
 
 
 def _deliver_later(block: Tensor, place: Place, patience_s: float) -> Answer | Later:
     with _registry:
-        _registry.wait_for(lambda: place in _inboxes or place in _departed, patience_s)
-        inbox = _inboxes.get(place)
-    if inbox is None:
+        _registry.wait_for(lambda: place in _doors or place in _departed, patience_s)
+        door = _doors.get(place)
+    if door is None:
         if why := _departed.get(place):
             return Answer(FAILED, text=why)
         return Answer(LEFT if place in _departed else ABSENT)
-    return inbox.put(block)
+    return door.put(block)
 
 
-def await_worker(key: str, worker: int, patience_s: float) -> bool:
-    """Whether that worker opens its inbox within so long."""
+def await_worker(key: str, worker: int, patience_s: float) -> int:
+    """Where that worker takes versions, once it is there: NEAR or FAR; ABSENT if it does not come.
+
+    One that has left is FAR: whoever brings it a version will be told why.
+    """
+    place = key, worker
     with _registry:
-        return _registry.wait_for(lambda: (key, worker) in _inboxes, patience_s)
+        _registry.wait_for(lambda: place in _doors or place in _departed, patience_s)
+        if (door := _doors.get(place)) is not None:
+            return NEAR if door.near else FAR
+        return FAR if place in _departed else ABSENT
 
 
 def close_inbox(key: str, worker: int) -> None:
     """The trainer says that nothing more will come."""
     with _registry:
-        inbox = _inboxes.get((key, worker))
-    if inbox is not None:
-        inbox.close("the trainer shut its scheme down")
+        door = _doors.get((key, worker))
+    if door is not None:
+        door.close("the trainer shut its scheme down")
 
 
 def hang_up(why: str) -> None:
     """The line to the trainer is down: tell every worker of this process."""
     with _registry:
-        inboxes = list(_inboxes.values())
-    for inbox in inboxes:
-        inbox.close(why)
+        doors = list(_doors.values())
+    for door in doors:
+        door.close(why)

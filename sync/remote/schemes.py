@@ -8,20 +8,27 @@
     (hand `scheme` to the peers; there init_on_receiver() and connect())
     scheme.connect()
 
-`transport.py` has the protocol.
+`transport.py` has the protocol. Workers on the trainer's machine read versions from its memory
+(`nearby.py`), unless the scheme is told to bring all of them over the engine.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from concurrent.futures import wait
 from typing import Any, ClassVar
 
+from sync import interrupts
 from sync.layout import Layout
 from sync.remote.engine import Engine
-from sync.remote.transport import Hub, RemoteSlots, RemoteTransport
+from sync.remote.hub import Hub
+from sync.remote.near import Neighbours
+from sync.remote.nearby import POSSIBLE
+from sync.remote.transport import RemoteTransport
 from sync.scheme import WeightSyncScheme
 from sync.sender import SenderEnd
+from sync.shared_mem import SEGFAULT_HINT, announcing
 from sync.slots import Slots
 from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport
@@ -30,16 +37,41 @@ _CLOSE_S = 2.0
 
 
 class RemoteSenderEnd(SenderEnd):
-    """Closes with one wait for all workers, and counts the blocks that peers handed on."""
+    """Tells the workers that are near by memory, and closes with one wait for the others.
+
+    It counts the blocks that peers handed on.
+    """
 
     def summary(self) -> dict[str, Any]:
-        hubs = {t.hub for t in self.transports.values() if isinstance(t, RemoteTransport)}
-        return {**super().summary(), "handed_on": sum(hub.handed_on for hub in hubs if hub)}
+        lines = self._lines(self.transports.values())
+        return {
+            **super().summary(),
+            "handed_on": sum(hub.handed_on for hub in self._hubs()),
+            "near": [line.worker_idx for line in lines if line.is_near],
+        }
+
+    def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
+        near = [line.near for line in self._lines(transports) if line.near is not None]
+        if not near:
+            super()._offer(transports, slot, version)
+            return
+        with interrupts.held(), announcing(near, slot):
+            super()._offer(transports, slot, version)
 
     def close(self) -> None:
-        lines = [t for t in self.transports.values() if isinstance(t, RemoteTransport)]
+        lines = self._lines(self.transports.values())
+        hubs = self._hubs()
         super().close()
+        for hub in hubs:
+            hub.close()
         wait([line.closing for line in lines if line.closing is not None], timeout=_CLOSE_S)
+
+    def _hubs(self) -> set[Hub]:
+        return {line.hub for line in self._lines(self.transports.values()) if line.hub}
+
+    @staticmethod
+    def _lines(transports: Collection[Transport]) -> list[RemoteTransport]:
+        return [t for t in transports if isinstance(t, RemoteTransport)]
 
 
 class RemoteWeightSyncScheme(WeightSyncScheme):
@@ -47,6 +79,8 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
 
     zero_copy: whether workers point their parameters at the block that arrived (True), copy it
         (False), or point from a quarter of a megabyte on (None). Buffers are always copied.
+    share_memory: whether workers on the trainer's machine read versions from the trainer's memory,
+        as under `SharedMemWeightSyncScheme`; else all versions go over the engine.
     """
 
     _sender_end = RemoteSenderEnd
@@ -58,9 +92,11 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
         sync: bool = True,
         *,
         zero_copy: bool | None = None,
+        share_memory: bool = True,
         **options: Any,
     ):
         super().__init__(strategy, sync=sync, **options)
+        self.share_memory = share_memory
         self._point_at_snapshots(zero_copy)
 
     def _leave_process(self) -> None:
@@ -75,14 +111,20 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
             self._hub.engine = engine
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
-        # A worker can have one version on the way and one waiting; one more each can be written.
-        slots = RemoteSlots(layout, 3 * num_workers)
-        self._hub = Hub(slots, uuid.uuid4().hex, num_workers, self.timeout, self.connect_timeout)
+        # A worker elsewhere can have one version on the way and one waiting; a near one three in
+        # its hands; a place that changed from near to far, both. And one more each can be written.
+        shares = self.share_memory and POSSIBLE
+        slots = Slots(layout, 7 * num_workers, homes=num_workers if shares else 0)
+        key = uuid.uuid4().hex
+        near = Neighbours(slots, key, num_workers, self.timeout) if shares else None
+        self._hub = Hub(slots, key, num_workers, self.timeout, self.connect_timeout, near)
         self._hub.engine = self._engine
         transports: dict[int, Transport] = {}
         for worker in range(num_workers):
-            line = self._transport(slots, self._hub.key, worker, timeout=self.timeout)
+            line = self._transport(slots, key, worker, timeout=self.timeout)
             line.become_sender(self._hub)
+            if self._zero_copy is not False:
+                line.segfault_hint = SEGFAULT_HINT
             transports[worker] = line
         return slots, transports
 

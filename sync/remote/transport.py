@@ -1,15 +1,24 @@
-"""One worker's line over an engine: a call that returns when the version is in use.
+"""One worker's line: by memory if it is near, else over an engine.
 
-    trainer                                   the worker's process
-    -------                                   --------------------
+    trainer                                   the worker's process, elsewhere
+    -------                                   -------------------------------
     offer v1    -- deliver(block) -------->   inbox: v1          (see inbox.py)
     offer v2       waits: v1 is on its way
     offer v3       takes v2's place
                 <------ v1 is in use          receive()
                 -- deliver(block) -------->   inbox: v3
 
-So at most one version is on its way to a worker and one waits, whatever the trainer's pace. The
-block of a version is handed to the engine once for all workers; it decides how it travels.
+So at most one version is on its way to a worker and one waits, whatever the trainer's pace; a call
+returns when the version is in use.
+
+    trainer                                   the worker's process
+    -------                                   --------------------
+    offer v0       on the board, if the scheme shares memory
+                -- await_worker ---------->   has it the trainer's memory? (nearby.py)
+                <------ NEAR                  yes: it looks at the board, as under shared memory
+                <------ FAR                   no: from now on as above
+
+A worker whose place is taken by another is asked for again.
 """
 
 from __future__ import annotations
@@ -20,7 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,18 +40,21 @@ from sync.errors import WorkerDied, WorkerTimeout
 from sync.layout import Layout
 from sync.memory import Doorbell
 from sync.remote import relay
-from sync.remote.engine import Engine, PeerDied
+from sync.remote.engine import PeerDied
+from sync.remote.hub import Hub, Way, attempt
 from sync.remote.inbox import (
+    ABSENT,
     DONE,
     FAILED,
+    FAR,
     LEFT,
-    MISSING,
+    NEAR,
     Answer,
     Inbox,
-    await_worker,
     expect_worker,
 )
-from sync.remote.relay import Errand, keep_and_deliver, take_and_deliver
+from sync.remote.near import NearTransport
+from sync.remote.nearby import Address, ask
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from sync.transport import Transport
@@ -51,96 +63,11 @@ from sync.transport import Transport
 _LANDING_BYTES = 1 << 18
 
 
-class Way(NamedTuple):
-    """A version, its slot, and when it was published."""
+class SlotsElsewhere(Slots):
+    """What a worker elsewhere has of the trainer's slots: their layout."""
 
-    version: int
-    slot: int
-    published_ns: int
-
-
-class Hub:
-    """What all lines of one sender share: the engine, and the bell that answers ring."""
-
-    def __init__(self, slots: Slots, key: str, num_workers: int, timeout: float, patience_s: float):
-        self.engine: Engine | None = None
-        self.bell = Doorbell()
-        self.slots, self.key, self.num_workers = slots, key, num_workers
-        self.handed_on = 0  # blocks that one peer had from another
-        self._handover_s = timeout / 3  # then the trainer sends the block itself
-        self._patience_s = patience_s
-        self._pays = relay.pays(num_workers, slots.layout.nbytes)
-        self._lock = threading.Lock()
-        self._packed: tuple[int, int, Any] | None = None
-        self._sent_to: set[int] = set()  # who was sent the version that is packed
-
-    def post(self, worker: int, way: Way) -> Future[Answer]:
-        """Bring a slot to a worker: from here, or from a peer that was sent the same before."""
-        assert self.engine is not None
-        keep = self._hands_on and relay.has_children(worker, self.num_workers)
-        errand = Errand(self.key, way.version, worker, keep, self._patience_s)
-        parcel, giver = self._pack(worker, way)
-        if giver is not None and (route := self.engine.route(worker, giver)) is not None:
-            took = self.engine.call(
-                worker, take_and_deliver, route, giver, self._handover_s, errand
-            )
-            answer: Future[Answer] = Future()
-            took.add_done_callback(partial(self._settle, errand, parcel, answer))
-            return answer
-        return self.engine.post(worker, keep_and_deliver, parcel, errand)
-
-    @property
-    def _hands_on(self) -> bool:
-        return self._pays and self.engine is not None and self.engine.hands_on
-
-    def _pack(self, worker: int, way: Way) -> tuple[Any, int | None]:
-        """The parcel of this version, and who else than the trainer can hand it over."""
-        assert self.engine is not None
-        with self._lock:
-            if self._packed is None or self._packed[:2] != (way.version, way.slot):
-                block = _travelling(self.slots[way.slot])
-                self._packed = way.version, way.slot, self.engine.parcel(block)
-                self._sent_to.clear()
-            giver = relay.parent(worker) if self._hands_on else None
-            known = giver in self._sent_to
-            self._sent_to.add(worker)
-            return self._packed[2], giver if known else None
-
-    def _settle(
-        self, errand: Errand, parcel: Any, answer: Future[Answer], took: Future[Answer]
-    ) -> None:
-        """End `answer` as the handover ended, or as sending the block from here does."""
-        assert self.engine is not None
-        if took.exception() is None and took.result().kind == MISSING:
-            took = _attempt(self.engine.post, errand.worker, keep_and_deliver, parcel, errand)
-            took.add_done_callback(partial(_pass_on, answer))
-        else:
-            if took.exception() is None:
-                with self._lock:
-                    self.handed_on += 1
-            _pass_on(answer, took)
-
-
-def _attempt(post: Callable[..., Future[Answer]], *args: Any) -> Future[Answer]:
-    """The future of a post, which has failed if it could not be made."""
-    try:
-        return post(*args)
-    except Exception as error:  # noqa: BLE001 - a full object store, say
-        error.add_note("The version could not be sent.")
-        failed: Future[Answer] = Future()
-        failed.set_exception(error)
-        return failed
-
-
-def _pass_on(answer: Future[Answer], took: Future[Answer]) -> None:
-    if (error := took.exception()) is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(took.result())
-
-
-class RemoteSlots(Slots):
-    """Slots that stay in the trainer's process; a worker has only their layout."""
+    def __init__(self, layout: Layout):
+        self.layout = layout
 
     def claim(self, worker_idx: int) -> bool:
         return True
@@ -152,7 +79,7 @@ class RemoteSlots(Slots):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"layout": self.layout, "capacity": self.capacity}
+        return self.__dict__
 
 
 class RemoteTransport(Transport):
@@ -165,15 +92,20 @@ class RemoteTransport(Transport):
         self.slots = slots
         self.key = key
         self.worker_idx = worker_idx
+        self.address: Address | None = None  # where the worker asks for the trainer's memory
 
     def _forget(self) -> None:
         super()._forget()
         self.hub: Hub | None = None
+        self.near: NearTransport | None = None
+        self._where = FAR  # ABSENT: not known yet
+        self._asked: Way | None = None  # what there was to bring when the worker was asked for
+        self._asks = 0
         self._lock: Any = contextlib.nullcontext()
         self._on_the_way: Way | None = None
         self._next: Way | None = None
         self._last: Way | None = None
-        self._answers: deque[tuple[Way, Future[Answer], int]] = deque()
+        self._answers: deque[tuple[Way, Future[Any], int]] = deque()
         self._owner = ""
         self._dead = ""
         self._inbox: Inbox | None = None
@@ -185,12 +117,29 @@ class RemoteTransport(Transport):
         """From now on versions can be offered."""
         self.hub = hub
         self._lock = threading.RLock()
+        if hub.near is not None:
+            self.near, self.address = hub.near.rows[self.worker_idx], hub.near.address
+            self.near.become_part_of(self)
+            self._where = ABSENT
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the worker is known to read the trainer's memory."""
+        return self._where == NEAR
 
     def offer(self, slot: int, version: int) -> None:
         with interrupts.held(), self._lock:
             self.addressed = version
             self.stats.addressed += 1
-            self._next = self._last = Way(version, slot, self.slots[slot].published_ns)
+            self._last = Way(version, slot, self.slots[slot].published_ns)
+            self._offer_last()
+
+    def _offer_last(self) -> None:
+        assert self._last is not None
+        if self.near is not None and self._where != FAR:
+            self.near.offer(self._last.slot, self._last.version)
+        if self._where != NEAR:
+            self._next = self._last
             self._feed()
 
     def _feed(self) -> None:
@@ -198,10 +147,42 @@ class RemoteTransport(Transport):
         if self._on_the_way is not None or self._next is None or self._dead:
             return
         assert self.hub is not None
+        if self._where == ABSENT:
+            if self._asked is None:
+                self._asked = self._next
+                self._asks += 1
+                found = attempt(self.hub.await_worker, self.worker_idx)
+                found.add_done_callback(partial(self._found, self._asks, self._next))
+            return
         way = self._next
-        answer = _attempt(self.hub.post, self.worker_idx, way)
+        answer = attempt(self.hub.post, self.worker_idx, way)
         self._on_the_way, self._next = way, None
         answer.add_done_callback(partial(self._answered, way))
+
+    def _found(self, ask: int, way: Way, future: Future[int]) -> None:
+        """In a thread of the engine: where the worker is; `way` is what it is to be brought."""
+        assert self.hub is not None
+        with self._lock:
+            if self._asks != ask or self._asked is None:  # it has been asked for again
+                return
+            self._asked = None
+            if future.exception() is not None:
+                self._answers.append((way, future, now_ns()))
+            elif future.result() != ABSENT:
+                self._settle_on(future.result())
+            elif self._next is not way:
+                self._feed()
+        self.hub.bell.ring()
+
+    def _settle_on(self, where: int) -> None:
+        assert self.near is not None
+        self._where = where
+        if where == NEAR:
+            self._next = None
+        else:
+            self.near.retract()
+            self.near.expect(NEVER)
+            self._feed()
 
     def _answered(self, way: Way, future: Future[Answer]) -> None:
         """In a thread of the engine: the worker has room for another."""
@@ -215,6 +196,8 @@ class RemoteTransport(Transport):
         self.hub.bell.ring()
 
     def collect(self) -> None:
+        if self.near is not None and self._where != FAR:
+            self.near.collect()
         while self._answers:
             way, future, heard_ns = self._answers.popleft()
             error = future.exception()
@@ -230,6 +213,7 @@ class RemoteTransport(Transport):
         if answer.owner and answer.owner != self._owner:
             self._owner = answer.owner
             self.greeted(answer.pid)
+            self.watch = None  # the process is not of this machine; the engine watches it
         if answer.kind == DONE:
             # Clocks differ between machines: what is counted from the publication is counted here.
             seen_ns = max(way.published_ns, heard_ns - answer.took_ns)
@@ -238,21 +222,38 @@ class RemoteTransport(Transport):
             self.failed(way.version, answer.text)
         elif answer.kind == LEFT:
             self.left()
-
-    def greeted(self, pid: int) -> None:
-        super().greeted(pid)
-        self.watch = None  # the process is not of this machine; the engine watches it
+        elif answer.kind == NEAR and self.near is not None:  # another worker of the same process
+            with self._lock:
+                self._where = NEAR
+                self._offer_last()
+            self.wake()
 
     def judge(self) -> None:
         super().judge()
         assert self.hub is not None
-        if self.hub.engine is not None and not self._dead:
-            self._dead = self.hub.engine.gone(self.worker_idx) or ""
-            if self._dead:
-                self._dead = f"{self.hub.engine.describe(self.worker_idx)} is gone: {self._dead}"
+        engine = self.hub.engine
+        if engine is not None and not self._dead:
+            why = engine.gone(self.worker_idx) or ""
+            if not why and self.watch is not None and self.watch.gone:
+                why = f"its process ended (pid {self.watch.pid})"
+            if why:
+                self._dead = f"{engine.describe(self.worker_idx)} is gone: {why}"
         if self._dead:
             self.connected = False
             self.failure = WorkerDied(self.worker_idx, f"{self} died: {self._dead}")
+
+    def retract(self) -> None:
+        if self.near is not None:
+            self.near.retract()
+
+    def wake(self) -> None:
+        if self.near is not None:
+            self.near.wake()
+
+    def expect(self, version: int) -> None:
+        if self.near is not None:
+            with self._lock:  # a row that nobody reads must not be waited for
+                self.near.expect(NEVER if self._where == FAR else version)
 
     def expect_newcomer(self) -> None:
         super().expect_newcomer()
@@ -267,6 +268,8 @@ class RemoteTransport(Transport):
                 if self._dead and self.bases is not None:
                     self.bases.forget()
                 self._dead = ""
+                if self.near is not None:
+                    self._where, self._asked = ABSENT, None
 
     def offer_again(self) -> bool:
         with interrupts.held(), self._lock:
@@ -275,13 +278,14 @@ class RemoteTransport(Transport):
             block = self.slots[self._last.slot]
             if block.version != self._last.version or block.builds_on != NEVER:
                 return False
-            self._next = self._last
-            self._feed()
+            self._offer_last()
+        self.wake()
         return True
 
     def held(self) -> set[int]:
+        near = self.near.held() if self.near is not None else set()
         with self._lock:
-            return {way.slot for way in (self._on_the_way, self._next) if way is not None}
+            return near | {way.slot for way in (self._on_the_way, self._next) if way is not None}
 
     def kept(self) -> set[int]:
         return self.held() | ({self._last.slot} if self._last is not None else set())
@@ -314,22 +318,22 @@ class RemoteTransport(Transport):
 
     def setup_connection_and_weights_on_sender(self) -> None:
         assert self.hub is not None
-        assert self.hub.engine is not None
-        wanted = self.key, self.worker_idx
-        came = self.hub.engine.call(self.worker_idx, await_worker, *wanted, self.timeout)
+        came = self.hub.await_worker(self.worker_idx, self.timeout)
         try:
-            is_here = came.result(self.timeout)
+            where = came.result(self.timeout)
         except PeerDied as error:
             raise WorkerDied(self.worker_idx, f"{self} died: {error}") from error
         except TimeoutError:
-            is_here = False
-        if not is_here:
+            where = ABSENT
+        if where == ABSENT:
             raise self.overdue(self.timeout)
 
     def close(self) -> None:
         """Tell the worker; `closing` ends when it has heard."""
         hub = self.hub
-        if hub is not None and hub.engine is not None and not self._dead:
+        if self.near is not None:
+            self.near.close()
+        if hub is not None and hub.engine is not None and not self._dead and not self.is_near:
             self.closing = hub.engine.call(self.worker_idx, relay.close, self.key, self.worker_idx)
 
     closing: Future[Any] | None = None
@@ -337,8 +341,17 @@ class RemoteTransport(Transport):
     # -- the receiver's end
 
     def become_receiver(self) -> None:
+        self.slots = SlotsElsewhere(self.slots.layout)  # also in a process forked from the sender's
         super().become_receiver()
         expect_worker((self.key, self.worker_idx))
+
+    def nearest(self) -> Transport:
+        near = None if self.address is None else ask(self.address, self.worker_idx)
+        if near is None:
+            return self
+        near.become_receiver()
+        # Another that has not ended is still it, though the trainer gave it up.
+        return near if near.slots.claim(self.worker_idx) else self
 
     def greet(self) -> None:
         self._inbox = Inbox((self.key, self.worker_idx))
@@ -388,18 +401,12 @@ class RemoteTransport(Transport):
             relay.forget(self.key, self.worker_idx)
             self._inbox.leave()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "slots": SlotsElsewhere(self.slots.layout)}
+
 
 def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
-
-
-def _travelling(snapshot: Snapshot) -> Tensor:
-    """As much of a block as has to travel."""
-    if snapshot.wire_bytes >= snapshot.layout.nbytes:
-        return snapshot.buffer
-    start, extra = snapshot.layout.extra_offset, len(snapshot.extra)
-    filled = snapshot.wire_bytes - extra
-    return torch.cat([snapshot.buffer[:filled], snapshot.buffer[start : start + extra]])
 
 
 def _snapshot(layout: Layout, block: Tensor) -> Snapshot:

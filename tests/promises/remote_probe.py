@@ -107,10 +107,13 @@ def serve(module: str, peer: int, port: int, options: dict[str, Any]) -> None:
 
 
 class Peers:
-    """An engine and its peers, as processes of this machine."""
+    """An engine and its peers, as processes of this machine.
 
-    def __init__(self, kind: str, number: int, **options: Any):
-        self.kind, self._options = kind, options
+    near: whether they read versions from the trainer's memory, as they can on one machine.
+    """
+
+    def __init__(self, kind: str, number: int, *, near: bool = False, **options: Any):
+        self.kind, self.near, self._options = kind, near, options
         self.module = f"sync.remote.{kind}"
         self.processes: list[Any] = []
         if kind == "ray":
@@ -196,7 +199,8 @@ def trial(
 ) -> Iterator[Trial]:
     """Workers in all the peers, which make policy calls while the body runs."""
     workers = peers.engine.num_peers
-    scheme = SCHEMES[peers.kind](**{"timeout": WAIT_S / 2, **options})
+    options = {"timeout": WAIT_S / 2, "share_memory": peers.near, **options}
+    scheme = SCHEMES[peers.kind](**options)
     policy, findings = VersionPolicy(width), FileFindings(workers, path / "findings")
     scheme.attach(peers.engine)
     scheme.init_on_sender(model=policy, devices=["cpu"] * workers)

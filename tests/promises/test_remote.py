@@ -41,17 +41,28 @@ def ray_cluster():
         yield address
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request):
-    if request.param == "ray":
+@pytest.fixture(scope="module", params=[*KINDS, "rpc near", "ray near"])
+def way(request):
+    """An engine, and whether workers are near: they read the trainer's memory then."""
+    if request.param.startswith("ray"):
         request.getfixturevalue("ray_cluster")
     return request.param
 
 
 @pytest.fixture(scope="module")
-def peers(kind):
+def kind(way):
+    return way.removesuffix(" near")
+
+
+@pytest.fixture(scope="module")
+def near(way):
+    return way.endswith(" near")
+
+
+@pytest.fixture(scope="module")
+def peers(kind, near):
     """Peers that no test harms."""
-    group = Peers(kind, WORKERS)
+    group = Peers(kind, WORKERS, near=near)
     yield group
     group.close()
 
@@ -123,7 +134,7 @@ def test_no_call_of_encoded_weights_is_torn(peers, tmp_path, wire, background):
         assert running.findings.violations() == {}
 
 
-@pytest.mark.parametrize("kind", ["ray"], indirect=True)
+@pytest.mark.parametrize("way", ["ray"], indirect=True)
 @pytest.mark.parametrize(
     ("width", "num_peers", "stored"),
     [(64, 3, False), (170, 3, False), (170, 30, True), (LARGE, 3, True)],
@@ -286,8 +297,11 @@ def read_or_write(scheme, worker, findings, width, background=False):
 
 
 @pytest.mark.parametrize("width", [170, LARGE])
-def test_a_worker_that_writes_to_its_parameters_harms_only_itself(mortal, kind, tmp_path, width):
-    ends = kind == "ray" and width == LARGE  # by SIGSEGV: it writes to Ray's store
+def test_a_worker_that_writes_to_its_parameters_harms_only_itself(
+    mortal, kind, near, tmp_path, width
+):
+    # By SIGSEGV: it writes to the trainer's memory, or to Ray's store.
+    ends = near or (kind == "ray" and width == LARGE)
     with trial(mortal(), tmp_path, width=width, target=read_or_write) as running:
         running.findings.set(0, BREAK, 1)
         if ends:

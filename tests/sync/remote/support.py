@@ -41,7 +41,7 @@ class Threads(Engine):
 def joined(ours, theirs, *, background=True, **options):
     """The sender's scheme and model, and the receiver's."""
     engine = Threads()
-    scheme = RPCWeightSyncScheme(timeout=20.0, **options)
+    scheme = RPCWeightSyncScheme(**{"timeout": 20.0, "share_memory": False, **options})
     scheme.attach(engine)
     scheme.init_on_sender(model=ours, devices=["cpu"])
     receiver = copy.deepcopy(scheme)

@@ -9,7 +9,8 @@ from torch import nn
 
 from sync.binding import Binding
 from sync.remote.engine import Engine
-from sync.remote.transport import Hub, RemoteSlots, Way
+from sync.remote.hub import Hub, Way
+from sync.slots import Slots
 from sync.strategy import WeightStrategy
 
 WORKERS = 6
@@ -45,7 +46,7 @@ class Noting(Engine):
 )
 def test_only_who_will_be_asked_keeps_a_block(hands_on, width, keepers):
     binding = Binding(nn.Linear(width, width), WeightStrategy())
-    slots = RemoteSlots(binding.layout, 3 * WORKERS)
+    slots = Slots(binding.layout, 3 * WORKERS)
     binding.pack(slots[0], 0, check_finite=True)
     hub = Hub(slots, "key", WORKERS, 1.0, 1.0)
     hub.engine = engine = Noting(hands_on)
