@@ -104,6 +104,7 @@ def make_scheme(config: SyncConfig) -> WeightSyncScheme:
         wire=config.wire,
         link=make_link(config.link),
         **({"check_torn": True} if config.check_torn else {}),
+        **({} if config.share_memory else {"share_memory": False}),
     )
     return scheme
 

@@ -193,6 +193,11 @@ def _check_sync(config: Config) -> None:
             f"sync={sync.name} with sync.check_torn=true: its workers never see torn weights; only "
             "those of sync=hogwild do"
         )
+    if not sync.share_memory and sync.name not in REMOTE:
+        raise ConfigError(
+            f"sync={sync.name} with sync.share_memory=false: only sync={', '.join(REMOTE)} can do "
+            "without the learner's memory"
+        )
     if sync.name == "none" and collector.name != "single":
         raise ImpossiblePair(
             f"sync=none collector={collector.name}: its workers would keep the weights they start "

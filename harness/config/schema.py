@@ -55,6 +55,7 @@ class SyncConfig:
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
     check_finite: bool = True
     check_torn: bool = False
+    share_memory: bool = True
     timeout_s: float = 10.0
     connect_timeout_s: float = 60.0
     wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"

@@ -44,11 +44,11 @@ class NearTransport(SharedMemTransport):
         return self._owner
 
     def greeted(self, pid: int) -> None:
-        self.owner.greeted(pid)
+        self.owner.found_near(pid)
         self.watch = self.owner.watch
 
     def heard(self, event: Event) -> None:
-        self.owner.heard(event)
+        self.owner.heard_near(event)
 
     def failed(self, version: int, text: str) -> None:
         self.owner.failed(version, text)

@@ -43,12 +43,11 @@ class RemoteSenderEnd(SenderEnd):
     """
 
     def summary(self) -> dict[str, Any]:
-        lines = self._lines(self.transports.values())
-        return {
-            **super().summary(),
-            "handed_on": sum(hub.handed_on for hub in self._hubs()),
-            "near": [line.worker_idx for line in lines if line.is_near],
-        }
+        """With which workers are near: they read versions from memory."""
+        summary = super().summary()
+        for line in self._lines(self.transports.values()):
+            summary["workers"][line.worker_idx]["near"] = line.is_near
+        return {**summary, "handed_on": sum(hub.handed_on for hub in self._hubs())}
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         near = [line.near for line in self._lines(transports) if line.near is not None]

@@ -98,6 +98,7 @@ class RemoteTransport(Transport):
         super()._forget()
         self.hub: Hub | None = None
         self.near: NearTransport | None = None
+        self.is_near = False  # how the version came that was acknowledged last
         self._where = FAR  # ABSENT: not known yet
         self._asked: Way | None = None  # what there was to bring when the worker was asked for
         self._asks = 0
@@ -121,11 +122,6 @@ class RemoteTransport(Transport):
             self.near, self.address = hub.near.rows[self.worker_idx], hub.near.address
             self.near.become_part_of(self)
             self._where = ABSENT
-
-    @property
-    def is_near(self) -> bool:
-        """Whether the worker is known to read the trainer's memory."""
-        return self._where == NEAR
 
     def offer(self, slot: int, version: int) -> None:
         with interrupts.held(), self._lock:
@@ -165,24 +161,38 @@ class RemoteTransport(Transport):
         with self._lock:
             if self._asks != ask or self._asked is None:  # it has been asked for again
                 return
-            self._asked = None
             if future.exception() is not None:
+                self._asked = None
                 self._answers.append((way, future, now_ns()))
             elif future.result() != ABSENT:
                 self._settle_on(future.result())
-            elif self._next is not way:
-                self._feed()
+            else:
+                self._asked = None
+                if self._next is not way:
+                    self._feed()
         self.hub.bell.ring()
 
     def _settle_on(self, where: int) -> None:
         assert self.near is not None
-        self._where = where
+        self._where, self._asked = where, None
         if where == NEAR:
             self._next = None
         else:
             self.near.retract()
             self.near.expect(NEVER)
             self._feed()
+
+    def found_near(self, pid: int) -> None:
+        """The worker greeted in its row."""
+        with self._lock:
+            self._settle_on(NEAR)
+        self._dead = ""  # that was its predecessor
+        self.greeted(pid)
+
+    def heard_near(self, event: Event) -> None:
+        """A version is in use that was read from memory."""
+        self.is_near = True
+        self.heard(event)
 
     def _answered(self, way: Way, future: Future[Answer]) -> None:
         """In a thread of the engine: the worker has room for another."""
@@ -215,6 +225,7 @@ class RemoteTransport(Transport):
             self.greeted(answer.pid)
             self.watch = None  # the process is not of this machine; the engine watches it
         if answer.kind == DONE:
+            self.is_near = False
             # Clocks differ between machines: what is counted from the publication is counted here.
             seen_ns = max(way.published_ns, heard_ns - answer.took_ns)
             self.heard(Event(way.version, way.published_ns, seen_ns, heard_ns, answer.retries))
@@ -333,7 +344,7 @@ class RemoteTransport(Transport):
         hub = self.hub
         if self.near is not None:
             self.near.close()
-        if hub is not None and hub.engine is not None and not self._dead and not self.is_near:
+        if hub is not None and hub.engine is not None and not self._dead and self._where != NEAR:
             self.closing = hub.engine.call(self.worker_idx, relay.close, self.key, self.worker_idx)
 
     closing: Future[Any] | None = None

@@ -76,6 +76,10 @@ class TrainerHost:
     def held(self, peer: int) -> tuple[int, float, float]:
         return self.engine.call(peer, held).result(20.0)
 
+    def near(self) -> list[bool]:
+        """Of each worker, whether it reads this process's memory."""
+        return [of["near"] for of in self.scheme.stats["workers"].values()]
+
     def gone(self, peer: int) -> str | None:
         return self.engine.gone(peer)
 

@@ -25,6 +25,7 @@ from sync import (
     Transport,
     WeightSyncScheme,
 )
+from sync.remote import nearby
 from tests.promises.probe import WAIT_S, Findings, Trial, VersionPolicy, read
 
 KINDS = ("distributed", "rpc", "ray")
@@ -74,6 +75,11 @@ def take_by_transport(transport: Transport, number: int) -> list[float]:
         found.append(policy())
     assert all(low == high for low, high in found)
     return [low for low, _ in found]
+
+
+def be_elsewhere(elsewhere: bool) -> None:
+    """Have this process find no trainer on its machine."""
+    nearby.POSSIBLE = not elsewhere
 
 
 def raise_what_only_it_knows() -> None:

@@ -17,6 +17,7 @@ from tests.promises.remote_probe import (
     KINDS,
     SCHEMES,
     Peers,
+    be_elsewhere,
     raise_what_only_it_knows,
     take_by_transport,
     trial,
@@ -149,6 +150,57 @@ def test_small_versions_go_past_rays_store(peers, tmp_path, monkeypatch, width, 
         flood(running, calls=200, versions=20)
         assert bool(seen) == stored
         assert running.findings.violations() == {}
+
+
+def test_who_is_near_is_told(peers, near, tmp_path):
+    with trial(peers, tmp_path) as running:
+        workers = running.scheme.stats["workers"].values()
+        assert [of["near"] for of in workers] == [near] * WORKERS
+
+
+@pytest.mark.parametrize("way", ["rpc near"], indirect=True)
+@pytest.mark.parametrize("width", [64, LARGE])
+def test_a_place_may_be_taken_by_one_elsewhere_and_by_a_near_one_again(mortal, tmp_path, width):
+    peers = mortal()
+    with trial(peers, tmp_path, width=width) as running:
+        for elsewhere in (True, False):
+            running.publish(wait=True)
+            running.processes[1].kill()
+            with pytest.raises(WorkerDied, match="worker 1"):
+                running.publish(wait=True)
+            running.findings.set(1, VERSION, 0)
+            peers.replace(1)
+            peers.engine.call(1, be_elsewhere, elsewhere).result(30.0)
+            running.begin(1)
+            running.scheme.connect(worker_idx=1)
+            near = [of["near"] for of in running.scheme.stats["workers"].values()]
+            assert near == [True, not elsewhere, True]
+            flood(running, calls=200, versions=20)
+            version = running.publish(wait=True, worker_ids=[1])
+            assert running.scheme.acknowledged[1] == version
+            running.calls_from_now(5)
+            assert running.findings.get(1, VALUE) == version
+        assert running.findings.violations() == {}
+
+
+@pytest.mark.parametrize("way", ["rpc near"], indirect=True)
+def test_one_elsewhere_beside_near_ones_sees_whole_versions_too(mortal, tmp_path):
+    peers = mortal()
+    peers.engine.call(1, be_elsewhere, True).result(30.0)
+    try:
+        with trial(peers, tmp_path, width=LARGE) as running:
+            near = [of["near"] for of in running.scheme.stats["workers"].values()]
+            assert near == [True, False, True]
+            flood(running, calls=500, versions=60)
+            for chosen in ([0], [1], [1, 2], None):
+                version = running.publish(wait=True, worker_ids=chosen)
+                acknowledged = running.scheme.acknowledged
+                assert [acknowledged[w] for w in chosen or range(3)] == [version] * len(
+                    chosen or range(3)
+                )
+            assert running.findings.violations() == {}
+    finally:
+        peers.engine.call(1, be_elsewhere, False).result(30.0)
 
 
 def test_a_change_without_a_send_reaches_nobody(peers, tmp_path):

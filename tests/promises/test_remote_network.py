@@ -63,6 +63,7 @@ def hosts(kind, number=2):
             for host in range(number)
         ]
         assert set(trainer.says("connect").values()) == {0}
+        assert not any(trainer.says("near"))  # though all of them are on one machine
         yield net, trainer, peers
 
 

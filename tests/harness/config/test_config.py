@@ -137,6 +137,7 @@ def test_a_runs_name_is_one_file_name():
         (["sync=none"], ["multi_async", "collector=single"]),
         (["sync=hogwild", "collector=single"], ["hogwild", "single", "sync=none"]),
         (["sync.check_torn=true"], ["sync=shared_mem", "sync=hogwild"]),
+        (["sync.share_memory=false"], ["sync=shared_mem", "rpc"]),
         (["collector=single", "collector.num_workers=2"], ["multi_sync"]),
         (["collector.devices.policy=[cpu,cpu,cpu]"], ["3 devices", "2 workers"]),
         (["collector.frames_per_batch=1001"], ["8 environments", "1000"]),
