@@ -59,6 +59,7 @@ class Seat:
     restarts: int = 0
     failure: WorkerError | None = None
     beat: Future[Any] | None = None
+    unanswered: Future[Any] | None = None  # the account that was asked for last, perhaps answered
     asked_at: float = 0.0
     moved_at: float = 0.0
 
@@ -115,7 +116,7 @@ class Seat:
         self.told = dict(_NOTHING)
         self.handed = 0
         self.serial = self.due = 0
-        self.open, self.beat = False, None
+        self.open, self.beat, self.unanswered = False, None, None
         self.life += 1  # whatever of the one before still comes is not wanted
 
     def stages(self) -> str:

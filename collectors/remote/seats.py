@@ -387,8 +387,15 @@ class Seats:
         return others
 
     def refresh(self) -> None:
-        """Have the accounts be of this moment, as far as hosts answer at once."""
-        asked = [(seat, seat.life, self._ask(seat, far.beat)) for seat in self.seats if seat.open]
+        """Have the accounts be of this moment, as far as hosts answer at once.
+
+        One that did not, last time, is not waited for again before it has.
+        """
+        asked = [
+            (seat, seat.life, self._ask(seat, far.beat))
+            for seat in self.seats
+            if seat.open and (seat.unanswered is None or seat.unanswered.done())
+        ]
         deadline = time.monotonic() + min(0.5, self._timeout)
         for seat, life, answer in asked:
             with contextlib.suppress(Exception):
@@ -396,6 +403,7 @@ class Seats:
                 if reply.error is None:
                     with self.news:
                         seat.hear(life, reply.value)
+            seat.unanswered = answer
 
     def accounts(self) -> list[dict[str, Any]]:
         """Where the frames of every host are; of those that were removed too."""
