@@ -63,6 +63,9 @@ class Word(NamedTuple):
     version: int
     slot: int
 
+    def packed(self) -> int:
+        return (self.version + 1) << 16 | self.slot
+
     @classmethod
     def unpack(cls, word: int) -> Word:
         return cls((word >> 16) - 1, word & 0xFFFF)

@@ -4,6 +4,9 @@ A socket pair that keeps message borders. Each message is a kind and a few 64-bi
 behind it for a traceback; nothing is pickled. Both ends stay with the sender, so that a worker that
 took a dead one's place can be handed the same line. Every message has the time in it, and when an
 end put its last one is in a word of shared memory: the other can look without a system call.
+
+Two more words are of versions that need no message (`home.py`): the worker's says whether its
+model rests, the sender's which version it put into that model last.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ SNAPSHOT, CLOSE, GREET, DONE, FAIL, LEAVE = range(6)
 TEXT_BYTES = 16 * 1024
 _NUMBERS = 5
 _FORMAT = struct.Struct(f"{2 + _NUMBERS}q")
-_LAST_PUT_BYTES = 16
+_WORDS_BYTES = 32
+_HOME, _BROUGHT = 2, 3  # behind the times of the last messages
 
 
 class Message(NamedTuple):
@@ -41,7 +45,7 @@ class Channel:
         far.setblocking(False)
         self._near, self._far = SharedFd(near.detach()), SharedFd(far.detach())
         self._kind = int(kind)
-        self._memory = AnonymousMemory(_LAST_PUT_BYTES)
+        self._memory = AnonymousMemory(_WORDS_BYTES)
         self._ours, self._theirs = 0, 1
         self._turned_in = 0
         self._peeked = self._taken = 0
@@ -51,8 +55,8 @@ class Channel:
         # Kept before it has the descriptor, which it would close if an interrupt let go of it.
         self._socket = socket.socket.__new__(socket.socket)
         self._socket.__init__(socket.AF_UNIX, self._kind, 0, self._near.fd)  # type: ignore[misc]
-        memory = self._memory.map(0, _LAST_PUT_BYTES, writable=True)
-        self._last_put = as_bytes(memory).cast("q")
+        memory = self._memory.map(0, _WORDS_BYTES, writable=True)
+        self._words = as_bytes(memory).cast("q")
 
     @property
     def fd(self) -> int:
@@ -60,7 +64,23 @@ class Channel:
 
     def has_mail(self) -> bool:
         """Whether there may be a message; one that was put this instant may not show yet."""
-        return self._last_put[self._theirs] > self._taken
+        return self._words[self._theirs] > self._taken
+
+    @property
+    def home(self) -> int:
+        """Whether the worker's model is where the sender may write it, and rests."""
+        return self._words[_HOME]
+
+    def tell_home(self, what: int) -> None:
+        self._words[_HOME] = what
+
+    @property
+    def brought(self) -> int:
+        """The version that the sender put there last, or began to, and its slot; 0: none yet."""
+        return self._words[_BROUGHT]
+
+    def tell_brought(self, word: int) -> None:
+        self._words[_BROUGHT] = word
 
     def put(self, kind: int, *numbers: int, text: str = "") -> bool:
         """Send at once; False if the other side has not read for so long that there is no room."""
@@ -72,7 +92,7 @@ class Channel:
             return False
         except (BrokenPipeError, ConnectionResetError):
             return False  # nobody is there; whoever waits for an answer finds the process dead
-        self._last_put[self._ours] = now
+        self._words[self._ours] = now
         return True
 
     def get(self, timeout: float = 0.0) -> Message | None:
@@ -86,7 +106,7 @@ class Channel:
         """The next message, which stays the next until `drop`: an interrupt loses nothing."""
         if timeout > 0:
             wait_for([self.fd], timeout)
-        last_put = self._last_put[self._theirs]
+        last_put = self._words[self._theirs]
         try:
             data = self._socket.recv(_FORMAT.size + TEXT_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, ConnectionResetError):
@@ -123,7 +143,7 @@ class Channel:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_socket"], state["_last_put"]
+        del state["_socket"], state["_words"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -7,6 +7,9 @@
     line 1: "version v lies in block b"  -->
     wait for all                         <--  "done: v"
 
+A worker whose small model rests is sent no message: the sender makes that worker's copy itself
+(`home.py`), when all that it was told before is done.
+
 A message is taken out of the line only when it has been dealt with, and put in again when it may
 not have been sent: an interrupt (Ctrl-C) anywhere may repeat a message, and loses none. Both sides
 know a repeated one by its version.
@@ -27,14 +30,16 @@ import threading
 import time
 import traceback
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Self
 
 import torch
 
 from sync.binding import Binding
-from sync.board import Event, now_ns
+from sync.board import Event, Word, now_ns
 from sync.channel import CLOSE, DONE, FAIL, GREET, LEAVE, SNAPSHOT, Channel
 from sync.errors import WorkerDied
+from sync.home import AWAY, IN_USE, RESTING, Home
 from sync.layout import Layout
 from sync.memory import Doorbell, Watch, wait_for
 from sync.scheme import WeightSyncScheme
@@ -75,14 +80,53 @@ class MPTransport(Transport):
         self._last_answer: tuple[int, int, tuple[int, ...], str] | None = None
         self._closed = False
         self._sender: Watch | None = None
+        self._brought: int | None = None  # the slot of what was put into its model last
+        self._lives_at_home = False
+        self._seen = self._word = 0  # of what was put there
+        self._in_use = NEVER
 
     # -- the sender's end
 
     def offer(self, slot: int, version: int) -> None:
+        self.address(slot, version)
+        self.bring()
+
+    def address(self, slot: int, version: int) -> None:
+        """Say what is next, once it is known what the worker has answered to."""
+        if not self._plain and self.weight_queue.has_mail():
+            self.collect()
         self.addressed = version
         self.stats.addressed += 1
         self._next = self._last = (version, slot)
+
+    def bring(self) -> None:
+        """Put what is next into the model, if that rests, or send it as soon as that can be."""
+        if self._on_the_way is None and self._next is not None and self.put_home(self._next[1]):
+            self._next = None
         self.feed()
+
+    def put_home(self, slot: int) -> bool:
+        """Put what is offered into the model of a worker that rests; False if it does not."""
+        if self._line_says_no(RESTING) or self.watch is None or self.watch.gone:
+            return False
+        assert self.slots is not None
+        event = self.slots.put_home(self.worker_idx, slot, partial(self._may_put, slot))
+        if event is not None:
+            self.heard(event)
+        return event is not None
+
+    def _line_says_no(self, *homes: int) -> bool:
+        """It is not at home so, or there may be a message, as of another in its place."""
+        line = self.weight_queue
+        return self._plain or line.home not in homes or line.has_mail()
+
+    def _may_put(self, slot: int, home: Snapshot) -> bool:
+        if self._line_says_no(IN_USE, RESTING):
+            return False
+        self._brought = slot
+        # Before it is written: where it comes from is known, should it not be written to its end.
+        self.weight_queue.tell_brought(Word(self.addressed, slot).packed())
+        return True
 
     def feed(self) -> None:
         """Send what is next, unless the worker still has a message to answer."""
@@ -101,7 +145,8 @@ class MPTransport(Transport):
         return self._next is not None and self._on_the_way is not None
 
     def held(self) -> set[int]:
-        return {place[1] for place in (self._on_the_way, self._next) if place is not None}
+        held = {place[1] for place in (self._on_the_way, self._next) if place is not None}
+        return held if self._brought is None else held | {self._brought}
 
     def kept(self) -> set[int]:
         return self.held() | ({self._last[1]} if self._last is not None else set())
@@ -117,7 +162,7 @@ class MPTransport(Transport):
         if kind == GREET:
             pid, peer = numbers[:2]
             if peer != self._peer:
-                self._on_the_way = None
+                self._on_the_way = self._brought = None
                 self._next = self._last if self._last_is_there() else None
                 self.greeted(pid)
                 self._peer = peer
@@ -135,7 +180,7 @@ class MPTransport(Transport):
     def judge(self) -> None:
         super().judge()
         if isinstance(self.failure, WorkerDied):
-            self._peer, self._on_the_way, self._next = 0, None, None
+            self._peer, self._on_the_way, self._next, self._brought = 0, None, None, None
 
     def offer_again(self) -> bool:
         if not self._last_is_there():
@@ -170,11 +215,14 @@ class MPTransport(Transport):
     def greet(self) -> None:
         self._sender = Watch(self._sender_pid)
         self._closed, self._last_answer = False, None
+        self.weight_queue.tell_home(AWAY)
+        self._lives_at_home, self._in_use = False, NEVER
         self._peer = now_ns()  # a name for this rendezvous: older messages do not have it
         self.weight_queue.put(GREET, os.getpid(), self._peer)
 
     def newest(self) -> tuple[Snapshot, int] | None:
         assert self.slots is not None
+        self._word = 0
         while (message := self.weight_queue.peek()) is not None:
             if message.kind == CLOSE:
                 self._closed = True
@@ -189,17 +237,54 @@ class MPTransport(Transport):
                 snapshot = self.slots[slot]
                 assert snapshot.version == version, "a block on the way was written"
                 return snapshot, 0
-        return None
+        return self._brought_anew()
+
+    def _brought_anew(self) -> tuple[Snapshot, int] | None:
+        """What was put into the model, or was to be, from where it was published."""
+        word = self.weight_queue.brought
+        if not self._lives_at_home or word == self._seen:
+            return None
+        version, slot = Word.unpack(word)
+        if version <= self._in_use:
+            self._seen = word
+            return None
+        assert self.slots is not None
+        snapshot = self.slots[slot]
+        assert snapshot.version == version, "a block that may be asked for was written"
+        self._word = word
+        return snapshot, 0
+
+    def home(self) -> Home | None:
+        if self._plain or self.slots is None:
+            return None
+        self._lives_at_home, self._seen = True, self.weight_queue.brought
+        return self.slots.home(self.worker_idx, self.weight_queue.tell_home)
+
+    def found_at_home(self, block: Snapshot) -> bool:
+        self._word = self.weight_queue.brought
+        news = self._word not in (0, self._seen) and Word.unpack(self._word).version
+        if news != block.version or news <= self._in_use:
+            self._word = 0
+        return self._word != 0
+
+    def look_again(self) -> None:
+        self._seen = 0
 
     def has_news(self) -> bool:
-        return bool(self.weight_queue.has_mail())
+        line = self.weight_queue
+        return bool(line.has_mail() or (self._lives_at_home and line.brought != self._seen))
 
     def applied(self, event: Event) -> None:
+        self._in_use = event.version
+        if self._word:  # there was no message, and the sender knows
+            self._seen, self._word = self._word, 0
+            return
         self._last_answer = event.version, DONE, tuple(event), ""
         self._reply()
 
     def refused(self, version: int, text: str) -> None:
-        if version == NEVER:  # it is no answer to a message
+        if self._word or version == NEVER:  # it is no answer to a message
+            self._seen, self._word = self._word or self._seen, 0
             self.weight_queue.put(FAIL, version, text=text)
         else:
             self._last_answer = version, FAIL, (version,), text
@@ -308,7 +393,16 @@ class MPSenderEnd(SenderEnd):
         self._feeder: Feeder | None = None
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
-        super()._offer(transports, slot, version)
+        lines = [t for t in transports if isinstance(t, MPTransport)]
+        for line in lines:
+            line.address(slot, version)
+        try:
+            for line in lines:
+                line.bring()
+        except BaseException:  # an interrupt, which may have left a model half written
+            for line in lines:
+                line.feed()
+            raise
         if any(transport.hungry for transport in transports):
             if self._feeder is None:
                 self._feeder = Feeder(self)
@@ -367,8 +461,9 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, sync=sync, **options)
 
     def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
-        # A worker can have one message on the way and one waiting; one more each can be written.
-        slots = Slots(layout, 3 * num_workers)
+        # A worker can have one message on the way and one waiting, and look at what was put into
+        # its model; one more each can be written.
+        slots = Slots(layout, 4 * num_workers, homes=num_workers)
         transports: dict[int, Transport] = {}
         for worker in range(num_workers):
             transport = MPTransport(Channel(), timeout=self.timeout)

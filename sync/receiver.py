@@ -307,11 +307,12 @@ class ReceiverEnd:
                 self._held_still = around
 
     def _apply_newest(self) -> bool:
-        if self._home is not None and self._found_at_home():
+        at_home = self._home is not None and self._found_at_home()
+        if at_home and not self.transport.has_news():
             return True
         taken = self.transport.newest()
         if taken is None:
-            return False
+            return at_home
         assert self.binding is not None
         if self._decoder is not None and not self._decoder.can_read(taken[0]):
             self.transport.skip(taken[0])

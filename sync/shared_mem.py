@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Self
 
-from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word, now_ns
+from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
 from sync.home import AWAY, RESTING, Home
 from sync.layout import Layout
 from sync.memory import Doorbell, Watch
@@ -72,7 +72,7 @@ class SharedMemTransport(Transport):
             self.collect()
         self.addressed = version
         self.stats.addressed += 1
-        self.row.announce((version + 1) << 16 | slot)
+        self.row.announce(Word(version, slot).packed())
 
     def held(self) -> set[int]:
         return self.row.held()
@@ -86,28 +86,22 @@ class SharedMemTransport(Transport):
 
         What is put there is in use: an answer that nobody needs to send.
         """
-        row, worker = self.row, self.worker_idx
+        row = self.row
         if row.home != RESTING or self.watch is None or self.watch.gone:
             return False
-        begun = now_ns()
-        try:
-            turns, home = self.slots.turns, self.slots.home_of(worker)
-        except OSError:  # no descriptors are left: it has to be woken
+        event = self.slots.put_home(self.worker_idx, slot, self._may_put)
+        if event is None:
             return False
-        if not turns.take(worker):
-            return False
-        try:
-            # It may have moved out, or be another, who is not known yet, or have the version.
-            another = row.home == AWAY or row.greetings != self._greetings
-            if another or home.version == self.addressed:
-                return False
-            home.become(self.slots[slot])
-        finally:
-            turns.give(worker)
         self._hear(row.event_count)  # what it says of earlier versions comes first
-        self.heard(Event(self.addressed, home.published_ns, begun, now_ns(), 0))
+        self.heard(event)
         self._put = self.addressed
         return True
+
+    def _may_put(self, home: Snapshot) -> bool:
+        """It may have moved out, or be another, who is not known yet, or have the version."""
+        row = self.row
+        same = row.home != AWAY and row.greetings == self._greetings
+        return same and home.version != self.addressed
 
     @property
     def answer_bell(self) -> Doorbell:

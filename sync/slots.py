@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sync.board import Event, now_ns
 from sync.home import HOME_BYTES, Home, Turns
 from sync.layout import Layout
 from sync.memory import AnonymousMemory
@@ -97,6 +98,27 @@ class Slots:
             block = Snapshot(self.layout, self._all_homes[start : start + self._stride])
             self._homes[worker_idx] = block
         return block
+
+    def put_home(self, worker_idx: int, slot: int, may: Callable[[Snapshot], bool]) -> Event | None:
+        """Put a slot into the model of a worker that rests: what it would say of it, or None.
+
+        may: asked for the last time when nobody else touches the model, which is in that block.
+        """
+        begun = now_ns()
+        try:
+            turns, home = self.turns, self.home_of(worker_idx)
+        except OSError:  # no descriptors are left: it has to be told
+            return None
+        if not turns.take(worker_idx):
+            return None
+        try:
+            if not may(home):
+                return None
+            block = self[slot]
+            home.become(block)
+        finally:
+            turns.give(worker_idx)
+        return Event(block.version, block.published_ns, begun, now_ns(), 0)
 
     @property
     def turns(self) -> Turns:

@@ -15,8 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from sync import SharedMemWeightSyncScheme, WeightSyncScheme
-from sync.shared_mem import SharedMemTransport
+from sync import (
+    MPTransport,
+    MultiProcessWeightSyncScheme,
+    SharedMemTransport,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
 from tests.promises.probe import (
     CALLS,
     START_METHODS,
@@ -65,23 +70,34 @@ def use_and_rest(
     scheme.shutdown()
 
 
+KINDS: dict[str, tuple[type[WeightSyncScheme], type[Any]]] = {
+    "shared_mem": (SharedMemWeightSyncScheme, SharedMemTransport),
+    "multiprocess": (MultiProcessWeightSyncScheme, MPTransport),
+}
+
+
 def at_home(**options: Any) -> Any:
-    scheme = SharedMemWeightSyncScheme()
+    scheme = KINDS[os.environ["LOCKSTEP_TEST_KIND"]][0]()
     return trial(scheme, target=use_and_rest, model=PlainPolicy, **options)
 
 
-@pytest.fixture(autouse=True)
-def brought(monkeypatch):
-    """How many versions the sender put into models, and how many it could not."""
-    counts = {True: 0, False: 0}
-    put_home = SharedMemTransport.put_home
+@pytest.fixture(autouse=True, params=KINDS)
+def brought(request, monkeypatch):
+    """How many versions the sender put into models, and how many it could not.
 
-    def counting(self: SharedMemTransport, slot: int) -> bool:
+    Every test is of every scheme whose sender does so.
+    """
+    monkeypatch.setenv("LOCKSTEP_TEST_KIND", request.param)  # also in programs that tests start
+    counts = {True: 0, False: 0}
+    transport = KINDS[request.param][1]
+    put_home = transport.put_home
+
+    def counting(self: Any, slot: int) -> bool:
         done = put_home(self, slot)
         counts[done] += 1
         return done
 
-    monkeypatch.setattr(SharedMemTransport, "put_home", counting)
+    monkeypatch.setattr(transport, "put_home", counting)
     return counts
 
 

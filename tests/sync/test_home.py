@@ -16,20 +16,43 @@ import pytest
 import torch
 from torch import nn
 
-from sync import SharedMemWeightSyncScheme, WorkerDied, WorkerError, WorkerRaised
+from sync import (
+    MPTransport,
+    MultiProcessWeightSyncScheme,
+    SharedMemTransport,
+    SharedMemWeightSyncScheme,
+    WorkerDied,
+    WorkerError,
+    WorkerRaised,
+)
 from sync.home import HOME_BYTES, RESTING, Home, Turns
 from sync.memory import AnonymousMemory, Watch
-from sync.shared_mem import SharedMemTransport
 from sync.slots import Slots
 from sync.snapshot import NEVER, Snapshot
 from tests.promises.probe import wait_until
 from tests.sync.support import Worker, bits, connect, fill, held, policy, receive, running
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS = {
+    "shared_mem": (SharedMemWeightSyncScheme, SharedMemTransport),
+    "multiprocess": (MultiProcessWeightSyncScheme, MPTransport),
+}
+
+
+@pytest.fixture(autouse=True, params=KINDS)
+def kind(request, monkeypatch):
+    """Every test is of every scheme whose sender writes into models that rest."""
+    monkeypatch.setenv("LOCKSTEP_TEST_KIND", request.param)  # also in programs that tests start
+    return request.param
+
+
+@pytest.fixture
+def transport(kind):
+    return KINDS[kind][1]
 
 
 def sender(model=None, *, workers=1, **options):
-    scheme = SharedMemWeightSyncScheme(**options)
+    scheme = KINDS[os.environ["LOCKSTEP_TEST_KIND"]][0](**options)
     scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
     return scheme
 
@@ -63,7 +86,8 @@ def at_rest(stopped):
 
         def rests() -> bool:
             stopped(pid)
-            if line.row.home == RESTING and line.slots.turns.take(worker_idx):
+            home = line.row.home if hasattr(line, "row") else line.weight_queue.home
+            if home == RESTING and line.slots.turns.take(worker_idx):
                 line.slots.turns.give(worker_idx)
                 return True
             os.kill(pid, signal.SIGCONT)
@@ -114,7 +138,7 @@ def test_the_kernel_takes_a_turn_back_from_a_process_that_is_killed():
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["asking", "background"])
-def test_a_small_model_lives_at_home_and_a_large_or_special_one_does_not(background):
+def test_a_small_model_lives_at_home_and_a_large_or_special_one_does_not(background, kind):
     def lives(make, **options):
         scheme = sender(make(), **options)
         with running(scheme, make, background=background) as (worker,):
@@ -127,12 +151,13 @@ def test_a_small_model_lives_at_home_and_a_large_or_special_one_does_not(backgro
             self.register_buffer("first", self.all.detach()[:2])
 
     assert lives(policy)
-    assert lives(policy, zero_copy=False)
     assert not lives(lambda: nn.Linear(HOME_BYTES // 4, 1))
     assert not lives(Tied)  # two tensors of one memory would part
     assert not lives(lambda: dict(policy().state_dict()))
     assert not lives(policy, wire="bfloat16")
-    assert not lives(policy, zero_copy=True)
+    if kind == "shared_mem":
+        assert lives(policy, zero_copy=False)
+        assert not lives(policy, zero_copy=True)
 
 
 def test_tied_parameters_stay_tied():
@@ -202,8 +227,8 @@ def test_what_comes_while_somebody_waits_for_it_wakes_him():
             assert worker.do(held) == bits(policy(value))
 
 
-def test_each_worker_gets_its_own():
-    scheme = sender(workers=3, per_worker_weights=True)
+def test_each_worker_gets_its_own(kind):
+    scheme = sender(workers=3, **({"per_worker_weights": True} if kind == "shared_mem" else {}))
     with running(scheme, background=True) as workers:
         scheme.send({0: policy(10), 2: policy(12)})
         assert [w.do(held) for w in workers] == [bits(policy(v)) for v in (10, 1, 12)]
@@ -295,10 +320,10 @@ def test_after_shutdown_the_model_keeps_its_weights():
 # -- a sender that does not finish
 
 
-def test_what_an_interrupt_kept_from_being_booked_is_booked_later(monkeypatch):
+def test_what_an_interrupt_kept_from_being_booked_is_booked_later(monkeypatch, transport):
     with running(scheme := sender(), background=True) as (worker,):
         with monkeypatch.context() as patch:
-            interrupted_once(patch, SharedMemTransport, "heard")
+            interrupted_once(patch, transport, "heard")
             with pytest.raises(KeyboardInterrupt):
                 scheme.send(policy(2))
         scheme.wait_async(5)
@@ -555,8 +580,7 @@ def test_a_forked_child_neither_gives_away_its_parents_turn_nor_sees_what_comes(
         worker.do(begin_resting)
         scheme.send_async(policy(3))
         worker.do(end_resting)
-        worker.do(receive)
-        assert worker.do(held) == bits(policy(3))
+        wait_until(lambda: worker.do(receive) and worker.do(held) == bits(policy(3)))
         assert worker.do(child_saw_nothing)
 
 
@@ -592,9 +616,9 @@ def test_a_worker_that_is_interrupted_before_it_said_so_says_so_later():
         assert worker.do(held) == bits(policy(2))
 
 
-def test_an_interrupt_between_two_workers_keeps_nothing_from_the_second(monkeypatch):
+def test_an_interrupt_between_two_workers_keeps_nothing_from_the_second(monkeypatch, transport):
     with running(scheme := sender(workers=2), background=True) as workers:
-        interrupted_once(monkeypatch, SharedMemTransport, "put_home")
+        interrupted_once(monkeypatch, transport, "put_home")
         with pytest.raises(KeyboardInterrupt):
             scheme.send(policy(2))
         scheme.wait_async(5)

@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from sync import MPTransport, MultiProcessWeightSyncScheme, WorkerRaised, WorkerTimeout
+from tests.promises.probe import wait_until
 from tests.sync.support import Handed, Worker, bits, fill, held, policy, receive, running
 
 fork = multiprocessing.get_context("fork")
@@ -195,3 +196,58 @@ def test_one_block_is_enough_for_workers_that_keep_up():
         slots = scheme.create_transport().slots
         one_block = slots.memory_bytes
         assert one_block <= 2 * slots.layout.nbytes + 2 * 4096
+
+
+# -- versions that need no message
+
+
+def begin(scheme, model):
+    """Rest until the scheme ends, or `end`."""
+    model.rest = scheme.resting()
+    model.rest.__enter__()
+
+
+def end(scheme, model):
+    model.rest.__exit__(None, None, None)
+
+
+def test_what_was_put_into_a_model_is_never_taken_again_over_something_newer():
+    def look_again(scheme, model):
+        scheme._receiver.transport.look_again()
+        return scheme.receive() is None, scheme.version, scheme.has_news()
+
+    scheme = MultiProcessWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"])
+    with running(scheme) as (worker,):
+        worker.do(begin)
+        scheme.send(policy(2))  # into the model
+        worker.do(end)
+        scheme.send_async(policy(3))  # by message
+        assert worker.do(receive)
+        assert worker.do(look_again) == (True, 2, False)
+        assert worker.do(held) == bits(policy(3))
+
+
+def test_a_version_that_waits_behind_a_message_is_not_put_into_the_model_before_it():
+    scheme = MultiProcessWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"])
+    with running(scheme) as (worker,):
+        scheme.send_async(policy(2))  # by message, which nobody has read
+        worker.do(begin)
+        scheme.send_async(policy(3))
+        assert worker.do(held) == bits(policy(1))
+        wait_until(lambda: worker.do(lambda s, m: (s.receive(), s.version)[1]) == 2)
+        assert worker.do(held) == bits(policy(3))
+
+
+def test_models_that_rest_cost_one_block_more_and_no_more():
+    scheme = MultiProcessWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"] * 3)
+    with running(scheme) as workers:
+        for worker in workers:
+            worker.do(begin)
+        for value in range(2, 60):
+            scheme.send(policy(value))
+        assert [worker.do(held) for worker in workers] == [bits(policy(59))] * 3
+        slots = scheme._sender.slots
+        assert slots.memory_bytes <= 3 * slots._stride
