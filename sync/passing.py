@@ -5,6 +5,7 @@ multiprocessing passes descriptors to the processes that it starts itself. These
 
 from __future__ import annotations
 
+import array
 import os
 import pickle
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 
 _HEAD = struct.Struct("<2q")  # bytes of the pickle, number of descriptors
 _MOST_FDS = 64
+_FD_BYTES = array.array("i").itemsize
 
 
 class _OnTheWay(threading.local):
@@ -71,7 +73,13 @@ def send(connection: socket.socket, thing: Any) -> None:
 def receive(connection: socket.socket) -> Any:
     """What the other side sends; an `OSError` if it does not come whole."""
     flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-    head, fds, _, _ = socket.recv_fds(connection, _HEAD.size, _MOST_FDS, flags)
+    # Not `socket.recv_fds`, which drops the flags that it is given.
+    room = socket.CMSG_SPACE(_MOST_FDS * _FD_BYTES)
+    head, beside, _, _ = connection.recvmsg(_HEAD.size, room, flags)
+    fds: list[int] = []
+    for level, kind, numbers in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds += array.array("i", numbers[: len(numbers) - len(numbers) % _FD_BYTES])
     try:
         length, num_fds = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, -1)
         data = bytearray()

@@ -53,7 +53,7 @@ class Hub:
         self._patience_s = patience_s
         self._pays = relay.pays(num_workers, slots.layout.nbytes)
         self._lock = threading.Lock()
-        self._packed: tuple[int, int, Any] | None = None
+        self._packed: tuple[Way, Any] | None = None
         self._sent_to: set[int] = set()  # who was sent the version that is packed
 
     def await_worker(self, worker: int, patience_s: float | None = None) -> Future[int]:
@@ -89,14 +89,14 @@ class Hub:
         """The parcel of this version, and who else than the trainer can hand it over."""
         assert self.engine is not None
         with self._lock:
-            if self._packed is None or self._packed[:2] != (way.version, way.slot):
+            if self._packed is None or self._packed[0] != way:  # a slot may be written twice
                 block = _travelling(self.slots[way.slot])
-                self._packed = way.version, way.slot, self.engine.parcel(block)
+                self._packed = way, self.engine.parcel(block)
                 self._sent_to.clear()
             giver = relay.parent(worker) if self._hands_on else None
             known = giver in self._sent_to
             self._sent_to.add(worker)
-            return self._packed[2], giver if known else None
+            return self._packed[1], giver if known else None
 
     def _settle(
         self, errand: Errand, parcel: Any, answer: Future[Answer], took: Future[Answer]

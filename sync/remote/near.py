@@ -7,7 +7,8 @@ go down though both processes live; and the trainer's end is a part of the line 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self
 
 from sync.board import Board, Event
@@ -29,19 +30,20 @@ class NearTransport(SharedMemTransport):
 
     def _forget(self) -> None:
         super()._forget()
-        self._owner: RemoteTransport | None = None
+        self._owner: Callable[[], RemoteTransport | None] = _nobody
         self._door: Door | None = None
 
     # -- the sender's end
 
     def become_part_of(self, owner: RemoteTransport) -> None:
         """What the worker says is booked there."""
-        self._owner = owner
+        self._owner = weakref.ref(owner)  # or only a collection would end it, and the memory
 
     @property
     def owner(self) -> RemoteTransport:
-        assert self._owner is not None
-        return self._owner
+        owner = self._owner()
+        assert owner is not None
+        return owner
 
     def greeted(self, pid: int) -> None:
         self.owner.found_near(pid)
@@ -56,11 +58,16 @@ class NearTransport(SharedMemTransport):
     def left(self) -> None:
         self.owner.left()
 
+    def expect_another(self) -> None:
+        """What the last one still says is nobody's news, and its model is not to be written."""
+        row = self.row
+        self.watch = None
+        if row.greetings == self._greetings:
+            self._events, self._errors, self._left = row.event_count, row.error_count, row.greetings
+
     def handed_out(self) -> Self:
         """What the worker's process is given."""
-        owner, twin = self.owner, self.alone()
-        twin.strategy, twin.device, twin.label = owner.strategy, owner.device, owner.label
-        return twin
+        return self.alone()
 
     # -- the receiver's end
 
@@ -89,6 +96,10 @@ class NearTransport(SharedMemTransport):
         super().leave()
 
 
+def _nobody() -> None:
+    return None
+
+
 class Neighbours:
     """The trainer's side of all workers that may be near: a row each, and where they ask for it."""
 
@@ -99,12 +110,12 @@ class Neighbours:
             worker: NearTransport(slots, board, key, worker, timeout=timeout)
             for worker in range(num_workers)
         }
-        self._counter = Counter(self._hand_out)
+        rows = self.rows  # not this object, which has the counter
+        self._counter = Counter(lambda w: rows[w].handed_out() if w in rows else None)
         self.address = self._counter.address
 
-    def _hand_out(self, worker: int) -> NearTransport | None:
-        row = self.rows.get(worker)
-        return None if row is None else row.handed_out()
+    def open(self) -> None:
+        self._counter.open()
 
     def close(self) -> None:
         self._counter.close()

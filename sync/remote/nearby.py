@@ -55,18 +55,23 @@ class Counter:
         )
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(f"\0{self.address.name}")
-        self._socket.listen(64)
+        self._socket.listen(socket.SOMAXCONN)
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-near", daemon=True)
+
+    def open(self) -> None:
+        """Begin to answer."""
         self._thread.start()
 
     def _run(self) -> None:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # it was closed
-                return
-            # Whoever asks and then is silent must not keep others waiting.
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                # Whoever asks and then is silent must not keep others waiting.
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):  # no descriptors or no threads are left, or
+                if self._closed.wait(0.1):
+                    return
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):  # who asked is gone, or gives up
@@ -82,10 +87,11 @@ class Counter:
                 passing.send(connection, self._give(worker))
 
     def close(self) -> None:
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait for the next
         self._socket.close()
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_PATIENCE_S)
 
 

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Collection
 from concurrent.futures import wait
@@ -50,19 +51,16 @@ class RemoteSenderEnd(SenderEnd):
         return {**summary, "handed_on": sum(hub.handed_on for hub in self._hubs())}
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
-        near = [line.near for line in self._lines(transports) if line.near is not None]
-        if not near:
+        rows = [row for line in self._lines(transports) if (row := line.row) is not None]
+        if not rows:
             super()._offer(transports, slot, version)
             return
-        with interrupts.held(), announcing(near, slot):
+        with interrupts.held(), announcing(rows, slot):
             super()._offer(transports, slot, version)
 
     def close(self) -> None:
         lines = self._lines(self.transports.values())
-        hubs = self._hubs()
         super().close()
-        for hub in hubs:
-            hub.close()
         wait([line.closing for line in lines if line.closing is not None], timeout=_CLOSE_S)
 
     def _hubs(self) -> set[Hub]:
@@ -118,6 +116,8 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
         near = Neighbours(slots, key, num_workers, self.timeout) if shares else None
         self._hub = Hub(slots, key, num_workers, self.timeout, self.connect_timeout, near)
         self._hub.engine = self._engine
+        if near is not None:
+            near.open()  # what it has is closed with the hub from now on
         transports: dict[int, Transport] = {}
         for worker in range(num_workers):
             line = self._transport(slots, key, worker, timeout=self.timeout)
@@ -151,6 +151,8 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
 
     def shutdown(self) -> None:
         super().shutdown()
+        if self._hub is not None and self._pid == os.getpid():
+            self._hub.close()
         self._hub = None
 
     def __getstate__(self) -> dict[str, Any]:

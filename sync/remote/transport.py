@@ -130,10 +130,15 @@ class RemoteTransport(Transport):
             self._last = Way(version, slot, self.slots[slot].published_ns)
             self._offer_last()
 
+    @property
+    def row(self) -> NearTransport | None:
+        """Where a worker that is near, or may be, looks for versions."""
+        return None if self._where == FAR else self.near
+
     def _offer_last(self) -> None:
         assert self._last is not None
-        if self.near is not None and self._where != FAR:
-            self.near.offer(self._last.slot, self._last.version)
+        if (row := self.row) is not None:
+            row.offer(self._last.slot, self._last.version)
         if self._where != NEAR:
             self._next = self._last
             self._feed()
@@ -187,6 +192,7 @@ class RemoteTransport(Transport):
         with self._lock:
             self._settle_on(NEAR)
         self._dead = ""  # that was its predecessor
+        self._owner = f"near {pid}"
         self.greeted(pid)
 
     def heard_near(self, event: Event) -> None:
@@ -206,8 +212,8 @@ class RemoteTransport(Transport):
         self.hub.bell.ring()
 
     def collect(self) -> None:
-        if self.near is not None and self._where != FAR:
-            self.near.collect()
+        if (row := self.row) is not None:
+            row.collect()
         while self._answers:
             way, future, heard_ns = self._answers.popleft()
             error = future.exception()
@@ -258,8 +264,8 @@ class RemoteTransport(Transport):
             self.near.retract()
 
     def wake(self) -> None:
-        if self.near is not None:
-            self.near.wake()
+        if (row := self.row) is not None:
+            row.wake()
 
     def expect(self, version: int) -> None:
         if self.near is not None:
@@ -267,6 +273,9 @@ class RemoteTransport(Transport):
                 self.near.expect(NEVER if self._where == FAR else version)
 
     def expect_newcomer(self) -> None:
+        self.collect()
+        ended = self.has_left or (self.watch is not None and self.watch.look())
+        given_up = ended or self._dead != ""
         super().expect_newcomer()
         assert self.hub is not None
         assert self.hub.engine is not None
@@ -280,6 +289,8 @@ class RemoteTransport(Transport):
                     self.bases.forget()
                 self._dead = ""
                 if self.near is not None:
+                    if given_up:
+                        self.near.expect_another()
                     self._where, self._asked = ABSENT, None
 
     def offer_again(self) -> bool:
@@ -287,7 +298,8 @@ class RemoteTransport(Transport):
             if self._last is None:
                 return False
             block = self.slots[self._last.slot]
-            if block.version != self._last.version or block.builds_on != NEVER:
+            written = block.version, self._last.slot, block.published_ns
+            if written != self._last or block.builds_on != NEVER:
                 return False
             self._offer_last()
         self.wake()
@@ -296,7 +308,8 @@ class RemoteTransport(Transport):
     def held(self) -> set[int]:
         near = self.near.held() if self.near is not None else set()
         with self._lock:
-            return near | {way.slot for way in (self._on_the_way, self._next) if way is not None}
+            ways = [self._on_the_way, self._next, *(way for way, _, _ in self._answers)]
+            return near | {way.slot for way in ways if way is not None}
 
     def kept(self) -> set[int]:
         return self.held() | ({self._last.slot} if self._last is not None else set())
@@ -360,6 +373,9 @@ class RemoteTransport(Transport):
         near = None if self.address is None else ask(self.address, self.worker_idx)
         if near is None:
             return self
+        relay.forget(self.key, self.worker_idx)
+        # It comes by plain pickle; these came with the scheme, and may be of any class.
+        near.strategy, near.device, near.label = self.strategy, self.device, self.label
         near.become_receiver()
         # Another that has not ended is still it, though the trainer gave it up.
         return near if near.slots.claim(self.worker_idx) else self

@@ -20,9 +20,10 @@ from tests.sync.remote.support import joined
 
 @pytest.fixture
 def counter():
-    with_ = Counter(lambda worker: f"for {worker}")
-    yield with_
-    with_.close()
+    opened = Counter(lambda worker: f"for {worker}")
+    opened.open()
+    yield opened
+    opened.close()
 
 
 def ask_in_a_child(address):
@@ -80,6 +81,7 @@ def test_who_asks_and_is_silent_keeps_nobody_waiting(counter):
 def test_a_closed_counter_answers_nobody_and_keeps_no_thread():
     before = threading.active_count()
     counter = Counter(lambda worker: worker)
+    counter.open()
     counter.close()
     counter.close()
     assert ask(counter.address, 0) is None
