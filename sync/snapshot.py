@@ -26,10 +26,10 @@ NEVER = -1
 _VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
 
 
-# From this size on a block is written piece by piece, so that each piece is checked while it is
-# still in the processor's cache.
+# From this size on a block is written piece by piece: each is checked where it comes from, and
+# copied while it is still in the processor's cache.
 PIECEWISE_BYTES = 1 << 20
-PIECE_BYTES = 1 << 21
+PIECE_BYTES = 1 << 22
 
 
 class Snapshot:
@@ -117,7 +117,7 @@ class Snapshot:
                     torch._foreach_copy_(self.views, source)
                 finite = not check_finite or self._is_finite()
             else:
-                finite = _copy_and_check(self._pieces, source, check_finite)
+                finite = _check_and_copy(self._pieces, source, check_finite)
             if not finite:
                 self._refuse_non_finite()
         self.stamp(version, extra)
@@ -189,12 +189,12 @@ def pieces(leaves: list[Tensor], layout: Layout) -> list[Tensor]:
     ]
 
 
-def _copy_and_check(to: list[Tensor], source: list[Tensor], check_finite: bool) -> bool:
+def _check_and_copy(to: list[Tensor], source: list[Tensor], check_finite: bool) -> bool:
     finite = True
     for target, piece in zip(to, source, strict=True):
+        if check_finite and (piece.is_floating_point() or piece.is_complex()):
+            finite = finite and _sum_is_finite(piece)
         target.copy_(piece)
-        if check_finite and (target.is_floating_point() or target.is_complex()):
-            finite = finite and _sum_is_finite(target)
     return finite
 
 
