@@ -14,8 +14,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, Self
 
 from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
@@ -72,7 +72,7 @@ class SharedMemTransport(Transport):
             self.collect()
         self.addressed = version
         self.stats.addressed += 1
-        self.row.announce(Word(version, slot).packed())
+        self.row.announce((version + 1) << 16 | slot)
 
     def held(self) -> set[int]:
         return self.row.held()
@@ -242,17 +242,15 @@ class SharedMemSenderEnd(SenderEnd):
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         lines = [t for t in transports if isinstance(t, SharedMemTransport)]
-        with announcing(lines, slot):
-            super()._offer(transports, slot, version)
+        announce(lines, slot, partial(super()._offer, transports, slot, version))
 
 
-@contextlib.contextmanager
-def announcing(lines: Sequence[SharedMemTransport], slot: int) -> Iterator[None]:
-    """Around the offer of a slot: it is seen whole, and by those who sleep, too."""
+def announce(lines: Sequence[SharedMemTransport], slot: int, offer: Callable[[], None]) -> None:
+    """Offer a slot so that it is seen whole, and by those who sleep, too."""
     order = lines[0].row.order
     order()  # the block is visible before it is announced
     try:
-        yield
+        offer()
         order()  # the announcement is visible before we look who sleeps
         for line in lines:
             if not line.put_home(slot):

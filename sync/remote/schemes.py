@@ -18,6 +18,7 @@ import os
 import uuid
 from collections.abc import Collection
 from concurrent.futures import wait
+from functools import partial
 from typing import Any, ClassVar
 
 from sync import interrupts
@@ -29,7 +30,7 @@ from sync.remote.nearby import POSSIBLE
 from sync.remote.transport import RemoteTransport
 from sync.scheme import WeightSyncScheme
 from sync.sender import SenderEnd
-from sync.shared_mem import SEGFAULT_HINT, announcing
+from sync.shared_mem import SEGFAULT_HINT, announce
 from sync.slots import Slots
 from sync.strategy import Weights, WeightStrategy
 from sync.transport import Transport
@@ -52,11 +53,12 @@ class RemoteSenderEnd(SenderEnd):
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         rows = [row for line in self._lines(transports) if (row := line.row) is not None]
+        offer = partial(super()._offer, transports, slot, version)
         if not rows:
-            super()._offer(transports, slot, version)
+            offer()
             return
-        with interrupts.held(), announcing(rows, slot):
-            super()._offer(transports, slot, version)
+        with interrupts.held():
+            announce(rows, slot, offer)
 
     def close(self) -> None:
         lines = self._lines(self.transports.values())
