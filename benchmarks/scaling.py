@@ -213,7 +213,8 @@ def page(
         f"({platform.machine()}, torch {torch.__version__}); run it to make this page anew.",
         "",
         f"A blocking `send` of the {model} model ({nbytes / 1e6:.1f} MB) to idle workers of this "
-        "machine. Memory is what each process has for itself alone (USS).",
+        "machine; over torch.distributed, RPC and Ray as to workers of another "
+        "(`share_memory=False`). Memory is what each process has for itself alone (USS).",
         "",
         "## Measured",
         "",

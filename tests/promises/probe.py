@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -226,6 +227,12 @@ def flood(running: Trial, *, calls: int, versions: int = 200) -> None:
     while running.findings.total(CALLS) < calls or running.scheme.version < versions:
         running.publish()
         assert time.monotonic() < deadline, (running.findings.total(CALLS), running.scheme.version)
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and return when it does nothing more, however quick it is."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:

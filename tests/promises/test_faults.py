@@ -25,6 +25,7 @@ from tests.promises.probe import (
     VersionPolicy,
     call,
     read,
+    stop,
     trial,
     wait_until,
 )
@@ -136,7 +137,7 @@ def test_a_killed_worker_is_named_and_the_others_go_on(kind, strategy):
 def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(kind):
     with trial(SCHEMES[kind](timeout=60.0)) as running:
         victim = running.processes[2].pid
-        os.kill(victim, signal.SIGSTOP)  # so that the send cannot be answered
+        stop(victim)  # so that the send cannot be answered
         killer = os.fork()
         if killer == 0:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
@@ -152,7 +153,7 @@ def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(kind):
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(kind):
     with trial(SCHEMES[kind](timeout=0.5)) as running:
-        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        stop(running.processes[0].pid)
         with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not acknowledge version 1"):
             running.publish(wait=True)
         version = running.publish(wait=True, worker_ids=[1, 2])
@@ -166,7 +167,7 @@ def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(kind):
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_several_failures_are_told_together(kind):
     with trial(SCHEMES[kind](timeout=0.5)) as running:
-        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        stop(running.processes[0].pid)
         os.kill(running.processes[2].pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match="2 workers failed") as raised:
             running.publish(wait=True)

@@ -12,7 +12,17 @@ import torch
 from sync import TransportBackend, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.remote.engine import PeerDied
 from tests.promises.coarse_probe import be_coarse, read_coarsely
-from tests.promises.probe import CALLS, STOP, VALUE, VERSION, VersionPolicy, flood, read, wait_until
+from tests.promises.probe import (
+    CALLS,
+    STOP,
+    VALUE,
+    VERSION,
+    VersionPolicy,
+    flood,
+    read,
+    stop,
+    wait_until,
+)
 from tests.promises.remote_probe import (
     KINDS,
     SCHEMES,
@@ -254,7 +264,7 @@ def test_blocking_sends_are_in_use_when_they_return_and_are_measured(peers, tmp_
 
 def test_unread_versions_are_coalesced_and_cost_no_memory(peers, tmp_path):
     with trial(peers, tmp_path, width=128) as running:
-        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        stop(running.processes[0].pid)
         for _ in range(300):
             last = running.publish()
         assert running.scheme._sender.slots.memory_bytes <= 7 * 2**18
@@ -294,7 +304,7 @@ def test_a_worker_that_cannot_apply_is_named_with_its_traceback(peers, tmp_path)
 
 def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(peers, tmp_path):
     with trial(peers, tmp_path, timeout=1.0) as running:
-        os.kill(running.processes[0].pid, signal.SIGSTOP)
+        stop(running.processes[0].pid)
         with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not acknowledge version 1"):
             running.publish(wait=True)
         running.scheme._sender._timeout = 30.0
@@ -395,7 +405,7 @@ def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(mortal, tm
     peers = mortal()
     with trial(peers, tmp_path) as running:
         victim = running.processes[2]
-        victim.kill(signal.SIGSTOP)  # so that the send cannot be answered
+        stop(victim.pid)  # so that the send cannot be answered
         running.publish()
         victim.kill()
         with pytest.raises(WorkerDied, match="worker 2"):
