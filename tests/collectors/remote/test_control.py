@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from functools import partial
 
@@ -22,6 +24,7 @@ from tests.collectors.remote.test_pulse import here
 from tests.collectors.support import Checker, CodeEnv, all_accounted_for, same_bits
 from tests.collectors.troubled import balance
 from tests.promises.collector_probe import VersionPolicy, make_cartpole
+from tests.promises.probe import stop, wait_until
 
 # -- what is refused, before anything is started
 
@@ -231,3 +234,27 @@ def test_running_free_fills_a_replay_buffer(kind):
         collector.start()
         assert buffer.wait(2_000, timeout=60.0) == 2_000
         assert isinstance(buffer.sample(64)["action"], torch.Tensor)
+
+
+def test_a_host_that_owes_an_account_is_not_waited_for_again_before_it_gave_it(monkeypatch):
+    collector, _ = build("distributed", sync=False)
+    with collector:
+        collector.next()
+        seats, silent = collector.seats, collector.hosts[1]
+        stop(silent.pid)
+        collector.stats()
+        asked: list[int] = []
+        ask = seats._ask
+
+        def noting(seat, *args):
+            if threading.current_thread() is threading.main_thread():  # not the pulse
+                asked.append(seat.host)
+            return ask(seat, *args)
+
+        monkeypatch.setattr(seats, "_ask", noting)
+        collector.stats()
+        assert asked == [0]
+        os.kill(silent.pid, signal.SIGCONT)
+        wait_until(silent.unanswered.done)
+        collector.stats()
+        assert asked == [0, 0, 1]
