@@ -58,11 +58,19 @@ class NearTransport(SharedMemTransport):
     def left(self) -> None:
         self.owner.left()
 
-    def expect_another(self) -> None:
-        """What the last one still says is nobody's news, and its model is not to be written."""
+    @property
+    def greetings(self) -> int:
+        """How many were met here."""
+        return self._greetings
+
+    def expect_another(self, than: int) -> None:
+        """What the one met as number `than` still says is no news, and its model is not written.
+
+        Unless another is there already, whose words those are.
+        """
         row = self.row
-        self.watch = None
-        if row.greetings == self._greetings:
+        if row.greetings == self._greetings == than:
+            self.watch = None
             self._events, self._errors, self._left = row.event_count, row.error_count, row.greetings
 
     def handed_out(self) -> Self:

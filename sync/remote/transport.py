@@ -276,6 +276,7 @@ class RemoteTransport(Transport):
         self.collect()
         ended = self.has_left or (self.watch is not None and self.watch.look())
         given_up = ended or self._dead != ""
+        met = 0 if self.near is None else self.near.greetings
         super().expect_newcomer()
         assert self.hub is not None
         assert self.hub.engine is not None
@@ -290,7 +291,7 @@ class RemoteTransport(Transport):
                 self._dead = ""
                 if self.near is not None:
                     if given_up:
-                        self.near.expect_another()
+                        self.near.expect_another(met)
                     self._where, self._asked = ABSENT, None
 
     def offer_again(self) -> bool:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from sync import RPCWeightSyncScheme, WeightStrategy, WorkerDied
+from sync import RPCWeightSyncScheme, Transport, WeightStrategy, WorkerDied
+from sync.board import GREETED
 from sync.remote import nearby
 from sync.remote.schemes import RemoteSenderEnd
 from tests.promises.probe import VERSION, wait_until
@@ -207,6 +208,35 @@ def test_what_a_predecessor_did_after_it_was_given_up_is_not_held_against_its_su
             version = running.publish(wait=True)
             assert running.scheme.acknowledged == {0: version}
             assert running.scheme.stats["workers"][0]["near"]
+    finally:
+        peers.close()
+
+
+def test_what_a_newcomer_says_while_it_is_expected_is_heard(tmp_path, monkeypatch):
+    """It greets after the trainer has looked, and answers before the trainer looks again."""
+    peers = Peers("rpc", 1, near=True)
+    expect = Transport.expect_newcomer
+    try:
+        with trial(peers, tmp_path, connect_timeout=20.0) as running:
+            line = running.scheme.create_transport()
+            row, met = line.near.row, line.near._greetings
+
+            def slowly(self):
+                answered = row.event_count
+                running.begin(0)
+                wait_until(lambda: row.state == GREETED and row.greetings != met)
+                expect(self)
+                wait_until(lambda: row.event_count > answered)
+
+            running.processes[0].kill()
+            with pytest.raises(WorkerDied):
+                running.publish(wait=True)
+            running.findings.set(0, VERSION, 0)
+            peers.replace(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(Transport, "expect_newcomer", slowly)
+                running.scheme.connect(worker_idx=0)
+            assert running.scheme.acknowledged == {0: running.scheme.version}
     finally:
         peers.close()
 
