@@ -17,7 +17,7 @@ import struct
 import time
 from typing import Any, NamedTuple
 
-from sync.memory import AnonymousMemory, SharedFd, as_bytes, wait_for
+from sync.memory import AnonymousMemory, Order, SharedFd, as_bytes, wait_for
 
 SNAPSHOT, CLOSE, GREET, DONE, FAIL, LEAVE = range(6)
 TEXT_BYTES = 16 * 1024
@@ -46,6 +46,7 @@ class Channel:
         self._near, self._far = SharedFd(near.detach()), SharedFd(far.detach())
         self._kind = int(kind)
         self._memory = AnonymousMemory(_WORDS_BYTES)
+        self._order = Order(self._memory)
         self._ours, self._theirs = 0, 1
         self._turned_in = 0
         self._peeked = self._taken = 0
@@ -73,6 +74,7 @@ class Channel:
 
     def tell_home(self, what: int) -> None:
         self._words[_HOME] = what
+        self._order()  # who moves out reads the sender's word afterwards
 
     @property
     def brought(self) -> int:
@@ -81,6 +83,7 @@ class Channel:
 
     def tell_brought(self, word: int) -> None:
         self._words[_BROUGHT] = word
+        self._order()  # and the sender looks afterwards whether it has
 
     def put(self, kind: int, *numbers: int, text: str = "") -> bool:
         """Send at once; False if the other side has not read for so long that there is no room."""

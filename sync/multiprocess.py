@@ -95,9 +95,9 @@ class MPTransport(Transport):
         """Say what is next, once it is known what the worker has answered to."""
         if not self._plain and self.weight_queue.has_mail():
             self.collect()
+        self._next = self._last = (version, slot)
         self.addressed = version
         self.stats.addressed += 1
-        self._next = self._last = (version, slot)
 
     def bring(self) -> None:
         """Put what is next into the model, if that rests, or send it as soon as that can be."""
@@ -123,9 +123,11 @@ class MPTransport(Transport):
     def _may_put(self, slot: int, home: Snapshot) -> bool:
         if self._line_says_no(IN_USE, RESTING):
             return False
-        self._brought = slot
         # Before it is written: where it comes from is known, should it not be written to its end.
         self.weight_queue.tell_brought(Word(self.addressed, slot).packed())
+        if self.weight_queue.home == AWAY:  # moved out meanwhile, to where the last one came from
+            return False
+        self._brought = slot
         return True
 
     def feed(self) -> None:
@@ -227,11 +229,11 @@ class MPTransport(Transport):
             if message.kind == CLOSE:
                 self._closed = True
                 self.weight_queue.leave()  # there it wakes every later wait
-                return None
+                break
             version, slot, peer = message.numbers[:3]
             if self._last_answer is not None and self._last_answer[0] == version:
                 self._reply()
-            elif peer != self._peer:  # it was meant for a predecessor
+            elif peer != self._peer or version < self._in_use:  # a predecessor's, or overtaken
                 self.weight_queue.drop()
             else:
                 snapshot = self.slots[slot]
@@ -394,9 +396,9 @@ class MPSenderEnd(SenderEnd):
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         lines = [t for t in transports if isinstance(t, MPTransport)]
-        for line in lines:
-            line.address(slot, version)
         try:
+            for line in lines:
+                line.address(slot, version)
             for line in lines:
                 line.bring()
         except BaseException:  # an interrupt, which may have left a model half written

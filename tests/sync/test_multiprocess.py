@@ -7,9 +7,11 @@ import queue
 import threading
 
 import pytest
+import torch
 from torch import nn
 
 from sync import MPTransport, MultiProcessWeightSyncScheme, WorkerRaised, WorkerTimeout
+from sync.home import AWAY
 from tests.promises.probe import wait_until
 from tests.sync.support import Handed, Worker, bits, fill, held, policy, receive, running
 
@@ -251,3 +253,100 @@ def test_models_that_rest_cost_one_block_more_and_no_more():
         assert [worker.do(held) for worker in workers] == [bits(policy(59))] * 3
         slots = scheme._sender.slots
         assert slots.memory_bytes <= 3 * slots._stride
+
+
+def at_rest(*, workers=1):
+    """A scheme, to be sent to workers that begin to rest."""
+    scheme = MultiProcessWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"] * workers)
+    return scheme
+
+
+def test_what_was_put_into_a_model_is_found_after_the_sender_has_closed():
+    def replace(scheme, model):
+        model[0].weight = nn.Parameter(torch.zeros(4, 3))
+
+    def look(scheme, model):
+        end(scheme, model)
+        rounds = 0
+        while scheme.has_news() and rounds < 100:
+            scheme.receive()
+            rounds += 1
+        return rounds < 100
+
+    with running(scheme := at_rest()) as (worker,):
+        worker.do(replace)
+        worker.do(begin)
+        scheme.send(policy(2))
+        scheme.shutdown()
+        assert worker.do(look)
+        assert worker.do(held) == bits(policy(2))
+
+
+def test_a_message_that_a_newer_version_overtook_is_dropped():
+    """The thread that was to take it has failed; what comes later is put into the model."""
+
+    def fail(scheme, model):
+        def no_descriptors():
+            raise OSError(24, "Too many open files")
+
+        threading.excepthook = lambda failure: None
+        scheme._receiver._apply_and_tell = no_descriptors
+        model.reading = scheme.reading()
+        model.reading.__enter__()
+
+    def let_go(scheme, model):
+        model.reading.__exit__(None, None, None)
+        scheme._receiver._thread.join(20)
+
+    def read(scheme, model):
+        with scheme.reading() as version:
+            return version, bits(model)
+
+    with running(scheme := at_rest(), background=True) as (worker,):
+        worker.do(fail)
+        scheme.send_async(policy(2))
+        worker.do(let_go)
+        with pytest.raises(WorkerRaised, match="Too many open files"):
+            scheme.send(policy(3))
+        for value in (4, 5):
+            scheme.send(policy(value))
+        assert worker.do(read) == (4, bits(policy(5)))
+
+
+def test_who_moved_out_meanwhile_is_sent_a_message_and_keeps_what_it_reads(monkeypatch):
+    """The worker leaves its home after the sender has looked, and before it says what it brings."""
+    with running(scheme := at_rest()) as (worker,):
+        worker.do(begin)
+        scheme.send(policy(2))
+        line = scheme.create_transport()
+        before, tell = line._brought, line.weight_queue.tell_brought
+
+        def too_late(word):
+            line.weight_queue.tell_home(AWAY)
+            tell(word)
+
+        monkeypatch.setattr(line.weight_queue, "tell_brought", too_late)
+        scheme.send_async(policy(3))
+        assert scheme.acknowledged == {0: 1}
+        assert before in line.held()
+        assert line._on_the_way is not None
+        worker.do(end)
+        wait_until(lambda: worker.do(lambda s, m: (s.receive(), s.version)[1]) == 2)
+        assert worker.do(held) == bits(policy(3))
+
+
+def test_an_interrupt_while_workers_are_told_what_is_next_leaves_none_waiting(monkeypatch):
+    address = MPTransport.address
+
+    def interrupted(self, slot, version):
+        address(self, slot, version)
+        raise KeyboardInterrupt
+
+    with running(scheme := at_rest(workers=2), background=True) as workers:
+        with monkeypatch.context() as patch:
+            patch.setattr(MPTransport, "address", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                scheme.send(policy(2))
+        scheme.wait_async(10)
+        assert workers[0].do(lambda s, m: s.receive() is not None or s.version == 1)
