@@ -11,13 +11,16 @@ and how much of the block is filled.
 from __future__ import annotations
 
 import cmath
+import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from sync.interrupts import held
 from sync.layout import HEADER_BYTES, Layout
 from sync.memory import as_bytes
 from sync.raw import Bytes, copy, few_floats, raw, squares_are_finite
@@ -30,6 +33,12 @@ _VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
 # copied while it is still in the processor's cache.
 PIECEWISE_BYTES = 1 << 20
 PIECE_BYTES = 1 << 22
+
+# From this size on pieces are shared out among as many threads as torch may use, a few at most: two
+# or three keep a machine's memory busy. Such a thread waits for nobody and is never waited for
+# unless it has a piece in hand, so that one which gets no processor costs little.
+SHARED_BYTES = 1 << 25
+MOST_THREADS = 4
 
 
 class Snapshot:
@@ -108,7 +117,7 @@ class Snapshot:
         on saying so.
         """
         self._header[_VERSION] = NEVER
-        with OneThread(self.layout.nbytes):
+        with OneThread(self.layout.nbytes) as alone:
             if isinstance(source, Tensor):
                 self.buffer[HEADER_BYTES:].copy_(source[HEADER_BYTES:])
                 finite = not check_finite or _all_finite(self._floats)
@@ -117,7 +126,8 @@ class Snapshot:
                     torch._foreach_copy_(self.views, source)
                 finite = not check_finite or self._is_finite()
             else:
-                finite = _check_and_copy(self._pieces, source, check_finite)
+                threads = 1 if self.layout.nbytes < SHARED_BYTES else alone.instead_of
+                finite = _check_and_copy(self._pieces, source, check_finite, threads)
             if not finite:
                 self._refuse_non_finite()
         self.stamp(version, extra)
@@ -189,13 +199,27 @@ def pieces(leaves: list[Tensor], layout: Layout) -> list[Tensor]:
     ]
 
 
-def _check_and_copy(to: list[Tensor], source: list[Tensor], check_finite: bool) -> bool:
-    finite = True
-    for target, piece in zip(to, source, strict=True):
-        if check_finite and (piece.is_floating_point() or piece.is_complex()):
-            finite = finite and _sum_is_finite(piece)
-        target.copy_(piece)
-    return finite
+def _check_and_copy(
+    to: list[Tensor], source: list[Tensor], check_finite: bool, threads: int
+) -> bool:
+    left = iter(list(zip(to, source, strict=True)))
+
+    def work() -> bool:
+        finite = True
+        for target, piece in left:
+            if check_finite and (piece.is_floating_point() or piece.is_complex()):
+                finite = finite and _sum_is_finite(piece)
+            target.copy_(piece)
+        return finite
+
+    if threads == 1:
+        return work()
+    helpers = min(threads, MOST_THREADS) - 1
+    with held(), ThreadPoolExecutor(helpers, "lockstep-copy") as pool:
+        others = []
+        with contextlib.suppress(RuntimeError):  # there are no threads to be had, as at the exit
+            others += [pool.submit(work) for _ in range(helpers)]
+        return all([work(), *(other.result() for other in others)])
 
 
 def _all_finite(stretches: list[Tensor]) -> bool:
@@ -224,15 +248,16 @@ class OneThread:
     and a copy of a third of a millisecond was seen to take 23.
     """
 
-    __slots__ = ("_threads",)
+    __slots__ = ("instead_of",)
 
     def __init__(self, nbytes: int):
-        self._threads = torch.get_num_threads() if nbytes > _SPREAD_BYTES else 1
+        self.instead_of = torch.get_num_threads() if nbytes > _SPREAD_BYTES else 1
 
-    def __enter__(self) -> None:
-        if self._threads > 1:
+    def __enter__(self) -> Self:
+        if self.instead_of > 1:
             torch.set_num_threads(1)
+        return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._threads > 1:
-            torch.set_num_threads(self._threads)
+        if self.instead_of > 1:
+            torch.set_num_threads(self.instead_of)

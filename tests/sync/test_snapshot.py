@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sync import Layout, Snapshot, WeightStrategy, snapshot
+from sync import Layout, Snapshot, WeightStrategy, binding, snapshot
 from sync.binding import Binding
 from sync.snapshot import NEVER, PIECE_BYTES, PIECEWISE_BYTES, pieces
 from tests.sync.support import bits
@@ -167,6 +170,83 @@ def test_the_piecewise_path_writes_the_same_block_as_the_other(monkeypatch):
     monkeypatch.setattr(snapshot, "PIECEWISE_BYTES", 0)
     monkeypatch.setattr(snapshot, "PIECE_BYTES", 1 << 10)
     assert torch.equal(packed(source).buffer[64:], whole)
+
+
+@pytest.fixture
+def shared_out(monkeypatch):
+    """Every block is written by three threads, in many pieces."""
+    for module in (binding, snapshot):
+        monkeypatch.setattr(module, "PIECEWISE_BYTES", 0)
+    monkeypatch.setattr(snapshot, "SHARED_BYTES", 0)
+    monkeypatch.setattr(snapshot, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(snapshot, "_SPREAD_BYTES", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_together_write_the_same_block_as_one_alone(shared_out, monkeypatch):
+    source, writers, plain = leaves(1000), set(), snapshot._sum_is_finite
+
+    def noticed(piece):
+        writers.add(threading.get_ident())
+        time.sleep(1e-3)  # long enough for others to take the next
+        return plain(piece)
+
+    monkeypatch.setattr(snapshot, "_sum_is_finite", noticed)
+    together = packed(source).buffer[64:]
+    assert len(writers) == 3
+    torch.set_num_threads(1)
+    writers.clear()
+    assert torch.equal(packed(source).buffer[64:], together)
+    assert len(writers) == 1
+
+
+@pytest.mark.parametrize("where", [0, 31_000, 63_999])
+def test_threads_together_see_a_spoiled_number_wherever_it_is(shared_out, where):
+    source = {"a": torch.ones(64_000)}
+    source["a"][where] = NAN
+    with pytest.raises(ValueError, match="'a' holds 1 NaN"):
+        packed(source)
+    packed(source, check_finite=False)
+
+
+def test_an_interrupt_leaves_no_thread_that_writes_on(shared_out, monkeypatch):
+    def interrupted(piece):
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        return True
+
+    monkeypatch.setattr(snapshot, "_sum_is_finite", interrupted)
+    source = {"a": torch.ones(64_000)}
+    binding = Binding(source, WeightStrategy())
+    written = block(binding.layout)
+    with pytest.raises(KeyboardInterrupt):
+        binding.pack(written, 0, check_finite=True)
+    assert written.version == NEVER
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("lockstep-copy")]
+
+
+def test_what_fails_in_another_thread_is_raised(shared_out, monkeypatch):
+    def broken(piece):
+        if threading.current_thread() is not threading.main_thread():
+            raise MemoryError("there")
+        time.sleep(1e-3)
+        return True
+
+    monkeypatch.setattr(snapshot, "_sum_is_finite", broken)
+    with pytest.raises(MemoryError, match="there"):
+        packed({"a": torch.ones(64_000)})
+
+
+def test_one_thread_writes_alone_where_no_other_can_be_started(shared_out, monkeypatch):
+    def refuse(*how):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(snapshot.ThreadPoolExecutor, "submit", refuse)
+    source = leaves(1000)
+    assert bits(loaded(source)) == bits(source)
 
 
 def test_a_large_model_is_packed_anew_after_its_values_changed_in_place():
