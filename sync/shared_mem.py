@@ -14,9 +14,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property, partial
-from typing import Any, Self
+from collections.abc import Collection, Iterator
+from functools import cached_property
+from typing import Any, Self, cast
 
 from sync.board import EVENTS, GREETED, LEFT, Board, Event, Row, Word
 from sync.home import AWAY, RESTING, Home
@@ -241,16 +241,24 @@ class SharedMemSenderEnd(SenderEnd):
         return {**super().summary(), "order": lines[0].row.order.kind}
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
-        lines = [t for t in transports if isinstance(t, SharedMemTransport)]
-        announce(lines, slot, partial(super()._offer, transports, slot, version))
+        announce(cast("Collection[SharedMemTransport]", transports), transports, slot, version)
 
 
-def announce(lines: Sequence[SharedMemTransport], slot: int, offer: Callable[[], None]) -> None:
-    """Offer a slot so that it is seen whole, and by those who sleep, too."""
-    order = lines[0].row.order
+def announce(
+    lines: Collection[SharedMemTransport],
+    transports: Collection[Transport],
+    slot: int,
+    version: int,
+) -> None:
+    """Offer a slot so that it is seen whole, and by those who sleep, too.
+
+    lines: those of the transports, or of parts of theirs, that read it where it lies.
+    """
+    order = next(iter(lines)).row.order
     order()  # the block is visible before it is announced
     try:
-        offer()
+        for transport in transports:
+            transport.offer(slot, version)
         order()  # the announcement is visible before we look who sleeps
         for line in lines:
             if not line.put_home(slot):

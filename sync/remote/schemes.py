@@ -18,7 +18,6 @@ import os
 import uuid
 from collections.abc import Collection
 from concurrent.futures import wait
-from functools import partial
 from typing import Any, ClassVar
 
 from sync import interrupts
@@ -53,12 +52,11 @@ class RemoteSenderEnd(SenderEnd):
 
     def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
         rows = [row for line in self._lines(transports) if (row := line.row) is not None]
-        offer = partial(super()._offer, transports, slot, version)
         if not rows:
-            offer()
+            super()._offer(transports, slot, version)
             return
         with interrupts.held():
-            announce(rows, slot, offer)
+            announce(rows, transports, slot, version)
 
     def close(self) -> None:
         lines = self._lines(self.transports.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -188,19 +187,20 @@ def shared_out(monkeypatch):
 
 def test_threads_together_write_the_same_block_as_one_alone(shared_out, monkeypatch):
     source, writers, plain = leaves(1000), set(), snapshot._sum_is_finite
+    all_there = threading.Barrier(3)
 
     def noticed(piece):
-        writers.add(threading.get_ident())
-        time.sleep(1e-3)  # long enough for others to take the next
+        if threading.get_ident() not in writers:
+            writers.add(threading.get_ident())
+            all_there.wait(30)
         return plain(piece)
 
     monkeypatch.setattr(snapshot, "_sum_is_finite", noticed)
     together = packed(source).buffer[64:]
     assert len(writers) == 3
-    torch.set_num_threads(1)
-    writers.clear()
+    monkeypatch.setattr(snapshot, "_sum_is_finite", plain)
+    monkeypatch.setattr(snapshot, "SHARED_BYTES", 1 << 30)
     assert torch.equal(packed(source).buffer[64:], together)
-    assert len(writers) == 1
 
 
 @pytest.mark.parametrize("where", [0, 31_000, 63_999])
@@ -213,9 +213,13 @@ def test_threads_together_see_a_spoiled_number_wherever_it_is(shared_out, where)
 
 
 def test_an_interrupt_leaves_no_thread_that_writes_on(shared_out, monkeypatch):
+    came = threading.Event()
+
     def interrupted(piece):
         if threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)
+            came.set()
+        assert came.wait(30)
         return True
 
     monkeypatch.setattr(snapshot, "_sum_is_finite", interrupted)
@@ -229,10 +233,13 @@ def test_an_interrupt_leaves_no_thread_that_writes_on(shared_out, monkeypatch):
 
 
 def test_what_fails_in_another_thread_is_raised(shared_out, monkeypatch):
+    broke = threading.Event()
+
     def broken(piece):
         if threading.current_thread() is not threading.main_thread():
+            broke.set()
             raise MemoryError("there")
-        time.sleep(1e-3)
+        assert broke.wait(30)
         return True
 
     monkeypatch.setattr(snapshot, "_sum_is_finite", broken)
