@@ -47,7 +47,7 @@ from collectors.unhooked import unhook
 from collectors.weights import FixedIntake, Intake, SchemeIntake, find_model
 from collectors.words import CUT, HANDING_OVER, IDLE, MESSAGES, STAGE, TAKING_WEIGHTS, Words
 from sync import NoWeightSyncScheme, WeightSyncScheme
-from sync.memory import AnonymousMemory, as_bytes
+from sync.memory import AnonymousMemory, as_bytes, wait_for
 
 
 def packed(job: Any) -> bytes:
@@ -280,10 +280,13 @@ class Worker:
             self._collect(self._orders.popleft())
 
     def _rest(self) -> None:
-        """Sleep until there is a message or a new version, and see to it."""
+        """Sleep until there is a message or a version to take, and see to it."""
         self.words.words[STAGE] = IDLE
         between = not (self._at_batch and self._order is not None)
-        self.intake.wait(60.0, [self.line.fd], resting=between)
+        if between:
+            self.intake.wait(60.0, [self.line.fd], resting=True)
+        else:  # versions that come now are for after this batch
+            wait_for([self.line.fd], 60.0)
         if self.line.ended:
             raise LineClosed("the trainer hung up")
         self._read_messages()

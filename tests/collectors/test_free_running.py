@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,25 @@ def test_an_update_in_a_pause_is_not_waited_for_by_those_who_stand_still(kind, a
             assert seen == sorted(seen)
             assert seen.count(0) <= 3 * 40
         assert agrees(buffer[:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_workers_that_stand_still_sleep_though_a_version_waits_for_them():
+    def ticks(pid: int) -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    policy, options = Plain(), {"apply_at": "batch", "frames_per_batch": 100_000}
+    with make("async", ReplayBuffer(1_000), policy=policy, **options) as collector:
+        collector.start()
+        with collector.pause():  # in the middle of a batch
+            hold(policy, 1)
+            collector.update_policy_weights_()
+            time.sleep(0.2)
+            before = [ticks(pid) for pid in pids(collector)]
+            time.sleep(0.8)
+            used = [ticks(pid) - was for pid, was in zip(pids(collector), before, strict=True)]
+            assert max(used) < 0.2 * os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("kind", KINDS)
