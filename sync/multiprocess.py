@@ -405,10 +405,11 @@ class MPSenderEnd(SenderEnd):
             for line in lines:
                 line.feed()
             raise
-        if any(transport.hungry for transport in transports):
-            if self._feeder is None:
-                self._feeder = Feeder(self)
-            self._feeder.wake()
+        finally:
+            if any(line.hungry for line in lines):
+                if self._feeder is None:
+                    self._feeder = Feeder(self)
+                self._feeder.wake()
 
     def close(self) -> None:
         if self._feeder is not None:

@@ -373,15 +373,16 @@ class ReceiverEnd:
                 self.transport.wait_for_offer(60.0, [self._stop.fd])
                 if self._stopping:
                     return
-                with self._using():
-                    self._apply_and_tell()
+                self._apply_and_tell()
         except Exception:  # no descriptors are left, say: nothing is applied here any more
             self.transport.refused(NEVER, traceback.format_exc())
             raise
 
     def _apply_and_tell(self) -> None:
+        """Whoever sent what cannot be applied hears of it, and nobody here."""
         try:
-            self._apply_newest()
+            with self._using():
+                self._apply_newest()
         except Exception as error:
             if error is not self.told:
                 raise

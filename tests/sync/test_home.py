@@ -438,6 +438,24 @@ def test_a_sender_that_is_stopped_while_it_writes_is_not_waited_for():
         assert process.stdout.readline() == "True\n"
 
 
+def test_a_thread_that_moves_out_with_a_model_that_fits_no_more_says_so_and_goes_on():
+    def lose_the_turn(scheme, model):
+        scheme._receiver._home._take()  # whoever has it now never gives it back
+        Home.enter = lambda home: False
+        model[0].weight = nn.Parameter(torch.zeros(5, 3))
+
+    def fit_again(scheme, model):
+        model[0].weight = nn.Parameter(torch.zeros(4, 3))
+
+    with running(scheme := sender(timeout=20), background=True) as (worker,):
+        worker.do(lose_the_turn)
+        with pytest.raises(WorkerRaised, match=r"0\.weight"):
+            scheme.send(policy(2))
+        worker.do(fit_again)
+        scheme.send(policy(3))
+        assert worker.do(held) == bits(policy(3))
+
+
 # -- under load
 
 

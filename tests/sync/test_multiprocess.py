@@ -160,6 +160,21 @@ def test_a_version_that_waits_is_fed_when_the_worker_has_answered():
     assert not feeders()
 
 
+def test_a_version_that_waits_is_fed_though_its_send_was_interrupted(monkeypatch):
+    def interrupted(line):
+        raise KeyboardInterrupt
+
+    with running(scheme := scheme_of(1)) as (worker,):
+        scheme.send_async(policy(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(MPTransport, "bring", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                scheme.send_async(policy(3))
+        assert worker.do(receive, 20)
+        assert worker.do(receive, 20)
+        assert worker.do(held) == bits(policy(3))
+
+
 def test_a_worker_that_reads_nothing_holds_up_no_other():
     with running(scheme := scheme_of(2)) as (idle, busy):
         for value in range(2, 20):
