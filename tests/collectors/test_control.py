@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -38,9 +39,17 @@ def make(kind: str, policy: Any = None, **options: Any) -> Any:
 
 
 def settled(collector: Any) -> Any:
-    """A batch that was begun after this call, of each worker."""
-    batches = [collector.next() for _ in range(1 if len(collector_workers(collector)) == 1 else 6)]
-    return batches[-1]
+    """A batch that was begun after this call.
+
+    A worker's next ones were begun before: one that waits to be taken, and two ordered before it.
+    """
+    seen: Counter[int] = Counter()
+    while True:
+        batch = collector.next()
+        workers = batch["collector", "worker"].unique().tolist()
+        seen.update(workers)
+        if all(seen[worker] > 3 for worker in workers):
+            return batch
 
 
 def collector_workers(collector: Any) -> list[Any]:
