@@ -330,7 +330,6 @@ def main() -> int:
         print("the peers' environment is missing: run `make peers`, or pass --no-peers")
         return 2
     multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
-    torch.set_num_threads(1)
     results = []
     for kind in arguments.schemes.split(","):
         if kind == "ray":

@@ -207,7 +207,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     reply = claim_stdout()
-    torch.set_num_threads(1)
     model = build_model(args.model)
     try:
         scheme, context = OPEN[args.scheme](model, args.model, args.workers)
