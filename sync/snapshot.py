@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import cmath
 import contextlib
-import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -36,9 +34,9 @@ _VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
 PIECEWISE_BYTES = 1 << 20
 PIECE_BYTES = 1 << 22
 
-# From this size on pieces are shared out among as many threads as torch may use and as there are
-# idle processors, a few at most: two or three keep a machine's memory busy. Who gets no processor
-# would be waited for with a piece in hand.
+# From this size on pieces are shared out among as many threads as torch may use, a few at most: two
+# or three keep a machine's memory busy. Such a thread waits for nobody and is never waited for
+# unless it has a piece in hand, so that one which gets no processor costs little.
 SHARED_BYTES = 1 << 25
 MOST_THREADS = 4
 
@@ -128,8 +126,8 @@ class Snapshot:
                     torch._foreach_copy_(self.views, source)
                 finite = not check_finite or self._is_finite()
             else:
-                most = 1 if self.layout.nbytes < SHARED_BYTES else alone.instead_of
-                finite = _check_and_copy(self._pieces, source, check_finite, most)
+                threads = 1 if self.layout.nbytes < SHARED_BYTES else alone.instead_of
+                finite = _check_and_copy(self._pieces, source, check_finite, threads)
             if not finite:
                 self._refuse_non_finite()
         self.stamp(version, extra)
@@ -202,34 +200,26 @@ def pieces(leaves: list[Tensor], layout: Layout) -> list[Tensor]:
 
 
 def _check_and_copy(
-    to: list[Tensor], source: list[Tensor], check_finite: bool, most_threads: int
+    to: list[Tensor], source: list[Tensor], check_finite: bool, threads: int
 ) -> bool:
     left = iter(list(zip(to, source, strict=True)))
 
-    def move(target: Tensor, piece: Tensor) -> bool:
-        checked = check_finite and (piece.is_floating_point() or piece.is_complex())
-        finite = not checked or _sum_is_finite(piece)
-        target.copy_(piece)
-        return finite
-
-    def move_all() -> bool:
+    def work() -> bool:
         finite = True
-        for pair in left:
-            finite = move(*pair) and finite
+        for target, piece in left:
+            if check_finite and (piece.is_floating_point() or piece.is_complex()):
+                finite = finite and _sum_is_finite(piece)
+            target.copy_(piece)
         return finite
 
-    helpers = min(most_threads, MOST_THREADS) - 1
-    if helpers == 0:
-        return move_all()
+    if threads == 1:
+        return work()
+    helpers = min(threads, MOST_THREADS) - 1
     with held(), ThreadPoolExecutor(helpers, "lockstep-copy") as pool:
-        finite = True
-        helping: list[Future[bool]] = []
-        for pair in left:
-            if len(helping) < helpers and idle_processors() > 0:
-                with contextlib.suppress(RuntimeError):  # no thread can be had, as at the exit
-                    helping.append(pool.submit(move_all))
-            finite = move(*pair) and finite
-        return all([finite, *(helper.result() for helper in helping)])
+        others = []
+        with contextlib.suppress(RuntimeError):  # there are no threads to be had, as at the exit
+            others += [pool.submit(work) for _ in range(helpers)]
+        return all([work(), *(other.result() for other in others)])
 
 
 def _all_finite(stretches: list[Tensor]) -> bool:
@@ -245,15 +235,6 @@ def _wide(stretch: Tensor) -> Tensor:
     if stretch.dtype == torch.complex32:
         return stretch.to(torch.complex64)
     return stretch.float() if stretch.element_size() < 4 else stretch
-
-
-def idle_processors() -> int:
-    """How many of the machine's have nothing to do at this moment, as far as it says."""
-    try:
-        running = Path("/proc/loadavg").read_bytes().split()[3].split(b"/")[0]
-        return (os.cpu_count() or 1) - int(running)
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 # Torch does not spread smaller work over its threads.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import threading
 
@@ -178,7 +177,6 @@ def shared_out(monkeypatch):
     for module in (binding, snapshot):
         monkeypatch.setattr(module, "PIECEWISE_BYTES", 0)
     monkeypatch.setattr(snapshot, "SHARED_BYTES", 0)
-    monkeypatch.setattr(snapshot, "idle_processors", lambda: 2)
     monkeypatch.setattr(snapshot, "PIECE_BYTES", 1 << 10)
     monkeypatch.setattr(snapshot, "_SPREAD_BYTES", 0)
     before = torch.get_num_threads()
@@ -247,18 +245,6 @@ def test_what_fails_in_another_thread_is_raised(shared_out, monkeypatch):
     monkeypatch.setattr(snapshot, "_sum_is_finite", broken)
     with pytest.raises(MemoryError, match="there"):
         packed({"a": torch.ones(64_000)})
-
-
-def test_no_thread_is_started_where_no_processor_is_idle(shared_out, monkeypatch):
-    monkeypatch.setattr(snapshot, "idle_processors", lambda: 0)
-    monkeypatch.setattr(snapshot.ThreadPoolExecutor, "submit", None)
-    source = leaves(1000)
-    assert bits(loaded(source)) == bits(source)
-
-
-def test_as_many_processors_are_idle_as_have_nothing_to_do():
-    most = (os.cpu_count() or 1) - 1  # this thread has something to do
-    assert snapshot.idle_processors() <= most
 
 
 def test_one_thread_writes_alone_where_no_other_can_be_started(shared_out, monkeypatch):
