@@ -13,7 +13,7 @@ from __future__ import annotations
 import cmath
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Self
 
@@ -216,9 +216,10 @@ def _check_and_copy(
         return work()
     helpers = min(threads, MOST_THREADS) - 1
     with held(), ThreadPoolExecutor(helpers, "lockstep-copy") as pool:
-        others = []
-        with contextlib.suppress(RuntimeError):  # there are no threads to be had, as at the exit
-            others += [pool.submit(work) for _ in range(helpers)]
+        others: list[Future[bool]] = []
+        with contextlib.suppress(RuntimeError):  # no more threads can be had, as at the exit
+            while len(others) < helpers:
+                others.append(pool.submit(work))
         return all([work(), *(other.result() for other in others)])
 
 

@@ -247,6 +247,28 @@ def test_what_fails_in_another_thread_is_raised(shared_out, monkeypatch):
         packed({"a": torch.ones(64_000)})
 
 
+def test_what_one_thread_saw_counts_though_another_could_not_be_started(shared_out, monkeypatch):
+    whole, started, looked = snapshot.ThreadPoolExecutor.submit, [], threading.Event()
+
+    def submit_once(pool, work):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(pool)
+        return whole(pool, work)
+
+    def seen_by_the_other_alone(piece):
+        if threading.current_thread() is not threading.main_thread():
+            looked.set()
+            return False
+        assert looked.wait(30)
+        return True
+
+    monkeypatch.setattr(snapshot.ThreadPoolExecutor, "submit", submit_once)
+    monkeypatch.setattr(snapshot, "_sum_is_finite", seen_by_the_other_alone)
+    with pytest.raises(ValueError, match="NaN"):
+        packed({"a": torch.full((64_000,), NAN)})
+
+
 def test_one_thread_writes_alone_where_no_other_can_be_started(shared_out, monkeypatch):
     def refuse(*how):
         raise RuntimeError("can't start new thread")
