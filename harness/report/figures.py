@@ -366,7 +366,7 @@ def throughput(findings: Findings) -> Figure | None:
         axes.plot(*points.T, "o", alpha=0.5, markersize=5, **style)
         axes.plot(*np.median(points, axis=0), "D", markersize=9, **style)
     axes.set(xlabel="mean lag (versions)", ylabel="frames a second")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # its margin is of the data, without what is below
     axes.margins(x=0.05)
     axes.yaxis.set_major_formatter(FuncFormatter(_short))
     _legend(figure, findings, drawn, markers=True)

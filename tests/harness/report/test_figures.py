@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from harness.report import figures
 from harness.report.analysis import Findings
@@ -36,6 +38,17 @@ def test_of_many_settings_the_baseline_and_the_best_are_told_apart(many):
     drawn = figures.looks(many)
     assert len({(drawn[label]["color"], drawn[label]["linestyle"]) for label in told[:-1]}) == 12
     assert drawn["a00"]["color"] == figures.GREY["color"]
+
+
+def test_no_marker_of_throughput_is_cut_off(many, monkeypatch):
+    speeds = dict(zip(map(id, many.results), np.linspace(20e3, 24e3, MANY), strict=True))
+    monkeypatch.setattr(figures, "_points", lambda result: np.array([[4.0, speeds[id(result)]]]))
+    figure = figures.throughput(many)
+    (axes,) = figure.axes
+    FigureCanvasAgg(figure).draw()
+    for line in axes.lines:
+        highest = axes.transData.transform(line.get_xydata())[:, 1].max()
+        assert highest + 0.75 * line.get_markersize() * figure.dpi / 72 < axes.bbox.y1
 
 
 def test_the_figure_for_a_dark_page_has_its_colours_and_no_others(many):
