@@ -13,6 +13,7 @@ import select
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from benchmarks.collect_group import end_group, wait_for_group
 
 ROOT = Path(__file__).resolve().parents[1]
 EXIT_S = 15.0
+# One thread a process, for libraries that read these before they are told.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class ContestantFailed(Exception):
@@ -31,13 +34,14 @@ class ContestantLeftOut(Exception):
 
 
 class Remote:
-    """A contestant's process; see `collect_host.py` for what it answers."""
+    """A contestant's process; see `collect_host.py` for what it answers.
 
-    def __init__(self, python: Path, module: str):
+    environment: its variables; by default ours, with one thread.
+    """
+
+    def __init__(self, python: Path, module: str, environment: Mapping[str, str] | None = None):
         self._unread = b""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (`kill` closes it)
-        # One thread a process, for whatever library reads the variable before it is told.
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [str(python), "-m", module],
             cwd=ROOT,
@@ -45,7 +49,7 @@ class Remote:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             start_new_session=True,
-            env={**os.environ, **threads},
+            env={**os.environ, **ONE_THREAD} if environment is None else environment,
         )
 
     def ask(self, timeout_s: float, **message: Any) -> dict[str, Any]:

@@ -179,8 +179,8 @@ def environments(arguments: argparse.Namespace) -> dict[str, Any]:
 # -- one large policy, and many versions of a small one
 
 
-def follow(scheme: Any, worker: int, floats: int, line: Any) -> None:
-    """A worker: take what comes until the sender is gone; say what was seen."""
+def follow(scheme: Any, worker: int, floats: int, wanted: int, answers: Any) -> None:
+    """A worker: take versions up to `wanted`, or until the sender is gone; report what was seen."""
     torch.set_num_threads(1)
     model = Block(floats)
     scheme.init_on_receiver(model=model, worker_idx=worker)
@@ -188,7 +188,7 @@ def follow(scheme: Any, worker: int, floats: int, line: Any) -> None:
     torn = backward = taken = 0
     newest = scheme.version
     try:
-        while newest < line.wanted:
+        while newest < wanted:
             if scheme.receive(timeout=30.0) is None:
                 break
             held = model.held()
@@ -200,14 +200,7 @@ def follow(scheme: Any, worker: int, floats: int, line: Any) -> None:
         pass
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found = {"newest": newest, "taken": taken, "torn": torn, "back": backward}
-    line.answers.put({**found, "memory_mb": memory_mb})
-
-
-class Line:
-    """What a worker is told, and where it answers."""
-
-    def __init__(self, wanted: int, answers: Any) -> None:
-        self.wanted, self.answers = wanted, answers
+    answers.put({**found, "memory_mb": memory_mb})
 
 
 def send_versions(kind: str, floats: int, count: int, *, wait: bool) -> dict[str, Any]:
@@ -218,8 +211,7 @@ def send_versions(kind: str, floats: int, count: int, *, wait: bool) -> dict[str
     scheme.init_on_sender(model=model, devices=["cpu", "cpu"])
     answers = [ctx.SimpleQueue() for _ in range(2)]
     processes = [
-        ctx.Process(target=follow, args=(scheme, i, floats, Line(count, answers[i])))
-        for i in range(2)
+        ctx.Process(target=follow, args=(scheme, i, floats, count, answers[i])) for i in range(2)
     ]
     for process in processes:
         process.start()

@@ -34,7 +34,6 @@ from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
 from benchmarks.sync_remote import Lockstep, Workers, start_ray  # noqa: E402
 from sync import WeightSyncScheme  # noqa: E402
-from sync.remote.relay import CHILDREN, LEAST_BYTES, LEAST_WORKERS, pays  # noqa: E402
 
 LOCAL = ("shared", "multiprocessing")
 REMOTE = ("distributed", "rpc", "ray")
@@ -124,11 +123,11 @@ class LocalWorkers:
 
 
 class RemoteWorkers:
-    """A scheme over an engine, with its peers on this machine; no version takes a shorter way."""
+    """A scheme over an engine, with its peers on this machine."""
 
     def __init__(self, kind: str, model: str, number: int):
         self.workers = Workers(kind, number)
-        self.lockstep = Lockstep(self.workers, model, share_memory=False)
+        self.lockstep = Lockstep(self.workers, model)
         engine = self.workers.engine
         asked = [engine.call(peer, os.getpid) for peer in range(number)]
         self.pids = [future.result(60.0) for future in asked]
@@ -172,31 +171,21 @@ def predict(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> dic
     spread = fits["shared"].at(on.on_a_node) if "shared" in fits else 0.0
     if kind in LOCAL:
         return {"nodes": 1, "total_ms": fits[kind].at(on.on_a_node), "link_ms": 0.0}
-    link = copies_in_a_row(kind, on.nodes, nbytes) * on.carry_ms(nbytes) + on.latency_ms * 2
+    link = copies_in_a_row(kind, on.nodes) * on.carry_ms(nbytes) + on.latency_ms * 2
     processor = fits[kind].fixed_ms + fits[kind].each_ms * on.nodes
     return {"nodes": on.nodes, "total_ms": max(link, processor) + spread, "link_ms": link}
 
 
-def copies_in_a_row(kind: str, nodes: int, nbytes: int) -> int:
+def copies_in_a_row(kind: str, nodes: int) -> int:
     """How many times the bytes cross some link before the last node has them."""
-    if kind == "ray":  # whoever has them serves one more at a time
+    if kind == "ray":  # each node that has them serves one more at a time
         return math.ceil(math.log2(nodes + 1))
-    if not pays(nodes, nbytes):
-        return nodes
-    # Each serves CHILDREN at the same time, so a generation takes so many copies.
-    reached, generation, generations = 0, 1, 0
-    while reached < nodes:
-        generation *= CHILDREN
-        reached += generation
-        generations += 1
-    return generations * CHILDREN
+    return nodes
 
 
-def copies_from_the_trainer(kind: str, nodes: int, nbytes: int) -> int:
+def copies_from_the_trainer(kind: str, nodes: int) -> int:
     """How many times the bytes leave the trainer's host."""
-    if kind == "ray":
-        return 1
-    return CHILDREN if pays(nodes, nbytes) else nodes
+    return 1 if kind == "ray" else nodes
 
 
 # -- the page
@@ -213,8 +202,7 @@ def page(
         f"({platform.machine()}, torch {torch.__version__}); run it to make this page anew.",
         "",
         f"A blocking `send` of the {model} model ({nbytes / 1e6:.1f} MB) to idle workers of this "
-        "machine; over torch.distributed, RPC and Ray as to workers of another "
-        "(`share_memory=False`). Memory is what each process has for itself alone (USS).",
+        "machine. Memory is what each process has for itself alone (USS).",
         "",
         "## Measured",
         "",
@@ -264,7 +252,7 @@ def prediction(
         if kind in LOCAL:
             continue
         found = predict(kind, fits, nbytes, on)
-        carried = nbytes / 1e6 * copies_from_the_trainer(kind, on.nodes, nbytes)
+        carried = nbytes / 1e6 * copies_from_the_trainer(kind, on.nodes)
         memory = results[kind][0].worker_mb + 3 * nbytes / 1e6 + on.on_a_node * nbytes / 1e6
         lines.append(
             f"| {kind} | {found['total_ms']:.1f} | {found['link_ms']:.1f} | {carried:,.0f} "
@@ -276,15 +264,12 @@ def prediction(
 ASSUMPTIONS = [
     "- One receiver a node; the node's workers share what arrived through shared memory, at the "
     "cost that was measured for `shared` with as many workers here.",
-    f"- With `distributed` and `rpc` the trainer sends a block of {LEAST_BYTES // 1024} KiB or "
-    f"more to {CHILDREN} nodes, each of which hands it to {CHILDREN} others at the same time over "
-    f"its own link, and so on (`sync/remote/relay.py`); with fewer than {LEAST_WORKERS} nodes, or "
-    "smaller, it goes from the trainer to each. `benchmarks/broadcast.py` measures both.",
+    "- With `distributed` and `rpc` the trainer sends a block to each node over its own link.",
     "- `ray` fetches a block from any node that has it, so the nodes that have it double with each "
     "step: ⌈log₂(nodes + 1)⌉ transfers deep.",
-    "- The trainer calls each node and hears its answer, whatever way the block takes: `fixed + "
-    "each × nodes` of its processor, with `each` as measured here, where sending blocks is part of "
-    "it. The slower of links and processor counts. Two link latencies are added.",
+    "- The trainer calls each node and hears its answer: `fixed + each × nodes` of its processor, "
+    "with `each` as measured here, where sending blocks is part of it. The slower of links and "
+    "processor counts. Two link latencies are added.",
     "- Links are empty otherwise, nodes are alike, nobody is busy: a worker in the middle of a "
     "policy call answers after it, which adds up to one call.",
     "- Nothing beyond 16 workers on one machine was measured; treat a prediction as an order of "

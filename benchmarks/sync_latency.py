@@ -1,13 +1,11 @@
 """How long a blocking `send` to two workers takes, beside torchrl and the machine's own limits.
 
-    make bench            or, with both environments made,
+    make bench BENCH=sync_latency       or, with both environments made,
     .venv/bin/python benchmarks/sync_latency.py [--rounds 12] [--sizes 4.5k,1M] [--no-peers]
-    .venv/bin/python benchmarks/sync_latency.py --booking-only
 
 Everything is measured in turns within one run: a few sends of ours, a few of torchrl's, a few
-copies of the same bytes, a few round trips of an eventfd, and again, so that all of them meet the
-machine in the same moods. Ratios are those of the medians over all rounds; absolute times are only
-as steady as the machine.
+copies of the same bytes, a few round trips of an eventfd, and again. So all of them meet the same
+conditions. Ratios are those of the medians over all rounds.
 """
 
 from __future__ import annotations
@@ -18,39 +16,90 @@ import multiprocessing
 import os
 import platform
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
-from sync import (  # noqa: E402
-    MultiProcessWeightSyncScheme,
-    SharedMemWeightSyncScheme,
-    WeightSyncScheme,
+from benchmarks.collect_contestants import PEER_PYTHON  # noqa: E402
+from benchmarks.collect_remote import Remote  # noqa: E402
+from benchmarks.models import (  # noqa: E402
+    MODEL_WIDTHS,
+    build_model,
+    timed_ms,
+    timed_sends_ms,
 )
-from sync.stats import SendStats, WorkerStats  # noqa: E402
+from sync import WeightSyncScheme  # noqa: E402
 
-SCHEMES: dict[str, type[WeightSyncScheme]] = {
-    "shared_mem": SharedMemWeightSyncScheme,
-    "multiprocess": MultiProcessWeightSyncScheme,
+# What is measured together: our schemes, and the options of each.
+TOGETHER: dict[str, dict[str, dict[str, Any]]] = {
+    "shared_mem": {"shared_mem": {}, "shared_mem, zero_copy": {"zero_copy": True}},
+    "multiprocess": {"multiprocess": {}},
 }
-PEER_NAMES = {"shared_mem": "shared", "multiprocess": "multiprocess"}
-PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
-BOOKED_AT_ONCE = 200
+PEERS = {"torchrl, as it comes": "shared", "torchrl, copying": "private"}
 SENDS_A_ROUND = {"4.5k": 40, "1M": 20, "25M": 4}
 WORKERS = 2
 WARM_UP = 5
+PEER_OPEN_S = 180.0
+PEER_SEND_S = 180.0
+
+Times = dict[str, float]  # percentiles in ms
+
+
+class Row(NamedTuple):
+    """One of our schemes with one model, and what was measured in turns with it."""
+
+    scheme: str
+    model: str
+    ours: Times
+    others: dict[str, Times]
+
+    def ratio(self, beside: str) -> float:
+        """How many times as long the other takes."""
+        return self.others[beside]["p50"] / self.ours["p50"]
+
+
+class Aim(NamedTuple):
+    """At least `bound` times as fast as a peer, or at most `bound` times as long as one memcpy."""
+
+    scheme: str
+    model: str
+    beside: str
+    bound: float
+
+    def verdict(self, rows: Iterable[Row]) -> str:
+        """One line of Markdown; empty if it was not measured."""
+        for row in rows:
+            if (row.scheme, row.model) == self[:2] and self.beside in row.others:
+                break
+        else:
+            return ""
+        if self.beside == "memcpy":
+            figure, holds = 1 / row.ratio("memcpy"), 1 / row.ratio("memcpy") <= self.bound
+            said = f"{figure:.2f} memcpy (aim: at most {self.bound:g})"
+        else:
+            figure, holds = row.ratio(self.beside), row.ratio(self.beside) >= self.bound
+            said = f"{figure:.1f} times as fast as {self.beside} (aim: at least {self.bound:g})"
+        return f"- {'holds' if holds else '**missed**'}: {self.scheme}, {self.model}: {said}"
+
+
+AIMS = [
+    Aim("shared_mem", "4.5k", "torchrl, as it comes", 2.0),
+    Aim("shared_mem", "1M", "torchrl, copying", 2.0),
+    Aim("shared_mem", "25M", "memcpy", 2.5),
+    Aim("shared_mem, zero_copy", "25M", "memcpy", 1.3),
+    *(Aim("multiprocess", model, "torchrl, copying", 4.0) for model in MODEL_WIDTHS),
+]
+
+
+# -- contestants
 
 
 class Contestant(Protocol):
@@ -70,36 +119,16 @@ def receive_idle(scheme: WeightSyncScheme, worker: int, model: str) -> None:
         time.sleep(60.0)
 
 
-def receive_busy(scheme: WeightSyncScheme, worker: int, model: str) -> None:
-    """A worker that looks for weights between policy calls, as a collector's does."""
-    torch.set_num_threads(1)
-    policy = build_model(model)
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=False)
-    observation = torch.zeros(1, MODEL_WIDTHS[model][0])
-    with torch.no_grad():
-        while True:
-            scheme.receive()
-            policy(observation)
-
-
 class Lockstep:
     """Our scheme, with its workers."""
 
-    def __init__(
-        self,
-        scheme: str,
-        model: str,
-        *,
-        work: Callable[..., None] = receive_idle,
-        wait: bool = True,
-    ):
+    def __init__(self, scheme: str, model: str, **options: Any):
         ctx = multiprocessing.get_context("forkserver")
         self.model = build_model(model)
-        self.scheme = SCHEMES[scheme](sync=wait)
+        self.scheme = WeightSyncScheme.from_backend(scheme, **options)
         self.scheme.init_on_sender(model=self.model, devices=["cpu"] * WORKERS)
         self.processes = [
-            ctx.Process(target=work, args=(self.scheme, worker, model), daemon=True)
+            ctx.Process(target=receive_idle, args=(self.scheme, worker, model), daemon=True)
             for worker in range(WORKERS)
         ]
         for process in self.processes:
@@ -107,15 +136,7 @@ class Lockstep:
         self.scheme.connect()
 
     def times_ms(self, count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            with torch.no_grad():
-                for parameter in self.model.parameters():
-                    parameter.view(-1)[-1] += 1  # a training step, as far as sending is concerned
-            begun = time.perf_counter()
-            self.scheme.send()
-            times.append((time.perf_counter() - begun) * 1e3)
-        return times
+        return timed_sends_ms(self.model, self.scheme.send, count)
 
     def close(self) -> None:
         for process in self.processes:
@@ -125,117 +146,72 @@ class Lockstep:
 
 
 class TorchRL:
-    """The peer's scheme of the same name, in its own environment."""
+    """The peer's scheme of the same name, in its own environment; `peers/` has the programs."""
 
-    def __init__(self, scheme: str, model: str, trainer: str):
-        self.process = subprocess.Popen(
-            [
-                *(str(PEER_PYTHON), "-m", "benchmarks.peers.torchrl_sync"),
-                *("--scheme", PEER_NAMES[scheme], "--trainer", trainer, "--workers", str(WORKERS)),
-            ],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.version = self._ask(cmd="open", model=model)["torchrl"]
+    def __init__(self, program: str, **opening: Any):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        environment["PYTHONPATH"] = str(ROOT)
+        self.process = Remote(PEER_PYTHON, f"benchmarks.peers.{program}", environment)
+        try:
+            self.version = self.process.ask(PEER_OPEN_S, cmd="open", **opening)["torchrl"]
+        except BaseException:
+            self.close()
+            raise
 
     def times_ms(self, count: int) -> list[float]:
-        reply = self._ask(cmd="send", count=count)
+        reply = self.process.ask(PEER_SEND_S, cmd="send", count=count)
         if not reply["verified"]:
             raise RuntimeError("torchrl's workers do not have the weights that were sent")
         times: list[float] = reply["ms"]
         return times
 
     def close(self) -> None:
-        self._ask(cmd="close")
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
-
-    def _ask(self, **message: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(message) + "\n")
-        self.process.stdin.flush()
-        reply: dict[str, Any] = json.loads(
-            self.process.stdout.readline() or '{"error": "it ended"}'
-        )
-        if "error" in reply:
-            raise RuntimeError(f"torchrl: {reply['error']}")
-        return reply
+        self.process.close()
 
 
 class Memcpy:
-    """One copy of the model's bytes by one thread: what moving them cannot beat."""
+    """One copy of the model's bytes by one thread."""
 
     def __init__(self, model: str):
         size = sum(p.numel() for p in build_model(model).parameters())
         self.source, self.target = np.ones(size, np.float32), np.zeros(size, np.float32)
 
     def times_ms(self, count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            begun = time.perf_counter()
-            np.copyto(self.target, self.source)
-            times.append((time.perf_counter() - begun) * 1e3)
-        return times
+        return timed_ms(lambda: np.copyto(self.target, self.source), count)
 
     def close(self) -> None:
         pass
 
 
 class EventfdRoundTrip:
-    """Waking another process and being woken by it: what waiting for an answer cannot beat."""
+    """Waking another process and being woken by it."""
 
     def __init__(self) -> None:
         self.there, self.back = os.eventfd(0), os.eventfd(0)
-        self.child = os.fork()
-        if self.child == 0:
-            while os.eventfd_read(self.there) < 1_000_000:
-                os.eventfd_write(self.back, 1)
-            os._exit(0)
+        fork = multiprocessing.get_context("fork")
+        self.process = fork.Process(target=self._answer, daemon=True)
+        self.process.start()
+
+    def _answer(self) -> None:
+        while True:
+            os.eventfd_read(self.there)
+            os.eventfd_write(self.back, 1)
+
+    def _round_trip(self) -> None:
+        os.eventfd_write(self.there, 1)
+        os.eventfd_read(self.back)
 
     def times_ms(self, count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            begun = time.perf_counter()
-            os.eventfd_write(self.there, 1)
-            os.eventfd_read(self.back)
-            times.append((time.perf_counter() - begun) * 1e3)
-        return times
+        return timed_ms(self._round_trip, count)
 
     def close(self) -> None:
-        os.eventfd_write(self.there, 1_000_000)
-        os.waitpid(self.child, 0)
+        self.process.kill()
+        self.process.join()
         os.close(self.there)
         os.close(self.back)
 
 
-class Booking:
-    """What the stats of a send to all workers and of their answers cost, without the send."""
-
-    def __init__(self) -> None:
-        self.sends, self.workers = SendStats(), [WorkerStats() for _ in range(WORKERS)]
-
-    def times_ms(self, count: int) -> list[float]:
-        times = []
-        everybody = list(range(WORKERS))
-        for _ in range(count):
-            begun = time.perf_counter()
-            for version in range(BOOKED_AT_ONCE):  # one alone takes little more than the clock
-                for worker in self.workers:
-                    worker.addressed += 1
-                self.sends.add(version, 1, pack_ns=1, publish_ns=1, workers=everybody)
-                for worker in self.workers:
-                    worker.add(
-                        version, wake_ns=1, apply_ns=1, acknowledge_ns=2, retries=0, again=False
-                    )
-            times.append((time.perf_counter() - begun) * 1e3 / BOOKED_AT_ONCE)
-        return times
-
-    def close(self) -> None:
-        pass
+# -- measuring
 
 
 class Closing(dict[str, Contestant]):
@@ -249,9 +225,8 @@ class Closing(dict[str, Contestant]):
             contestant.close()
 
 
-def in_turns(contestants: dict[str, Contestant], count: int, rounds: int) -> dict[str, list[float]]:
-    """Let each have `count` turns a round, the first of all not counted, in an order drawn anew
-    each round, so that nobody always comes after the same one."""
+def in_turns(contestants: dict[str, Contestant], count: int, rounds: int) -> dict[str, Times]:
+    """Let each have `count` turns a round, in an order drawn anew each round."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for contestant in contestants.values():
         contestant.times_ms(WARM_UP)
@@ -259,98 +234,114 @@ def in_turns(contestants: dict[str, Contestant], count: int, rounds: int) -> dic
     for _ in range(rounds):
         for name in draw.sample(list(contestants), len(contestants)):
             times[name] += contestants[name].times_ms(count)
-    return times
-
-
-def measure(scheme: str, model: str, *, rounds: int, peers: bool) -> dict[str, dict[str, float]]:
-    """Blocking sends, and publishes that wait for nobody, with their limits beside them."""
-    with Closing(eventfd=EventfdRoundTrip()) as contestants:
-        contestants["send"] = Lockstep(scheme, model)
-        contestants["memcpy"] = Memcpy(model)
-        if peers:
-            contestants["torchrl"] = TorchRL(scheme, model, "shared")
-            contestants["torchrl_private"] = TorchRL(scheme, model, "private")
-        times = in_turns(contestants, SENDS_A_ROUND[model], rounds)
-    with Closing(publish=Lockstep(scheme, model, work=receive_busy, wait=False)) as contestants:
-        times |= in_turns(contestants, SENDS_A_ROUND[model], rounds)
     return {name: summary(values) for name, values in times.items()}
 
 
-def summary(times: Iterable[float]) -> dict[str, float]:
-    values = np.asarray(list(times))
-    points = {f"p{p}": float(np.percentile(values, p)) for p in (50, 95, 99)}
-    return {**points, "count": len(values)}
+def summary(times: Sequence[float]) -> Times:
+    points = {f"p{p}": float(np.percentile(times, p)) for p in (50, 95, 99)}
+    return {**points, "count": len(times)}
 
 
-def table(results: dict[str, dict[str, dict[str, dict[str, float]]]], *, peers: bool) -> Table:
-    """One row a scheme and size; times in ms, ratios of p50."""
-    shown = Table(title=f"Blocking send to {WORKERS} workers: p50 / p95 / p99 in ms")
-    columns = ["scheme", "floats", "lockstep", "memcpy", "eventfd p50", "÷ memcpy", "publish p50"]
-    if peers:
-        columns += ["torchrl, aliasing", "torchrl ÷ ours", "torchrl, copying", "torchrl ÷ ours"]
-    for column in columns:
-        shown.add_column(column, justify="right")
-    for scheme, by_model in results.items():
-        for model, of in by_model.items():
-            ours = of["send"]["p50"]
-            row = [scheme, model, triple(of["send"]), triple(of["memcpy"])]
-            row += [f"{of['eventfd']['p50']:.3f}", f"{ours / of['memcpy']['p50']:.2f}"]
-            row += [f"{of['publish']['p50']:.4f}"]
-            for peer in ("torchrl", "torchrl_private") if peers else ():
-                row += [triple(of[peer]), f"{of[peer]['p50'] / ours:.1f}"]
-            shown.add_row(*row)
-    return shown
+def measure(scheme: str, model: str, *, rounds: int, peers: bool) -> list[Row]:
+    """The rows of one scheme and model."""
+    with Closing(eventfd=EventfdRoundTrip(), memcpy=Memcpy(model)) as contestants:
+        for name, options in TOGETHER[scheme].items():
+            contestants[name] = Lockstep(scheme, model, **options)
+        for name, trainer in PEERS.items() if peers else ():
+            opening = {"scheme": scheme, "trainer": trainer, "model": model, "workers": WORKERS}
+            contestants[name] = TorchRL("torchrl_sync", **opening)
+        times = in_turns(contestants, SENDS_A_ROUND[model], rounds)
+    ours = {name: times.pop(name) for name in TOGETHER[scheme]}
+    return [Row(name, model, found, times) for name, found in ours.items()]
 
 
-def triple(of: dict[str, float]) -> str:
-    return " / ".join(f"{of[p]:.3f}" for p in ("p50", "p95", "p99"))
+# -- reporting
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose numbers are aligned to the right."""
+    lines = [columns, ["---:"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown(times: Times) -> str:
+    """In ms, with three digits of the larger times and microseconds of the smaller."""
+    digits = 3 if times["p50"] < 10 else 1
+    return f"{times['p50']:.{digits}f} / {times['p95']:.{digits}f}"
+
+
+def table(rows: Iterable[Row], *, peers: bool) -> str:
+    """One row a scheme and model; times in ms, ratios of p50."""
+    peer_names = list(PEERS) if peers else []
+    columns = ["floats", "scheme", "ours", *peer_names, "memcpy", "eventfd, µs", "ours ÷ memcpy"]
+    columns += [f"{name} ÷ ours" for name in peer_names]
+    lines = []
+    for row in rows:
+        lines.append([row.model, row.scheme, shown(row.ours)])
+        lines[-1] += [shown(row.others[name]) for name in (*peer_names, "memcpy")]
+        lines[-1] += [f"{row.others['eventfd']['p50'] * 1e3:.1f}"]
+        lines[-1] += [f"{1 / row.ratio('memcpy'):.2f}"]
+        lines[-1] += [f"{row.ratio(name):.1f}" for name in peer_names]
+    return markdown(columns, lines)
 
 
 NOTES = """\
-publish: a send that waits for nobody, to workers that are busy with policy calls.
-torchrl, aliasing: its default; the trainer's own tensors are the shared memory, so no send copies
-  a weight, and workers see every step before it is sent (benchmarks/peers/torchrl_probe.py counts).
-torchrl, copying: the trainer keeps memory of its own, so that a send carries the weights."""
+"As it comes": the trainer's own tensors are the shared memory. No send copies a weight, and workers
+see every step before it is sent. "Copying": the trainer keeps memory of its own, and a send carries
+the weights. "memcpy": one copy of the same bytes by one thread. "eventfd": a round trip between two
+processes."""
+
+
+def save(name: str, output: Path, rows: Iterable[Any]) -> None:
+    """Keep all percentiles, and what machine they are of, as JSON."""
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / f"{name}.json"
+    rows = [row._asdict() for row in rows]
+    file.write_text(json.dumps({"machine": machine(), "unit": "ms", "rows": rows}, indent=2))
+    print(f"saved {file}")
+
+
+def machine() -> dict[str, Any]:
+    return {"processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
+
+
+def processor() -> str:
+    """The model's name, on Linux; else what Python knows."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def options(description: str, *, rounds: int) -> argparse.ArgumentParser:
+    """What both benchmarks of sends can be told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--sizes", default=",".join(MODEL_WIDTHS), help="of 4.5k, 1M, 25M")
+    parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
+    return parser
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--sizes", default=",".join(MODEL_WIDTHS), help="of 4.5k, 1M, 25M")
-    parser.add_argument("--schemes", default=",".join(SCHEMES))
-    parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
-    parser.add_argument("--booking-only", action="store_true", help="measure only what stats cost")
-    parser.add_argument("--output", default=str(ROOT / "outputs" / "benchmarks"))
+    parser = options(__doc__.split("\n")[0], rounds=12)
+    parser.add_argument("--schemes", default=",".join(TOGETHER))
     arguments = parser.parse_args()
-    peers = not arguments.no_peers and not arguments.booking_only
+    peers = not arguments.no_peers
     if peers and not PEER_PYTHON.exists():
         print("the peers' environment is missing: run `make peers`, or pass --no-peers")
         return 2
-    results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    schemes = () if arguments.booking_only else arguments.schemes.split(",")
-    for scheme in schemes:
-        for model in arguments.sizes.split(","):
+    rows = []
+    for model in arguments.sizes.split(","):
+        for scheme in arguments.schemes.split(","):
             print(f"measuring {scheme} {model}", file=sys.stderr, flush=True)
-            measured = measure(scheme, model, rounds=arguments.rounds, peers=peers)
-            results.setdefault(scheme, {})[model] = measured
-    booking = summary(in_turns({"booking": Booking()}, 100, arguments.rounds)["booking"])
-    if results:
-        Console(width=200).print(table(results, peers=peers))
-        print(NOTES if peers else NOTES.split("\n")[0])
-    booked = " / ".join(f"{booking[p] * 1e3:.2f}" for p in ("p50", "p95", "p99"))
-    print(f"stats of a send to {WORKERS} workers: {booked} µs (p50 / p95 / p99)")
-    output = Path(arguments.output)
-    output.mkdir(parents=True, exist_ok=True)
-    machine = {
-        "processor": platform.processor(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-    }
-    report = {"machine": machine, "workers": WORKERS, "unit": "ms", "results": results}
-    report["booking"] = booking
-    file = output / ("sync_booking.json" if arguments.booking_only else "sync_latency.json")
-    file.write_text(json.dumps(report, indent=2))
-    print(f"saved {file}")
+            rows += measure(scheme, model, rounds=arguments.rounds, peers=peers)
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    print(f"Blocking send to {WORKERS} workers, p50 / p95 in ms ({about}):\n")
+    print(table(rows, peers=peers))
+    print(f"\n{NOTES}\n")
+    print("\n".join(filter(None, (aim.verdict(rows) for aim in AIMS))))
+    save("sync_latency", arguments.output, rows)
     return 0
 
 

@@ -6,46 +6,49 @@
 Measured in turns within one run: a few sends of ours, a few of torchrl's scheme of the same name,
 a few times the same bytes over the bare engine (`ray.put` and `get`, `rpc_async` with the tensor, a
 gloo broadcast and its answers), and again. Both sides are processes of this machine, on loopback.
-
-Ours is measured twice: as it comes, when workers of the trainer's machine read versions from its
-memory, and with `share_memory=False`, when every version goes over the engine as between machines.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import multiprocessing
 import os
-import subprocess
 import sys
-import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
+from benchmarks.models import build_model, timed_ms, timed_sends_ms  # noqa: E402
 from benchmarks.sync_latency import (  # noqa: E402
     PEER_PYTHON,
     SENDS_A_ROUND,
     Closing,
+    Times,
+    TorchRL,
     in_turns,
-    summary,
-    triple,
+    machine,
+    markdown,
+    options,
+    save,
+    shown,
 )
 from sync import WeightSyncScheme  # noqa: E402
 
-KINDS = ("ray", "rpc", "distributed")
+ENGINES = {
+    "ray": "sync.remote.ray:RayEngine",
+    "rpc": "sync.remote.rpc:RPCEngine",
+    "distributed": "sync.remote.gloo:DistributedEngine",
+}
 START_S = 120.0
+MOST_BARE = 1.5  # the aim: at most so many times the bare engine, and faster than torchrl
 
 
 # -- what workers run
@@ -53,7 +56,8 @@ START_S = 120.0
 
 def serve(kind: str, peer: int, port: int) -> None:
     torch.set_num_threads(1)
-    importlib.import_module(f"sync.remote.{kind}").serve(peer, port=port, timeout=START_S)
+    module = importlib.import_module(ENGINES[kind].partition(":")[0])
+    module.serve(peer, port=port, timeout=START_S)
 
 
 def be_worker(scheme: WeightSyncScheme, worker: int, model: str) -> None:
@@ -77,11 +81,11 @@ def touch_many(actor: Any, array: Any) -> int:
 def broadcast(rank: int, world: int, port: int, nbytes: int) -> None:
     """The other side of the bare gloo broadcast."""
     torch.set_num_threads(1)
-    group = _gloo(rank, world, port)
+    _join_gloo(rank, world, dist.TCPStore("127.0.0.1", port))
     block, answer = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(1)
     while True:
-        group.broadcast(block, 0).wait()
-        group.reduce(answer, 0).wait()
+        dist.broadcast(block, 0)
+        dist.reduce(answer, 0)
 
 
 _kept: list[Any] = []
@@ -94,17 +98,16 @@ class Workers:
     """An engine with its peers on this machine."""
 
     def __init__(self, kind: str, number: int):
-        module = importlib.import_module(f"sync.remote.{kind}")
+        make = resolve_name(ENGINES[kind])
         self.kind, self.processes = kind, []
         if kind == "ray":
             import ray
 
             actor = ray.remote(num_cpus=0, max_concurrency=4)(_Actor)
             self.actors = [actor.remote() for _ in range(number)]
-            self.engine = module.RayEngine(self.actors)
+            self.engine = make(self.actors)
             return
-        make = {"rpc": "RPCEngine", "distributed": "DistributedEngine"}[kind]
-        self.engine = getattr(module, make)(number, timeout=START_S)
+        self.engine = make(number, timeout=START_S)
         ctx = multiprocessing.get_context("forkserver")
         for peer in range(number):
             args = (kind, peer, self.engine.port)
@@ -125,17 +128,15 @@ class Workers:
 
 
 class _Actor:
-    """What it does is called into it."""
+    """An actor without methods of its own: `__ray_call__` runs functions in it."""
 
 
 class Lockstep:
     """Our scheme."""
 
-    def __init__(self, workers: Workers, model: str, *, share_memory: bool):
+    def __init__(self, workers: Workers, model: str):
         self.model = build_model(model)
-        self.scheme = WeightSyncScheme.from_backend(
-            workers.kind, timeout=START_S, share_memory=share_memory
-        )
+        self.scheme = WeightSyncScheme.from_backend(workers.kind, timeout=START_S)
         self.scheme.attach(workers.engine)  # type: ignore[attr-defined]
         number = workers.engine.num_peers
         self.scheme.init_on_sender(model=self.model, devices=["cpu"] * number)
@@ -145,15 +146,7 @@ class Lockstep:
             future.result(START_S)
 
     def times_ms(self, count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            with torch.no_grad():
-                for parameter in self.model.parameters():
-                    parameter.view(-1)[-1] += 1
-            begun = time.perf_counter()
-            self.scheme.send()
-            times.append((time.perf_counter() - begun) * 1e3)
-        return times
+        return timed_sends_ms(self.model, self.scheme.send, count)
 
     def close(self) -> None:
         self.scheme.shutdown()
@@ -172,23 +165,18 @@ class Bare:
 
     def _open_group(self, nbytes: int) -> None:
         ctx = multiprocessing.get_context("forkserver")
-        store = _store(0, is_master=True)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         world = self.number + 1
         for rank in range(1, world):
             args = (rank, world, store.port, nbytes)
             self.processes.append(ctx.Process(target=broadcast, args=args, daemon=True))
             self.processes[-1].start()
-        self.group = _gloo(0, world, store.port, store)
+        _join_gloo(0, world, store)
         self.answer = torch.zeros(1)
 
     def times_ms(self, count: int) -> list[float]:
         once = {"ray": self._ray, "rpc": self._rpc, "distributed": self._gloo}[self.workers.kind]
-        times = []
-        for _ in range(count):
-            begun = time.perf_counter()
-            once()
-            times.append((time.perf_counter() - begun) * 1e3)
-        return times
+        return timed_ms(once, count)
 
     def _ray(self) -> None:
         import ray
@@ -204,104 +192,72 @@ class Bare:
             future.wait()
 
     def _gloo(self) -> None:
-        self.group.broadcast(self.block, 0).wait()
-        self.group.reduce(self.answer, 0).wait()
+        dist.broadcast(self.block, 0)
+        dist.reduce(self.answer, 0)
 
     def close(self) -> None:
         for process in self.processes:
             process.kill()
             process.join()
+        if self.processes:
+            dist.destroy_process_group()
 
 
-def _store(port: int, *, is_master: bool) -> Any:
-    return dist.TCPStore("127.0.0.1", port, is_master=is_master, wait_for_workers=False)
+def _join_gloo(rank: int, world: int, store: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", rank=rank, world_size=world, store=store)
 
 
-def _gloo(rank: int, world: int, port: int, store: Any = None) -> Any:
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    store = store or _store(port, is_master=False)
-    return dist.ProcessGroupGloo(store, rank, world, options)
+# -- measuring
 
 
-class TorchRL:
-    """The peer's scheme of the same name, in its own environment."""
+class Row(NamedTuple):
+    """One engine, model and number of workers, and what was measured in turns."""
 
-    def __init__(self, kind: str, model: str, workers: int):
-        command = [str(PEER_PYTHON), "-m", "benchmarks.peers.torchrl_remote"]
-        command += ["--scheme", kind, "--model", model, "--workers", str(workers)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**environment, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._hear()
+    scheme: str
+    model: str
+    workers: int
+    times: dict[str, Times]
 
-    def times_ms(self, count: int) -> list[float]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"count": count}) + "\n")
-        self.process.stdin.flush()
-        reply = self._hear()
-        if not reply["verified"]:
-            raise RuntimeError("torchrl's workers do not have the weights that were sent")
-        times: list[float] = reply["ms"]
-        return times
+    def ratio(self, one: str, other: str) -> float:
+        return self.times[one]["p50"] / self.times[other]["p50"]
 
-    def _hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline() or '{"error": "it ended"}'
-        reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError(f"torchrl: {reply['error']}")
-        return reply
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
+    def misses(self) -> list[str]:
+        """What falls short of the aim."""
+        missed = ["engine"] if self.ratio("ours", "bare") > MOST_BARE else []
+        if "torchrl" in self.times and self.ratio("torchrl", "ours") <= 1:
+            missed.append("torchrl")
+        return missed
 
 
-def measure(
-    kind: str, model: str, number: int, *, rounds: int, peers: bool
-) -> dict[str, dict[str, float]]:
+def measure(kind: str, model: str, number: int, *, rounds: int, peers: bool) -> Row:
     """One row of the table."""
     nbytes = sum(p.numel() * 4 for p in build_model(model).parameters())
     with ExitStack() as stack, Closing() as contestants:
         workers = Workers(kind, number)
         stack.callback(workers.close)
-        contestants["send"] = Lockstep(workers, model, share_memory=True)
-        contestants["engine"] = Lockstep(workers, model, share_memory=False)
+        contestants["ours"] = Lockstep(workers, model)
         contestants["bare"] = Bare(workers, nbytes)
         if peers:
-            contestants["torchrl"] = TorchRL(kind, model, number)
-        times = in_turns(contestants, SENDS_A_ROUND[model], rounds)
-    return {name: summary(values) for name, values in times.items()}
+            opening = {"scheme": kind, "model": model, "workers": number}
+            contestants["torchrl"] = TorchRL("torchrl_remote", **opening)
+        return Row(kind, model, number, in_turns(contestants, SENDS_A_ROUND[model], rounds))
 
 
-def table(results: list[dict[str, Any]], *, peers: bool) -> Table:
+def table(rows: Iterable[Row], *, peers: bool) -> str:
     """Times in ms, ratios of p50."""
-    shown = Table(title="Blocking send: p50 / p95 / p99 in ms")
-    columns = ["scheme", "floats", "workers", "bare engine"]
-    columns += ["torchrl"] if peers else []
-    for way in ("lockstep", "over the engine"):
-        columns += [way, "÷ bare"] + (["torchrl ÷"] if peers else [])
-    for column in columns:
-        shown.add_column(column, justify="right")
-    for row in results:
-        of = row["times"]
-        cells = [row["scheme"], row["model"], str(row["workers"]), triple(of["bare"])]
-        cells += [triple(of["torchrl"])] if peers else []
-        for way in ("send", "engine"):
-            ours = of[way]["p50"]
-            cells += [triple(of[way]), f"{ours / of['bare']['p50']:.2f}"]
-            cells += [f"{of['torchrl']['p50'] / ours:.1f}"] if peers else []
-        shown.add_row(*cells)
-    return shown
+    columns = ["scheme", "floats", "workers", "ours", "bare engine", "ours ÷ bare"]
+    columns += ["torchrl", "torchrl ÷ ours"] if peers else []
+    lines = []
+    for row in rows:
+        cells = [row.scheme, row.model, str(row.workers)]
+        cells += [shown(row.times["ours"]), shown(row.times["bare"])]
+        cells += [f"{row.ratio('ours', 'bare'):.2f}"]
+        if peers:
+            cells += [shown(row.times["torchrl"]), f"{row.ratio('torchrl', 'ours'):.1f}"]
+        missed = row.misses()
+        lines.append([*cells, f"missed: {' and '.join(missed)}" if missed else "holds"])
+    return markdown([*columns, "aim"], lines)
 
 
 def start_ray() -> None:
@@ -317,36 +273,30 @@ def start_ray() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--sizes", default=",".join(MODEL_WIDTHS), help="of 4.5k, 1M, 25M")
-    parser.add_argument("--schemes", default=",".join(KINDS))
+    parser = options(__doc__.split("\n")[0], rounds=8)
+    parser.add_argument("--schemes", default=",".join(ENGINES))
     parser.add_argument("--workers", default="1,2")
-    parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
-    parser.add_argument("--output", default=str(ROOT / "outputs" / "benchmarks"))
     arguments = parser.parse_args()
     peers = not arguments.no_peers
     if peers and not PEER_PYTHON.exists():
         print("the peers' environment is missing: run `make peers`, or pass --no-peers")
         return 2
     multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
-    results = []
+    rows = []
     for kind in arguments.schemes.split(","):
         if kind == "ray":
             start_ray()
         for model in arguments.sizes.split(","):
             for number in map(int, arguments.workers.split(",")):
                 print(f"measuring {kind} {model} x {number}", file=sys.stderr, flush=True)
-                times = measure(kind, model, number, rounds=arguments.rounds, peers=peers)
-                row = {"scheme": kind, "model": model, "workers": number, "times": times}
-                results.append(row)
-    Console(width=200).print(table(results, peers=peers))
-    output = Path(arguments.output)
-    output.mkdir(parents=True, exist_ok=True)
-    machine = {"cores": os.cpu_count(), "torch": torch.__version__}
-    report = {"machine": machine, "unit": "ms", "results": results}
-    (output / "sync_remote.json").write_text(json.dumps(report, indent=2))
-    print(f"saved {output / 'sync_remote.json'}")
+                rows.append(measure(kind, model, number, rounds=arguments.rounds, peers=peers))
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    print(f"Blocking send, p50 / p95 in ms ({about}):\n")
+    print(table(rows, peers=peers))
+    holding = sum(not row.misses() for row in rows)
+    aim = f"at most {MOST_BARE} times the bare engine" + " and faster than torchrl" * peers
+    print(f"\n{holding} of {len(rows)} rows hold the aim: {aim}.")
+    save("sync_remote", arguments.output, rows)
     return 0
 
 

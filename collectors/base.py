@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from collectors import interrupts
 from collectors.batches import frames_of
 from collectors.checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
@@ -29,7 +30,7 @@ from collectors.trajectories import Whole, split
 from collectors.turn import Turn
 from collectors.versions import PolicyVersion, Stamps
 from collectors.weights import POLICY, Publisher, check_apart, find_model, sends_weights
-from sync import WeightSyncScheme, interrupts
+from sync import WeightSyncScheme
 
 
 class BaseCollector(ABC):

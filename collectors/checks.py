@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sync import LocalWeightUpdaterBase, RemoteWeightUpdaterBase, WeightSyncScheme
-from sync.waiting import LONGEST_S
+from sync.local.waiting import LONGEST_S
 
 
 def check_kinds(options: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from collectors import interrupts
 from collectors.batches import Trajectories
 from collectors.frames import FrameLayout, Frames
 from collectors.line import Line, LineClosed
@@ -25,9 +26,11 @@ from collectors.starting import interrupts_held
 from collectors.weights import Publisher
 from collectors.words import FRAMES, IDLE, MESSAGES, STAGE, STARTING, STEPS, Words
 from collectors.worker import Job, Setup, main
-from sync import NoWeightSyncScheme, interrupts
+from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
-from sync.memory import SLICE_S, AnonymousMemory, Watch, awake_s, must_look, wait_for
+from sync.local.memory import AnonymousMemory
+from sync.local.process import Watch, must_look
+from sync.local.waiting import SLICE_S, awake_s, wait_for
 
 KILL_AFTER_S = 5.0
 
@@ -92,7 +95,7 @@ class Crew:
                 line=far,
                 words=Words(),
                 job=job,
-                schemes=self.publisher.schemes_for(member.worker),
+                schemes=self.publisher.schemes,
                 version_base=self.publisher.base,
             )
             name = f"lockstep-worker-{member.worker}"
@@ -200,9 +203,10 @@ class Crew:
                     return True
                 if self._listener not in (None, me):
                     due = time.monotonic() + max(0.0, timeout)
+                    awake_s.begin()
                     with interrupts.let_in():
                         self._news.wait(max(0.0, timeout))
-                    awake_s.note(due)
+                    awake_s.end(due)
                     return unless()
                 self._listener = me
                 fds = [fd for member in self.members for fd in self._fds(member)]

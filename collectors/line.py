@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import cloudpickle
 
-from sync.memory import SharedFd
+from sync.local.memory import SharedFd
 
 _HEADER = struct.Struct("QI")
 _MAX_FDS = 16

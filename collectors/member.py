@@ -11,7 +11,8 @@ from collectors.frames import Frames
 from collectors.line import Line
 from collectors.words import FRAMES, VERSION, Words
 from sync.errors import WorkerError
-from sync.memory import AnonymousMemory, Watch
+from sync.local.memory import AnonymousMemory
+from sync.local.process import Watch
 
 
 class Full(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
 from collectors.batches import Part, Room, assemble, room_for
 from collectors.crew import Crew
@@ -21,7 +22,6 @@ from collectors.starting import context
 from collectors.weights import Publisher
 from collectors.words import CUT
 from collectors.worker import PASSED_ON, Job
-from sync import interrupts
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout
 
 _NOTICE_S = 0.5  # in which the crew hears of what a scheme has found

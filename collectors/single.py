@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
 from collectors.batches import Part, Trajectories, assemble, frames_of
 from collectors.environments import Environments
@@ -27,7 +28,6 @@ from collectors.unhooked import unhook
 from collectors.weights import FixedIntake, Intake, Publisher, SchemeIntake, find_model
 from collectors.words import FRAMES, Words
 from collectors.worker import check_numbers
-from sync import interrupts
 from sync.errors import WorkerTimeout
 
 

@@ -13,8 +13,9 @@ from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, NoReturn
 
-from sync import interrupts
-from sync.memory import Watch, wait_for
+from collectors import interrupts
+from sync.local.process import Watch
+from sync.local.waiting import wait_for
 
 PRELOAD = ("collectors.preload", "collectors.worker", "gymnasium.envs.classic_control")
 

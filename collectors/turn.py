@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from sync import interrupts
+from collectors import interrupts
 
 
 class Turn:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme, interrupts
+from collectors import interrupts
+from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.errors import WorkerError, combine
-from sync.memory import wait_for
-from sync.snapshot import NEVER
-from sync.strategy import Weights, flatten, is_by_worker
+from sync.local.waiting import wait_for
+from sync.model.snapshot import NEVER
+from sync.model.strategy import Weights, flatten, is_by_worker
 from sync.updaters import LocalWeightUpdaterBase, MultiProcessedRemoteWeightUpdate
 
 POLICY = "policy"
@@ -37,11 +38,8 @@ class Intake(ABC):
         """The policy's `call`, so that a scheme which checks such calls sees them."""
         return call
 
-    def wait(self, timeout: float, fds: Collection[int], *, resting: bool) -> None:
-        """Return when there may be news to take, one of `fds` is ready, or `timeout` is over.
-
-        resting: versions may come into use without anybody being woken for them.
-        """
+    def wait(self, timeout: float, fds: Collection[int]) -> None:
+        """Return when there may be news to take, one of `fds` is ready, or `timeout` is over."""
         wait_for(fds, timeout)
 
     def close(self) -> None:
@@ -87,7 +85,7 @@ class SchemeIntake(Intake):
             if self.schemes[model_id].receive(timeout) is not None:
                 self._refused.discard(model_id)
         except Exception as error:
-            if not self.schemes[model_id].sender_knows(error):
+            if not self.schemes[model_id].is_reported(error):
                 raise
             self._refused.add(model_id)  # this worker keeps what it has
 
@@ -115,16 +113,13 @@ class SchemeIntake(Intake):
             call = scheme.watched(call)
         return call
 
-    def wait(self, timeout: float, fds: Collection[int], *, resting: bool) -> None:
+    def wait(self, timeout: float, fds: Collection[int]) -> None:
+        if len(self._all) == 1:
+            self._main.wait_for_news(timeout, fds)
+            return
         with contextlib.ExitStack() as stack:
-            if resting:
-                for scheme in self._all:
-                    stack.enter_context(scheme.resting())
-            if len(self._all) == 1:
-                self._main.wait_for_news(timeout, fds)
-                return
             for scheme in self._all:
-                stack.enter_context(scheme.dozing())
+                stack.enter_context(scheme.sleeping())
             if not self._any_news():
                 wait_for([*fds, *(fd for s in self._all for fd in s.news_fds())], timeout)
 
@@ -245,9 +240,10 @@ class Publisher:
         """
         failures: dict[int, WorkerError] = {}
         for model_id, weights in by_model.items():
+            some = everybody if worker_ids is None and not is_by_worker(weights) else worker_ids
             try:
-                some = everybody if worker_ids is None and not is_by_worker(weights) else worker_ids
-                self._publish_one(model_id, weights, some, wait)
+                with interrupts.held():  # an interrupt in a scheme's call closes the scheme
+                    self._publish_one(model_id, weights, some, wait)
             except WorkerError as error:
                 failures = {**error.failures, **failures}
         if failures:
@@ -295,10 +291,6 @@ class Publisher:
             for worker in workers
             for model_id, version in self.promised[worker].items()
         )
-
-    def schemes_for(self, worker: int) -> dict[str, WeightSyncScheme]:
-        """The schemes, as they are handed to that worker."""
-        return {model_id: scheme.for_worker(worker) for model_id, scheme in self.schemes.items()}
 
     def stats(self) -> dict[str, Any]:
         return {model_id: scheme.stats for model_id, scheme in self.schemes.items()}

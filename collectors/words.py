@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sync.memory import AnonymousMemory, as_bytes
+from sync.local.memory import AnonymousMemory, as_bytes
 
 # Written by the worker.
 FRAMES, STEPS, STAGE, VERSION = range(4)

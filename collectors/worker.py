@@ -47,7 +47,8 @@ from collectors.unhooked import unhook
 from collectors.weights import FixedIntake, Intake, SchemeIntake, find_model
 from collectors.words import CUT, HANDING_OVER, IDLE, MESSAGES, STAGE, TAKING_WEIGHTS, Words
 from sync import NoWeightSyncScheme, WeightSyncScheme
-from sync.memory import AnonymousMemory, as_bytes, wait_for
+from sync.local.memory import AnonymousMemory, as_bytes
+from sync.local.waiting import wait_for
 
 
 def packed(job: Any) -> bytes:
@@ -284,7 +285,7 @@ class Worker:
         self.words.words[STAGE] = IDLE
         between = not (self._at_batch and self._order is not None)
         if between:
-            self.intake.wait(60.0, [self.line.fd], resting=True)
+            self.intake.wait(60.0, [self.line.fd])
         else:  # versions that come now are for after this batch
             wait_for([self.line.fd], 60.0)
         if self.line.ended:

@@ -10,28 +10,19 @@ from gymnasium import Env, Space
 from gymnasium.vector import VectorEnv
 
 import collectors
-import sync
 from collectors import BaseCollector, ReplayBuffer
 from harness.algos.ppo import PPO, PPOConfig
 from harness.algos.sac import SAC
 from harness.config import ConfigError
+from harness.config.hosts import JoiningConfig, RayConfig
 from harness.config.link import make_link
-from harness.config.remote import JoiningConfig, RayConfig, num_hosts
+from harness.config.remote import num_hosts
 from harness.config.schema import CollectorConfig, Config, SyncConfig
 from harness.envs import EnvConfig, EnvFactory
 from harness.learners import Learner, OffPolicy, OnPolicy
 from sync import WeightSyncScheme
+from sync.registry import scheme_class
 
-# By name, and imported when it is taken: some need what need not be installed.
-SCHEMES = {
-    "shared_mem": "SharedMemWeightSyncScheme",
-    "multiprocess": "MultiProcessWeightSyncScheme",
-    "hogwild": "HogwildWeightSyncScheme",
-    "none": "NoWeightSyncScheme",
-    "distributed": "DistributedWeightSyncScheme",
-    "rpc": "RPCWeightSyncScheme",
-    "ray": "RayWeightSyncScheme",
-}
 COLLECTORS = {
     "single": "Collector",
     "multi_sync": "MultiSyncCollector",
@@ -95,7 +86,7 @@ def _close(env: Env[Any, Any] | VectorEnv, config: EnvConfig) -> None:
 
 def make_scheme(config: SyncConfig) -> WeightSyncScheme:
     """The sync scheme, not yet connected to anything."""
-    scheme: WeightSyncScheme = getattr(sync, SCHEMES[config.name])(
+    scheme: WeightSyncScheme = scheme_class(config.name)(
         strategy=config.strategy,
         sync=config.blocking,
         timeout=config.timeout_s,
@@ -104,7 +95,7 @@ def make_scheme(config: SyncConfig) -> WeightSyncScheme:
         wire=config.wire,
         link=make_link(config.link),
         **({"check_torn": True} if config.check_torn else {}),
-        **({} if config.share_memory else {"share_memory": False}),
+        **({"zero_copy": True} if config.zero_copy else {}),
     )
     return scheme
 

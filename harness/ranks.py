@@ -6,7 +6,8 @@ import os
 import signal
 
 from harness.config import Config
-from harness.config.remote import JoiningConfig, ranks
+from harness.config.hosts import JoiningConfig
+from harness.config.remote import ranks
 
 
 def collects_for_another(config: Config) -> bool:

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from collectors import BaseCollector, ReplayBuffer
 from harness.config.schema import Config
 from harness.learners import Learner, OffPolicy
-from sync.memory import awake_s
+from sync.local.waiting import awake_s
 
 LOOK_EVERY_S = 0.2
 

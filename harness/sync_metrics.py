@@ -1,4 +1,4 @@
-"""What synchronisation costs: read off the scheme's transports, window by window and in all."""
+"""What synchronisation costs: read off the scheme's statistics, window by window and in all."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ class SyncMeter:
 
     def _read_link(self) -> dict[str, float]:
         """What is on the link, if there is one, and what became of the rest."""
-        lines = {w: self._scheme.create_transport(worker_idx=w).line for w in self._workers}
+        links = self._scheme.links if self._workers else {}
+        if not links:
+            return {}
         delays_ms: list[float] = []
         counts: Counter[str] = Counter()
-        for worker, line in lines.items():
-            if line is None:
-                return {}
-            fresh = min(line.delivered - self._delays_seen[worker], len(line.delays_ns))
-            delays_ms += [ns * MS for ns in list(line.delays_ns)[len(line.delays_ns) - fresh :]]
-            self._delays_seen[worker] = line.delivered
-            counts["in_flight"] += line.num_in_flight
-            counts["coalesced"] += line.coalesced
-            counts["retransmitted"] += line.retransmitted
+        for worker, link in links.items():
+            fresh = min(link.delivered - self._delays_seen[worker], len(link.delays_ns))
+            delays_ms += [ns * MS for ns in list(link.delays_ns)[len(link.delays_ns) - fresh :]]
+            self._delays_seen[worker] = link.delivered
+            counts["in_flight"] += link.num_in_flight
+            counts["coalesced"] += link.coalesced
+            counts["retransmitted"] += link.retransmitted
         delay = {"sync/link_delay_ms": sum(delays_ms) / len(delays_ms)} if delays_ms else {}
         return delay | {f"sync/link_{name}": float(count) for name, count in counts.items()}
 
@@ -109,7 +109,7 @@ class SyncMeter:
         if self._workers:
             _ = self._scheme.acknowledged  # takes in the answers that lie ready
         for worker in self._workers:
-            stats = self._scheme.create_transport(worker_idx=worker).stats
+            stats = self._scheme.worker(worker).stats
             for applied in stats.since(self._seen[worker]):
                 ack_ms.append(applied.acknowledge_ns * MS)
                 apply_ms.append(applied.apply_ns * MS)
@@ -123,12 +123,12 @@ class SyncMeter:
         stats = self._scheme.stats
         acknowledged = self._scheme.acknowledged if self._workers else {}
         for worker in self._workers:
-            transport = self._scheme.create_transport(worker_idx=worker)
-            recent = transport.stats.recent
+            record = self._scheme.worker(worker)
+            recent = record.stats.recent
             ack_ms += [applied.acknowledge_ns * MS for applied in recent]
             apply_ms += [applied.apply_ns * MS for applied in recent]
             workers[str(worker)] = {
-                "published": transport.addressed,
+                "published": record.addressed,
                 "acknowledged": acknowledged[worker],
                 **stats["workers"][worker],
             }

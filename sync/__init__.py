@@ -1,30 +1,27 @@
 """Weight synchronisation: versioned snapshots of a model, brought from a trainer to its workers.
 
-Start with `scheme.py` (the lifecycle), then `shared_mem.py` (the scheme most people want) and
-`board.py` (its protocol).
+Start with `scheme.py` (the lifecycle), then `schemes/shared_mem.py` (the scheme most people want)
+and `channel.py` (what a scheme of your own implements).
 """
 
-import sync.lean  # noqa: F401 - before anything that imports tensordict
-from sync.backends import SCHEMES
-from sync.direct import NoWeightSyncScheme
+import sync.deferred_dynamo  # noqa: F401 - before anything that imports tensordict
+from sync.channel import Answer, ReceiverChannel, SenderChannel
+from sync.effects.slow_link import PRESETS, Link
+from sync.effects.wire import WIRES
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
-from sync.hogwild import HogwildWeightSyncScheme
-from sync.layout import Layout
-from sync.link import PRESETS, Link
-from sync.multiprocess import MPTransport, MultiProcessWeightSyncScheme
-from sync.remote.schemes import (
-    DistributedTransport,
-    DistributedWeightSyncScheme,
-    RayTransport,
-    RayWeightSyncScheme,
-    RPCTransport,
-    RPCWeightSyncScheme,
-)
+from sync.model.layout import Layout
+from sync.model.snapshot import Snapshot
+from sync.model.strategy import WeightStrategy
+from sync.registry import SCHEMES, register
 from sync.scheme import WeightSyncScheme
-from sync.shared_mem import SharedMemTransport, SharedMemWeightSyncScheme
-from sync.snapshot import Snapshot
-from sync.strategy import WeightStrategy
-from sync.transport import Transport, TransportBackend
+from sync.schemes.distributed import DistributedWeightSyncScheme
+from sync.schemes.hogwild import HogwildWeightSyncScheme
+from sync.schemes.multiprocess import MultiProcessWeightSyncScheme
+from sync.schemes.none import NoWeightSyncScheme
+from sync.schemes.ray import RayWeightSyncScheme
+from sync.schemes.rpc import RPCWeightSyncScheme
+from sync.schemes.shared_mem import SharedMemWeightSyncScheme
+from sync.transport import MPTransport, TransportBackend
 from sync.updaters import (
     LocalWeightUpdaterBase,
     MultiProcessedRemoteWeightUpdate,
@@ -32,13 +29,12 @@ from sync.updaters import (
     RemoteWeightUpdaterBase,
     VanillaLocalWeightUpdater,
 )
-from sync.wire import WIRES
 
 __all__ = [
     "PRESETS",
     "SCHEMES",
     "WIRES",
-    "DistributedTransport",
+    "Answer",
     "DistributedWeightSyncScheme",
     "HogwildWeightSyncScheme",
     "Layout",
@@ -48,16 +44,14 @@ __all__ = [
     "MultiProcessWeightSyncScheme",
     "MultiProcessedRemoteWeightUpdate",
     "NoWeightSyncScheme",
-    "RPCTransport",
     "RPCWeightSyncScheme",
     "RayRemoteWeightUpdater",
-    "RayTransport",
     "RayWeightSyncScheme",
+    "ReceiverChannel",
     "RemoteWeightUpdaterBase",
-    "SharedMemTransport",
+    "SenderChannel",
     "SharedMemWeightSyncScheme",
     "Snapshot",
-    "Transport",
     "TransportBackend",
     "VanillaLocalWeightUpdater",
     "WeightStrategy",
@@ -66,4 +60,5 @@ __all__ = [
     "WorkerError",
     "WorkerRaised",
     "WorkerTimeout",
+    "register",
 ]

@@ -1,154 +1,218 @@
-"""A two-way line for small messages between a sender and one worker.
+"""The two halves of a mechanism that moves weights. A new scheme implements these.
 
-A socket pair that keeps message borders. Each message is a kind and a few 64-bit numbers, with text
-behind it for a traceback; nothing is pickled. Both ends stay with the sender, so that a worker that
-took a dead one's place can be handed the same line. Every message has the time in it, and when an
-end put its last one is in a word of shared memory: the other can look without a system call.
+    trainer                                          worker
+    -------                                          ------
+    SenderChannel                                    ReceiverChannel
+      free_block(), the caller writes a version
+      publish(block, workers)            --->          take(): the newest version
+      poll(): APPLIED, FAILED, LEFT ...  <---          answer(APPLIED or FAILED)
+      close()                            --->          sender_gone()
 
-Two more words are of versions that need no message (`home.py`): the worker's says whether its
-model rests, the sender's which version it put into that model last.
+A sender channel reaches all workers of one model; a receiver channel belongs to one worker. Neither
+ever waits: `Sender` and `Receiver` do, with `fds()`. Versions, retries, timeouts, failures and
+statistics are theirs too, so a channel only moves blocks and answers.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
+import contextlib
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from sync.memory import AnonymousMemory, Order, SharedFd, as_bytes, wait_for
+from sync.model.binding import Binding
+from sync.model.layout import CheckFinite, Layout
+from sync.model.snapshot import NEVER, Snapshot, private_snapshot
 
-SNAPSHOT, CLOSE, GREET, DONE, FAIL, LEAVE = range(6)
-TEXT_BYTES = 16 * 1024
-_NUMBERS = 5
-_FORMAT = struct.Struct(f"{2 + _NUMBERS}q")
-_WORDS_BYTES = 32
-_HOME, _BROUGHT = 2, 3  # behind the times of the last messages
+JOINED, APPLIED, FAILED, LEFT, LOST = "joined", "applied", "failed", "left", "lost"
 
-
-class Message(NamedTuple):
-    """What came over the line."""
-
-    kind: int
-    numbers: tuple[int, ...]
-    text: str
+now_ns = time.perf_counter_ns  # one clock for all processes of a machine
 
 
-class Channel:
-    """The line. `put` and `get` work at the sender's end until `turn_around` is called."""
+class Answer(NamedTuple):
+    """What a worker says, or what the channel found out about it.
 
-    def __init__(self) -> None:
-        kind = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
-        near, far = socket.socketpair(socket.AF_UNIX, kind)
-        near.setblocking(False)
-        far.setblocking(False)
-        self._near, self._far = SharedFd(near.detach()), SharedFd(far.detach())
-        self._kind = int(kind)
-        self._memory = AnonymousMemory(_WORDS_BYTES)
-        self._order = Order(self._memory)
-        self._ours, self._theirs = 0, 1
-        self._turned_in = 0
-        self._peeked = self._taken = 0
-        self._open()
+    JOINED: a process (`pid`) now serves as the worker; whatever came before was its predecessor.
+    APPLIED: it uses `version`. FAILED: it could not apply `version`; `text` is its traceback.
+    LEFT: it shut its scheme down. LOST: it is gone or out of reach; `text` says how, if known.
+    """
 
-    def _open(self) -> None:
-        # Kept before it has the descriptor, which it would close if an interrupt let go of it.
-        self._socket = socket.socket.__new__(socket.socket)
-        self._socket.__init__(socket.AF_UNIX, self._kind, 0, self._near.fd)  # type: ignore[misc]
-        memory = self._memory.map(0, _WORDS_BYTES, writable=True)
-        self._words = as_bytes(memory).cast("q")
+    worker: int
+    kind: str
+    version: int = NEVER
+    published_ns: int = 0
+    seen_ns: int = 0
+    applied_ns: int = 0
+    retries: int = 0
+    pid: int = 0
+    text: str = ""
+    return_ns: int = 0  # what the answer took on its way back, if that is known
+
+
+class Part(NamedTuple):
+    """A block ready to be published, and the workers that can read it.
+
+    nbytes: how much travels; None if that is the block.
+    max_error, relative_error: what a lossy wire format did to the numbers.
+    """
+
+    block: Snapshot
+    workers: Sequence[int]
+    nbytes: int | None = None
+    max_error: float = 0.0
+    relative_error: float = 0.0
+
+
+class SenderChannel(ABC):
+    """The trainer's half. Calls come one at a time; `Sender` holds a lock around each.
+
+    mechanism: how versions travel, in a few words; `scheme.stats` reports it.
+    handout: what a worker's process needs to make its half; it is pickled with the scheme.
+    """
+
+    mechanism: str = "unnamed"
+
+    def __init__(self, layout: Layout, num_workers: int):
+        self.layout = layout
+        self.num_workers = num_workers
+        self.handout: Any = None
+        self._pool: list[Snapshot] = []
+        self._moved: dict[str, dict[str, int]] = {}
+
+    def pack(
+        self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
+    ) -> None:
+        """Write the weights into a free block. `own`: they are those of the registered model."""
+        binding.pack(block, version, check_finite=check)
+
+    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
+        """Turn a written block into what travels. May refuse it (`ValueError`); sends nothing."""
+        return [Part(block, workers)]
+
+    @abstractmethod
+    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
+        """Make a prepared block the newest version for these workers. An older one that a worker
+        has not taken yet may be dropped.
+        """
+
+    @abstractmethod
+    def poll(self) -> list[Answer]:
+        """What has been heard since the last call, in order; also moves on whatever waits here."""
+
+    @abstractmethod
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when `poll` has something to do."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Tell the workers that nothing more comes, and release everything. Bounded in time."""
+
+    # -- what most channels leave as it is
+
+    def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
+        """A block to write the next version into: none of `keep`, and none still being read.
+
+        By default it is memory of this process alone.
+        """
+        taken = {id(block) for block in (*keep, *self.blocks_in_use())}
+        for block in self._pool:
+            if id(block) not in taken:
+                return block
+        self._pool.append(private_snapshot(self.layout))
+        return self._pool[-1]
 
     @property
-    def fd(self) -> int:
-        return self._near.fd
+    def memory_bytes(self) -> int:
+        """How much memory the blocks have taken so far."""
+        return len(self._pool) * self.layout.nbytes
 
-    def has_mail(self) -> bool:
-        """Whether there may be a message; one that was put this instant may not show yet."""
-        return self._words[self._theirs] > self._taken
+    def blocks_in_use(self) -> list[Snapshot]:
+        """The private blocks that must not be overwritten yet; none if `publish` copies."""
+        return []
 
-    @property
-    def home(self) -> int:
-        """Whether the worker's model is where the sender may write it, and rests."""
-        return self._words[_HOME]
+    def busy(self) -> bool:
+        """Whether something waits here that only `poll` can move on."""
+        return False
 
-    def tell_home(self, what: int) -> None:
-        self._words[_HOME] = what
-        self._order()  # who moves out reads the sender's word afterwards
+    def due_ns(self) -> int | None:
+        """When `poll` has something to do although no descriptor says so, by `now_ns`."""
+        return None
 
-    @property
-    def brought(self) -> int:
-        """The version that the sender put there last, or began to, and its slot; 0: none yet."""
-        return self._words[_BROUGHT]
+    def expect(self, worker: int) -> None:
+        """Before a rendezvous: another process may take the place of a lost worker."""
 
-    def tell_brought(self, word: int) -> None:
-        self._words[_BROUGHT] = word
-        self._order()  # and the sender looks afterwards whether it has
+    def rendezvous_pending(self, worker: int) -> bool:
+        """After `expect`: whether it is not known yet which process serves as the worker."""
+        return False
 
-    def put(self, kind: int, *numbers: int, text: str = "") -> bool:
-        """Send at once; False if the other side has not read for so long that there is no room."""
-        padded = numbers + (0,) * (_NUMBERS - len(numbers))
-        now = time.perf_counter_ns()
-        try:
-            self._socket.send(_FORMAT.pack(now, kind, *padded) + text.encode()[-TEXT_BYTES:])
-        except BlockingIOError:
-            return False
-        except (BrokenPipeError, ConnectionResetError):
-            return False  # nobody is there; whoever waits for an answer finds the process dead
-        self._words[self._ours] = now
-        return True
+    def describe(self, worker: int) -> str:
+        """How errors name the worker's process, for instance by its host; empty if unknown."""
+        return ""
 
-    def get(self, timeout: float = 0.0) -> Message | None:
-        """The next message, or None if none comes in time."""
-        message = self.peek(timeout)
-        if message is not None:
-            self.drop()
-        return message
+    def hint(self, worker: int) -> str:
+        """What to add to the error if the worker does not answer in time."""
+        return ""
 
-    def peek(self, timeout: float = 0.0) -> Message | None:
-        """The next message, which stays the next until `drop`: an interrupt loses nothing."""
-        if timeout > 0:
-            wait_for([self.fd], timeout)
-        last_put = self._words[self._theirs]
-        try:
-            data = self._socket.recv(_FORMAT.size + TEXT_BYTES, socket.MSG_PEEK)
-        except (BlockingIOError, ConnectionResetError):
-            data = b""
-        if not data:
-            self._taken = max(self._taken, last_put)
-            return None
-        self._peeked, kind, *numbers = _FORMAT.unpack_from(data)
-        return Message(kind, tuple(numbers), data[_FORMAT.size :].decode(errors="replace"))
+    def stats(self, worker: int) -> dict[str, Any]:
+        """What this channel adds to the worker's entry in `scheme.stats`."""
+        return {}
 
-    def drop(self) -> None:
-        """Take the message that was peeked at out of the line."""
-        self._socket.recv(1)  # the rest of it goes too
-        self.leave()
+    def moved(self) -> dict[str, dict[str, int]]:
+        """Versions and bytes by mechanism: {"shared memory": {"versions": 3, "bytes": 54000}}."""
+        return {mechanism: dict(counts) for mechanism, counts in self._moved.items()}
 
-    def leave(self) -> None:
-        """Leave the message that was peeked at in the line, but count it as mail no more."""
-        self._taken = self._peeked
+    def count_moved(self, nbytes: int, mechanism: str = "") -> None:
+        """Note that one version was moved: to one worker, or to all at once."""
+        counts = self._moved.setdefault(mechanism or self.mechanism, {"versions": 0, "bytes": 0})
+        counts["versions"] += 1
+        counts["bytes"] += nbytes
 
-    def turn_around(self) -> None:
-        """Be the worker's end; in one process, once."""
-        if self._turned_in == os.getpid():
-            return
-        self._turned_in = os.getpid()
-        self._peeked = self._taken = 0
-        self._socket.detach()
-        self._near, self._far = self._far, self._near
-        self._ours, self._theirs = self._theirs, self._ours
-        self._open()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_socket"):
-            self._socket.detach()  # the descriptor is closed by its SharedFd
+class ReceiverChannel(ABC):
+    """One worker's half, in the worker's process. `handout` is that of the sender's half.
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_socket"], state["_words"]
-        return state
+    Only the thread that waits for versions calls `has_news`, `sender_gone` and `sleeping`, since
+    they may read what would wake it. Another may call `take`, and then answers.
+    """
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+    def __init__(self, handout: Any, layout: Layout, worker: int):
+        self.handout = handout
+        self.layout = layout
+        self.worker = worker
+
+    @abstractmethod
+    def open(self) -> None:
+        """Tell the sender that this process serves as the worker from now on. Does not wait."""
+
+    @abstractmethod
+    def take(self) -> Snapshot | None:
+        """The newest version, if it was not taken yet. It stays as it is until `answer`."""
+
+    @abstractmethod
+    def answer(self, answer: Answer) -> None:
+        """Tell the sender what became of the version that was taken."""
+
+    @abstractmethod
+    def has_news(self) -> bool:
+        """Whether `take` may find something; cheap enough to ask before every step."""
+
+    @abstractmethod
+    def fds(self) -> list[int]:
+        """Descriptors that become readable, inside `sleeping()`, when there may be news."""
+
+    @abstractmethod
+    def sender_gone(self) -> str:
+        """Why nothing more can come; empty while something can."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Tell the sender that this worker reads no more, and release everything."""
+
+    def keep_block(self) -> None:
+        """The model points at the block that was taken: leave it as it is until another is kept."""
+        raise NotImplementedError(f"{type(self).__name__} has no blocks that a model can point at")
+
+    def sleeping(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a wait for `fds()`: ask the sender to wake this worker."""
+        return contextlib.nullcontext()

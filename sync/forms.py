@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sync.strategy import Weights
+from sync.model.strategy import Weights
 
 _FORMS = (
     {"model_id", "context"},

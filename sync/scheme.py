@@ -9,53 +9,80 @@
     scheme.send()                         --->  scheme.receive()           (or in the background)
     scheme.shutdown()                           scheme.shutdown()
 
-What a scheme does at its two ends is in `sender.py` and `receiver.py`; how a snapshot travels is a
-`Transport`. This class holds what is handed to workers, and is the face of it all.
+`sender.py` and `receiver.py` are the two ends. How a version travels is a pair of channels
+(`channel.py`), which each kind of scheme makes: `schemes/` has one file for each.
 """
 
 from __future__ import annotations
 
 import atexit
-import copy
+import functools
 import os
 import sys
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Real
-from typing import Any, Self
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
+from sync.channel import ReceiverChannel, SenderChannel
+from sync.effects.slow_link import Link, SlowLinkSender
+from sync.effects.wire import (
+    EncodedReceiver,
+    EncodedSender,
+    check_wire,
+    make_decoder,
+    make_encoder,
+)
 from sync.forms import SenderForm, resolve_model
-from sync.layout import Layout
-from sync.link import Link
-from sync.receiver import ReceiverEnd
-from sync.sender import SenderEnd
-from sync.slots import Slots
-from sync.snapshot import NEVER
+from sync.local.waiting import LONGEST_S
+from sync.model.layout import CheckFinite, Layout
+from sync.model.snapshot import NEVER
+from sync.model.strategy import Weights, WeightStrategy, is_by_worker
+from sync.receiver import Receiver
+from sync.registry import make_scheme
+from sync.sender import Sender
 from sync.stats import SendStats
-from sync.strategy import Weights, WeightStrategy, is_by_worker
-from sync.transport import Transport
+from sync.transport import SchemeTransport
 from sync.views import WeightReceiver, WeightSender
-from sync.waiting import LONGEST_S
-from sync.wire import check_wire, make_decoder
+from sync.worker import WorkerRecord
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class WeightSyncScheme(ABC):
+def closes_on_interrupt(call: Callable[P, R]) -> Callable[P, R]:
+    """Shut the scheme down if Ctrl-C ends the call: what it was doing may be half done."""
+
+    @functools.wraps(call)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except KeyboardInterrupt:
+            args[0].shutdown()  # type: ignore[attr-defined]
+            raise
+
+    return guarded
+
+
+class WeightSyncScheme:
     """Brings the weights of one model from a trainer to its workers, version by version.
 
     strategy: "tensordict", "state_dict" or a `WeightStrategy`.
     sync: whether `send` waits until every addressed worker has the new version in use.
     timeout, connect_timeout: seconds after which a send or a rendezvous is an error.
-    check_finite: refuse to send NaN and infinite values.
+    check_finite: refuse to send NaN and infinite parameters; "all" refuses such buffers, too.
     wire: how numbers are written while they travel: "float32" (as they are), "bfloat16", "float16",
-        "int8" or "delta"; `wire/` says what each does to them.
-    link: have snapshots arrive as late as over this network, a `Link` or the name of a preset.
+        "int8" or "delta"; `effects/wire.py` says what each does to them.
+    link: delay versions as this network would, a `Link` or the name of a preset.
+
+    A kind of scheme names the two halves of its mechanism. `moves_weights` is False if there is
+    nothing that could be encoded or delayed.
     """
 
-    _sender_end: type[SenderEnd] = SenderEnd
-    _moves_nothing = ""  # why there is nothing to encode or to delay, in a kind of scheme without
-    _zero_copy: bool | None = False
+    sender_channel: ClassVar[type[SenderChannel]]
+    receiver_channel: ClassVar[type[ReceiverChannel]]
+    moves_weights: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -64,10 +91,12 @@ class WeightSyncScheme(ABC):
         sync: bool = True,
         timeout: float = 10.0,
         connect_timeout: float = 60.0,
-        check_finite: bool = True,
+        check_finite: CheckFinite = True,
         wire: str = "float32",
         link: Link | str | None = None,
     ):
+        if not hasattr(self, "sender_channel") and self.moves_weights:
+            raise TypeError(f"{type(self).__name__} is abstract: it names no sender_channel")
         if isinstance(strategy, str):
             strategy = WeightStrategy(strategy)
         if not isinstance(strategy, WeightStrategy):
@@ -77,46 +106,51 @@ class WeightSyncScheme(ABC):
         for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
             if not isinstance(seconds, Real) or not 0 <= seconds <= LONGEST_S:
                 raise ValueError(f"{name}={seconds!r}: expected seconds, from 0 to {LONGEST_S:g}")
+        if check_finite not in (True, False, "all"):
+            raise ValueError(f"check_finite={check_finite!r}: expected True, False or 'all'")
         self.strategy = strategy
         self.sync = sync
         self.timeout = timeout
         self.connect_timeout = connect_timeout
-        self.check_finite = check_finite
+        self.check_finite: CheckFinite = check_finite
         self.wire = check_wire(wire)
         self.link = Link.of(link)
-        if self._moves_nothing and (self.wire != "float32" or self.link is not None):
+        if not self.moves_weights and (self.wire != "float32" or self.link is not None):
             given = f"wire={wire!r}" if self.wire != "float32" else f"link={link!r}"
-            raise ValueError(f"{given}: {self._moves_nothing}")
+            raise ValueError(
+                f"{given}: with {type(self).__name__} nothing travels that could be encoded or "
+                "delayed; take SharedMemWeightSyncScheme"
+            )
         self.model_id: str | None = None
         self._layout: Layout | None = None
-        self._transports: dict[int, Transport] = {}
-        self._num_workers = 0
+        self._handout: Any = None
+        self._devices: tuple[Any, ...] = ()
         self._leave_process()
 
     def _leave_process(self) -> None:
-        """What belongs to one process, and travels to no other."""
+        """Set what belongs to one process, and travels to no other, to its beginnings."""
         self._pid = os.getpid()
-        self._sender: SenderEnd | None = None
-        self._receiver: ReceiverEnd | None = None
+        self._sender: Sender | None = None
+        self._receiver: Receiver | None = None
         self._context: Callable[[], Any] = _nothing
         self._shut = False
-        self._cut_short = False  # whether an interrupt ended its shutdown
         self._last_version = NEVER
-
-    def _point_at_snapshots(self, zero_copy: bool | None) -> None:
-        """Whether workers may point their parameters at one; not where it has to be decoded."""
-        if zero_copy and self.wire != "float32":
-            raise ValueError(
-                f"zero_copy=True with wire={self.wire!r}: parameters cannot point at weights that "
-                'have to be decoded; take wire="float32", or leave zero_copy out'
-            )
-        self._zero_copy = zero_copy if self.wire == "float32" else False
 
     # -- what a kind of scheme defines
 
-    @abstractmethod
-    def _open(self, layout: Layout, num_workers: int) -> tuple[Slots, dict[int, Transport]]:
-        """Make, in the sender, everything that is handed to workers."""
+    def _make_sender(self, layout: Layout, num_workers: int) -> SenderChannel:
+        """The sender's half of the mechanism, for blocks of this layout."""
+        return self.sender_channel(layout, num_workers)
+
+    def _make_receiver(self, handout: Any, layout: Layout, worker: int) -> ReceiverChannel:
+        """The worker's half."""
+        return self.receiver_channel(handout, layout, worker)
+
+    def _check_form(self, form: SenderForm) -> None:
+        """Raise if this scheme cannot send what `init_on_sender` describes."""
+
+    def _check_ready(self) -> None:
+        """Raise, before a sender connects, if something is missing."""
 
     def _check_by_worker(self) -> None:
         """Raise if this scheme, as it was set up, cannot send each worker its own weights."""
@@ -153,58 +187,56 @@ class WeightSyncScheme(ABC):
             num_workers=num_workers,
             ctx=ctx,
         )
-        sender = self._make_sender(form)
-        self.shutdown()
-        self._leave_process()
-        self.model_id = model_id
-        self._context = _nothing if context is None else weakref.ref(context)
-        self._layout = sender.layout
-        self._num_workers = form.num_workers
-        slots, self._transports = self._open(sender.wire_layout, form.num_workers)
-        for worker, transport in self._transports.items():
-            transport.worker_idx, transport.timeout = worker, self.timeout
-            transport.strategy = self.strategy
-            transport.device = form.devices[worker]
-            transport.shares_slots = form.num_workers > 1
-            transport.only_in_scheme = self._only_in_scheme()
-        sender.open(slots, self._transports)
-        self._sender = sender
-        _OPEN.add(self)
-
-    def _make_sender(self, form: SenderForm) -> SenderEnd:
-        return self._sender_end(
+        self._check_form(form)
+        sender = Sender(
             form,
             self.strategy,
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             check_finite=self.check_finite,
-            wire=self.wire,
-            link=self.link,
         )
+        self.shutdown()
+        self._leave_process()
+        sender.open(self._open_channel(sender.layout, form.num_workers))
+        self.model_id = model_id
+        self._context = _nothing if context is None else weakref.ref(context)
+        self._sender, self._layout = sender, sender.layout
+        self._handout, self._devices = sender.channel.handout, form.devices
+        _OPEN.add(self)
 
-    def _only_in_scheme(self) -> str:
-        """Why transports cannot be used without their scheme, if they cannot."""
-        if self.wire != "float32":
-            return f"has wire={self.wire!r}"
-        return "has a slow link" if self.link is not None else ""
+    def _open_channel(self, layout: Layout, num_workers: int) -> SenderChannel:
+        """The mechanism, and around it the slow link and the wire format."""
+        encoder = make_encoder(self.wire, layout, num_workers)
+        channel = self._make_sender(layout if encoder is None else encoder.layout, num_workers)
+        if self.link is not None:
+            channel = SlowLinkSender(channel, self.link)
+        return channel if encoder is None else EncodedSender(channel, encoder, layout)
 
-    def for_worker(self, worker_idx: int) -> Self:
-        """The scheme as one worker needs it, to be handed to that worker's process.
+    def _open_receiver(self, worker: int) -> ReceiverChannel:
+        assert self._layout is not None
+        decoder = make_decoder(self.wire, self._layout)
+        if decoder is None:
+            return self._make_receiver(self._handout, self._layout, worker)
+        channel = self._make_receiver(self._handout, decoder.layout, worker)
+        return EncodedReceiver(channel, decoder, self._layout)
 
-        Handing over the whole does as well, but has a few descriptors for each worker in it, and
-        the fork server passes on some 250.
-        """
-        twin = copy.copy(self)
-        lines = self._transports
-        twin._transports = {worker_idx: self._line(worker_idx).alone()} if lines else {}
-        twin._shut = True  # until a worker takes it: there is nothing to end when it is let go of
-        return twin
+    def _check_worker(self, worker_idx: Any) -> int:
+        if worker_idx not in range(self.num_workers):
+            raise ValueError(
+                f"worker_idx={worker_idx!r}: this scheme has workers 0 to {self.num_workers - 1}"
+            )
+        return int(worker_idx)
 
     def describe_worker(self, worker_idx: int, label: str) -> None:
         """What error messages say about a worker besides its number and device."""
-        sender = self._need_sender("describe_worker")
-        sender.transports[sender.workers(worker_idx)[0]].label = label
+        self.worker(worker_idx, call="describe_worker").label = label
 
+    def worker(self, worker_idx: int, *, call: str = "worker") -> WorkerRecord:
+        """What the sender knows about a worker: its versions, statistics and last failure."""
+        sender = self._need_sender(call)
+        return sender.workers[sender.chosen(worker_idx)[0]]
+
+    @closes_on_interrupt
     def send(
         self,
         weights: Weights | Mapping[int, Weights] | None = None,
@@ -215,22 +247,26 @@ class WeightSyncScheme(ABC):
         weights: of the registered model if None; a module, a TensorDict or a dict; or a dict of
         these by worker. With `sync=True`, returns when every addressed worker has them in use.
         """
-        workers = self._publish("send", weights, worker_ids, settling=self.sync)
+        workers = self._publish("send", weights, worker_ids, wait=self.sync)
         if self.sync:
             self._need_sender("send").settle(workers)
 
+    @closes_on_interrupt
     def send_async(
         self,
         weights: Weights | Mapping[int, Weights] | None = None,
         worker_ids: int | Sequence[int] | None = None,
     ) -> None:
         """Publish and return at once, whatever `sync` says; `wait_async` waits."""
-        self._publish("send_async", weights, worker_ids, settling=False)
+        self._publish("send_async", weights, worker_ids, wait=False)
 
-    def wait_async(self, timeout: float | None = None) -> None:
-        """Wait until every worker uses the newest version that was addressed to it."""
+    @closes_on_interrupt
+    def wait_async(
+        self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
+    ) -> None:
+        """Wait until all workers, or `worker_ids`, use the newest version that they were sent."""
         sender = self._need_sender("wait_async")
-        sender.settle(sender.workers(None), timeout)
+        sender.settle(sender.chosen(worker_ids), timeout, call="wait_async")
 
     def _publish(
         self,
@@ -238,13 +274,13 @@ class WeightSyncScheme(ABC):
         weights: Any,
         worker_ids: int | Sequence[int] | None,
         *,
-        settling: bool,
+        wait: bool,
     ) -> list[int]:
         sender = self._need_sender(call)
         by_worker = is_by_worker(weights)
         if by_worker:
             self._check_by_worker()
-        return sender.send(weights, worker_ids, by_worker=by_worker, settling=settling)
+        return sender.send(weights, worker_ids, by_worker=by_worker, wait=wait)
 
     # -- the receiver's side
 
@@ -266,7 +302,7 @@ class WeightSyncScheme(ABC):
                 "this process is the sender: hand the scheme to the worker's process, or a "
                 "copy.deepcopy of it to a worker in this one"
             )
-        if not self._transports:
+        if self._layout is None:
             raise RuntimeError(
                 "init_on_receiver(): this scheme did not go through init_on_sender()"
             )
@@ -275,21 +311,19 @@ class WeightSyncScheme(ABC):
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
             if model is None and model_id is not None:
                 model = resolve_model(context, model_id)
-        transport = self._line(worker_idx)
-        assert self._layout is not None
+        worker = self._check_worker(worker_idx)
         if self._receiver is not None and self._pid == os.getpid():
             self._receiver.close()
         self._leave_process()
         self.model_id = model_id or self.model_id
         self._context = _nothing if context is None else weakref.ref(context)
-        transport.become_receiver()
-        self._receiver = ReceiverEnd(
-            transport,
+        self._receiver = Receiver(
+            self._open_receiver(worker),
             self._layout,
             model,
             self.strategy,
-            zero_copy=self._zero_copy,
-            decoder=make_decoder(self.wire, self._layout),
+            device=self._devices[worker],
+            zero_copy=getattr(self, "zero_copy", False),
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
         )
 
@@ -299,6 +333,7 @@ class WeightSyncScheme(ABC):
         if context is not None:
             context.update_policy_weights_(weights, model_id=self.model_id)
 
+    @closes_on_interrupt
     def receive(self, timeout: float | None = None) -> Any:
         """Take the newest version into use and return its weights; None if there is no newer one.
 
@@ -306,9 +341,9 @@ class WeightSyncScheme(ABC):
         """
         return self._need_connected("receive").receive(timeout)
 
-    def sender_knows(self, error: BaseException) -> bool:
+    def is_reported(self, error: BaseException) -> bool:
         """Whether this is what `receive` raised last, and the sender has its traceback."""
-        return self._receiver is not None and self._receiver.told is error
+        return self._receiver is not None and self._receiver.reported_error is error
 
     def reading(self) -> AbstractContextManager[int]:
         """`with scheme.reading() as version:` the model holds still, at that version."""
@@ -322,10 +357,11 @@ class WeightSyncScheme(ABC):
         return call
 
     def has_news(self) -> bool:
-        """Whether there may be something newer to `receive`: no lock, no system call, no copy."""
+        """Whether there may be something newer to `receive`. Cheap enough to ask at every step."""
         receiver = self._receiver or self._need_receiver("has_news")
-        return receiver.transport.has_news()
+        return receiver.has_news()
 
+    @closes_on_interrupt
     def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
         """Sleep until there is news, the sender is gone, or one of `fds` is readable; `has_news()`.
 
@@ -334,26 +370,19 @@ class WeightSyncScheme(ABC):
         return self._need_receiver("wait_for_news").wait_for_news(timeout, fds)
 
     def news_fds(self) -> list[int]:
-        """What `wait_for_news` polls, for a poll of one's own inside `dozing()`."""
-        return self._need_receiver("news_fds").transport.offer_fds()
+        """What `wait_for_news` polls, for a poll of one's own inside `sleeping()`."""
+        return self._need_receiver("news_fds").channel.fds()
 
-    def dozing(self) -> AbstractContextManager[None]:
-        """`with scheme.dozing():` look at `has_news()`, then poll `news_fds()`: an offer wakes.
+    def sleeping(self) -> AbstractContextManager[None]:
+        """`with scheme.sleeping():` look at `has_news()`, then poll `news_fds()`.
 
-        Outside of it nobody is rung, because that would cost the sender a system call.
+        Outside of it a publish may wake nobody, since waking costs the sender a system call.
         """
-        return self._need_receiver("dozing").transport.dozing()
-
-    def resting(self) -> AbstractContextManager[None]:
-        """`with scheme.resting():` the model is not used, and a new version may find its way in.
-
-        For a receiver that looks for versions itself. Where a scheme can write a small model from
-        outside, it does so now, and wakes nobody for it; `has_news()` and `version` say so.
-        """
-        return self._need_receiver("resting").resting()
+        return self._need_receiver("sleeping").channel.sleeping()
 
     # -- both sides
 
+    @closes_on_interrupt
     def connect(
         self,
         *,
@@ -369,7 +398,9 @@ class WeightSyncScheme(ABC):
         between uses.
         """
         if self._is_sender:
-            self._need_sender("connect").connect(worker_idx, weights)
+            sender = self._need_sender("connect")
+            self._check_ready()
+            sender.connect(worker_idx, weights)
             return
         receiver = self._need_receiver("connect")
         if worker_idx is not None and worker_idx != self.worker_idx:
@@ -403,11 +434,11 @@ class WeightSyncScheme(ABC):
 
     @property
     def worker_idx(self) -> int | None:
-        return None if self._receiver is None else self._receiver.transport.worker_idx
+        return None if self._receiver is None else self._receiver.channel.worker
 
     @property
     def num_workers(self) -> int:
-        return self._num_workers
+        return len(self._devices)
 
     @property
     def version(self) -> int:
@@ -422,14 +453,14 @@ class WeightSyncScheme(ABC):
     def addressed(self) -> dict[int, int]:
         """The version that each worker was sent last; -1 for none yet."""
         sender = self._need_sender("addressed")
-        return {worker: t.addressed for worker, t in sender.transports.items()}
+        return {record.index: record.addressed for record in sender.workers}
 
     @property
     def acknowledged(self) -> dict[int, int]:
         """The version that each worker is known to use; -1 for none yet."""
         sender = self._need_sender("acknowledged")
         sender.collect()
-        return {worker: t.acknowledged for worker, t in sender.transports.items()}
+        return {record.index: record.acknowledged for record in sender.workers}
 
     @property
     def send_stats(self) -> SendStats:
@@ -438,8 +469,19 @@ class WeightSyncScheme(ABC):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Bytes, times (ms) and counts of all sends, and for each worker."""
+        """Bytes, times (ms) and counts of all sends, and for each worker.
+
+        "moved" says by which mechanism versions and bytes travelled.
+        """
         return self._need_sender("stats").summary()
+
+    @property
+    def links(self) -> dict[int, Any]:
+        """The state of each worker's slow link; empty without one."""
+        channel: Any = self._need_sender("links").channel
+        while hasattr(channel, "inner") and not isinstance(channel, SlowLinkSender):
+            channel = channel.inner
+        return channel.links if isinstance(channel, SlowLinkSender) else {}
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -451,14 +493,13 @@ class WeightSyncScheme(ABC):
 
     @property
     def synchronized_on_sender(self) -> bool:
-        return self._is_sender and all(self._connected().values())
+        if self._sender is None or not self._is_sender:
+            return False
+        return all(record.synchronized for record in self._sender.workers)
 
     @property
     def synchronized_on_receiver(self) -> bool:
         return self._receiver is not None and self._receiver.version != NEVER
-
-    def _connected(self) -> dict[int, bool]:
-        return {worker: t.connected for worker, t in self._transports.items()}
 
     def prepare_weights(
         self,
@@ -483,41 +524,27 @@ class WeightSyncScheme(ABC):
             self._receiver.own_memory()
         self.strategy.apply_weights(model, weights, inplace)
 
-    def create_transport(self, *, worker_idx: int = 0) -> Transport:
-        """The transport of one worker."""
-        if not self._transports:
+    def create_transport(self, *, worker_idx: int = 0) -> SchemeTransport:
+        """This scheme as the transport of one worker."""
+        if self._layout is None:
             raise RuntimeError("create_transport() is for between init_on_sender() and shutdown()")
-        return self._line(worker_idx)
-
-    def _line(self, worker_idx: Any) -> Transport:
-        if worker_idx not in self._transports:
-            known = f"has workers 0 to {self.num_workers - 1}"
-            if len(self._transports) < self.num_workers:
-                known = f"was made for worker {next(iter(self._transports))}"
-            raise ValueError(f"worker_idx={worker_idx!r}: this scheme {known}")
-        return self._transports[worker_idx]
+        return SchemeTransport(self, self._check_worker(worker_idx))
 
     def shutdown(self) -> None:
-        """Let the other side go, and release everything. Bounded.
-
-        A second call does nothing, but for what an interrupt has kept the first from.
+        """Let the other side go, and release everything. Bounded; a second call does nothing.
 
         The scheme lets go of the model, which keeps its weights in memory of its own, and of every
-        snapshot; of all it knew, `version` and `model_id` stay.
+        block; of all it knew, `version` and `model_id` stay.
         """
-        if (self._shut and not self._cut_short) or self._pid != os.getpid():
+        if self._shut or self._pid != os.getpid():
             return
         self._last_version = self.version
-        self._shut, self._cut_short = True, False
-        try:
-            for end in (self._sender, self._receiver):
-                if end is not None:
-                    end.close()
-        except BaseException as error:
-            self._cut_short = not isinstance(error, Exception)
-            raise
-        self._sender = self._receiver = self._layout = None
-        self._transports, self._num_workers = {}, 0
+        self._shut = True
+        for end in (self._sender, self._receiver):
+            if end is not None:
+                end.close()
+        self._sender = self._receiver = self._layout = self._handout = None
+        self._devices = ()
 
     def __enter__(self) -> Self:
         return self
@@ -530,29 +557,18 @@ class WeightSyncScheme(ABC):
             self.shutdown()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in (
-            "_pid",
-            "_sender",
-            "_receiver",
-            "_context",
-            "_shut",
-            "_cut_short",
-            "_last_version",
-        ):
-            del state[name]
-        return state
+        return {k: v for k, v in self.__dict__.items() if k not in _OF_ONE_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._leave_process()
 
-    def _need_sender(self, call: str) -> SenderEnd:
+    def _need_sender(self, call: str) -> Sender:
         if self._sender is None or self._shut or self._pid != os.getpid():
             raise RuntimeError(f"{call} is for the sender, between init_on_sender() and shutdown()")
         return self._sender
 
-    def _need_receiver(self, call: str) -> ReceiverEnd:
+    def _need_receiver(self, call: str) -> Receiver:
         if self._receiver is None or self._shut:
             raise RuntimeError(
                 f"{call} is for a receiver, between init_on_receiver() and shutdown()"
@@ -564,7 +580,7 @@ class WeightSyncScheme(ABC):
             )
         return self._receiver
 
-    def _need_connected(self, call: str) -> ReceiverEnd:
+    def _need_connected(self, call: str) -> Receiver:
         receiver = self._need_receiver(call)
         if receiver.version == NEVER:
             raise RuntimeError(f"{call}() before connect(): there are no weights yet")
@@ -575,8 +591,6 @@ class WeightSyncScheme(ABC):
     @staticmethod
     def from_backend(name: str, **kwargs: Any) -> WeightSyncScheme:
         """The scheme known by a short name, such as "shared" or "multiprocessing"."""
-        from sync.backends import make_scheme
-
         return make_scheme(name, **kwargs)
 
     def init_on_worker(self, **kwargs: Any) -> None:
@@ -598,6 +612,10 @@ class WeightSyncScheme(ABC):
 
     def get_receiver(self) -> WeightReceiver:
         return WeightReceiver(self)
+
+
+# What `_leave_process` sets.
+_OF_ONE_PROCESS = ("_pid", "_sender", "_receiver", "_context", "_shut", "_last_version")
 
 
 def _nothing() -> None:

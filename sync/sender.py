@@ -1,37 +1,40 @@
-"""The sending end of a scheme: versions are made here, offered to workers, and settled."""
+"""The sending end of a scheme: makes versions, publishes them, and waits for the workers.
+
+send():  pack the weights into a free block     (version n)
+         channel.publish(block, workers)
+         poll the channel until every addressed worker has answered, failed, died, or is overdue
+"""
 
 from __future__ import annotations
 
-import select
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
 from torch import nn
 
-from sync.binding import Binding
-from sync.board import now_ns
-from sync.errors import WorkerDied, WorkerError, combine
+from sync.channel import JOINED, SenderChannel, now_ns
+from sync.errors import WorkerError, combine
 from sync.forms import SenderForm
-from sync.layout import Layout
-from sync.link import Link, LinkEnd, Outbox
-from sync.memory import Watch, must_look
-from sync.slots import Slots
-from sync.snapshot import NEVER, Snapshot
+from sync.local.doorbell import Doorbell
+from sync.local.waiting import SLICE_S, awake_s, wait_for
+from sync.model.binding import Binding
+from sync.model.layout import CheckFinite
+from sync.model.snapshot import NEVER, Snapshot
+from sync.model.strategy import Weights, WeightStrategy
 from sync.stats import SendStats
-from sync.strategy import Weights, WeightStrategy
-from sync.transport import Transport
-from sync.waiting import await_workers
-from sync.wire import make_encoder
-from sync.wire.coder import EXACT, Deviation
+from sync.worker import WorkerRecord
 
-_PATIENCE_S = 1.0  # with other threads' calls
+_CLOSE_S = 1.0  # how long closing waits for a call of another thread to end
 Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent them
 
 
-class SenderEnd:
-    """Packs weights into free slots and offers them to workers. One lock makes calls take turns."""
+class Sender:
+    """Publishes versions over a channel and keeps track of its workers. Calls take turns."""
+
+    channel: SenderChannel
 
     def __init__(
         self,
@@ -40,153 +43,109 @@ class SenderEnd:
         *,
         timeout: float,
         connect_timeout: float,
-        check_finite: bool,
-        wire: str = "float32",
-        link: Link | None = None,
+        check_finite: CheckFinite,
     ):
         self.form = form
         self.version = NEVER
-        self.lock = threading.RLock()
-        self.closed = False
-        self.transports: dict[int, Transport] = {}
-        self.slots: Slots
+        self.workers = [WorkerRecord(i, device) for i, device in enumerate(form.devices)]
         self._strategy = strategy
-        self._timeout = timeout
-        self._connect_timeout = connect_timeout
-        self._check_finite = check_finite
-        self._last: Binding | None = None
-        self.registered: Binding | None
-        self._everybody: list[int] = []
-        self._watched: list[Watch | None] = []
-        self._deaths = select.poll()
-        self.layout: Layout
+        self._timeout, self._connect_timeout = timeout, connect_timeout
+        self._check_finite: CheckFinite = check_finite
         first = Binding(form.weights_for(0), strategy)
         self.layout = first.layout
-        self.stats = SendStats(first.layout.nbytes)
-        self.registered = first if form.same_for_all else None
+        self._registered = first if form.same_for_all else None
         for worker in form.by_worker or ():
-            Binding(form.weights_for(worker), strategy, self.layout)
-        self._encoder = make_encoder(wire, self.layout, form.num_workers)
-        self._link_options = link
-        self.link: LinkEnd | None = None
+            Binding(form.weights_for(worker), strategy, self.layout)  # raises if it does not fit
+        self._recent: Binding | None = None
+        self.stats = SendStats(self.layout.nbytes)
+        self._lock = threading.RLock()
+        self._closed = False
+        self._bell = Doorbell()
+        self._service: Service | None = None
+        self.broken: Exception | None = None  # what ended the service thread
 
-    @property
-    def wire_layout(self) -> Layout:
-        """Of the blocks that travel."""
-        return self.layout if self._encoder is None else self._encoder.layout
+    def open(self, channel: SenderChannel) -> None:
+        """Take the channel, which was made for `layout`."""
+        self.channel = channel
 
-    def open(self, slots: Slots, transports: dict[int, Transport]) -> None:
-        self.slots, self.transports = slots, transports
-        self._everybody = list(transports)
-        if self._encoder is not None:
-            for worker, transport in transports.items():
-                transport.bases = self._encoder.bases_of(worker)
-        if self._link_options is not None:
-            self.link = LinkEnd(
-                self._link_options,
-                self.wire_layout,
-                transports,
-                lock=self.lock,
-                deliver=self._deliver,
-            )
+    @contextmanager
+    def _exclusive(self, call: str) -> Iterator[None]:
+        """One call at a time, until the sender is closed."""
+        with self._lock:
+            self._check_open(call)
+            yield
 
-    def _deliver(self, transport: Transport, arrived: Snapshot, version: int) -> None:
-        """Offer what has come to the end of the link."""
-        self._notice_deaths()
-        slot = self.slots.free(self._held([transport.worker_idx]))
-        self.slots[slot].become(arrived)
-        self._offer([transport], slot, version)
+    def _check_open(self, call: str) -> None:
+        if self._closed:
+            raise RuntimeError(f"{call}: another thread called shutdown() meanwhile")
+        if self.broken is not None:
+            raise self.broken
 
-    def _offer(self, transports: Collection[Transport], slot: int, version: int) -> None:
-        for transport in transports:
-            transport.offer(slot, version)
-
-    # -- meeting the workers
+    # -- connecting the workers
 
     def connect(self, worker_idx: int | None, weights: Weights | None) -> None:
         """Give version 0 to all workers, or the current one to a worker that came later."""
-        with self.lock:
-            self._check_open("connect")
-            workers = self.workers(worker_idx)
-            for worker in workers:
-                self.transports[worker].expect_newcomer()
-            if self.version == NEVER and worker_idx is not None:
+        with self._exclusive("connect"):
+            chosen = self.chosen(worker_idx)
+            self._collect()
+            for worker in chosen:
+                self.workers[worker].reset_for_successor()
+                self.channel.expect(worker)
+            if self.version == NEVER:
                 # Workers may be met one by one; all of them get the same version 0.
-                self._hand_over(self.workers(None), weights, settle=workers)
-            elif self.version == NEVER or weights is not None:
-                self._hand_over(workers, weights, settle=workers)
+                self._send_initial(self.chosen(None), weights, connecting=chosen)
+            elif weights is not None:
+                self._send_initial(chosen, weights, connecting=chosen)
             else:
-                for worker in workers:
-                    if not self._offer_again(worker):
+                for worker in chosen:
+                    if not self.workers[worker].last_block_is_intact():
                         self._publish(self._plan([worker], None), self.version + 1)
-                if self.link is not None:  # one that greeted early may have found an older one
-                    self.settle(workers, self._connect_timeout, lambda t: t.connected)
-                    return
-            self.settle(workers, self._connect_timeout)
+            self.settle(chosen, self._connect_timeout, call="connect")
 
-    def _offer_again(self, worker: int) -> bool:
-        """Offer a newcomer what its predecessor was offered last, so that it can read it."""
-        transport = self.transports[worker]
-        if transport.offer_again() if self.link is None else self.link.again(worker):
-            return True
-        if self._encoder is None:
-            return False
-        pool, held = self._pool([worker])
-        number = pool.free(held)
-        if not self._encoder.pack_again(worker, pool[number]):
-            return False
-        self._send_out([worker], number, transport.addressed)
-        transport.stats.addressed -= 1  # it was counted when it was offered first
-        return True
-
-    def _hand_over(self, workers: list[int], weights: Weights | None, settle: list[int]) -> None:
+    def _send_initial(
+        self, workers: list[int], weights: Weights | None, connecting: list[int]
+    ) -> None:
         version = self.version + 1
         if self.form.same_for_all:
             self._publish(self._plan(workers, weights), version)
             return
-        # Each has weights of its own: made and handed over one after the other, so that there is
-        # one copy at a time however many workers there are.
+        # Each has weights of its own. They are made and handed over one after the other, so that
+        # there is one copy at a time however many workers there are.
         for worker in workers:
             self._publish(self._plan([worker], weights), version)
-            if worker in settle:
-                self.settle([worker], self._connect_timeout)
+            if worker in connecting:
+                self.settle([worker], self._connect_timeout, call="connect")
 
-    # -- sending
+    # -- publishing
 
     def send(
-        self,
-        weights: Any,
-        worker_ids: int | Sequence[int] | None,
-        *,
-        by_worker: bool,
-        settling: bool,
+        self, weights: Any, worker_ids: int | Sequence[int] | None, *, by_worker: bool, wait: bool
     ) -> list[int]:
-        """Publish the next version and return whom it went to. Waits for nobody.
+        """Publish the next version; returns the workers that it went to. Waits for nobody.
 
-        What went wrong at these workers since the last send is raised, after the healthy ones have
-        been offered the new version. With `settling`, `settle` follows and will see who is dead.
+        Unless `wait`, since `settle` follows, a failure of these workers since the last send is
+        raised after the version was published.
         """
-        with self.lock:
-            self._check_open("send")
+        with self._exclusive("send"):
             if self.version == NEVER:
                 raise RuntimeError("send() before connect(): the workers have no weights yet")
             if by_worker:
-                workers = self.workers(list(weights))
-                if worker_ids is not None and self.workers(worker_ids) != workers:
+                workers = self.chosen(list(weights))
+                if worker_ids is not None and self.chosen(worker_ids) != workers:
                     raise ValueError(
                         f"worker_ids={worker_ids} and weights for workers {workers} disagree"
                     )
                 plan = [(weights[worker], [worker]) for worker in workers]
             else:
-                workers = self.workers(worker_ids)
+                workers = self.chosen(worker_ids)
                 plan = self._plan(workers, weights)
-            self._notice_deaths()
-            if not settling:
-                self._take_in()
+            self._collect()
             if workers:
                 self._publish(plan, self.version + 1)
-            if failures := self._past_failures(workers):
-                raise combine(failures)
+            if not wait:
+                self._serve()
+                if failures := self._failures(workers):
+                    raise combine(failures)
             return workers
 
     def _plan(self, workers: list[int], weights: Weights | None) -> Plan:
@@ -196,225 +155,224 @@ class SenderEnd:
         return [(self.form.weights_for(worker, weights), [worker]) for worker in workers]
 
     def _publish(self, plan: Plan, version: int) -> None:
-        """Write each distinct set of weights once, then offer it to its workers."""
-        if len(plan) > 1:
-            plan = _distinct(plan)
-        if self._encoder is not None or self.link is not None:
-            self._publish_encoded(plan, version)
-            return
-        # All are written before any is offered: if one is refused, nobody gets any.
-        held = self._held(_addressed(plan))
-        written: list[tuple[int, list[int], int, int]] = []
-        for weights, workers in plan:
+        """Write and prepare everything first: if one set of weights is refused, nobody gets any."""
+        addressed = {worker for _, workers in plan for worker in workers}
+        keep = [
+            record.last
+            for record in self.workers
+            if record.last is not None
+            and (record.waiting or (self.form.same_for_all and record.index not in addressed))
+        ]
+        prepared = []
+        for weights, workers in _distinct(plan):
             begun = now_ns()
-            slot = self.slots.free(held)
-            nbytes = self._pack(self._bind(weights), slot, version)
-            held.add(slot)
-            written.append((slot, workers, now_ns() - begun, nbytes))
+            block = self.channel.free_block(keep)
+            keep.append(block)
+            self._pack(weights, block, version)
+            parts = self.channel.prepare(block, workers)
+            prepared.append((block, parts, now_ns() - begun))
         self.version = version
-        for slot, workers, pack_ns, nbytes in written:
-            begun = now_ns()
-            self._offer([self.transports[worker] for worker in workers], slot, version)
-            self.stats.add(
-                version,
-                nbytes,
-                pack_ns=pack_ns,
-                publish_ns=now_ns() - begun,
-                workers=workers,
-            )
-            self._note_saved(workers, nbytes)
+        for block, parts, pack_ns in prepared:
+            for part in parts:
+                begun = now_ns()
+                self.channel.publish(part.block, part.workers)
+                nbytes = part.block.wire_bytes if part.nbytes is None else part.nbytes
+                self.stats.add(
+                    version,
+                    nbytes,
+                    pack_ns=pack_ns,
+                    publish_ns=now_ns() - begun,
+                    workers=part.workers,
+                    max_error=part.max_error,
+                    relative_error=part.relative_error,
+                )
+                for worker in part.workers:
+                    self.workers[worker].sent(block, version)
+                    self.workers[worker].stats.saved_bytes += self.layout.nbytes - nbytes
 
-    def _publish_encoded(self, plan: Plan, version: int) -> None:
-        """The same through a wire format, or over a link, or both."""
-        addressed = _addressed(plan)
-        if self._encoder is not None:
-            for worker in addressed:
-                self.transports[worker].collect()  # what it says it holds
-            plan = [(weights, part) for weights, ws in plan for part in self._encoder.split(ws)]
-        pool, held = self._pool(addressed)
-        written: list[tuple[int, list[int], int, Deviation]] = []
-        for weights, workers in plan:
-            begun = now_ns()
-            number = pool.free(held)
-            found = self._write(self._bind(weights), pool[number], version, workers)
-            held.add(number)
-            written.append((number, workers, now_ns() - begun, found))
-        self.version = version
-        for number, workers, pack_ns, found in written:
-            begun, nbytes = now_ns(), pool[number].wire_bytes
-            if self._encoder is not None:
-                self._encoder.offering(workers)
-            self._send_out(workers, number, version)
-            self.stats.add(
-                version,
-                nbytes,
-                pack_ns=pack_ns,
-                publish_ns=now_ns() - begun,
-                workers=workers,
-                max_error=found.max_abs,
-                relative_error=found.relative_rms,
-            )
-            self._note_saved(workers, nbytes)
-
-    def _note_saved(self, workers: list[int], nbytes: int) -> None:
-        if saved := self.layout.nbytes - nbytes:
-            for worker in workers:
-                self.transports[worker].stats.saved_bytes += saved
-
-    def _write(
-        self, binding: Binding, block: Snapshot, version: int, workers: list[int]
-    ) -> Deviation:
-        if self._encoder is None:
-            binding.pack(block, version, check_finite=self._check_finite)
-            return EXACT
-        return self._encoder.pack(binding, block, version, workers, check_finite=self._check_finite)
-
-    def _pool(self, addressed: Collection[int]) -> tuple[Slots | Outbox, set[int]]:
-        """Where versions are written before they are sent out, and what of it is in use."""
-        if self.link is not None:
-            return self.link.outbox, self.link.held()
-        return self.slots, self._held(addressed)
-
-    def _send_out(self, workers: list[int], number: int, version: int) -> None:
-        if self.link is not None:
-            self.link.post(workers, number, version)
-        else:
-            self._offer([self.transports[worker] for worker in workers], number, version)
-
-    def _held(self, addressed: Collection[int]) -> set[int]:
-        """The slots that must not be written: in use, or wanted by whoever replaces a worker.
-
-        Weights of its own can be made again for a worker, so that no memory is spent on them.
-        """
-        held: set[int] = set()
-        for worker, transport in self.transports.items():
-            keeps = self.form.same_for_all and worker not in addressed
-            held |= transport.kept() if keeps else transport.held()
-        return held
-
-    def _pack(self, binding: Binding, slot: int, version: int) -> int:
-        """Write a version; how many bytes that took."""
-        binding.pack(self.slots[slot], version, check_finite=self._check_finite)
-        return self.layout.nbytes
+    def _pack(self, weights: Weights, block: Snapshot, version: int) -> None:
+        binding = self._bind(weights)
+        own = binding is self._registered
+        self.channel.pack(binding, block, version, check=self._check_finite, own=own)
 
     def _bind(self, weights: Weights) -> Binding:
-        for known in (self.registered, self._last):
+        for known in (self._registered, self._recent):
             if known is not None and known.target is weights:
                 return known
         binding = Binding(weights, self._strategy, self.layout)
         if isinstance(weights, nn.Module):  # likely to be sent again; anything else is let go
-            self._last = binding
+            self._recent = binding
         return binding
 
-    # -- settling
+    # -- hearing from the workers
+
+    def _collect(self) -> None:
+        """Book what the channel has heard, and send newcomers what their predecessors had."""
+        for answer in self.channel.poll():
+            record = self.workers[answer.worker]
+            record.book(answer)
+            if answer.kind == JOINED and record.last_block_is_intact():
+                assert record.last is not None
+                for part in self.channel.prepare(record.last, [record.index]):
+                    self.channel.publish(part.block, part.workers)
 
     def settle(
-        self,
-        workers: Iterable[int],
-        timeout: float | None = None,
-        done: Callable[[Transport], bool] = lambda t: t.connected and not t.waiting,
+        self, workers: Iterable[int], timeout: float | None = None, *, call: str = "send"
     ) -> None:
-        """Wait until these workers use what was last addressed to them; raise what went wrong."""
+        """Wait until these workers use what they were sent last; raise what went wrong."""
         timeout = self._timeout if timeout is None else timeout
-        with self.lock:
-            self._check_open("send")
-            transports = [self.transports[worker] for worker in workers]
-            hungry = [t for t in self.transports.values() if t.hungry and t not in transports]
-            failures = await_workers(
-                transports,
-                done,
-                timeout,
-                bystanders=hungry,
-                link=self.link,
-            )
+        with self._exclusive(call):
+            pending = [self.workers[worker] for worker in workers]
+            failures = self._await(pending, timeout, call)
+            self._serve()  # something may still wait for other workers
+            self._failures(failures)  # they are reported now
             if failures:
-                self._past_failures(failures)
                 raise combine(failures)
 
+    def _await(
+        self, pending: list[WorkerRecord], timeout: float, call: str
+    ) -> dict[int, WorkerError]:
+        deadline = awake_s() + timeout
+        failures: dict[int, WorkerError] = {}
+        while True:
+            self._collect()
+            for record in pending:
+                if record.failure is not None:
+                    failures[record.index] = record.failure
+            pending = [
+                record for record in pending if record.failure is None and self._is_due(record)
+            ]
+            if not pending:
+                return dict(sorted(failures.items()))
+            remaining = deadline - awake_s()
+            if remaining <= 0:
+                return failures | {
+                    record.index: self._overdue(record, timeout) for record in pending
+                }
+            self._bell.silence()
+            self._check_open(call)
+            wait_for(
+                [self._bell.fd, *self.channel.fds()], self._poll_timeout(min(remaining, SLICE_S))
+            )
+
+    def _is_due(self, record: WorkerRecord) -> bool:
+        """Whether something is still to be heard from the worker."""
+        return (
+            record.waiting or not record.connected or self.channel.rendezvous_pending(record.index)
+        )
+
+    def _poll_timeout(self, longest_s: float) -> float:
+        """How long to wait for descriptors, given what is due without one."""
+        due = self.channel.due_ns()
+        return longest_s if due is None else min(longest_s, max(0.0, (due - now_ns()) * 1e-9))
+
+    def _overdue(self, record: WorkerRecord, timeout: float) -> WorkerError:
+        who, hint = self.channel.describe(record.index), self.channel.hint(record.index)
+        return record.overdue(timeout, who, hint)
+
+    def _failures(self, workers: Iterable[int]) -> dict[int, WorkerError]:
+        """What is wrong with these workers, which the caller raises."""
+        found = {worker: self.workers[worker].report() for worker in workers}
+        return {worker: failure for worker, failure in found.items() if failure is not None}
+
+    def what_to_wait_for(self) -> tuple[list[int], float]:
+        """The descriptors and the longest time until the channel has something to do by itself."""
+        with self._lock:
+            busy = not self._closed and self.channel.busy()
+            return (self.channel.fds(), self._poll_timeout(60.0)) if busy else ([], 60.0)
+
     def collect(self) -> None:
-        """Take in answers, unless another thread is at it."""
-        if self.lock.acquire(blocking=False):
+        """Take in answers, unless another thread is doing so."""
+        if self._lock.acquire(blocking=False):
             try:
-                for transport in self.transports.values():
-                    transport.collect()
-                if self.link is not None:
-                    self.link.pump()
+                if not self._closed:
+                    self._collect()
+                    self._serve()
             finally:
-                self.lock.release()
+                self._lock.release()
 
-    def _past_failures(self, workers: Iterable[int]) -> dict[int, WorkerError]:
-        """What is known to be wrong; a worker that lives may try again, a dead one stays dead."""
-        failures = {}
-        for worker in workers:
-            transport = self.transports[worker]
-            if transport.failure is not None:
-                failures[worker] = transport.failure
-                transport.told = True
-                if not isinstance(transport.failure, WorkerDied):
-                    transport.failure = None
-        return failures
+    def serve_once(self) -> None:
+        """Take in answers and move on what waits, for the service thread."""
+        with self._lock:
+            if not self._closed:
+                self._collect()
 
-    def _take_in(self) -> None:
-        """What workers have said, and who is gone."""
-        if self.link is not None:
-            self.link.pump()
-        for transport in self.transports.values():
-            transport.collect()
-            transport.judge()
+    def _serve(self) -> None:
+        """Have a thread move on what waits in the channel, once nobody waits for it here."""
+        if self.channel.busy():
+            if self._service is None:
+                self._service = Service(self)
+            self._service.wake()
 
-    def _notice_deaths(self) -> None:
-        """See which workers are gone: one poll for all of them."""
-        watches = [transport.watch for transport in self.transports.values()]
-        if watches != self._watched:
-            deaths = select.poll()
-            for watch in watches:
-                for fd in watch.fds() if watch is not None else ():
-                    deaths.register(fd, select.POLLIN)
-            self._deaths = deaths
-            self._watched = watches  # last: an interrupt before it has this done again
-        ready = [fd for fd, _ in self._deaths.poll(0)]
-        if ready or must_look():
-            for watch in watches:
-                if watch is not None:
-                    watch.notice(ready)
-
-    def workers(self, worker_ids: int | Sequence[int] | None) -> list[int]:
+    def chosen(self, worker_ids: int | Iterable[int] | None) -> list[int]:
         """The addressed workers, checked."""
-        if worker_ids is None:
-            return self._everybody
-        return chosen_workers(worker_ids, len(self.transports))
+        return chosen_workers(worker_ids, len(self.workers))
 
     def summary(self) -> dict[str, Any]:
+        """What `scheme.stats` says."""
         self.collect()
-        sent = self.stats.worker_summaries(len(self.transports))
+        sent = self.stats.worker_summaries(len(self.workers))
         workers = {
-            w: t.stats.summary(self.layout.nbytes, waiting=t.answered < t.addressed) | sent[w]
-            for w, t in self.transports.items()
+            record.index: record.stats.summary(
+                self.layout.nbytes, waiting=record.answered < record.addressed
+            )
+            | sent[record.index]
+            | self.channel.stats(record.index)
+            for record in self.workers
         }
-        if self.link is not None:
-            for worker, line in self.link.lines.items():
-                workers[worker]["link"] = line.summary()
-        wire = self.stats.wire_summary()
-        return {"version": self.version, **self.stats.summary(), "wire": wire, "workers": workers}
-
-    def _check_open(self, call: str) -> None:
-        if self.closed:
-            raise RuntimeError(f"{call}: another thread called shutdown() meanwhile")
+        return {
+            "version": self.version,
+            **self.stats.summary(),
+            "wire": self.stats.wire_summary(),
+            "moved": self.channel.moved(),
+            "workers": workers,
+        }
 
     def close(self) -> None:
-        """Let a call of another thread end first, unless that takes long."""
-        self.closed = True
-        alone = self.lock.acquire(timeout=_PATIENCE_S)
+        """End calls of other threads, then let the workers go."""
+        self._closed = True
+        self._bell.ring()
+        if self._service is not None:
+            self._service.stop()
+        alone = self._lock.acquire(timeout=_CLOSE_S)
         try:
-            if self.link is not None:
-                self.link.stop()
-            for transport in self.transports.values():
-                transport.close()
-            if alone:
-                self.transports, self._last = {}, None
+            self.channel.close()
+            self._recent = None
+            for record in self.workers:
+                record.last = None
         finally:
             if alone:
-                self.lock.release()
+                self._lock.release()
+
+
+class Service:
+    """A thread that polls the channel while something waits in it and no call does."""
+
+    def __init__(self, sender: Sender):
+        self._sender = sender
+        self._bell = Doorbell()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="lockstep-send", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._bell.ring()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                fds, seconds = self._sender.what_to_wait_for()
+                wait_for([self._bell.fd, *fds], seconds)
+                self._bell.silence()
+                self._sender.serve_once()
+        except Exception as error:  # noqa: BLE001 - the next call raises it
+            self._sender.broken = error
 
 
 def _distinct(plan: Plan) -> Plan:
@@ -423,10 +381,6 @@ def _distinct(plan: Plan) -> Plan:
     for weights, workers in plan:
         groups.setdefault(id(weights), (weights, []))[1].extend(workers)
     return list(groups.values())
-
-
-def _addressed(plan: Plan) -> set[int]:
-    return {worker for _, workers in plan for worker in workers}
 
 
 def chosen_workers(worker_ids: int | Iterable[int] | None, num_workers: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What every send cost: kept as plain tuples when it happens, summed up when somebody asks."""
+"""What every send cost: recorded when it happens, summarised when asked for."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ KEPT = 2_000  # newest sends, and answers of each worker, that percentiles are o
 
 
 class Sent(NamedTuple):
-    """One publish: packing the model, and from there until the workers were told.
+    """One published block: the time to pack it, and then to hand it to the channel.
 
-    workers: whom the block went to.
-    max_error, relative_error: what the wire format did to the numbers (`wire/coder.py`).
+    max_error, relative_error: what the wire format did to the numbers (`effects/formats.py`).
     """
 
     version: int
@@ -26,7 +25,7 @@ class Sent(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """One version taken into use by one worker, counted from its publication."""
+    """One version applied by one worker; times count from its publication."""
 
     version: int
     wake_ns: int
@@ -36,9 +35,9 @@ class Applied(NamedTuple):
 
 
 class WorkerStats:
-    """One worker's side of the sends that were addressed to it.
+    """What became of the versions that one worker was sent.
 
-    saved_bytes: how much less was sent to it than the same versions take as they are.
+    saved_bytes: how much less was sent to it than the versions take as they are.
     """
 
     def __init__(self) -> None:
@@ -48,7 +47,7 @@ class WorkerStats:
         self.retries = 0
         self.failures = 0
         self.restarts = 0
-        self._recent: deque[tuple[int, int, int, int, int]] = deque(maxlen=KEPT)
+        self._recent: deque[Applied] = deque(maxlen=KEPT)
 
     def add(
         self,
@@ -63,18 +62,18 @@ class WorkerStats:
         """`again`: a newcomer took a version that its predecessor had answered."""
         self.applied += not again
         self.retries += retries
-        self._recent.append((version, wake_ns, apply_ns, acknowledge_ns, retries))
+        self._recent.append(Applied(version, wake_ns, apply_ns, acknowledge_ns, retries))
 
     @property
     def recent(self) -> list[Applied]:
-        return list(map(Applied._make, tuple(self._recent)))  # another thread may be adding to it
+        return list(self._recent)
 
     def since(self, version: int) -> Iterator[Applied]:
         """The answers to later versions, the newest first."""
-        for answer in reversed(tuple(self._recent)):
-            if answer[0] <= version:
+        for applied in reversed(self.recent):
+            if applied.version <= version:
                 return
-            yield Applied._make(answer)
+            yield applied
 
     def summary(self, whole_bytes: int, *, waiting: bool) -> dict[str, Any]:
         recent = self.recent
@@ -93,17 +92,14 @@ class WorkerStats:
 
 
 class SendStats:
-    """The sender's side.
-
-    whole_bytes: what a model takes as it is, whatever the wire format makes of it.
-    """
+    """What was published. `whole_bytes`: the size of a block that no wire format encoded."""
 
     def __init__(self, whole_bytes: int = 0) -> None:
         self.whole_bytes = whole_bytes
         self.sends = 0
         self.nbytes = 0
         self.max_error = 0.0
-        self._recent: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
+        self._recent: deque[Sent] = deque(maxlen=KEPT)
 
     def add(
         self,
@@ -118,18 +114,17 @@ class SendStats:
     ) -> None:
         self.sends += 1
         self.nbytes += nbytes
-        if max_error > self.max_error:
-            self.max_error = max_error
-        sent = (version, nbytes, pack_ns, publish_ns, workers, max_error, relative_error)
+        self.max_error = max(self.max_error, max_error)
+        sent = Sent(version, nbytes, pack_ns, publish_ns, workers, max_error, relative_error)
         self._recent.append(sent)
 
     @property
     def recent(self) -> list[Sent]:
-        return list(map(Sent._make, tuple(self._recent)))
+        return list(self._recent)
 
     @property
     def last(self) -> Sent | None:
-        return Sent._make(self._recent[-1]) if self._recent else None
+        return self._recent[-1] if self._recent else None
 
     def summary(self) -> dict[str, Any]:
         return {"sends": self.sends, "bytes": self.nbytes, **_sending_times(self.recent)}

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from sync.remote.schemes import RayWeightSyncScheme
-from sync.shared_mem import SharedMemWeightSyncScheme
-from sync.snapshot import NEVER
-from sync.strategy import Weights, WeightStrategy
+from sync.model.snapshot import NEVER
+from sync.model.strategy import Weights, WeightStrategy
+from sync.schemes.ray import RayWeightSyncScheme
+from sync.schemes.shared_mem import SharedMemWeightSyncScheme
 
 
 class _Updater:

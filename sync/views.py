@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sync.scheme import WeightSyncScheme
+from typing import Any
 
 
 class WeightSender:
     """The sending end of a scheme."""
 
-    def __init__(self, scheme: WeightSyncScheme):
+    def __init__(self, scheme: Any):
         self.scheme = scheme
 
     def send(self, weights: Any = None, worker_ids: Any = None) -> None:
@@ -30,7 +27,7 @@ class WeightSender:
 class WeightReceiver:
     """The receiving end of a scheme."""
 
-    def __init__(self, scheme: WeightSyncScheme):
+    def __init__(self, scheme: Any):
         self.scheme = scheme
 
     def receive(self, timeout: float | None = None) -> Any:

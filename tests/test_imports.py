@@ -7,7 +7,7 @@ and under TYPE_CHECKING alike, and `import_module("name")`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CONFIG_LIBRARIES = ("hydra", "omegaconf")
 OUTSIDE = ("tests", "benchmarks", "examples")
+SHIPPED = ("sync", "collectors", "harness", "hydra_plugins", "run.py")
 PEERS = ("torchrl", "stable_baselines3", "sample_factory", "tianshou", "rlpyt")
 
 # Where code lives, and what it may never import.
@@ -119,8 +120,76 @@ def imported_names(node: ast.AST, package: tuple[str, ...]) -> list[str]:
     return []
 
 
+def circles(root: Path) -> list[str]:
+    """Modules that import each other in a circle, in whatever way, as `a -> b -> a`."""
+    files = [f for f in source_files(root) if inside(f.relative_to(root).as_posix(), SHIPPED)]
+    modules = {module_name(file.relative_to(root)): file for file in files}
+    graph = {
+        name: {
+            known
+            for found in imports(file, root)
+            if (known := longest_module(found.name, modules)) and known != name
+        }
+        for name, file in modules.items()
+    }
+    return sorted(" -> ".join(circle) for circle in strongly_connected(graph))
+
+
+def module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def longest_module(name: str, modules: Collection[str]) -> str | None:
+    """The module that an imported name is, or is in."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def strongly_connected(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """The shortest circle through each group of modules that reach each other."""
+    seen: set[str] = set()
+    for start in graph:
+        paths, queue = {start: [start]}, [start]
+        while queue and start not in seen:
+            here = queue.pop(0)
+            for there in sorted(graph[here]):
+                if there == start:
+                    seen.update(paths[here])
+                    yield [*paths[here], start]
+                    queue = []
+                    break
+                if there not in paths:
+                    paths[there] = [*paths[here], there]
+                    queue.append(there)
+
+
 def test_the_code_keeps_to_the_directions():
     assert violations(ROOT) == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circles(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "from sync.b import B",
+        "import sync.b",
+        "from sync import b",
+        "from . import b",
+        "def f():\n    from sync.b import B",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sync.b import B",
+    ],
+)
+def test_a_circle_is_found_however_it_is_imported(tmp_path, way):
+    tree(tmp_path, "sync/a.py", way)
+    tree(tmp_path, "sync/b.py", "import torch\nfrom sync.c import C")
+    tree(tmp_path, "sync/c.py", "from sync.a import A")
+    tree(tmp_path, "sync/d.py", "from sync.a import A")
+    assert circles(tmp_path) == ["sync.a -> sync.b -> sync.c -> sync.a"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,22 @@
-"""What the two torchrl programs share: making a scheme, and a stdout that carries only our JSON."""
+"""What the torchrl programs share: making a scheme, and answering JSON lines.
 
+`benchmarks/sync_latency.py` and `benchmarks/sync_remote.py` start torchrl_sync and torchrl_remote.
+One line in, one line out; what goes wrong is {"error": "..."}. The driver bounds every wait.
+
+    {"cmd": "open", "scheme": "rpc", "model": "1M", "workers": 2}  -> {"torchrl": "0.14.1"}
+    {"cmd": "send", "count": 20}                  -> {"ms": [20 floats], "verified": true}
+    end of input                                  -> the program ends, and its workers with it
+"""
+
+import importlib.metadata
 import json
+import multiprocessing
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -16,6 +26,8 @@ from torchrl.weight_update import (
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
+
+from benchmarks.models import timed_sends_ms
 
 SCHEMES: dict[str, type[WeightSyncScheme]] = {
     "shared": SharedMemWeightSyncScheme,
@@ -67,6 +79,42 @@ def use_fastest_tensor_sharing() -> None:
     handle is a socket round trip to the sender, which makes that scheme two to four times slower.
     """
     torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+class Session(Protocol):
+    """One open model: torchrl's scheme with its workers."""
+
+    model: nn.Module
+
+    def send(self) -> None:
+        """Send the model, and wait as torchrl does."""
+        ...
+
+    def is_verified(self) -> bool:
+        """Whether the workers hold what was sent."""
+        ...
+
+
+def serve(open_session: Callable[..., Session]) -> None:
+    """Answer each line of stdin with one line, until the input ends."""
+    reply = claim_stdout()
+    session: Session | None = None
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            if request.pop("cmd") == "open":
+                session = open_session(**request)
+                reply({"torchrl": importlib.metadata.version("torchrl")})
+                continue
+            if session is None:
+                raise ValueError("nothing is open")
+            times = timed_sends_ms(session.model, session.send, request["count"])
+            reply({"ms": times, "verified": session.is_verified()})
+    except Exception as error:  # noqa: BLE001  (every failure goes to the driver)
+        reply({"error": f"{type(error).__name__}: {error}"})
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(0)  # torchrl's threads and groups hang in an ordinary exit
 
 
 def claim_stdout() -> Callable[[dict[str, Any]], None]:

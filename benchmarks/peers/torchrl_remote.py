@@ -1,23 +1,16 @@
-"""Time torchrl's blocking `send` to other processes over Ray, RPC or torch.distributed.
+"""torchrl's blocking `send` over Ray, RPC or torch.distributed; `torchrl_common` has the protocol.
 
 Run from the repository root, in the peers' environment (`make peers`):
 
-    .venv-peers/bin/python -m benchmarks.peers.torchrl_remote --scheme rpc --model 1M --workers 2
-
-It prints {"ready": true, "torchrl": "0.14.1"}, then answers each line {"count": 20} with
-{"ms": [20 floats], "verified": true}, until its input ends. What goes wrong is {"error": "..."}.
+    .venv-peers/bin/python -m benchmarks.peers.torchrl_remote
 
 Workers hold one model each and do nothing but receive, as torchrl's collectors would have them do:
 in a background thread (distributed), or when they are told to by a call (rpc, ray).
 """
 
-import argparse
-import importlib.metadata
-import json
 import multiprocessing
 import os
 import socket
-import sys
 import time
 from datetime import timedelta
 from typing import Any
@@ -33,8 +26,8 @@ from torchrl.weight_update import (
     WeightSyncScheme,
 )
 
-from benchmarks.models import build_model
-from benchmarks.peers.torchrl_common import claim_stdout, end_with_parent
+from benchmarks.models import build_model, corner_values
+from benchmarks.peers.torchrl_common import end_with_parent, serve
 
 TIMEOUT_S = 60.0
 
@@ -66,8 +59,8 @@ class Receiver:
     def _receive_weights_scheme(self, model_version: int | None = None) -> None:
         self.scheme.receive()
 
-    def corner(self) -> float:
-        return next(self.context.policy.parameters()).detach().view(-1)[-1].item()
+    def corners(self) -> list[float]:
+        return corner_values(self.context.policy)
 
 
 receiver: Receiver | None = None
@@ -143,7 +136,7 @@ def open_rpc(model: nn.Module, name: str, workers: int) -> tuple[WeightSyncSchem
         for worker, info in enumerate(context.collector_infos)
     ]
     for rref in context.collector_rrefs:
-        rref.rpc_sync().corner()
+        rref.rpc_sync().corners()
     scheme = RPCWeightSyncScheme()
     scheme.init_on_sender(model_id="policy", context=context, num_workers=workers)
     connected = [rref.rpc_async().connect() for rref in context.collector_rrefs]
@@ -165,7 +158,7 @@ def open_ray(model: nn.Module, name: str, workers: int) -> tuple[WeightSyncSchem
         twin = RayWeightSyncScheme()
         twin._rendezvous_id = sender._rendezvous_id  # as a pickled copy of the scheme has it
         actors.append(remote.remote(name, workers, worker, twin))
-    ray.get([actor.corner.remote() for actor in actors])
+    ray.get([actor.corners.remote() for actor in actors])
     context.remote_collectors = actors
     sender.init_on_sender(model_id="policy", context=context)
     connected = [actor.connect.remote() for actor in actors]
@@ -177,51 +170,27 @@ def open_ray(model: nn.Module, name: str, workers: int) -> tuple[WeightSyncSchem
 OPEN = {"distributed": open_distributed, "rpc": open_rpc, "ray": open_ray}
 
 
-def corners(scheme: str, context: Any) -> list[float]:
-    """What the workers hold, where they can be asked."""
-    if scheme == "rpc":
-        return [rref.rpc_sync().corner() for rref in context.collector_rrefs]
-    if scheme == "ray":
-        import ray
+class Session:
+    """One open model, and what the workers hold where they can be asked."""
 
-        return ray.get([actor.corner.remote() for actor in context.remote_collectors])
-    return []  # torchrl's acknowledgement has to do
+    def __init__(self, *, scheme: str, model: str, workers: int):
+        self.kind, self.model = scheme, build_model(model)
+        self.scheme, self.context = OPEN[scheme](self.model, model, workers)
+        self.send = self.scheme.send
 
+    def _corners(self) -> list[list[float]]:
+        if self.kind == "rpc":
+            return [rref.rpc_sync().corners() for rref in self.context.collector_rrefs]
+        if self.kind == "ray":
+            import ray
 
-def send(scheme: WeightSyncScheme, model: nn.Module, count: int) -> list[float]:
-    times = []
-    for _ in range(count):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.view(-1)[-1] += 1
-        begun = time.perf_counter()
-        scheme.send()
-        times.append((time.perf_counter() - begun) * 1e3)
-    return times
+            return ray.get([actor.corners.remote() for actor in self.context.remote_collectors])
+        return []  # torchrl's acknowledgement has to do
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scheme", choices=list(OPEN), required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
-    reply = claim_stdout()
-    model = build_model(args.model)
-    try:
-        scheme, context = OPEN[args.scheme](model, args.model, args.workers)
-        reply({"ready": True, "torchrl": importlib.metadata.version("torchrl")})
-        for line in sys.stdin:
-            times = send(scheme, model, int(json.loads(line)["count"]))
-            mine = next(model.parameters()).detach().view(-1)[-1].item()
-            held = corners(args.scheme, context)
-            reply({"ms": times, "verified": all(corner == mine for corner in held)})
-    except Exception as error:  # noqa: BLE001 - every failure goes to the driver
-        reply({"error": f"{type(error).__name__}: {error}"})
-    for child in multiprocessing.active_children():
-        child.kill()
-    os._exit(0)  # torchrl's groups hang in an ordinary exit when workers are gone
+    def is_verified(self) -> bool:
+        mine = corner_values(self.model)
+        return all(held == mine for held in self._corners())
 
 
 if __name__ == "__main__":
-    main()
+    serve(Session)

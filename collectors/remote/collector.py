@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
 from collectors.options import NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.remote.fleet import Fleet
@@ -28,7 +29,7 @@ from collectors.seeds import Seeds, check_seed, next_seed
 from collectors.spaces import Key
 from collectors.weights import POLICY, Publisher, sends_weights
 from collectors.worker import PASSED_ON
-from sync import WeightSyncScheme, interrupts
+from sync import WeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
 
 AHEAD = 2  # batches that a host of an asynchronous collector makes before it waits
@@ -184,7 +185,7 @@ class RemoteCollector(BaseCollector):
             seeds=Seeds(self.seed, host),
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
-            schemes=self.publisher.schemes_for(host),
+            schemes=self.publisher.schemes,
             version_base=self.publisher.base,
             lease_s=max(LEASE_S, options.timeout),
             leaves=self.fleet.own_process,

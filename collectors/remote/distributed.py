@@ -8,7 +8,7 @@ from typing import Any
 from collectors.remote import joining
 from collectors.remote.joining import JoiningCollector
 from sync import WeightSyncScheme
-from sync.remote.distributed import DistributedEngine, serve
+from sync.remote.gloo import DistributedEngine, serve
 
 
 class DistributedCollector(JoiningCollector):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from collectors.weights import SchemeIntake
 from sync import WeightSyncScheme
-from sync.memory import Doorbell
+from sync.local.doorbell import Doorbell
 
 
 class HostIntake(SchemeIntake):
@@ -26,7 +26,7 @@ class HostIntake(SchemeIntake):
     def _run(self) -> None:
         try:
             while self._ending is None:
-                self.wait(60.0, [self._stop.fd], resting=False)
+                self.wait(60.0, [self._stop.fd])
                 if self._ending is None:
                     self.take()
                     with self._taken:

@@ -65,7 +65,8 @@ class RemoteOptions:
         """The collector that each host runs."""
         if self.collector_class is not None:
             return self.collector_class
-        from collectors import Collector, MultiSyncCollector
+        from collectors.multi import MultiSyncCollector
+        from collectors.single import Collector
 
         return Collector if self.num_workers_per_collector == 1 else MultiSyncCollector
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from collectors.remote.host import close_all, leave
 from collectors.starting import PRELOAD, context, go_with, interrupts_held, leave_now, settle_in
-from sync.memory import Watch
+from sync.local.process import Watch
 
 KILL_AFTER_S = 5.0
 LOADED = (*PRELOAD, "collectors.remote.host", "collectors.multi", "collectors.single")

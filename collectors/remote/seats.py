@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from collectors import interrupts
 from collectors.batches import Trajectories
 from collectors.remote import host as far
 from collectors.remote.fleet import CannotReplace, Fleet
@@ -22,7 +23,6 @@ from collectors.remote.host import HostJob, Reply
 from collectors.remote.parcel import MASK
 from collectors.remote.seat import Full, Seat
 from collectors.weights import Publisher
-from sync import interrupts
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.remote.engine import PeerDied
 

@@ -193,10 +193,11 @@ def _check_sync(config: Config) -> None:
             f"sync={sync.name} with sync.check_torn=true: its workers never see torn weights; only "
             "those of sync=hogwild do"
         )
-    if not sync.share_memory and sync.name not in REMOTE:
+    if sync.zero_copy and (sync.name != "shared_mem" or sync.wire != "float32"):
+        wire = "" if sync.name != "shared_mem" else f" and sync.wire={sync.wire}"
         raise ConfigError(
-            f"sync={sync.name} with sync.share_memory=false: only sync={', '.join(REMOTE)} can do "
-            "without the learner's memory"
+            f"sync={sync.name} with sync.zero_copy=true{wire}: only sync=shared_mem with "
+            "sync.wire=float32 has blocks that parameters can point at"
         )
     if sync.name == "none" and collector.name != "single":
         raise ImpossiblePair(

@@ -7,8 +7,8 @@ from typing import Literal
 
 from harness.algos.ppo import PPOConfig
 from harness.algos.sac import SACConfig
+from harness.config.hosts import JoiningConfig, RayConfig
 from harness.config.link import LinkConfig
-from harness.config.remote import JoiningConfig, RayConfig
 from harness.envs import EnvConfig
 from harness.models import ModelConfig
 
@@ -53,9 +53,9 @@ class SyncConfig:
     apply_at: Literal["step", "batch"] = "step"
     max_lag: int | None = None
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
-    check_finite: bool = True
+    check_finite: bool | Literal["all"] = True
+    zero_copy: bool = False
     check_torn: bool = False
-    share_memory: bool = True
     timeout_s: float = 10.0
     connect_timeout_s: float = 60.0
     wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"

@@ -1,7 +1,6 @@
-"""Engines: running functions in processes on other machines, whatever brings the call there.
+"""Engines run functions in processes on other machines: the interface of gloo, RPC and Ray.
 
-Schemes and collectors for several machines are written once, on this; Ray, torch.distributed.rpc
-and torch.distributed differ in their engines alone.
+The remote schemes and collectors are written once, on this interface.
 """
 
 from __future__ import annotations
@@ -9,70 +8,79 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 
 class PeerDied(ConnectionError):
-    """The process that was called is gone, or cannot be reached any more; the text says why."""
+    """The process that was called is gone or out of reach; the text says how that is known."""
 
 
-class Route(Protocol):
-    """A peer's way to another peer; it travels to the one that calls."""
+class PackedBlock(NamedTuple):
+    """A block as its engine sends it.
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have `function(*args)` run there, as `Engine.call` does."""
+    content: what `Engine.post` takes.
+    mechanism: how it travels, for statistics.
+    """
+
+    content: Any
+    mechanism: str
 
 
 class Engine(ABC):
-    """The trainer's side of a line to each of its peers, which are numbered from 0.
+    """The trainer's side of the connections to its peers, which are numbered from 0.
 
-    Functions are found by name in the peer's process (module-level ones), and run there in a thread
-    of their own, so that a call can be served while another one takes its time.
+    Functions are found by name in the peer's process (module-level ones). Each call runs in a
+    thread of its own, so that a peer serves several at a time.
+
+    mechanism: how a block travels, for statistics.
+    hint: what may be wrong if a peer does not answer, as the end of an error message.
     """
 
     num_peers: int
-    hands_on = False  # whether peers can call each other: see `route`
+    mechanism: ClassVar[str] = "unnamed"
+    hint: ClassVar[str] = ""
 
     @abstractmethod
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have `function(*args)` run in the peer's process; returns at once.
+        """Run `function(*args)` in the peer's process; returns at once.
 
-        The future ends in what it returned, in what it raised (the peer's traceback in a note), or
-        in `PeerDied`, which comes as soon as the engine notices.
+        The future ends in the function's result, in its exception (with the peer's traceback as a
+        note), or in `PeerDied` as soon as the engine notices.
         """
 
-    def parcel(self, block: Tensor) -> Any:
-        """The block in the form in which `post` takes it, made once for all that are sent it."""
-        return block
+    def pack_block(self, block: Tensor) -> PackedBlock:
+        """The block as `post` takes it; made once for all peers that get the block."""
+        return PackedBlock(block, self.mechanism)
 
-    def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
-        """`function(block, *args)` in the peer's process, which may keep the block.
+    def post(
+        self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
+    ) -> Future[Any]:
+        """Run `function(block, *args)` in the peer's process; returns at once.
 
-        The block may be written again only when the futures of all posts of it are done. What is
-        posted, and its answer, are as `wire.Post` says.
+        The function is quick and returns a future; the future here ends as that one does. It may
+        keep the block. The arguments and the result are such that plain pickle can handle them. The
+        block may be written again only when the futures of all its posts are done, and never if one
+        of them ended in `PeerDied`: the engine may still be reading it.
         """
-        return self.call(peer, function, parcel, *args)
-
-    def route(self, taker: int, giver: int) -> Route | None:
-        """How peer `taker` calls peer `giver`; None: not, or not yet. Returns at once.
-
-        Engines that bring a parcel to each node by themselves need none.
-        """
-        return None
+        return self.call(peer, _wait_for, function, packed.content, *args)
 
     @abstractmethod
     def gone(self, peer: int) -> str | None:
-        """Why the peer can be called no more; None while it can. Costs next to nothing."""
+        """Why the peer cannot be called any more; None while it can. Cheap."""
 
     def release(self, peer: int) -> None:
-        """The peer's process has ended, be it while it joined: have nobody wait for it any more."""
+        """The peer's process has ended, perhaps while it joined: let others join."""
 
     @abstractmethod
     def describe(self, peer: int) -> str:
-        """What error messages call the peer: its name and address."""
+        """What error messages call the peer: its number, and its name or address."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what the engine itself began, within a bounded time; harmless when done twice."""
+        """End what the engine itself started, within a bounded time; may be called twice."""
+
+
+def _wait_for(function: Callable[..., Future[Any]], block: Tensor, *args: Any) -> Any:
+    return function(block, *args).result()

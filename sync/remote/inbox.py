@@ -1,16 +1,16 @@
-"""Where snapshots arrive in a peer's process: one inbox for each worker that lives there.
+"""Where versions arrive in a peer's process: one inbox for each worker that lives there.
 
-A worker that reads the trainer's own memory (`nearby.py`) has no more than a door here: by it the
-trainer learns that it is there, and it learns that the line to the trainer is down.
+    the engine's thread                            the worker
+    -------------------                            ----------
+    deliver(no block, key, worker, "")   <-----    opens its inbox
+      JOINED, with the inbox's owner id
+    deliver(v1, key, worker, owner)      ----->    take(): v1
+      (the future is not done yet)       <-----    answer(APPLIED)
+      APPLIED
 
-the engine's thread                       the worker
--------------------                       ----------
-deliver(block, key, worker)
-  waits for the worker's inbox   <-----   opens it when it greets
-  lays the block down, and applies it if the model rests and the worker has said that it may; else
-  rings                           ---->   looks, or is woken
-  answers `Later`: waits         <-----   applied, or refused: the answer
-returns the answer: the trainer's future is the acknowledgement
+`deliver` never waits. It returns a future, whose result the engine sends to the trainer. A block
+for another owner than the inbox's was meant for a predecessor: it is dropped, and the answer is
+JOINED.
 """
 
 from __future__ import annotations
@@ -18,180 +18,188 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Collection
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from torch import Tensor
 
-from sync.memory import Doorbell
-from sync.remote.wire import Later
-from sync.snapshot import NEVER
+from sync.channel import FAILED, JOINED, LEFT, Answer
+from sync.local.doorbell import Doorbell
+from sync.model.snapshot import NEVER
 
-DONE, FAILED, LEFT, ABSENT, SUPERSEDED, MISSING, NEAR, FAR = range(8)
-Place = tuple[str, int]  # a scheme's key, and a worker's number
-
-
-class Answer(NamedTuple):
-    """What became of a delivery; `took_ns` is what applying took, by the worker's clock."""
-
-    kind: int
-    owner: str = ""
-    pid: int = 0
-    version: int = NEVER
-    took_ns: int = 0
-    retries: int = 0
-    text: str = ""
+SUPERSEDED = "superseded"  # a newer delivery came before the worker took this one
+_Place = tuple[str, int]  # a scheme's key and a worker's number
 
 
-class Door:
-    """A worker of this process that can be found by its place.
+class Reply(NamedTuple):
+    """The result of a delivery.
 
-    closed: why nothing more comes, once that is so.
+    owner: the id of the inbox that replies; the next process, or the next scheme in this process,
+        has another.
     """
 
-    near = True
-    refusal = ""  # why it can take nothing, if it said so
+    answer: Answer
+    owner: str = ""
 
-    def __init__(self, place: Place, ring: Callable[[], None]):
-        self.place = place
+
+class _Delivery(NamedTuple):
+    block: Tensor
+    reply: Future[Reply]
+
+
+_lock = threading.Lock()  # guards the three below
+_inboxes: dict[_Place, Inbox] = {}
+_expected: dict[_Place, Future[Reply]] = {}  # deliveries for workers that have no inbox yet
+_left: dict[_Place, Reply] = {}  # what those that left reply
+
+
+class Inbox:
+    """Holds one version that the worker has not taken yet, and one that it is applying.
+
+    closed: why nothing more will come; empty until then.
+    bell: readable when there is a new version, or nothing more will come.
+    """
+
+    def __init__(self, key: str, worker: int):
+        self.owner = uuid.uuid4().hex
+        self.bell = Doorbell()
         self.closed = ""
-        self._ring = ring
-        with _registry:
-            _doors[place] = self
-            _departed.pop(place, None)
-            _registry.notify_all()
+        self._place, self._worker = (key, worker), worker
+        self._refusal: Answer | None = None
+        self._newest: _Delivery | None = None
+        self._taken: _Delivery | None = None
+        self._changing = threading.Lock()
+        with _lock:
+            _inboxes[self._place] = self
+            _left.pop(self._place, None)
+            expected = _expected.pop(self._place, None)
+        if expected is not None:
+            expected.set_result(self._joined())
 
-    def put(self, block: Tensor) -> Answer | Later:
-        """Bring a block here; the worker's answer, or how to wait for it."""
-        return Answer(NEAR)
+    def put(self, block: Tensor, owner: str) -> Future[Reply]:
+        """Called by the engine: a block for the worker with this owner id."""
+        if owner != self.owner:
+            return _finished(self._joined())
+        with self._changing:
+            if self._refusal is not None:
+                return _finished(Reply(self._refusal, self.owner))
+            if self.closed:
+                return _finished(Reply(Answer(self._worker, LEFT)))
+            older, self._newest = self._newest, _Delivery(block, Future())
+            reply = self._newest.reply
+        self.bell.ring()
+        self._finish([older], SUPERSEDED)
+        return reply
+
+    def take(self) -> Tensor | None:
+        """The newest block, if the worker has not taken it yet."""
+        if not self.closed:
+            self.bell.silence()  # before the look, so that a later ring is not lost
+        with self._changing:
+            if self._newest is None:
+                return None
+            older, self._taken, self._newest = self._taken, self._newest, None
+            block = self._taken.block
+        self._finish([older], SUPERSEDED)
+        return block
+
+    def has_news(self) -> bool:
+        """Whether there is a block that was not taken yet."""
+        return self._newest is not None
+
+    def answer(self, answer: Answer) -> None:
+        """What became of the block that was taken; FAILED with NEVER refuses all later ones."""
+        with self._changing:
+            deliveries = [self._taken]
+            self._taken = None
+            if answer.kind == FAILED and answer.version == NEVER:
+                self._refusal = answer
+                deliveries.append(self._newest)
+                self._newest = None
+        self._finish(deliveries, answer)
 
     def close(self, why: str) -> None:
         """Nothing more will come; wakes the worker."""
-        self.closed = self.closed or why
-        self._ring()
+        with self._changing:
+            self.closed = self.closed or why
+            deliveries = [self._taken, self._newest]
+            self._taken = self._newest = None
+        self.bell.ring()
+        self._finish(deliveries, LEFT)
 
     def leave(self) -> None:
         """The worker reads no more."""
-        with _registry:
-            if _doors.get(self.place) is self:
-                del _doors[self.place]
-                _departed[self.place] = self.refusal
+        last = self._refusal or Answer(self._worker, LEFT)
+        with _lock:
+            if _inboxes.get(self._place) is self:
+                del _inboxes[self._place]
+                _left[self._place] = Reply(last)
         self.close("the worker left")
+        self.bell.close()
+
+    def _joined(self) -> Reply:
+        return Reply(Answer(self._worker, JOINED, pid=os.getpid()), self.owner)
+
+    def _finish(self, deliveries: list[_Delivery | None], answer: Answer | str) -> None:
+        if isinstance(answer, str):
+            answer = Answer(self._worker, answer)
+        for delivery in deliveries:
+            if delivery is not None:
+                delivery.reply.set_result(Reply(answer, self.owner))
 
 
-class Inbox(Door):
-    """Room for one block that its worker has not answered to yet."""
+def deliver(block: Tensor, key: str, worker: int, owner: str) -> Future[Reply]:
+    """Bring a block to a worker of this process; the future ends in its answer.
 
-    near = False
-
-    def __init__(self, place: Place):
-        self.owner = uuid.uuid4().hex
-        self.bell = Doorbell()
-        self.block: Tensor | None = None
-        self.take_at_once: Callable[[], bool] | None = None
-        self._answer: Answer | None = None
-        self._changed = threading.Condition()
-        super().__init__(place, self.bell.ring)
-
-    def put(self, block: Tensor) -> Answer | Later:
-        with self._changed:
-            if self.refusal:
-                return Answer(FAILED, self.owner, os.getpid(), text=self.refusal)
-            self.block, self._answer = block, None
-            self._changed.notify_all()  # whoever put the one before
-        if self.take_at_once is not None and self.take_at_once():
-            return self._answer_to(block)
-        self.bell.ring()
-        return Later(partial(self._answer_to, block))
-
-    def _answer_to(self, block: Tensor) -> Answer:
-        with self._changed:
-            while self.block is block and not self.closed:
-                self._changed.wait(60.0)
-            if self.block is block:
-                self.block = None
-                return Answer(LEFT)
-            if self.block is not None or self._answer is None:
-                return Answer(SUPERSEDED)
-            return self._answer
-
-    def answer(
-        self, kind: int, version: int, took_ns: int = 0, retries: int = 0, text: str = ""
-    ) -> None:
-        """What became of the block that lies here, which makes room for the next."""
-        with self._changed:
-            if version == NEVER:  # the model cannot take any
-                self.refusal = text
-            self._answer = Answer(kind, self.owner, os.getpid(), version, took_ns, retries, text)
-            self.block = None
-            self._changed.notify_all()
-
-    def close(self, why: str) -> None:
-        with self._changed:
-            self.closed = self.closed or why
-            self._changed.notify_all()
-        super().close(why)
-
-
-_registry = threading.Condition()
-_doors: dict[Place, Door] = {}
-_departed: dict[Place, str] = {}  # workers that left, and why if they could not take any
-
-
-def expect_worker(place: Place) -> None:
-    """A worker will open its door here, perhaps where another has left: wait for it."""
-    with _registry:
-        _departed.pop(place, None)
-
-
-def deliver(block: Tensor, key: str, worker: int, patience_s: float) -> Answer | Later:
-    """Give a worker of this process a snapshot; its answer, or how to wait for it.
-
-    patience_s: how long to wait for a worker that has not come yet.
+    If the worker has not come yet, the future waits for it: the newest one for the worker ends in
+    JOINED, older ones end in SUPERSEDED.
     """
-    with _registry:
-        door = _doors.get((key, worker))
-    if door is not None:
-        return door.put(block)
-    return Later(partial(_deliver_later, block, (key, worker), patience_s))
+    place, reply = (key, worker), Future[Reply]()
+    with _lock:
+        inbox, left = _inboxes.get(place), _left.get(place)
+        if inbox is None and left is None:
+            older, _expected[place] = _expected.get(place), reply
+    if inbox is not None:
+        return inbox.put(block, owner)
+    if left is not None:
+        return _finished(left)
+    if older is not None:
+        older.set_result(Reply(Answer(worker, SUPERSEDED)))
+    return reply
 
 
-def _deliver_later(block: Tensor, place: Place, patience_s: float) -> Answer | Later:
-    with _registry:
-        _registry.wait_for(lambda: place in _doors or place in _departed, patience_s)
-        door = _doors.get(place)
-    if door is None:
-        if why := _departed.get(place):
-            return Answer(FAILED, text=why)
-        return Answer(LEFT if place in _departed else ABSENT)
-    return door.put(block)
-
-
-def await_worker(key: str, worker: int, patience_s: float) -> int:
-    """Where that worker takes versions, once it is there: NEAR or FAR; ABSENT if it does not come.
-
-    One that has left is FAR: whoever brings it a version will be told why.
-    """
-    place = key, worker
-    with _registry:
-        _registry.wait_for(lambda: place in _doors or place in _departed, patience_s)
-        if (door := _doors.get(place)) is not None:
-            return NEAR if door.near else FAR
-        return FAR if place in _departed else ABSENT
+def expect_worker(key: str, worker: int) -> None:
+    """A worker will open its inbox, perhaps where another has left: deliveries wait for it."""
+    with _lock:
+        _left.pop((key, worker), None)
 
 
 def close_inbox(key: str, worker: int) -> None:
-    """The trainer says that nothing more will come."""
-    with _registry:
-        door = _doors.get((key, worker))
-    if door is not None:
-        door.close("the trainer shut its scheme down")
+    """The trainer shut its scheme down: nothing more will come for this worker."""
+    with _lock:
+        _left.pop((key, worker), None)
+    _close([(key, worker)], "the trainer shut its scheme down")
 
 
-def hang_up(why: str) -> None:
-    """The line to the trainer is down: tell every worker of this process."""
-    with _registry:
-        doors = list(_doors.values())
-    for door in doors:
-        door.close(why)
+def close_all(why: str) -> None:
+    """The trainer cannot be reached any more: tell every worker of this process."""
+    with _lock:
+        places = {*_inboxes, *_expected}
+    _close(places, why)
+
+
+def _close(places: Collection[_Place], why: str) -> None:
+    for place in places:
+        with _lock:
+            inbox, expected = _inboxes.get(place), _expected.pop(place, None)
+        if inbox is not None:
+            inbox.close(why)
+        if expected is not None:
+            expected.set_result(Reply(Answer(place[1], LEFT)))
+
+
+def _finished(reply: Reply) -> Future[Reply]:
+    future: Future[Reply] = Future()
+    future.set_result(reply)
+    return future

@@ -1,14 +1,14 @@
 """Calls over Ray: peers are actors, and any function runs in any actor.
 
-    trainer                                   actor i
-    -------                                   -------
+    trainer                                    actor i
+    -------                                    -------
     RayEngine([actor, ...])
-    call(i, f, x)     --  task  ------->      a thread runs f(x)
-    parcel(block)     --  one copy into the object store of this node
-    post(i, f, parcel) -- a reference -->     f(block): its node fetched the block once, and all
-                                              actors of the node see the same memory, to read
+    call(i, f, x)      --  task  ------->      a thread runs f(x)
+    pack_block(block)  --  one copy into the object store of this node
+    post(i, f, packed) -- a reference -->      f(block): its node fetches the block once, and all
+                                               actors of the node map the same memory
 
-A small block goes along with each task, which takes about half as long: no store is asked.
+A small block is an argument of each task, which takes about half as long as the object store.
 
 The actors and the cluster are their owner's; the engine ends neither. An actor serves several calls
 at a time if it was made with `max_concurrency` of 2 or more, or with concurrency groups.
@@ -30,22 +30,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sync import interrupts
-from sync.remote.engine import Engine, PeerDied
-from sync.remote.read_only import read_only
-from sync.remote.wire import Outcome, Post
+from sync.remote.calls import Outcome, pack_post, run_post
+from sync.remote.engine import Engine, PackedBlock, PeerDied
 
-# How much of a version goes with one task, and with those of all peers together, past the store:
-# above, the store is the shorter way.
+# The largest block that goes along with one task, and with the tasks of all peers together: for
+# larger ones the object store is faster.
 _IN_TASK_BYTES = 3 << 17
 _IN_TASKS_BYTES = 1 << 22
 _ARGUMENT_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store
 
-LEFT = "this process is connected with no Ray cluster any more"
+LEFT = "this process is not connected to a Ray cluster any more"
 
 
 def is_connected() -> bool:
-    """Whether this process is in a cluster; where it is not, Ray would start one for any call."""
+    """Whether this process is in a cluster; if not, any call of Ray would start one."""
     import ray
 
     return bool(ray.is_initialized())
@@ -53,6 +51,12 @@ def is_connected() -> bool:
 
 class RayEngine(Engine):
     """Over actor handles; `replace` puts another actor into a dead one's place."""
+
+    mechanism = "ray object store"
+    hint = (
+        "; an actor that is busy takes weights only if it was made with max_concurrency of 2 or "
+        "more, or with a concurrency group for them"
+    )
 
     def __init__(self, actors: Sequence[Any]):
         self._actors = list(actors)
@@ -67,22 +71,24 @@ class RayEngine(Engine):
         self._actors[peer : peer + 1] = [actor]
         self._gone.pop(peer, None)
 
-    def parcel(self, block: Tensor) -> Any:
+    def pack_block(self, block: Tensor) -> PackedBlock:
         if block.numel() <= min(_IN_TASK_BYTES, _IN_TASKS_BYTES // max(1, self.num_peers)):
-            return [piece.numpy().tobytes() for piece in block.split(_ARGUMENT_BYTES)]
+            pieces = [piece.numpy().tobytes() for piece in block.split(_ARGUMENT_BYTES)]
+            return PackedBlock(pieces, "ray task")
         if not is_connected():
             raise PeerDied(LEFT)
         import ray
 
-        return [ray.put(block.numpy())]
+        return PackedBlock([ray.put(block.numpy())], self.mechanism)
 
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
         return self._task(peer, _run, function, *args)
 
-    def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
-        return self._task(peer, _run_post, Post(function, args).packed(), *parcel)
+    def post(
+        self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
+    ) -> Future[Any]:
+        return self._task(peer, _run_post, pack_post(function, args), *packed.content)
 
-    @interrupts.held()  # an answer that nobody hears of is waited for to the end
     def _task(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         actor = self._actors[peer]
         answer: Future[Any] = Future()
@@ -90,8 +96,7 @@ class RayEngine(Engine):
             answer.set_exception(PeerDied(f"{self.describe(peer)} is gone: {LEFT}"))
             return answer
         try:
-            ref = actor.__ray_call__.remote(run, *args)
-            done = ref.future()
+            done = actor.__ray_call__.remote(run, *args).future()
         except Exception as error:  # noqa: BLE001 - Ray is down, or the handle is of another cluster
             answer.set_exception(PeerDied(f"{self.describe(peer)} cannot be called: {error}"))
             return answer
@@ -132,19 +137,18 @@ def _run(actor: Any, function: Callable[..., Any], *args: Any) -> Outcome:
     return Outcome.of(function, args)
 
 
-def _run_post(actor: Any, data: bytes, *parcel: Any) -> Outcome | bytes:
-    outcome = Outcome.of(Post.run, (data, _as_tensor(*parcel)))
-    return pickle.dumps(outcome) if outcome.fine else outcome  # Ray takes longer with all but bytes
+def _run_post(actor: Any, data: bytes, *content: Any) -> Outcome | bytes:
+    outcome = run_post(data, _as_tensor(content)).result()
+    return pickle.dumps(outcome) if outcome.fine else outcome  # bytes are fastest in Ray
 
 
-def _as_tensor(*parcel: Any) -> Tensor:
-    if isinstance(parcel[0], bytes):
-        array = np.frombuffer(b"".join(parcel), np.uint8)
+def _as_tensor(content: Sequence[Any]) -> Tensor:
+    """The block, to read: in the object store all actors of a node map the same memory."""
+    if isinstance(content[0], bytes):
+        array = np.frombuffer(b"".join(content), np.uint8)
     else:
-        (stored,) = parcel  # memory that all actors of a node can write
-        seen = read_only(stored)
-        array = stored.copy() if seen is None else seen
-    with warnings.catch_warnings():  # torch knows no read-only tensors, and warns of them
+        (array,) = content
+    with warnings.catch_warnings():  # torch has no read-only tensors, and warns of this one
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 

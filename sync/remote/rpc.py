@@ -3,16 +3,17 @@
     trainer                                   peer i
     -------                                   ------
     RPCEngine(n, host, port)                  serve(i, host, port)
-      joins as "trainer", opens the store <--   joins the group when it likes
+      joins as "trainer", opens the store <--   joins the group at any time
     connect()  or  admit(i)          ----->   watches the trainer from now on
       watches the peer                 <---
     call(i, f, x)                    <---->   runs f(x)
     close()                          ----->   serve() returns
 
-Either side watches the other with a call that never returns: it fails as soon as the connection
-does, and takes no thread. A second, now and then, finds out what a broken connection does not
-show: that a host is gone, or a cable. There is one RPC agent in a process, so there can be one
-engine. The transport has no authentication, so everything binds to loopback unless told otherwise.
+Each side watches the other with a call that never returns: it fails as soon as the connection does,
+and occupies no thread. A second call, from time to time, finds what a broken connection does not
+show: a host that is gone, or a pulled cable. torch allows one RPC agent in a process, so there can
+be one engine. The transport has no authentication, so everything binds to loopback unless told
+otherwise.
 """
 
 from __future__ import annotations
@@ -23,113 +24,71 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sync import interrupts
 from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
-from sync.remote.agent import (
+from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack
+from sync.remote.engine import PackedBlock, PeerDied
+from sync.remote.inbox import close_all
+from sync.remote.joining import JoiningEngine
+from sync.remote.rpc_group import (
     MemberLost,
-    drop,
     join,
-    newest_of,
-    next_number,
+    newest_member,
+    next_name,
     release_turn,
-    strike_out,
+    remove_members,
     torch_rpc,
 )
-from sync.remote.engine import Engine, PeerDied
-from sync.remote.inbox import hang_up
-from sync.remote.store import free_port
-from sync.remote.wire import Outcome, Post, pack, tell, unpack
+from sync.remote.store import find_store
 
 _TRAINER = "trainer"
-_LOOK_S = 0.01
 _AGAIN_S = 0.1
 _CLOSE_S = 2.0
 
 _left = threading.Event()
-_kept: dict[str, Any] = {}  # what members wait for that never comes, by their names
+_watched_by: dict[str, Any] = {}  # the calls that never return, by the names of their callers
 
 
-class RPCEngine(Engine):
-    """The trainer's side.
+class RPCEngine(JoiningEngine):
+    """The trainer's side; `JoiningEngine` describes the arguments."""
 
-    host, port: where peers find the trainer's store; port 0 takes a free one, see `port`.
-    address: what this process's own connections bind to; `host` unless told.
-    timeout: seconds that `connect` and `admit` wait.
-    silence_s: seconds without a sign of life after which a peer counts as gone.
-    """
+    mechanism = "rpc"
 
-    hands_on = True
-
-    def __init__(
-        self,
-        num_peers: int,
-        *,
-        host: str = LOOPBACK,
-        port: int = 0,
-        address: str | None = None,
-        timeout: float = 60.0,
-        silence_s: float = 60.0,
-    ):
-        warn_if_exposed("torch.distributed.rpc", host, address or host)
-        self.num_peers = num_peers
-        self.timeout = timeout
-        self.host, self.port = host, free_port(host, port)
-        self._silence_s = silence_s
-        self._names: dict[int, str] = {}
+    def __init__(self, num_peers: int, **options: Any):
+        super().__init__(num_peers, **options)
         self._gone: dict[int, str] = {}
         self._dead: set[str] = set()
-        self._barred: list[str] = []  # which of the dead may keep others out of the group
+        self._problems: list[str] = []  # why members that died may keep others out of the group
         self._pending: dict[Future[Any], int] = {}
         self._closing = threading.Event()
-        join(_TRAINER, 0, self.host, self.port, address or host, timeout)
+        join(_TRAINER, 0, self._store, self._address, self.timeout)
         self._beat = threading.Thread(target=self._beats, name="lockstep-alive", daemon=True)
         self._beat.start()
         atexit.register(self.close)  # an agent that outlives the interpreter aborts it
 
-    def connect(self, given_up: threading.Event | None = None) -> None:
-        """Meet every peer that has not been met; `given_up` ends the wait for them."""
-        missing = [peer for peer in range(self.num_peers) if peer not in self._names]
-        self._meet(missing, given_up or threading.Event())
-
-    def admit(self, peer: int, given_up: threading.Event | None = None) -> None:
-        """Meet a peer that came late, or one that takes the place of a dead one."""
-        self._meet([peer], given_up or threading.Event())
-
-    def _meet(self, missing: list[int], given_up: threading.Event) -> None:
-        deadline = time.monotonic() + self.timeout
-        while missing and not given_up.wait(_LOOK_S):
-            if self._dead:
-                with contextlib.suppress(RuntimeError):  # `_forget` has noted why
-                    strike_out(self._dead)  # as long as somebody may be joining
-            for peer in list(missing):
-                name = newest_of(peer)
-                is_new = name is not None and name != self._names.get(peer)
-                if name is not None and is_new and self._watch(peer, name):
-                    missing.remove(peer)
-            if missing and time.monotonic() > deadline:
-                ids = ", ".join(map(str, missing))
-                raise TimeoutError(
-                    f"peer {ids} did not join at {self.host}:{self.port} within "
-                    f"{self.timeout:g} s: was its process started, and does it call serve() with "
-                    f"this host and port?{''.join(self._barred)}"
-                )
-
-    def _watch(self, peer: int, name: str) -> bool:
-        """False if it has a name already, but no address yet."""
+    def _meet(self, peer: int, deadline: float) -> bool:
+        if self._dead:
+            with contextlib.suppress(RuntimeError):  # `_forget` has noted why
+                remove_members(self._store, self._dead)  # a joining one may have put them back
+        name = newest_member(self._store, peer)
+        if not name or name == self._names.get(peer):
+            return False
         try:
-            watch = torch_rpc().rpc_async(name, _never, args=(_TRAINER,), timeout=0)
-        except RuntimeError:
+            watch = _rpc().rpc_async(name, _never, args=(_TRAINER,), timeout=0)
+        except RuntimeError:  # it is joining
             return False
         self._gone.pop(peer, None)
         self._names[peer] = name
         watch.add_done_callback(lambda done: self._note(peer, name, _error(done)))
         return True
+
+    def _obstacles(self) -> str:
+        return "".join(self._problems)
 
     def _note(self, peer: int, name: str, why: str | None) -> None:
         if why is not None and self._names.get(peer) == name and not self._closing.is_set():
@@ -139,30 +98,21 @@ class RPCEngine(Engine):
             for future, whose in list(self._pending.items()):
                 if whose == peer:
                     self._fail(future, peer, why)
-            threading.Thread(target=self._forget, args=(peer, name), daemon=True).start()
+            threading.Thread(target=self._forget, args=(name,), daemon=True).start()
 
     def _fail(self, future: Future[Any], peer: int, why: str) -> None:
         self._pending.pop(future, None)
         with contextlib.suppress(InvalidStateError):
             future.set_exception(PeerDied(f"{self.describe(peer)} is gone: {why}"))
 
-    def _forget(self, peer: int, name: str) -> None:
-        """Take a dead peer out of the group: nobody could join while it counts as a member."""
+    def _forget(self, name: str) -> None:
+        """Remove a dead peer from the store: nobody can join while it counts as a member."""
         self._dead.add(name)
-        _kept.pop(name, None)  # with the memory of its connection
-        steps = {"here": partial(drop, name), "in the store": partial(strike_out, [name])}
-        for other in list(self._names):
-            if other != peer and other not in self._gone:
-                steps[f"at peer {other}"] = partial(self._have_forgotten, other, name)
-        for where, step in steps.items():
-            try:
-                step()
-            except Exception as error:  # noqa: BLE001 - told to whoever then waits for another
-                self._barred.append(f" {name}, which died, is still a member {where}: {error!r}")
-
-    def _have_forgotten(self, other: int, name: str) -> None:
-        with contextlib.suppress(PeerDied):  # which is told elsewhere
-            self.call(other, drop, name).result(_CLOSE_S)
+        _watched_by.pop(name, None)  # and with it the memory of its connection
+        try:
+            remove_members(self._store, [name])
+        except RuntimeError as error:
+            self._problems.append(f" {name}, which died, is still in the store: {error!r}")
 
     def _beats(self) -> None:
         while not self._closing.wait(self._silence_s / 4):
@@ -172,13 +122,14 @@ class RPCEngine(Engine):
 
     def call(self, peer: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
         data, tensors = pack((function, args))
-        return self._call(peer, _run, data, *tensors)
+        return self._send(peer, _run, data, *tensors)
 
-    def post(self, peer: int, function: Callable[..., Any], parcel: Any, *args: Any) -> Future[Any]:
-        return self._call(peer, _run_post, Post(function, args).packed(), parcel)
+    def post(
+        self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
+    ) -> Future[Any]:
+        return self._send(peer, _run_post, pack_post(function, args), packed.content)
 
-    @interrupts.held()  # an answer that nobody hears of is waited for to the end
-    def _call(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _send(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._pending[future] = peer
         if (why := self.gone(peer)) is not None:
@@ -202,16 +153,13 @@ class RPCEngine(Engine):
         data, *tensors = done.value()
         tell(future, data, tensors, self.describe(peer))
 
-    def route(self, taker: int, giver: int) -> RPCRoute | None:
-        return RPCRoute(self._names[giver]) if self.gone(giver) is None else None
-
     def gone(self, peer: int) -> str | None:
         if peer not in self._names:
             return "it was never met: call connect()"
         return self._gone.get(peer)
 
     def release(self, peer: int) -> None:
-        release_turn(peer)
+        release_turn(self._store, peer)
 
     def describe(self, peer: int) -> str:
         return f"peer {peer} ({self._names.get(peer, 'not met')})"
@@ -231,30 +179,7 @@ class RPCEngine(Engine):
             self._fail(future, peer, "the engine was closed")
         self._beat.join(_CLOSE_S)
         torch_rpc().shutdown(graceful=False)
-        _kept.clear()
-
-
-class RPCRoute(NamedTuple):
-    """A peer's way to another, by the name that the group knows it by."""
-
-    name: str
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        packed = pack((function, args))
-        sent = torch_rpc().rpc_async(
-            self.name, _run, args=(packed.data, *packed.tensors), timeout=0
-        )
-
-        def hear(done: Any) -> None:
-            if (why := _error(done)) is not None:
-                future.set_exception(PeerDied(f"{self.name} is gone: {why}"))
-            else:
-                data, *tensors = done.value()
-                tell(future, data, tensors, self.name)
-
-        sent.add_done_callback(hear)
-        return future
+        _watched_by.clear()
 
 
 def serve(
@@ -268,14 +193,12 @@ def serve(
 ) -> str:
     """Be peer number `peer` of the trainer at `host:port` until it closes or is gone; says which.
 
-    address: what this process's connections bind to; loopback if the host is, else this machine's
-        address on the way to the host.
-    timeout: seconds to find the trainer, and to be met by it.
+    The arguments are those of `gloo.serve`.
     """
-    number = next_number(peer, host, port, timeout)  # torch lets a process have only one
+    store = find_store(host, port, timeout, peer)
     address = address or address_towards(host, port)
-    warn_if_exposed("torch.distributed.rpc", address)
-    name = _join(peer, number, host, port, address, timeout)
+    warn_if_exposed("rpc", address)
+    name = _join(peer, store, address, timeout)
     _left.clear()
     why: list[str] = []
 
@@ -284,25 +207,25 @@ def serve(
             why.append(f"the trainer is gone: {error}")
             _left.set()
 
-    watch = torch_rpc().rpc_async(_TRAINER, _never, args=(name,), timeout=0)
+    watch = _rpc().rpc_async(_TRAINER, _never, args=(name,), timeout=0)
     watch.add_done_callback(lambda done: end(_error(done)))
     while not _left.wait(silence_s / 4):
         _ask_for_life(_TRAINER, silence_s, end)
     said = why[0] if why else "it left"
-    hang_up(f"the trainer at {host}:{port}: {said}")
+    close_all(f"the trainer at {host}:{port}: {said}")
     time.sleep(0.05)  # the answer to the call that said so must get out
     torch_rpc().shutdown(graceful=False)
-    _kept.clear()
+    _watched_by.clear()
     return said
 
 
-def _join(peer: int, number: int, host: str, port: int, address: str, timeout: float) -> str:
-    """Join, again if it takes a moment until those who died are struck out; under which name."""
+def _join(peer: int, store: Any, address: str, timeout: float) -> str:
+    """Join, and retry while members that died are still in the store; returns the name."""
     deadline = time.monotonic() + timeout
-    name = f"peer{peer}_{number}"
+    name, number = next_name(store, peer, timeout)
     while True:
         try:
-            join(name, number, host, port, address, timeout)
+            join(name, number, store, address, timeout)
             return name
         except MemberLost:
             if time.monotonic() > deadline:
@@ -310,32 +233,50 @@ def _join(peer: int, number: int, host: str, port: int, address: str, timeout: f
             time.sleep(_AGAIN_S)
 
 
-# -- what peers run
+# -- what members run
 
 
 def _run(data: bytes, *tensors: Tensor) -> tuple[Any, ...]:
-    packed = Outcome.of(_unpack_and_call, (data, tensors)).packed()
-    return packed.data, *packed.tensors
+    return _reply(Outcome.of(_unpack_and_run, (data, tensors)).packed())
 
 
-def _run_post(data: bytes, block: Tensor) -> tuple[Any, ...]:
-    packed = Outcome.of(Post.run, (data, block)).packed_plainly()
-    return packed.data, *packed.tensors
-
-
-def _unpack_and_call(data: bytes, tensors: tuple[Tensor, ...]) -> Any:
+def _unpack_and_run(data: bytes, tensors: tuple[Tensor, ...]) -> Any:
     function, args = unpack(data, tensors)
     return function(*args)
 
 
-def _never(caller: str) -> Any:
-    """A call that never returns, and takes no thread meanwhile."""
+def _reply(packed: Packed) -> tuple[Any, ...]:
+    return packed.data, *packed.tensors
+
+
+def _run_post(data: bytes, block: Tensor) -> torch.futures.Future[Any]:
+    replied: torch.futures.Future[Any] = torch.futures.Future()
+
+    def reply(done: Future[Outcome]) -> None:
+        replied.set_result(_reply(done.result().packed()))
+
+    run_post(data, block).add_done_callback(reply)
+    return replied
+
+
+def _never(caller: str) -> torch.futures.Future[Any]:
+    """A call that never returns, and occupies no thread meanwhile."""
     future: torch.futures.Future[Any] = torch.futures.Future()
-    _kept[caller] = future
+    _watched_by[caller] = future
     return future
 
 
-_never._wrapped_async_rpc_function = _never  # type: ignore[attr-defined]
+@cache
+def _rpc() -> Any:
+    """torch.distributed.rpc; it is loaded where it is used.
+
+    `_run_post` and `_never` return futures, for which RPC has a decorator. They are found by name,
+    in the peer too, so the decorated functions take their names.
+    """
+    rpc = torch_rpc()
+    for function in (_run_post, _never):
+        globals()[function.__name__] = rpc.functions.async_execution(function)
+    return rpc
 
 
 def _alive() -> None:

@@ -1,4 +1,4 @@
-"""The trainer's store, where processes that want to meet find each other."""
+"""The trainer's TCPStore, where its peers meet it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _LOOK_S = 0.01
 
 
 def open_store(host: str, port: int, timeout: float) -> Any:
-    """A store that listens at `host` alone: left to itself, torch's would on every interface."""
+    """A store that listens at `host` alone; torch's own default is every interface.
+
+    port: 0 takes a free one; `store.port` tells which.
+    """
     try:
         listener = socket.create_server((socket.gethostbyname(host), port), backlog=128)
     except OSError as error:
@@ -32,7 +35,7 @@ def open_store(host: str, port: int, timeout: float) -> Any:
             timeout=timedelta(seconds=timeout),
             master_listen_fd=listener.fileno(),
         )
-        listener.detach()  # the store's own from here on
+        listener.detach()  # the store owns the socket now
     return store
 
 
@@ -40,7 +43,7 @@ def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
     """The trainer's store, as peer number `peer` sees it, within `timeout`."""
     deadline, why = time.monotonic() + timeout, "there was no time"
     while (left := deadline - time.monotonic()) > 0:
-        # torch would look again and again too, and print a page each time it gives up.
+        # torch would retry too, and print a page of warnings each time it fails.
         try:
             socket.create_connection((host, port), timeout=left).close()
             break
@@ -62,7 +65,7 @@ def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
         except RuntimeError as error:
             opened.set_exception(error)
 
-    # torch waits for the first answer for ever, its timeout notwithstanding.
+    # torch waits for the first answer without a limit, whatever its timeout.
     threading.Thread(target=open_it, name="lockstep-store", daemon=True).start()
     try:
         return opened.result(left)
@@ -70,20 +73,6 @@ def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
         said = str(error).splitlines()
         why = f" ({said[0]})" if said else ""
         raise ConnectionError(
-            f"peer {peer}: whoever listens at {host}:{port} did not answer as a trainer does "
-            f"within {timeout:g} s{why}; is that its address and port?"
+            f"peer {peer}: the process that listens at {host}:{port} did not answer as a trainer "
+            f"does within {timeout:g} s{why}; is that its address and port?"
         ) from None
-
-
-def free_port(host: str, port: int = 0) -> int:
-    """This port, or with 0 one that nobody has; raise if no store can be opened there."""
-    with socket.socket() as probe:
-        if port:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConnectionError(
-                f"no store can be opened at {host}:{port}: {str(error.strerror).lower()}"
-            ) from None
-        return int(probe.getsockname()[1])

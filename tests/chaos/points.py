@@ -66,7 +66,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("collectors.base:BaseCollector.shutdown", 1),
         ("collectors.crew:Crew.close", 1),
         ("collectors.crew:Crew._end", 2),
-        ("sync.sender:SenderEnd.close", 1),
+        ("sync.sender:Sender.close", 1),
         ("harness.execute:Execution._end", 1),
         ("harness.loggers:Loggers.finish", 1),
         ("harness.run_dir:RunDir.end", 1),

@@ -53,7 +53,7 @@ def collect(kind, scheme, pipe):
 def test_what_another_process_sends_is_passed_on_to_workers_with_its_stamp(kind, scheme):
     scheme, ctx = scheme(), multiprocessing.get_context("fork")
     policy, (here, there) = sender(scheme), ctx.Pipe()
-    process = ctx.Process(target=collect, args=(kind, scheme.for_worker(0), there))
+    process = ctx.Process(target=collect, args=(kind, scheme, there))
     process.start()
     checker, used = Checker([1, 1]), set()
     try:

@@ -24,7 +24,7 @@ import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from collectors.starting import interrupts_held
-from sync.memory import PIDFDS
+from sync.local.process import PIDFDS
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, pids, told, wait_until
 
 ROOT = Path(__file__).parents[2]

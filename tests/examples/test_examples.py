@@ -38,5 +38,9 @@ def test_two_workers_collect_and_no_frame_is_lost():
     assert "'dropped': 0" in counts
 
 
+def test_a_whole_scheme_of_ones_own_takes_less_than_120_lines():
+    assert len((EXAMPLES / "own_scheme.py").read_text().splitlines()) < 120
+
+
 def test_the_standalone_example_fits_on_a_page():
     assert len((EXAMPLES / "standalone_sync.py").read_text().splitlines()) < 40

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sync.remote import agent
+from sync.remote import rpc_group
 
 TRAINER = "10.77.0.1"
 
 
 def keep_to_the_cable() -> None:
     """Have this process send nothing past the network to another of this machine, as RPC would."""
-    agent.BETWEEN_MACHINES = {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}
+    rpc_group.BETWEEN_MACHINES = {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}
 
 
 def run(*command: str) -> None:

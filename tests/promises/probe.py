@@ -21,17 +21,19 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from examples.own_scheme import SocketWeightSyncScheme
 from sync import (
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
-from sync.memory import AnonymousMemory
+from sync.local.memory import AnonymousMemory
 
 SCHEMES: dict[str, Callable[..., WeightSyncScheme]] = {
     "shared_copy": lambda *a, **k: SharedMemWeightSyncScheme(*a, zero_copy=False, **k),
     "shared_zero_copy": lambda *a, **k: SharedMemWeightSyncScheme(*a, zero_copy=True, **k),
     "multiprocess": MultiProcessWeightSyncScheme,
+    "own": SocketWeightSyncScheme,  # an example: whoever follows the interface keeps the promises
 }
 START_METHODS = ("fork", "forkserver", "spawn")
 WAIT_S = 60.0

@@ -20,7 +20,7 @@ import torch
 from sync import WeightSyncScheme
 from tests.promises.network import TRAINER, keep_to_the_cable
 from tests.promises.probe import VersionPolicy
-from tests.promises.remote_probe import ENGINES
+from tests.promises.remote_probe import ENGINES, MODULES
 
 SILENCE_S = 6.0
 _mine: list[Any] = []
@@ -44,7 +44,7 @@ class TrainerHost:
     """What the test may ask for."""
 
     def __init__(self, kind: str, num_peers: int):
-        module = importlib.import_module(f"sync.remote.{kind}")
+        module = importlib.import_module(MODULES[kind])
         make = getattr(module, ENGINES[kind])
         self.engine = make(num_peers, host=TRAINER, timeout=50.0, silence_s=SILENCE_S)
         self.policy = VersionPolicy()
@@ -76,9 +76,9 @@ class TrainerHost:
     def held(self, peer: int) -> tuple[int, float, float]:
         return self.engine.call(peer, held).result(20.0)
 
-    def near(self) -> list[bool]:
-        """Of each worker, whether it reads this process's memory."""
-        return [of["near"] for of in self.scheme.stats["workers"].values()]
+    def mechanisms(self) -> list[str]:
+        """How versions travelled."""
+        return list(self.scheme.stats["moved"])
 
     def gone(self, peer: int) -> str | None:
         return self.engine.gone(peer)
@@ -94,7 +94,7 @@ def main() -> None:
     keep_to_the_cable()
     role, kind, number, *rest = sys.argv[1:]
     if role == "peer":
-        module = importlib.import_module(f"sync.remote.{kind}")
+        module = importlib.import_module(MODULES[kind])
         options = {"port": int(rest[0]), "timeout": 50.0, "silence_s": SILENCE_S}
         print(module.serve(int(number), host=TRAINER, **options), flush=True)
         return

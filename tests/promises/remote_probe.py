@@ -22,10 +22,9 @@ from sync import (
     DistributedWeightSyncScheme,
     RayWeightSyncScheme,
     RPCWeightSyncScheme,
-    Transport,
+    TransportBackend,
     WeightSyncScheme,
 )
-from sync.remote import nearby
 from tests.promises.probe import WAIT_S, Findings, Trial, VersionPolicy, read
 
 KINDS = ("distributed", "rpc", "ray")
@@ -35,6 +34,7 @@ SCHEMES: dict[str, type[WeightSyncScheme]] = {
     "ray": RayWeightSyncScheme,
 }
 ENGINES = {"distributed": "DistributedEngine", "rpc": "RPCEngine"}
+MODULES = {"distributed": "sync.remote.gloo", "rpc": "sync.remote.rpc", "ray": "sync.remote.ray"}
 START_S = 110.0
 RAY_START_S = 240.0  # for actors of a cluster that has just been started, where others run too
 
@@ -65,7 +65,7 @@ def start(target: Callable[..., None], scheme: WeightSyncScheme, worker: int, *a
     _threads.append(thread)
 
 
-def take_by_transport(transport: Transport, number: int) -> list[float]:
+def take_by_transport(transport: TransportBackend, number: int) -> list[float]:
     """What so many versions that came without a scheme say, the first of them at the rendezvous."""
     policy = VersionPolicy()
     transport.setup_connection_and_weights_on_receiver(worker_idx=0, model=policy)
@@ -75,11 +75,6 @@ def take_by_transport(transport: Transport, number: int) -> list[float]:
         found.append(policy())
     assert all(low == high for low, high in found)
     return [low for low, _ in found]
-
-
-def be_elsewhere(elsewhere: bool) -> None:
-    """Have this process find no trainer on its machine."""
-    nearby.POSSIBLE = not elsewhere
 
 
 def raise_what_only_it_knows() -> None:
@@ -113,14 +108,11 @@ def serve(module: str, peer: int, port: int, options: dict[str, Any]) -> None:
 
 
 class Peers:
-    """An engine and its peers, as processes of this machine.
+    """An engine and its peers, as processes of this machine."""
 
-    near: whether they read versions from the trainer's memory, as they can on one machine.
-    """
-
-    def __init__(self, kind: str, number: int, *, near: bool = False, **options: Any):
-        self.kind, self.near, self._options = kind, near, options
-        self.module = f"sync.remote.{kind}"
+    def __init__(self, kind: str, number: int, **options: Any):
+        self.kind, self._options = kind, options
+        self.module = MODULES[kind]
         self.processes: list[Any] = []
         if kind == "ray":
             self._actors = [self._actor() for _ in range(number)]
@@ -205,7 +197,7 @@ def trial(
 ) -> Iterator[Trial]:
     """Workers in all the peers, which make policy calls while the body runs."""
     workers = peers.engine.num_peers
-    options = {"timeout": WAIT_S / 2, "share_memory": peers.near, **options}
+    options = {"timeout": WAIT_S / 2, **options}
     scheme = SCHEMES[peers.kind](**options)
     policy, findings = VersionPolicy(width), FileFindings(workers, path / "findings")
     scheme.attach(peers.engine)

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 NBYTES = sum(one.nbytes for one in VersionPolicy().parameters())
+MECHANISMS = {"distributed": "gloo", "rpc": "rpc"}
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 
 
@@ -63,7 +64,7 @@ def hosts(kind, number=2):
             for host in range(number)
         ]
         assert set(trainer.says("connect").values()) == {0}
-        assert not any(trainer.says("near"))  # though all of them are on one machine
+        assert trainer.says("mechanisms") == [MECHANISMS[kind]]
         yield net, trainer, peers
 
 

@@ -59,7 +59,7 @@ def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
     remote = ray.remote(num_cpus=0, max_concurrency=4)(Host)
     actors = [remote.options(resources={place: 0.1}).remote() for place in ("first", "second")]
     engine, policy = RayEngine(actors), VersionPolicy()
-    with RayWeightSyncScheme(timeout=60.0, share_memory=False) as scheme:
+    with RayWeightSyncScheme(timeout=60.0) as scheme:
         scheme.attach(engine)
         scheme.init_on_sender(model=policy, devices=["cpu", "cpu"])
         for worker in range(2):

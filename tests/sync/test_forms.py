@@ -206,7 +206,7 @@ def test_a_context_says_how_many_workers_there_are_and_where():
         assert scheme.num_workers == 3
         here = Collector(policy(1), 2, policy_device=["cpu", "meta"])
         scheme.init_on_sender(model_id="policy", context=here)
-        assert [str(scheme.create_transport(worker_idx=w)) for w in range(2)] == [
+        assert [str(scheme.worker(w)) for w in range(2)] == [
             "worker 0 (cpu)",
             "worker 1 (meta)",
         ]

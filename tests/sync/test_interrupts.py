@@ -1,4 +1,4 @@
-"""An interrupt (Ctrl-C) anywhere in a call is survived: the next versions come as if it had not."""
+"""An interrupt (Ctrl-C) anywhere in a call closes the scheme, and leaves nothing half done."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import copy
 import itertools
 import threading
-import time
 
 import pytest
 
+from sync import WorkerDied
 from tests.interrupts import Interrupt, nothing_left, places
-from tests.sync.support import bits, policy
+from tests.sync.support import KINDS, bits, policy
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EVERY, sender
 
@@ -19,48 +19,39 @@ FEW = pytest.param(4, id="few")
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
-def nothing(scheme, receiver, model):
-    """Nothing comes before a send."""
-
-
-def send(scheme, receiver, model):
-    scheme.send_async(model)
-
-
-def receive(scheme, receiver, model):
-    receiver.receive()
-
-
-def collect(scheme, receiver, model):
-    scheme.acknowledged  # noqa: B018
-
-
-def send_and_receive(scheme, receiver, model):
-    send(scheme, receiver, model)
-    receive(scheme, receiver, model)
-
-
-@pytest.mark.parametrize(
-    ("before", "call"), [(nothing, send), (send, receive), (send_and_receive, collect)]
-)
-@pytest.mark.parametrize("kind", EVERY)
-def test_an_interrupt_at_any_instruction_cuts_nobody_off(kind, before, call):
-    with in_one_thread(scheme := sender(kind)) as (receiver,):
-        for number in itertools.count(1):
-            before(scheme, receiver, model := policy(number))
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_send_closes_the_sender_and_leaves_the_workers_whole(kind):
+    for number in itertools.count(1):
+        with in_one_thread(scheme := sender(kind)) as (receiver,):
             with Interrupt(number, "sync") as interrupt:
-                call(scheme, receiver, model)
-            # The next version comes, is acknowledged, and is what the worker has.
-            scheme.send_async(policy(-number))
-            # A feeder thread may be at it, too; it is given time, but never more than it needs.
-            deadline = time.monotonic() + 5.0
-            while receiver.version != scheme.version and time.monotonic() < deadline:
-                receive(scheme, receiver, model)
-                collect(scheme, receiver, model)
-            assert bits(receiver.model) == bits(policy(-number)), f"instruction {number}"
-            scheme.wait_async(5.0)
+                scheme.send_async(policy(number))
             if not interrupt.fired:
                 return
+            if scheme.initialized_on_sender:  # it came before the call began, or after its end
+                scheme.send_async(policy(-number))
+                while receiver.version != scheme.version:
+                    receiver.receive()
+            receiver.receive()
+            assert bits(receiver.model) in [bits(policy(value)) for value in (1, number, -number)]
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_interrupted_receive_closes_the_receiver_and_the_sender_hears_of_it(kind):
+    for number in itertools.count(1):
+        with in_one_thread(scheme := sender(kind)) as (receiver,):
+            scheme.send_async(policy(number))
+            with Interrupt(number, "sync") as interrupt:
+                receiver.receive()
+            if not interrupt.fired:
+                return
+            if receiver.initialized_on_receiver:  # it came before the call began, or after its end
+                receiver.receive()
+                scheme.wait_async(5.0)
+                continue
+            with pytest.raises(RuntimeError, match="shutdown"):
+                receiver.receive()
+            with pytest.raises(WorkerDied, match="left: it shut its scheme down"):
+                scheme.send(policy(-number))
 
 
 def live(kind, background=True):

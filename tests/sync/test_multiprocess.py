@@ -7,12 +7,9 @@ import queue
 import threading
 
 import pytest
-import torch
 from torch import nn
 
 from sync import MPTransport, MultiProcessWeightSyncScheme, WorkerRaised, WorkerTimeout
-from sync.home import AWAY
-from tests.promises.probe import wait_until
 from tests.sync.support import Handed, Worker, bits, fill, held, policy, receive, running
 
 fork = multiprocessing.get_context("fork")
@@ -141,38 +138,23 @@ def scheme_of(workers, **options):
     return scheme
 
 
-def feeders():
-    return [thread for thread in threading.enumerate() if thread.name == "lockstep-feed"]
+def service_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "lockstep-send"]
 
 
 def test_a_version_that_waits_is_fed_when_the_worker_has_answered():
     with running(scheme := scheme_of(2)) as workers:
-        assert not feeders()
+        assert not service_threads()
         for value in range(2, 10):
             scheme.send_async(policy(value))
-        assert len(feeders()) == 1
+        assert len(service_threads()) == 1
         for worker in workers:
             assert worker.do(receive, 20)  # what was on the way
             assert worker.do(receive, 20)  # what waited, without any call of the sender's
             assert worker.do(held) == bits(policy(9))
         assert not any(worker.do(receive) for worker in workers)
         assert scheme.acknowledged == {0: 8, 1: 8}
-    assert not feeders()
-
-
-def test_a_version_that_waits_is_fed_though_its_send_was_interrupted(monkeypatch):
-    def interrupted(line):
-        raise KeyboardInterrupt
-
-    with running(scheme := scheme_of(1)) as (worker,):
-        scheme.send_async(policy(2))
-        with monkeypatch.context() as patch:
-            patch.setattr(MPTransport, "bring", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                scheme.send_async(policy(3))
-        assert worker.do(receive, 20)
-        assert worker.do(receive, 20)
-        assert worker.do(held) == bits(policy(3))
+    assert not service_threads()
 
 
 def test_a_worker_that_reads_nothing_holds_up_no_other():
@@ -210,158 +192,18 @@ def test_one_block_is_enough_for_workers_that_keep_up():
     with running(scheme := scheme_of(4), background=True):
         for value in range(2, 20):
             scheme.send(policy(value))
-        slots = scheme.create_transport().slots
+        slots = scheme._sender.channel.slots
         one_block = slots.memory_bytes
         assert one_block <= 2 * slots.layout.nbytes + 2 * 4096
 
 
-# -- versions that need no message
-
-
-def begin(scheme, model):
-    """Rest until the scheme ends, or `end`."""
-    model.rest = scheme.resting()
-    model.rest.__enter__()
-
-
-def end(scheme, model):
-    model.rest.__exit__(None, None, None)
-
-
-def test_what_was_put_into_a_model_is_never_taken_again_over_something_newer():
-    def look_again(scheme, model):
-        scheme._receiver.transport.look_again()
-        return scheme.receive() is None, scheme.version, scheme.has_news()
-
-    scheme = MultiProcessWeightSyncScheme()
-    scheme.init_on_sender(model=policy(1), devices=["cpu"])
+def test_a_version_that_waits_behind_one_that_timed_out_is_sent_when_the_worker_answers():
+    scheme = scheme_of(1)
     with running(scheme) as (worker,):
-        worker.do(begin)
-        scheme.send(policy(2))  # into the model
-        worker.do(end)
-        scheme.send_async(policy(3))  # by message
-        assert worker.do(receive)
-        assert worker.do(look_again) == (True, 2, False)
+        scheme._sender._timeout = 0.1
+        for value in (2, 3):
+            with pytest.raises(WorkerTimeout):
+                scheme.send(policy(value))
+        assert worker.do(receive, 20)
+        assert worker.do(receive, 20)  # without any call of the sender's
         assert worker.do(held) == bits(policy(3))
-
-
-def test_a_version_that_waits_behind_a_message_is_not_put_into_the_model_before_it():
-    scheme = MultiProcessWeightSyncScheme()
-    scheme.init_on_sender(model=policy(1), devices=["cpu"])
-    with running(scheme) as (worker,):
-        scheme.send_async(policy(2))  # by message, which nobody has read
-        worker.do(begin)
-        scheme.send_async(policy(3))
-        assert worker.do(held) == bits(policy(1))
-        wait_until(lambda: worker.do(lambda s, m: (s.receive(), s.version)[1]) == 2)
-        assert worker.do(held) == bits(policy(3))
-
-
-def test_models_that_rest_cost_one_block_more_and_no_more():
-    scheme = MultiProcessWeightSyncScheme()
-    scheme.init_on_sender(model=policy(1), devices=["cpu"] * 3)
-    with running(scheme) as workers:
-        for worker in workers:
-            worker.do(begin)
-        for value in range(2, 60):
-            scheme.send(policy(value))
-        assert [worker.do(held) for worker in workers] == [bits(policy(59))] * 3
-        slots = scheme._sender.slots
-        assert slots.memory_bytes <= 3 * slots._stride
-
-
-def at_rest(*, workers=1):
-    """A scheme, to be sent to workers that begin to rest."""
-    scheme = MultiProcessWeightSyncScheme()
-    scheme.init_on_sender(model=policy(1), devices=["cpu"] * workers)
-    return scheme
-
-
-def test_what_was_put_into_a_model_is_found_after_the_sender_has_closed():
-    def replace(scheme, model):
-        model[0].weight = nn.Parameter(torch.zeros(4, 3))
-
-    def look(scheme, model):
-        end(scheme, model)
-        rounds = 0
-        while scheme.has_news() and rounds < 100:
-            scheme.receive()
-            rounds += 1
-        return rounds < 100
-
-    with running(scheme := at_rest()) as (worker,):
-        worker.do(replace)
-        worker.do(begin)
-        scheme.send(policy(2))
-        scheme.shutdown()
-        assert worker.do(look)
-        assert worker.do(held) == bits(policy(2))
-
-
-def test_a_message_that_a_newer_version_overtook_is_dropped():
-    """The thread that was to take it has failed; what comes later is put into the model."""
-
-    def fail(scheme, model):
-        def no_descriptors():
-            raise OSError(24, "Too many open files")
-
-        threading.excepthook = lambda failure: None
-        scheme._receiver._apply_and_tell = no_descriptors
-        model.reading = scheme.reading()
-        model.reading.__enter__()
-
-    def let_go(scheme, model):
-        model.reading.__exit__(None, None, None)
-        scheme._receiver._thread.join(20)
-
-    def read(scheme, model):
-        with scheme.reading() as version:
-            return version, bits(model)
-
-    with running(scheme := at_rest(), background=True) as (worker,):
-        worker.do(fail)
-        scheme.send_async(policy(2))
-        worker.do(let_go)
-        with pytest.raises(WorkerRaised, match="Too many open files"):
-            scheme.send(policy(3))
-        for value in (4, 5):
-            scheme.send(policy(value))
-        assert worker.do(read) == (4, bits(policy(5)))
-
-
-def test_who_moved_out_meanwhile_is_sent_a_message_and_keeps_what_it_reads(monkeypatch):
-    """The worker leaves its home after the sender has looked, and before it says what it brings."""
-    with running(scheme := at_rest()) as (worker,):
-        worker.do(begin)
-        scheme.send(policy(2))
-        line = scheme.create_transport()
-        before, tell = line._brought, line.weight_queue.tell_brought
-
-        def too_late(word):
-            line.weight_queue.tell_home(AWAY)
-            tell(word)
-
-        monkeypatch.setattr(line.weight_queue, "tell_brought", too_late)
-        scheme.send_async(policy(3))
-        assert scheme.acknowledged == {0: 1}
-        assert before in line.held()
-        assert line._on_the_way is not None
-        worker.do(end)
-        wait_until(lambda: worker.do(lambda s, m: (s.receive(), s.version)[1]) == 2)
-        assert worker.do(held) == bits(policy(3))
-
-
-def test_an_interrupt_while_workers_are_told_what_is_next_leaves_none_waiting(monkeypatch):
-    address = MPTransport.address
-
-    def interrupted(self, slot, version):
-        address(self, slot, version)
-        raise KeyboardInterrupt
-
-    with running(scheme := at_rest(workers=2), background=True) as workers:
-        with monkeypatch.context() as patch:
-            patch.setattr(MPTransport, "address", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                scheme.send(policy(2))
-        scheme.wait_async(10)
-        assert workers[0].do(lambda s, m: s.receive() is not None or s.version == 1)

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from sync import NoWeightSyncScheme
-from sync.memory import Doorbell, wait_for
+from sync.local.doorbell import Doorbell
+from sync.local.waiting import wait_for
 from tests.sync.support import bits, policy, running
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EACH, sender
@@ -85,7 +86,7 @@ def test_its_descriptors_can_be_polled_beside_others(kind):
     def poll_both(scheme, model):
         bell, heard = Doorbell(), []
         while len(heard) < 10:
-            with scheme.dozing():
+            with scheme.sleeping():
                 if not scheme.has_news():
                     assert wait_for([bell.fd, *scheme.news_fds()], LONG_S) != []
             if scheme.receive() is not None:
@@ -135,5 +136,5 @@ def test_without_synchronisation_there_is_never_news():
     assert not scheme.has_news()
     assert not scheme.wait_for_news(LONG_S, [bell.fd])
     assert not scheme.wait_for_news(0.0)
-    with scheme.dozing():
+    with scheme.sleeping():
         assert scheme.news_fds() == []

@@ -314,3 +314,69 @@ def test_a_worker_may_have_its_weights_in_a_dict(kind):
         scheme.send_async(policy(2))
         assert worker.do(receive)
         assert worker.do(held) == bits(policy(2))
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["asking", "background"])
+@EACH
+def test_a_shutdown_does_not_wait_for_ever_for_a_thread_that_reads(kind, background, monkeypatch):
+    def shut_down(scheme, model):
+        entered, leave = threading.Event(), threading.Event()
+
+        def read_on():
+            with scheme.reading():
+                entered.set()
+                leave.wait(60)
+                model.read = bits(model)
+
+        reader = threading.Thread(target=read_on)
+        reader.start()
+        entered.wait(20)
+        scheme.shutdown()
+        still_reading = reader.is_alive()
+        leave.set()
+        reader.join(20)
+        return still_reading, model.read
+
+    monkeypatch.setattr("sync.receiver._CLOSE_S", 0.2)
+    with running(sender(kind), background=background) as (worker,):
+        assert worker.do(shut_down) == (True, bits(policy(1)))
+
+
+@EACH
+def test_a_policy_with_an_infinite_mask_can_be_sent_and_an_infinite_parameter_cannot(kind):
+    with running(scheme := sender(kind, model := Masked()), Masked) as (worker,):
+        assert worker.do(held) == bits(model)
+        scheme.send_async()
+        assert worker.do(receive)
+        model.weight.data[0] = float("inf")
+        with pytest.raises(ValueError, match="'weight' holds 1 NaN or infinite"):
+            scheme.send()
+    with (
+        pytest.raises(ValueError, match="'mask' holds 1 NaN or infinite"),
+        sender(kind, Masked(), check_finite="all") as scheme,
+    ):
+        scheme.connect()
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), 0.0]))
+
+
+@EACH
+def test_no_version_is_missed_by_a_background_thread_while_another_waits_for_one(kind):
+    def follow(scheme, model, last):
+        while scheme.version < last:
+            if scheme.receive(10.0) is None:
+                return scheme.version
+        return scheme.version
+
+    with running(scheme := sender(kind), background=True) as (worker,):
+        for _ in range(20):
+            last = scheme.version + 40
+            worker.tell(follow, last)
+            for _ in range(40):
+                scheme.send_async()
+            assert worker.hear() == last

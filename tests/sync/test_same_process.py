@@ -10,19 +10,17 @@ import threading
 
 import pytest
 
-from sync.board import Board
-from sync.channel import DONE, Channel
-from sync.layout import Layout
-from sync.memory import AnonymousMemory, Doorbell, SharedFd, wait_for
-from sync.slots import Slots
+from sync.local.doorbell import Doorbell
+from sync.local.memory import AnonymousMemory, SharedFd
+from sync.local.waiting import wait_for
 from tests.sync.support import bits, policy
 from tests.sync.test_scheme import EACH, sender
 
 
 @contextlib.contextmanager
-def in_one_thread(scheme, workers=1, hand_over=lambda scheme, worker: copy.deepcopy(scheme)):
+def in_one_thread(scheme, workers=1):
     """Receivers, met in one thread: another is needed only while `connect` waits for both sides."""
-    receivers = [hand_over(scheme, worker) for worker in range(workers)]
+    receivers = [copy.deepcopy(scheme) for _ in range(workers)]
     for worker, receiver in enumerate(receivers):
         receiver.init_on_receiver(model=policy(), worker_idx=worker)
     meeting = threading.Thread(target=scheme.connect)
@@ -52,12 +50,10 @@ def test_a_deep_copy_of_a_sender_is_a_receiver_in_the_same_thread(kind):
             assert receiver.receive() is None
 
 
-@pytest.mark.parametrize("part", [False, True], ids=["copy", "part"])
 @EACH
-def test_each_worker_of_one_process_is_addressed_on_its_own(kind, part):
+def test_each_worker_of_one_process_is_addressed_on_its_own(kind):
     scheme = sender(kind, workers=2, connect_timeout=10)
-    how = {"hand_over": type(scheme).for_worker} if part else {}
-    with in_one_thread(scheme, 2, **how) as (one, other):
+    with in_one_thread(scheme, 2) as (one, other):
         if kind != "hogwild":  # its workers have the trainer's own parameters
             scheme.send_async(policy(5), worker_ids=[1])
             assert (one.receive(), other.receive() is None) == (None, False)
@@ -120,11 +116,11 @@ def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
     assert count() == before
 
 
-@pytest.mark.parametrize("make", [lambda: AnonymousMemory(10), Doorbell, Channel])
+@pytest.mark.parametrize("make", [lambda: AnonymousMemory(10), Doorbell])
 def test_a_deep_copy_has_a_descriptor_of_its_own(system, make):
     original = make()
     twin = copy.deepcopy(original)
-    fds = [thing._near.fd if isinstance(thing, Channel) else thing.fd for thing in (original, twin)]
+    fds = [original.fd, twin.fd]
     assert fds[0] != fds[1]
     del original
     gc.collect()
@@ -146,26 +142,3 @@ def test_a_deep_copy_of_a_doorbell_rings_the_same(system):
     assert wait_for([bell.fd], 0) == [bell.fd]
     bell.silence()
     assert wait_for([twin.fd], 0) == []
-
-
-def test_a_deep_copy_of_a_line_is_its_other_end_once_it_is_turned_around():
-    line = Channel()
-    twin = copy.deepcopy(line)
-    twin.turn_around()
-    line.put(DONE, 1)
-    assert twin.get().numbers[0] == 1
-    twin.put(DONE, 2)
-    assert line.get().numbers[0] == 2
-    assert line.get() is twin.get() is None
-
-
-def test_a_deep_copy_of_board_and_slots_speaks_of_the_same_memory(system):
-    board = Board(2)
-    twin = copy.deepcopy(board)
-    board.rows[1].announce(77)
-    assert (twin.rows[0].latest, twin.rows[1].latest) == (0, 77)
-    assert twin.rows[1].bell is twin.bells[1]
-    assert twin.order._memory is twin.memory
-    slots = Slots(Layout.of({}), 2)
-    slots[1].stamp(5, b"")
-    assert copy.deepcopy(slots)[1].version == 5

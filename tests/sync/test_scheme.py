@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 import pytest
@@ -180,10 +179,9 @@ def test_only_a_worker_that_there_is_has_a_transport():
     scheme = SharedMemWeightSyncScheme()
     with pytest.raises(RuntimeError, match=r"init_on_sender\(\)"):
         scheme.create_transport()
-    with sender("shared_copy", workers=2) as scheme:
-        for call in (scheme.for_worker, lambda i: scheme.create_transport(worker_idx=i)):
-            with pytest.raises(ValueError, match="worker_idx=2: this scheme has workers 0 to 1"):
-                call(2)
+    workers = "worker_idx=2: this scheme has workers 0 to 1"
+    with sender("shared_copy", workers=2) as scheme, pytest.raises(ValueError, match=workers):
+        scheme.create_transport(worker_idx=2)
 
 
 @EACH
@@ -217,38 +215,11 @@ def test_a_worker_that_the_scheme_does_not_have_is_refused(kind):
 
 
 @EACH
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_worker_may_be_handed_its_own_part_of_the_scheme(kind, method):
-    model = policy(1)
-    with sender(kind, model, workers=3) as scheme, contextlib.ExitStack() as stack:
-        parts = [scheme.for_worker(i) for i in range(3)]
-        assert [part.num_workers for part in parts] == [3] * 3
-        workers = [
-            stack.enter_context(Worker(part, method=method, worker_idx=i))
-            for i, part in enumerate(parts)
-        ]
-        with pytest.raises(ValueError, match=r"worker_idx=2: this scheme was made for worker 1"):
-            workers[1].do(lambda s, m: s.init_on_receiver(model=m, worker_idx=2))
-        for worker in workers:
-            worker.tell(connect)
-        scheme.connect()
-        fill(model, 2)
-        for worker in workers:
-            worker.hear()
-            worker.tell(receive, 5.0)
-        scheme.send()
-        assert [worker.hear() for worker in workers] == [True] * 3
-        if kind != "hogwild":  # there the trainer's block is what they all have
-            assert [worker.do(held) for worker in workers] == [bits(policy(2))] * 3
-        assert scheme.acknowledged == {0: 1, 1: 1, 2: 1}
-
-
-@EACH
 def test_what_one_worker_is_handed_does_not_grow_with_the_number_of_workers(kind):
     def descriptors(workers):
         with (
             sender(kind, workers=workers) as scheme,
-            Worker(scheme.for_worker(0), method="forkserver", worker_idx=0) as worker,
+            Worker(scheme, method="forkserver", worker_idx=0) as worker,
         ):
             return worker.do(lambda s, m: len(os.listdir("/proc/self/fd")))
 

@@ -8,6 +8,7 @@ from tensordict import TensorDict, TensorDictParams
 from torch import nn
 
 from sync import WeightStrategy, WorkerError
+from tests.sync.model.test_strategy import Everything, Parts
 from tests.sync.support import (
     FORMS,
     KINDS,
@@ -21,7 +22,6 @@ from tests.sync.support import (
     running,
     version,
 )
-from tests.sync.test_strategy import Everything, Parts
 
 EACH = pytest.mark.parametrize("kind", KINDS)
 

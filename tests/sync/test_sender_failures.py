@@ -16,7 +16,8 @@ import pytest
 from torch import nn
 
 from sync import WorkerDied, WorkerError, WorkerRaised
-from sync.memory import Doorbell, wait_for
+from sync.local.doorbell import Doorbell
+from sync.local.waiting import wait_for
 from tests.sync.support import (
     Counting,
     Handed,
@@ -165,17 +166,16 @@ def test_a_worker_may_join_again_in_the_same_process(kind):
             assert scheme.acknowledged == {0: scheme.version}
 
 
-def wait_for_the_end(scheme):
-    watch = scheme.create_transport().watch
-    while not wait_for(watch.fds(), 20):
-        continue
+def wait_for_the_end(worker):
+    """Until its process has ended, without collecting how."""
+    os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
 
 
 @EACH
 def test_an_error_says_how_the_worker_ended(kind):
     with running(scheme := sender(kind)) as (worker,):
         worker.tell(lambda s, m: os._exit(3))
-        wait_for_the_end(scheme)
+        wait_for_the_end(worker)
         with pytest.raises(WorkerDied, match=r"worker 0 \(cpu\) died \(pid \d+\), exit code 3: "):
             scheme.send()
 
@@ -188,10 +188,10 @@ def test_a_worker_that_wrote_to_its_read_only_parameters_is_reported_with_the_re
 
     with running(scheme := sender(kind)) as (worker,):
         worker.tell(crash)
-        wait_for_the_end(scheme)
+        wait_for_the_end(worker)
         with pytest.raises(WorkerDied, match="killed by SIGSEGV") as failure:
             scheme.send()
-        hint = "did it write to its parameters? Under zero-copy they are read-only"
+        hint = "did it write to its parameters? With zero_copy=True they are read-only"
         assert (hint in str(failure.value)) == (kind == "shared_zero_copy")
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from sync import SharedMemWeightSyncScheme, WorkerRaised
-from sync.receiver import ZERO_COPY_BYTES
 from tests.sync.support import Worker, bits, connect, fill, held, policy, receive, running
 
 
@@ -20,7 +19,7 @@ def scheme_of(model=None, workers=1, **options):
 
 
 def large():
-    return nn.Linear(ZERO_COPY_BYTES // 4, 1)
+    return nn.Linear(1 << 18, 1)
 
 
 def addresses(scheme, model):
@@ -45,24 +44,27 @@ def test_pointing_moves_parameters_and_copying_moves_nothing():
     assert moved(scheme_of(zero_copy=False), policy) == [False] * total
 
 
-def test_unless_told_a_small_model_is_copied_and_a_large_one_pointed_at():
-    assert not any(moved(scheme_of(), policy))
-    assert all(moved(scheme_of(large()), large))
+@pytest.mark.parametrize("make_model", [policy, large])
+def test_unless_told_weights_are_copied_whatever_their_size(make_model):
+    assert not any(moved(scheme_of(make_model()), make_model))
 
 
-def test_unless_told_what_is_no_module_is_copied():
-    def weights():
-        return {name: tensor.clone() for name, tensor in large().state_dict().items()}
+@pytest.mark.parametrize("numel", [50_000, 75_000, 10_000_000], ids=["200k", "300k", "40M"])
+def test_by_default_a_worker_may_write_to_its_parameters_at_any_size(numel):
+    def add_noise(scheme, model):
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        return model.weight.mean().item()
 
-    def where(scheme, model):
-        return {name: tensor.data_ptr() for name, tensor in model.items()}
+    def make_model():
+        return fill(nn.Linear(numel, 1, bias=False), 2)
 
-    scheme = scheme_of(large())
-    with running(scheme, weights) as (worker,):
-        before = worker.do(where)
-        scheme.send_async(fill(large(), 3))
+    scheme = scheme_of(make_model())
+    with running(scheme, make_model) as (worker,):
+        assert worker.do(add_noise) == 3.0
+        scheme.send_async(fill(make_model(), 5))
         assert worker.do(receive)
-        assert worker.do(where) == before
+        assert worker.do(add_noise) == 6.0
 
 
 @pytest.mark.parametrize("write", ["parameter", "buffer"])
@@ -113,7 +115,7 @@ def test_slots_are_used_again_and_the_pool_stays_small(zero_copy):
             for worker in workers[: value % 4]:
                 assert worker.do(receive)
                 assert worker.do(held) == bits(policy(value))
-        slots = scheme.create_transport().slots
+        slots = scheme._sender.channel.slots
         assert slots.memory_bytes <= 6 * (slots.layout.nbytes + 4096)
 
 

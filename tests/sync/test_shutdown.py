@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from sync import NoWeightSyncScheme
-from sync.board import Board
-from sync.memory import Doorbell
 from tests.promises.probe import wait_until
 from tests.sync.support import bits, policy
 from tests.sync.test_same_process import in_one_thread
@@ -100,16 +98,3 @@ def test_a_shutdown_while_other_threads_send_is_what_they_are_told(kind, call):
             thread.join(30)
     assert [type(end) for end in ends] == [RuntimeError] * 2
     assert all("shutdown()" in str(end) for end in ends)
-
-
-@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="counts the rings of an eventfd")
-def test_each_worker_is_rung_once():
-    def rings(bell):
-        assert isinstance(bell, Doorbell)
-        return os.eventfd_read(bell.fd)
-
-    scheme = sender("shared_copy", workers=5)
-    board = scheme.create_transport().board
-    assert isinstance(board, Board)
-    scheme.shutdown()
-    assert [rings(bell) for bell in board.bells.values()] == [1] * 5

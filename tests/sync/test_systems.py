@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 
 import pytest
 
 from sync import HogwildWeightSyncScheme, WorkerDied
-from sync.board import Board
-from sync.memory import wait_for
+from sync.local.waiting import wait_for
 from tests.conftest import shm_entries
 from tests.sync.support import KINDS, Worker, bits, held, policy, receive, running
 
@@ -98,15 +96,3 @@ def test_a_scheme_that_is_let_go_leaves_no_descriptor_open(kind):
     before = descriptors()
     once()
     assert descriptors() == before
-
-
-@pytest.mark.parametrize("kind", ["shared_copy", "shared_zero_copy"])
-def test_weights_travel_where_a_lock_keeps_the_order(kind, monkeypatch):
-    monkeypatch.setattr("sync.shared_mem.Board", functools.partial(Board, locked=True))
-    scheme = KINDS[kind]()
-    scheme.init_on_sender(model=policy(1), devices=["cpu"] * 2)
-    with running(scheme, background=True) as workers:
-        assert scheme.stats["order"] == "lock"
-        for value in range(2, 20):
-            scheme.send(policy(value))
-            assert [worker.do(held) for worker in workers] == [bits(policy(value))] * 2

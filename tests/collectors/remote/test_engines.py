@@ -291,7 +291,7 @@ def test_ray_collectors_join_a_cluster_that_runs_and_the_last_leaves_it_running(
     joined, *said = out.splitlines()
     assert joined == address()
     assert len(said) == 2
-    assert all("is connected with no Ray cluster any more" in line for line in said)
+    assert all("is not connected to a Ray cluster any more" in line for line in said)
     assert actors[0].next().numel()
 
 

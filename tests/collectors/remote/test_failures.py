@@ -115,7 +115,7 @@ def test_a_host_that_dies_while_it_is_asked_for_its_state_is_replaced_and_asked_
         assert collector.stats()["restarts"] == 1
         gather(collector, 3)
         assert all_accounted_for(collector.stats())
-        wait_until(lambda: len(rpc._kept) == 2)  # nothing of the dead one's connection
+        wait_until(lambda: len(rpc._watched_by) == 2)  # nothing of the dead one's connection
 
 
 def test_restarts_are_bounded():

@@ -23,19 +23,18 @@ build = partial(make, create_env_fn=make_cartpole, frames_per_batch=200)
 
 
 @BOTH
-@pytest.mark.parametrize("near", [True, False], ids=["near", "elsewhere"])
 @pytest.mark.parametrize("kind", EACH)
-def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, near, sync):
+def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, sync):
     policy, judge = VersionPolicy(), Judge()
     unaccounted: list[int] = []
-    scheme = _scheme(kind, sync=False, share_memory=near)
+    scheme = _scheme(kind, sync=False)
     with build(kind, policy=policy, sync=sync, weight_sync_schemes={"policy": scheme}) as collector:
         trainer = Trainer(collector, policy)
         with meanwhile(trainer.publish), meanwhile(lambda: unaccounted.append(balance(collector))):
             while judge.frames < FRAMES:
                 judge.take(collector.next())
         stats = collector.stats()
-        assert [scheme.stats["workers"][host]["near"] for host in (0, 1)] == [near] * 2
+        assert all(counts["versions"] > 3 for counts in scheme.stats["moved"].values())
     assert judge.violations() == {}
     assert set(unaccounted) == {0}
     assert stats["dropped"] == 0
@@ -43,11 +42,10 @@ def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, near, sync
     assert len(judge.versions) > 3  # the flood did reach the hosts, also within batches
 
 
-@pytest.mark.parametrize("near", [True, False], ids=["near", "elsewhere"])
 @pytest.mark.parametrize("kind", EACH)
-def test_a_batch_has_weights_no_older_than_the_last_update(kind, near):
+def test_a_batch_has_weights_no_older_than_the_last_update(kind):
     policy, judge = VersionPolicy(), Judge()
-    schemes = {"policy": _scheme(kind, share_memory=near)}
+    schemes = {"policy": _scheme(kind)}
     with build(kind, policy=policy, weight_sync_schemes=schemes) as collector:
         trainer = Trainer(collector, policy)
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""A sender and a receiver in one process, with an engine between them that is but threads."""
+"""A sender and a receiver in one process, with an engine between them that uses threads."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import copy
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from sync import RPCWeightSyncScheme
-from sync.remote.engine import Engine
-from sync.remote.wire import Outcome
+import torch
+from torch import nn
 
-BROUGHT = "brings"
+from sync import RPCWeightSyncScheme
+from sync.remote.calls import Outcome
+from sync.remote.engine import Engine
 
 
 class Threads(Engine):
-    """Runs what it is told to run in threads of this process."""
+    """Runs calls in threads of this process."""
 
     num_peers = 1
+    mechanism = "threads"
 
     def __init__(self):
-        self.pool = ThreadPoolExecutor(4, thread_name_prefix=BROUGHT)
+        self.pool = ThreadPoolExecutor(4)
 
     def call(self, peer, function, *args):
         future = Future()
@@ -37,11 +39,27 @@ class Threads(Engine):
         self.pool.shutdown()
 
 
+class Model(nn.Module):
+    """One number, which it may refuse to take."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(1))
+        self.refuses = False
+
+    def get_extra_state(self):
+        return self.number.item()
+
+    def set_extra_state(self, state):
+        if self.refuses:
+            raise ValueError("no more of these")
+
+
 @contextlib.contextmanager
-def joined(ours, theirs, *, background=True, **options):
+def joined(ours, theirs, *, background=True, engine=None, **options):
     """The sender's scheme and model, and the receiver's."""
-    engine = Threads()
-    scheme = RPCWeightSyncScheme(**{"timeout": 20.0, "share_memory": False, **options})
+    engine = engine or Threads()
+    scheme = RPCWeightSyncScheme(**{"timeout": 20.0, **options})
     scheme.attach(engine)
     scheme.init_on_sender(model=ours, devices=["cpu"])
     receiver = copy.deepcopy(scheme)
@@ -56,3 +74,10 @@ def joined(ours, theirs, *, background=True, **options):
         receiver.shutdown()
         scheme.shutdown()
         engine.close()
+
+
+def send(scheme, model, number):
+    """Publish a number; waits for nobody."""
+    with torch.no_grad():
+        model.number.fill_(number)
+    scheme.send_async()

@@ -13,7 +13,7 @@ import pytest
 
 from sync.remote.addresses import address_towards, interface_of, is_loopback
 from tests.promises.probe import wait_until
-from tests.promises.remote_probe import ENGINES, Peers
+from tests.promises.remote_probe import ENGINES, MODULES, Peers
 
 KINDS = sorted(ENGINES)
 BOUND_S = 20.0  # far above every timeout here, far below torch's own
@@ -21,8 +21,9 @@ BOUND_S = 20.0  # far above every timeout here, far below torch's own
 
 @pytest.fixture(params=KINDS)
 def module(request):
-    found = importlib.import_module(f"sync.remote.{request.param}")
+    found = importlib.import_module(MODULES[request.param])
     found.make_engine = getattr(found, ENGINES[request.param])
+    found.kind = request.param
     return found
 
 
@@ -101,21 +102,21 @@ def test_a_peer_that_finds_somebody_else_gives_up_in_time(module, stranger):
     [(1.0, "did not meet it within 1 s"), (60.0, "was gone before it met it")],
 )
 def test_a_peer_that_is_not_met_says_whether_there_was_time(timeout, says):
-    from sync.remote import distributed
+    from sync.remote import gloo
 
-    trainer = [distributed.DistributedEngine(1, timeout=60.0)]
+    trainer = [gloo.DistributedEngine(1, timeout=60.0)]
     port = trainer[0].port
     ends = threading.Timer(2.0, trainer.clear)
     ends.start()
     try:
         with pytest.raises(ConnectionError, match=rf"peer 1: the trainer at .* {says}"):
-            distributed.serve(1, port=port, timeout=timeout)
+            gloo.serve(1, port=port, timeout=timeout)
     finally:
         ends.join()
 
 
 def test_a_late_peer_is_met_when_it_comes(module):
-    peers = Peers(module.__name__.rpartition(".")[2], 1)
+    peers = Peers(module.kind, 1)
     try:
         peers.engine.num_peers = 2
         late = threading.Timer(0.5, lambda: peers.processes.append(peers._process(1)))
@@ -165,10 +166,10 @@ def test_an_interface_is_found_by_its_address():
 def test_why_the_place_of_a_dead_peer_is_not_free_is_told_to_who_waits_for_another(monkeypatch):
     from sync.remote import rpc
 
-    def refuse(names):
+    def refuse(store, names):
         raise RuntimeError(f"the store keeps {', '.join(names)}")
 
-    monkeypatch.setattr(rpc, "strike_out", refuse)
+    monkeypatch.setattr(rpc, "remove_members", refuse)
     peers = Peers("rpc", 1)
     try:
         peers.processes[0].kill()

@@ -1,0 +1,1 @@
+"""Wrappers around any channel: wire formats and slow links."""

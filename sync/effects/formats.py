@@ -1,0 +1,60 @@
+"""What every wire format implements: an encoder at the sender, a decoder at each worker."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from sync.channel import Answer
+from sync.model.layout import Layout
+from sync.model.snapshot import Snapshot
+
+
+class Encoder(ABC):
+    """Writes whole models into encoded blocks.
+
+    layout: of the encoded blocks.
+    checks_finite: whether `encode` refuses NaN and infinity, which the format cannot represent.
+    """
+
+    layout: Layout
+    checks_finite = False
+
+    @abstractmethod
+    def encode(
+        self, whole: Snapshot, block: Snapshot, workers: Sequence[int]
+    ) -> tuple[float, float]:
+        """Write the model in `whole` into `block`, so that all `workers` can decode it.
+
+        The caller stamps the block. Returns the largest absolute error, and the root mean square
+        error relative to that of the numbers. What cannot be represented is a `ValueError`.
+        """
+
+    # What a format overrides if its blocks depend on what a worker already holds.
+
+    def split(self, workers: Sequence[int]) -> list[Sequence[int]]:
+        """Group the workers that can decode the same block."""
+        return [workers]
+
+    def published(self, whole: Snapshot, block: Snapshot, workers: Sequence[int]) -> None:
+        """`block`, encoded from `whole`, is about to be published to these workers."""
+
+    def heard(self, answer: Answer) -> None:
+        """The channel reports what became of a worker or of a version."""
+
+    def bases(self) -> list[Snapshot]:
+        """The whole models that later blocks may build on; they must not be overwritten."""
+        return []
+
+
+class Decoder(ABC):
+    """Turns encoded blocks back into whole models.
+
+    layout: of the encoded blocks.
+    """
+
+    layout: Layout
+
+    @abstractmethod
+    def decode(self, block: Snapshot) -> Snapshot:
+        """The whole model. It stays valid until the next call."""

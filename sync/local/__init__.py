@@ -1,0 +1,1 @@
+"""What processes of one machine share: memory, doorbells, connections, and news of their ends."""

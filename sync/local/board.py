@@ -1,0 +1,132 @@
+"""The notice board of the shared-memory scheme: a few 64-bit words for each worker.
+
+`latest` says which block holds the newest version; the two pins say which blocks the worker looks
+at, so that the sender writes elsewhere. Every word has one writer, except `asleep`, which the
+sender takes back when it wakes the worker. An aligned 64-bit word is read and written whole.
+`fence` keeps a store before a later load of another word.
+
+    sender                                worker
+    ------                                ------
+    block = one that is not pinned
+    write the version into it ; fence
+    latest = (version, block) ; fence     word = latest
+    asleep? wake the worker               pin = block of word ; fence
+                                          latest is still word? else again
+                                          copy the block, or point at it ; fence
+                                          pin = FREE
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sync.local.doorbell import Fence
+from sync.local.memory import AnonymousMemory, as_bytes
+from sync.model.snapshot import Snapshot
+
+FREE = -1
+_LATEST, _PINS, _ASLEEP, _CHECKED, _TORN = 0, 1, 3, 4, 5
+_ROW_WORDS = 8  # 64 bytes: no two workers write to one cache line
+
+
+class Word(NamedTuple):
+    """What `latest` holds: a version and the number of its block, in one 64-bit word."""
+
+    version: int
+    block: int
+
+    def packed(self) -> int:
+        return (self.version + 1) << 16 | self.block
+
+    @classmethod
+    def unpack(cls, word: int) -> Word:
+        return cls((word >> 16) - 1, word & 0xFFFF)
+
+
+class Board:
+    """One row of words for each worker. `memory` and `fence` are another process's, or new."""
+
+    def __init__(
+        self, num_workers: int, memory: AnonymousMemory | None = None, fence: Fence | None = None
+    ):
+        nbytes = num_workers * _ROW_WORDS * 8
+        self.memory = memory or AnonymousMemory(nbytes)
+        self.fence = fence or Fence()
+        words = as_bytes(self.memory.map(0, self.memory.nbytes, writable=True)).cast("q")
+        self.rows = [
+            Row(words[i * _ROW_WORDS : (i + 1) * _ROW_WORDS], self.fence)
+            for i in range(num_workers)
+        ]
+
+    def close(self) -> None:
+        self.rows.clear()
+        self.memory.close()
+
+
+class Row:
+    """One worker's words. Methods are grouped by the side that calls them."""
+
+    def __init__(self, words: memoryview, fence: Fence):
+        self._words = words
+        self._fence = fence
+
+    # -- the sender's side
+
+    def clear(self) -> None:
+        """Make the row ready for another process: nothing is announced or pinned."""
+        self._words[_PINS] = self._words[_PINS + 1] = FREE
+        self._words[_LATEST] = self._words[_ASLEEP] = 0
+
+    def announce(self, block: Snapshot) -> None:
+        self._words[_LATEST] = Word(block.version, block.number).packed()
+
+    def clear_asleep(self) -> bool:
+        """Whether the worker sleeps and is now to be woken."""
+        asleep = bool(self._words[_ASLEEP])
+        if asleep:
+            self._words[_ASLEEP] = 0
+        return asleep
+
+    def held(self) -> set[int]:
+        """The blocks that this worker looks at or may be about to look at."""
+        words = self._words
+        held = {words[_PINS], words[_PINS + 1]}
+        if words[_LATEST]:
+            held.add(Word.unpack(words[_LATEST]).block)
+        return held
+
+    @property
+    def uses(self) -> tuple[int, int]:
+        """How many uses of the model were checked for tearing, and how many were torn."""
+        return self._words[_CHECKED], self._words[_TORN]
+
+    # -- the worker's side
+
+    @property
+    def latest(self) -> int:
+        return self._words[_LATEST]
+
+    def pin(self, which: int) -> tuple[int, int]:
+        """Pin the newest block; returns its word, and how often that changed meanwhile."""
+        words = self._words
+        for retries in range(1_000_000):
+            word = words[_LATEST]
+            words[_PINS + which] = word & 0xFFFF
+            self._fence()
+            if words[_LATEST] == word:
+                return word, retries
+        raise AssertionError("`latest` changed a million times while one word was read")
+
+    def unpin(self, which: int) -> None:
+        self._fence()  # what was read from the block was read before
+        self._words[_PINS + which] = FREE
+
+    def sleep(self, asleep: bool) -> None:
+        """Ask the sender to wake this worker by a message, or not. Check for news afterwards."""
+        self._words[_ASLEEP] = int(asleep)
+        if asleep:
+            self._fence()
+
+    def count_use(self, *, torn: bool) -> None:
+        self._words[_CHECKED] += 1
+        self._words[_TORN] += torn

@@ -1,0 +1,294 @@
+"""What the schemes of one machine have in common: meeting workers, their answers, their deaths.
+
+Blocks lie in a pool of shared memory, which workers map read-only. A scheme adds how a worker
+learns of a version: `schemes/shared_mem.py` and `schemes/multiprocess.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer, ReceiverChannel, SenderChannel
+from sync.local.process import Watch, must_look
+from sync.local.rendezvous import (
+    CLOSE,
+    DONE,
+    FAIL,
+    LEAVE,
+    REFUSED,
+    WELCOME,
+    Address,
+    Connection,
+    Listener,
+    Message,
+    connect,
+)
+from sync.local.slots import Slots
+from sync.model.layout import Layout
+
+_DYING_S = 1.0  # between a process closing its connections and its end
+
+
+@dataclass
+class Peer:
+    """The process that serves as a worker."""
+
+    worker: int
+    connection: Connection
+    watch: Watch
+    polled: list[int]  # the descriptors of both
+    left: bool = False  # it said so
+
+
+class LocalSender(SenderChannel):
+    """Meets workers, hears their answers and notices their deaths.
+
+    blocks_per_worker: how many blocks one worker can keep from being written, at most.
+    """
+
+    def __init__(self, layout: Layout, num_workers: int, blocks_per_worker: int):
+        super().__init__(layout, num_workers)
+        self.slots = Slots(layout, blocks_per_worker * num_workers + 2)
+        self._listener = Listener()
+        self.handout = self._listener.address
+        self._unidentified: dict[int, Connection] = {}  # by descriptor, until they say who they are
+        self._peers: dict[int, Peer] = {}
+        self._closed = False
+        self._poll = select.poll()
+        self._poll.register(self._listener.fd, select.POLLIN)
+        _SENDERS.add(self)
+
+    # -- what a scheme defines
+
+    @abstractmethod
+    def _shared_fds(self) -> list[int]:
+        """The descriptors that a worker is welcomed with."""
+
+    @abstractmethod
+    def _reset(self, worker: int) -> None:
+        """Another process becomes this worker: nothing is announced to it or on its way."""
+
+    def _answered(self, answer: Answer) -> None:
+        """The worker applied a version, or could not."""
+
+    # -- the same for all
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.slots.memory_bytes
+
+    def fds(self) -> list[int]:
+        if self._closed:
+            return []
+        fds = [self._listener.fd, *self._unidentified]
+        for peer in self._peers.values():
+            fds += [peer.connection.fd, *peer.watch.fds()]
+        return fds
+
+    def poll(self) -> list[Answer]:
+        answers: list[Answer] = []
+        if self._closed:
+            return answers
+        ready = {fd for fd, _ in self._poll.poll(0)}
+        if self._listener.fd in ready:
+            for unidentified in self._listener.accept():
+                self._unidentified[unidentified.fd] = unidentified
+                self._poll.register(unidentified.fd, select.POLLIN)
+                ready.add(unidentified.fd)
+        if ready or must_look():
+            for peer in list(self._peers.values()):
+                self._read_peer(peer, ready, answers)
+        for fd in ready & set(self._unidentified):
+            self._meet(fd, answers)
+        return answers
+
+    def _read_peer(self, peer: Peer, ready: set[int], answers: list[Answer]) -> None:
+        """Read what a worker said, then see whether its process still runs."""
+        connection, watch = peer.connection, peer.watch
+        watch.notice(ready)
+        if connection.fd in ready or watch.gone:
+            for message in connection.receive():
+                self._to_answer(peer, message, answers)
+        if connection.ended and not peer.left and not watch.gone:
+            peer.left = not watch.wait(_DYING_S)
+        if peer.left or watch.gone:
+            self._drop(peer)
+            answers.append(Answer(peer.worker, LEFT) if peer.left else self._lost(peer))
+
+    def _to_answer(self, peer: Peer, message: Message, answers: list[Answer]) -> None:
+        worker, numbers = peer.worker, message.numbers
+        if message.kind == DONE:
+            version, published, seen, applied, retries = numbers
+            answers.append(Answer(worker, APPLIED, version, published, seen, applied, retries))
+        elif message.kind == FAIL:
+            answers.append(Answer(worker, FAILED, numbers[0], text=message.text))
+        else:
+            peer.left |= message.kind == LEAVE
+            return
+        self._answered(answers[-1])
+
+    def _lost(self, peer: Peer) -> Answer:
+        ending = peer.watch.ending
+        hint = self._hint_at_segfault() if "SIGSEGV" in ending else ""
+        return Answer(peer.worker, LOST, text=ending + hint)
+
+    def _hint_at_segfault(self) -> str:
+        return ""
+
+    def _drop(self, peer: Peer) -> None:
+        del self._peers[peer.worker]
+        self._reset(peer.worker)
+        for fd in peer.polled:
+            self._poll.unregister(fd)
+        peer.connection.close()
+
+    def _meet(self, fd: int, answers: list[Answer]) -> None:
+        """Let a process in that says which worker it is."""
+        connection = self._unidentified[fd]
+        messages = connection.receive()
+        if not messages and not connection.ended:
+            return
+        del self._unidentified[fd]
+        hello = messages[0] if messages else None
+        worker, pid = hello.numbers[:2] if hello is not None else (-1, 0)
+        serving = self._peers.get(worker)
+        if hello is None or not self._listener.is_known(hello) or serving is not None:
+            if serving is not None:
+                who = f"worker {worker} is already served by a live process"
+                connection.send(REFUSED, text=f"{who} (pid {serving.watch.pid})")
+            self._poll.unregister(fd)
+            connection.close()
+            return
+        self._reset(worker)
+        watch = Watch(pid)
+        peer = self._peers[worker] = Peer(worker, connection, watch, [fd, *watch.fds()])
+        connection.send(WELCOME, fds=self._shared_fds())
+        for watched in watch.fds():
+            self._poll.register(watched, select.POLLIN)
+        answers.append(Answer(worker, JOINED, pid=pid))
+        for message in messages[1:]:
+            self._to_answer(peer, message, answers)
+        self._read_peer(peer, {fd}, answers)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        for peer in self._peers.values():
+            peer.connection.send(CLOSE)
+        self.release()
+        self.slots.close()
+
+    def release(self) -> None:
+        """Close every socket, without a word to anybody."""
+        self._closed = True
+        self._listener.close()
+        for peer in self._peers.values():
+            peer.connection.close()
+        for unidentified in self._unidentified.values():
+            unidentified.close()
+        self._peers.clear()
+        self._unidentified.clear()
+
+
+_SENDERS: weakref.WeakSet[LocalSender] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    """A forked child is no sender, and must not keep the connections of its parent open."""
+    for sender in list(_SENDERS):
+        sender.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+class LocalReceiver(ReceiverChannel):
+    """A worker's connection to a sender of this machine."""
+
+    handout: Address
+
+    def __init__(self, handout: Address, layout: Layout, worker: int):
+        super().__init__(handout, layout, worker)
+        self._connection: Connection | None = None
+        self._watch: Watch | None = None
+        self._welcome = False
+        self._gone = ""
+        self._reading = threading.Lock()  # a background thread may listen, too
+
+    # -- what a scheme defines
+
+    @abstractmethod
+    def _map(self, fds: list[int]) -> None:
+        """Open the memory that the sender shares."""
+
+    def _on_message(self, message: Message) -> None:
+        """A message that only this scheme knows."""
+
+    # -- the same for all
+
+    def open(self) -> None:
+        self._watch = Watch(self.handout.pid)
+        self._connection = connect(self.handout, self.worker)
+        self._poll = select.poll()
+        self._poll.register(self._connection.fd, select.POLLIN)
+
+    @property
+    def connection(self) -> Connection:
+        assert self._connection is not None, "open() comes first"
+        return self._connection
+
+    def listen(self) -> None:
+        """Read what the sender said."""
+        with self._reading:
+            if not self._gone and self._connection is not None and self._poll.poll(0):
+                self._read(self._connection)
+
+    def _read(self, connection: Connection) -> None:
+        if self._welcome:
+            messages = connection.receive()
+        else:
+            messages, fds = connection.receive_with_fds()
+            if messages and messages[0].kind == WELCOME:
+                self._welcome = True
+                self._map(fds)
+        for message in messages:
+            if message.kind == REFUSED:
+                self._gone = message.text
+            elif message.kind == CLOSE:
+                self._gone = "the sender is gone"
+            else:
+                self._on_message(message)
+        if connection.ended:
+            self._gone = self._gone or "the sender is gone"
+
+    def answer(self, answer: Answer) -> None:
+        if answer.kind == APPLIED:
+            times = answer.published_ns, answer.seen_ns, answer.applied_ns
+            self.connection.send(DONE, answer.version, *times, answer.retries)
+        else:
+            self.connection.send(FAIL, answer.version, text=answer.text)
+
+    def fds(self) -> list[int]:
+        watched = self._watch.fds() if self._watch is not None else []
+        return [self.connection.fd, *watched]
+
+    def sender_gone(self) -> str:
+        self.listen()
+        if not self._gone and self._watch is not None and self._watch.look():
+            self._gone = "the sender is gone"
+        return self._gone
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.send(LEAVE)
+            self._connection.close()
+            self._connection = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a receiver belongs to its process: hand over the scheme")

@@ -1,0 +1,118 @@
+"""Anonymous shared memory, passed from process to process by file descriptor.
+
+It has no name in the file system, so nothing can be left behind: the kernel frees it with the last
+process that holds it, however that process ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SharedFd:
+    """A file descriptor that can be pickled for a process that is being started.
+
+    A deep copy holds a duplicate of it, for another user in the same process.
+    """
+
+    fd = -1
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedFd:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, fd=os.dup(self.fd))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fd": DupFd(self.fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, fd=state["fd"].detach())
+
+
+class AnonymousMemory(SharedFd):
+    """`nbytes` of zeroed shared memory. The machine provides pages when they are first written.
+
+    fd: memory that another process made and whose descriptor was received here.
+    """
+
+    def __init__(self, nbytes: int, fd: int | None = None):
+        self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if fd is not None:
+            super().__init__(fd)
+            return
+        if hasattr(os, "memfd_create"):
+            super().__init__(os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        else:  # an unlinked file does the same through the page cache
+            with tempfile.TemporaryFile() as file:
+                super().__init__(os.dup(file.fileno()))
+        with _naming_the_size(self.nbytes):
+            os.ftruncate(self.fd, self.nbytes)
+        if hasattr(os, "memfd_create"):
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+    def map(self, offset: int, nbytes: int, *, writable: bool) -> Tensor:
+        """A uint8 tensor over part of the memory; it keeps the mapping alive on its own.
+
+        Writing to a read-only mapping ends the process with SIGSEGV.
+        """
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        with _naming_the_size(nbytes):
+            region = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED, protection, offset=offset)
+        array = np.asarray(_ClaimedWritable(np.frombuffer(region, dtype=np.uint8)))
+        with torch.inference_mode(False):  # an inference tensor could not be written elsewhere
+            return torch.from_numpy(array)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "nbytes": self.nbytes}
+
+
+@contextlib.contextmanager
+def _naming_the_size(nbytes: int) -> Iterator[None]:
+    """Let an error say what could not be had, since there is no file to name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = f"{nbytes} bytes of shared memory"
+        raise
+
+
+def as_bytes(buffer: Tensor) -> memoryview:
+    """The memory of a uint8 CPU tensor."""
+    view: memoryview = memoryview(buffer.numpy()).cast("B")  # type: ignore[arg-type]
+    return view
+
+
+class _ClaimedWritable:
+    """Presents an array to torch as writable: torch has no read-only tensors and warns of them."""
+
+    def __init__(self, array: np.ndarray[Any, Any]):
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self._keep = array

@@ -1,0 +1,191 @@
+"""How a worker's process finds its sender on this machine, and the connection between them.
+
+    sender                                          worker
+    ------                                          ------
+    Listener: a Unix socket      address  --->      (travels with the pickled scheme)
+    accept()                     <--- HELLO         connect(address, worker)
+    WELCOME, with descriptors    --->               maps the memory
+      or REFUSED, with the reason
+
+The address is plain data, so a scheme can be pickled any number of times and in any way. On Linux
+the socket is in the abstract namespace: it has no file, and vanishes with its process. Only
+processes of the same user that were handed the address are let in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HELLO, WELCOME, REFUSED, VERSION, WAKE, CLOSE, DONE, FAIL, LEAVE = range(9)
+
+_HEAD = struct.Struct("<2i5q")  # kind, bytes of text, numbers
+_NUMBERS = 5
+TEXT_BYTES = 16 * 1024
+_READ_BYTES = 1 << 16
+_MOST_FDS = 8
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group
+_BACKLOG = 1024
+_CONNECT_S = 10.0
+
+
+class Address(NamedTuple):
+    """Where a sender listens, and the secret that lets a worker in."""
+
+    name: str
+    secret: str
+    pid: int
+
+
+class Message(NamedTuple):
+    """A kind, a few numbers, and text for a traceback or a reason."""
+
+    kind: int
+    numbers: tuple[int, ...]
+    text: str
+
+
+class Listener:
+    """The sender's socket, to which workers connect at any time."""
+
+    def __init__(self) -> None:
+        self._directory: str | None = None
+        if sys.platform == "linux":
+            name = f"\0lockstep-{secrets.token_hex(16)}"
+        else:
+            self._directory = tempfile.mkdtemp(prefix="lockstep-")
+            name = str(Path(self._directory, "socket"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(name)
+        self._socket.listen(_BACKLOG)
+        self._socket.setblocking(False)
+        self.address = Address(name, secrets.token_hex(16), os.getpid())
+
+    @property
+    def fd(self) -> int:
+        return self._socket.fileno()
+
+    def accept(self) -> list[Connection]:
+        """New connections that have not sent HELLO yet."""
+        accepted = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connected, _ = self._socket.accept()
+                if _same_user(connected):
+                    accepted.append(Connection(connected))
+                else:
+                    connected.close()
+        return accepted
+
+    def is_known(self, hello: Message) -> bool:
+        """Whether whoever said this was handed the address."""
+        return hello.kind == HELLO and hmac.compare_digest(hello.text, self.address.secret)
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._directory is not None and os.getpid() == self.address.pid:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def connect(address: Address, worker: int) -> Connection:
+    """Connect to the sender and say who this is; `ConnectionError` if no sender listens there."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(_CONNECT_S)
+        connected.connect(address.name)
+    except OSError as error:
+        connected.close()
+        raise ConnectionError(f"the sender is gone ({error})") from None
+    connection = Connection(connected)
+    connection.send(HELLO, worker, os.getpid(), text=address.secret)
+    return connection
+
+
+class Connection:
+    """Small messages in both directions. Nothing waits, and nothing is pickled."""
+
+    def __init__(self, connected: socket.socket):
+        connected.setblocking(False)
+        self._socket = connected
+        self._data = bytearray()
+        self.ended = False  # the other side closed it, or its process ended
+
+    @property
+    def fd(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, kind: int, *numbers: int, text: str = "", fds: Sequence[int] = ()) -> None:
+        """Send at once. A message to a closed connection is dropped; see `ended`.
+
+        At most a few messages are unread at a time, which a socket has room for; one that finds no
+        room because a process is suspended is dropped, too.
+        """
+        data = text.encode()[-TEXT_BYTES:]
+        padded = numbers + (0,) * (_NUMBERS - len(numbers))
+        message = _HEAD.pack(kind, len(data), *padded) + data
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
+            if fds:
+                socket.send_fds(self._socket, [message], fds)
+            else:
+                self._socket.send(message)
+
+    def receive(self) -> list[Message]:
+        """The messages that have arrived."""
+        self._read()
+        messages = []
+        while len(self._data) >= _HEAD.size:
+            kind, length, *numbers = _HEAD.unpack_from(self._data)
+            if not 0 <= length <= TEXT_BYTES:  # it does not speak this protocol
+                self._data.clear()
+                self.ended = True
+                break
+            end = _HEAD.size + length
+            if len(self._data) < end:
+                break
+            text = self._data[_HEAD.size : end].decode(errors="replace")
+            messages.append(Message(kind, tuple(numbers), text))
+            del self._data[:end]
+        return messages
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while part := self._socket.recv(_READ_BYTES):
+                    self._data += part
+                self.ended = True
+            except ConnectionError:
+                self.ended = True
+
+    def receive_with_fds(self) -> tuple[list[Message], list[int]]:
+        """The same where the first message may bring descriptors."""
+        try:
+            head, fds, _, _ = socket.recv_fds(self._socket, _HEAD.size, _MOST_FDS)
+        except BlockingIOError:
+            return [], []
+        except ConnectionError:
+            head, fds = b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._data += head
+        self.ended = not head
+        return self.receive(), fds
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _same_user(connected: socket.socket) -> bool:
+    if not hasattr(socket, "SO_PEERCRED"):  # the directory of the socket is this user's alone
+        return True
+    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(data)[1] == os.geteuid())

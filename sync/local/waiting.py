@@ -1,0 +1,83 @@
+"""Bounded waits, and a clock that does not run while this process is suspended.
+
+Ctrl-Z, a batch scheduler and a paused container stop all processes of a run together. When they
+continue, no worker has been silent for that long. So timeouts are measured with `awake_s`, which
+leaves out the time for which this process was seen to be stopped. Time for which it merely got no
+processor, on an overloaded machine, counts: Linux reports it apart (`schedstat`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections.abc import Iterable
+
+from sync.local.process import must_look
+
+LONGEST_S = 1e9  # every wait is bounded, and clocks do not count much further
+SLICE_S = 1.0  # code that measures the silence of others waits no longer than this at a time
+_FRESH_S = 0.5
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+
+
+class AwakeClock:
+    """Seconds like `time.monotonic`, less those for which this process was seen to be stopped."""
+
+    def __init__(self) -> None:
+        self._stopped_s = self._seen_until = 0.0
+        self._queued = _Queued()
+
+    def __call__(self) -> float:
+        return time.monotonic() - self._stopped_s
+
+    def begin(self) -> None:
+        """A wait begins."""
+        now = time.monotonic()
+        if now - self._queued.read_at > _FRESH_S:
+            self._queued.seconds, self._queued.read_at = _queued_s(), now
+
+    def end(self, due: float) -> None:
+        """The wait, which was to end at `due` by `time.monotonic`, ends now."""
+        now = time.monotonic()
+        late_s = now - max(due, self._seen_until)
+        if late_s > SLICE_S:
+            late_s -= max(0.0, _queued_s() - self._queued.seconds)
+            if late_s > SLICE_S:
+                self._stopped_s, self._seen_until = self._stopped_s + late_s, now
+
+
+class _Queued(threading.local):
+    """What `_queued_s` said last in this thread, and when."""
+
+    seconds = 0.0
+    read_at = float("-inf")
+
+
+def _queued_s() -> float:
+    """For how long this thread was ready to run and got no processor; 0 where it is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(_SCHEDSTAT) as file:
+        return int(file.read().split()[1]) * 1e-9
+    return 0.0
+
+
+awake_s = AwakeClock()
+
+
+def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
+    """The descriptors that are or become readable within `timeout_s`.
+
+    Returns after 50 ms at most if there are processes whose end no descriptor shows.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    timeout_s = min(timeout_s, 0.05 if must_look() else 3600.0)  # a longer wait calls again
+    if timeout_s <= 0:
+        return [fd for fd, _ in poll.poll(0)]
+    awake_s.begin()
+    due = time.monotonic() + timeout_s
+    ready = [fd for fd, _ in poll.poll(timeout_s * 1000)]
+    awake_s.end(due)
+    return ready

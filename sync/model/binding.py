@@ -1,0 +1,206 @@
+"""A model bound to a layout: packed into blocks by the sender, loaded from them by a receiver.
+
+Names are looked up once, when the model is bound. After that a publish or an apply walks plain
+lists, and only checks that the tensors in them are still those that the model uses.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from sync.model.copying import copy_leaves
+from sync.model.cuda import CudaCopies
+from sync.model.layout import CheckFinite, Layout
+from sync.model.snapshot import Snapshot
+from sync.model.strategy import Flat, Slot, Weights, WeightStrategy, check_extra, set_extra_state
+
+
+class Binding:
+    """Fast, checked access to the tensors of one module, TensorDict or dict.
+
+    layout: what the tensors must match; by default, the layout of the target itself.
+    any_extra: accept any extra state, for a target that has no module to take it.
+    """
+
+    def __init__(
+        self,
+        target: Weights,
+        strategy: WeightStrategy,
+        layout: Layout | None = None,
+        *,
+        any_extra: bool = False,
+    ):
+        self.target = target
+        self._any_extra = any_extra
+        self._strategy = strategy
+        self._cuda = CudaCopies()
+        flat = strategy.flatten(target)
+        buffers = {slot.name for slot in flat.slots if slot.is_buffer}
+        self.layout = layout or Layout.of(flat.tensors, dump_extra(flat.extra), buffers=buffers)
+        self._index(flat)
+
+    def _index(self, flat: Flat) -> None:
+        # A forward pass may add non-persistent buffers, which the model keeps for itself.
+        known = {leaf.name for leaf in self.layout.leaves}
+        flat.slots = [slot for slot in flat.slots if slot.persistent or slot.name in known]
+        self.layout.check(flat.tensors, whose=f"the {type(self.target).__name__}")
+        slots = {slot.name: slot for slot in flat.slots}
+        self._slots = [slots[leaf.name] for leaf in self.layout.leaves]
+        with torch.inference_mode(False):
+            self._leaves = [slot.tensor.detach() for slot in self._slots]
+        self._places = [_place(slot) for slot in self._slots]
+        self._flat = flat
+        self._sizes = list(map(len, flat.keys))
+        self._weights: Any = None
+        self._devices = {leaf.device for leaf in self._leaves if leaf.device.type != "cpu"}
+        self._cuda_devices = {device for device in self._devices if device.type == "cuda"}
+
+    @property
+    def accelerator(self) -> torch.device | None:
+        """A device other than the CPU that holds tensors of the model, if there is one."""
+        return next(iter(self._devices), None)
+
+    def leaves(self) -> list[Tensor]:
+        """The model's tensors in layout order, looked up again if the model replaced or added any.
+
+        Raises if the model no longer fits the layout.
+        """
+        if self._has_changed():
+            self._index(self._strategy.flatten(self.target))
+        return self._leaves
+
+    def _has_changed(self) -> bool:
+        if list(map(len, self._flat.keys)) != self._sizes:
+            return True
+        for owner, key, child in self._flat.children:
+            if owner.get(key) is not child:
+                return True
+        for owner, key, tensor, pointer, shape, stride in self._places:
+            moved = tensor.data_ptr() != pointer or tensor.stride() != stride
+            if moved or tensor.shape != shape or owner.get(key) is not tensor:
+                return True
+        return False
+
+    # -- packing and loading
+
+    def pack(self, snapshot: Snapshot, version: int, *, check_finite: CheckFinite) -> None:
+        """Write the model into `snapshot` as `version`.
+
+        Until that is done the block holds no version; if it is refused, it still does not.
+        """
+        leaves, extra = self.leaves(), self.extra()
+        checked = self.layout.checked(check_finite)
+        snapshot.begin()
+        if self._cuda_devices:
+            finite = self._cuda.copy(snapshot, snapshot.views, leaves, checked)
+        else:
+            finite = copy_leaves(snapshot.views, leaves, checked)
+        if not finite:
+            snapshot.refuse_non_finite(checked)
+        snapshot.stamp(version, extra)
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Copy `snapshot` into the model's own memory: addresses stay, nothing is shared."""
+        leaves = self.leaves()
+        self._load_extra(snapshot)
+        unchecked = self.layout.checked(False)
+        if self._cuda_devices:
+            self._cuda.copy(snapshot, leaves, snapshot.views, unchecked)
+        else:
+            copy_leaves(leaves, snapshot.views, unchecked)
+
+    def after_use(self) -> None:
+        """Let the next `load` wait for what this thread has launched on the model's devices.
+
+        For a model that one thread uses and another one loads; a no-op on the CPU.
+        """
+        self._cuda.after_use(self._cuda_devices)
+
+    # -- extra state
+
+    def extra(self) -> bytes:
+        """The model's extra state as it is now."""
+        if not self._flat.extra_owners:
+            return b""
+        return dump_extra(self._strategy.flatten(self.target).extra)
+
+    def _load_extra(self, snapshot: Snapshot) -> None:
+        extra = load_extra(snapshot.extra)
+        if self._any_extra:
+            self._flat.extra, self._weights = extra, None
+        elif extra or self._flat.extra_owners:
+            current = self._strategy.flatten(self.target)
+            check_extra(current.extra_owners, extra)
+            set_extra_state(current, extra)
+            self._flat.extra, self._weights = extra, None
+
+    def weights(self) -> Any:
+        """The weights in the strategy's form; the model's own tensors, so they stay current."""
+        if self._weights is None:
+            self._weights = self._strategy.assemble(self._flat.tensors, self._flat.extra)
+        return self._weights
+
+    # -- memory that is not the model's own
+
+    def point_at(self, snapshot: Snapshot) -> None:
+        """Make `snapshot` the memory of the model's parameters; copy its buffers.
+
+        Buffers are copied because a forward pass may write to them (running statistics, noise).
+        """
+        self.leaves()
+        self._load_extra(snapshot)
+        for i, (slot, view) in enumerate(zip(self._slots, snapshot.views, strict=True)):
+            if slot.is_buffer:
+                copy_leaves([self._leaves[i]], [view], [False])
+            else:
+                slot.tensor.data = self._leaves[i] = view
+                self._places[i] = _place(slot)
+        increment_version([slot.tensor for slot in self._slots])
+
+    def points_at(self, snapshot: Snapshot) -> bool:
+        """Whether the memory of the model's parameters is that of `snapshot`."""
+        start = snapshot.buffer.data_ptr()
+        memory = range(start, start + snapshot.layout.nbytes)
+        owned = [slot.tensor for slot in self._slots if not slot.is_buffer]
+        return all(tensor.data_ptr() in memory for tensor in owned if tensor.numel())
+
+    def detach_from_snapshots(self) -> None:
+        """Give every parameter memory of its own again."""
+        for slot in self._slots:
+            if not slot.is_buffer:
+                slot.tensor.data = slot.tensor.data.clone()
+        self._index(self._strategy.flatten(self.target))
+
+    def copies(self) -> list[Tensor]:
+        """What the model holds, for `replace_memory` in a forked child."""
+        with torch.inference_mode(False):
+            return [slot.tensor.data.clone() for slot in self._slots]
+
+    def replace_memory(self, values: Sequence[Tensor]) -> None:
+        """Make these tensors the model's memory, also in a model that no longer fits the layout."""
+        with torch.inference_mode(False):
+            for slot, value in zip(self._slots, values, strict=True):
+                slot.tensor.data = value
+
+
+def _place(slot: Slot) -> tuple[Any, str, Tensor, int, tuple[int, ...], tuple[int, ...]]:
+    """Where the model keeps a tensor, and where the tensor keeps its numbers."""
+    tensor = slot.tensor
+    return slot.owner, slot.key, tensor, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def dump_extra(extra: dict[str, Any]) -> bytes:
+    """Extra state as a snapshot carries it."""
+    return pickle.dumps(extra) if extra else b""
+
+
+def load_extra(data: bytes) -> dict[str, Any]:
+    """The opposite of `dump_extra`."""
+    extra: dict[str, Any] = pickle.loads(data) if data else {}
+    return extra

@@ -1,0 +1,81 @@
+"""Copies of a model's tensors in CPU memory, on one thread, in pieces that fit into its cache.
+
+Packing and loading both copy in this way. While a piece is packed it can be checked for NaN and
+infinite values, so that it is read from memory once for both.
+"""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+# Torch spreads a copy or a sum of 32,768 elements or more over its threads, which then wait for
+# each other at a barrier. With a busy worker on every core one of them is not scheduled, and a copy
+# of 0.3 ms was seen to take 23 ms.
+PIECE = 32_000
+
+
+def copy_leaves(
+    targets: Sequence[Tensor], sources: Sequence[Tensor], checked: Sequence[bool]
+) -> bool:
+    """Copy every source into its target. False if one of the `checked` may not be finite.
+
+    "May" because a sum decides, which overflows if the numbers are large enough. Then the caller
+    has to look at each number.
+    """
+    finite = True
+    for target, source, check in zip(targets, sources, checked, strict=True):
+        if not check and target.numel() > PIECE and _is_plain(target) and _is_plain(source):
+            np.copyto(_bytes(target), _bytes(source))  # as fast as memory, and on one thread
+            increment_version(target)
+            continue
+        for target_piece, source_piece in _pieces(target, source):
+            if check and not cmath.isfinite(widened(source_piece).sum().item()):
+                finite = False
+            target_piece.copy_(source_piece)
+    return finite
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its numbers are one piece of CPU memory."""
+    on_cpu = tensor.device.type == "cpu"
+    return on_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def _pieces(target: Tensor, source: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Views of at most `PIECE` elements that cover both tensors."""
+    if target.numel() <= PIECE:
+        return [(target, source)]
+    if target.is_contiguous() and source.is_contiguous():
+        target, source = target.view(-1), source.view(-1)
+    return zip(_split(target), _split(source), strict=True)
+
+
+def _split(tensor: Tensor) -> list[Tensor]:
+    """Cut in a way that depends on the shape alone."""
+    row = tensor.numel() // len(tensor)
+    if row > PIECE:
+        return [piece for part in tensor for piece in _split(part)]
+    return list(tensor.split(PIECE // row))
+
+
+def count_non_finite(tensor: Tensor) -> int:
+    """How many of the tensor's numbers are NaN or infinite."""
+    return tensor.numel() - int(torch.isfinite(widened(tensor)).sum())
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor of small numbers in a type that torch can sum and that does not soon overflow."""
+    if tensor.dtype == torch.complex32:
+        return tensor.to(torch.complex64)
+    return tensor.float() if tensor.element_size() < 4 else tensor

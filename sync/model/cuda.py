@@ -1,0 +1,108 @@
+"""Copies between a block and a model of which some tensors are on CUDA devices.
+
+They run on a side stream of each device. It first waits for everything that the calling thread has
+launched there, and for every use of the model that `after_use` was told of. The host then waits for
+the copies. So whatever any thread launches later comes after them, and the block may be rewritten.
+
+Nothing here touches CUDA before the first copy, so workers of a CPU model may be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from sync.model.copying import copy_leaves, widened
+from sync.model.snapshot import Snapshot
+
+_READ_ONLY = 8  # cudaHostRegisterReadOnly: needed for memory that is mapped read-only
+_USES: weakref.WeakKeyDictionary[Snapshot, int] = weakref.WeakKeyDictionary()
+_Copy = tuple[Tensor, Tensor, bool]  # target, source, whether to check
+
+
+class CudaCopies:
+    """Copies tensors that may be on several devices, some in CPU memory. Belongs to one model."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._uses: dict[torch.cuda.Stream, torch.cuda.Event] = {}
+
+    def after_use(self, devices: Iterable[torch.device]) -> None:
+        """Let the next copy wait for what the calling thread has launched on these devices."""
+        for device in devices:
+            stream = torch.cuda.current_stream(device)
+            self._uses[stream] = stream.record_event()
+
+    def copy(
+        self,
+        block: Snapshot,
+        targets: Sequence[Tensor],
+        sources: Sequence[Tensor],
+        checked: Sequence[bool],
+    ) -> bool:
+        """`copy_leaves` between the block's views and leaves of which some are on a device."""
+        on_device: dict[torch.device, list[_Copy]] = {}
+        on_cpu: list[_Copy] = []
+        for copy in zip(targets, sources, checked, strict=True):
+            device = next((t.device for t in copy[:2] if t.is_cuda), None)
+            (on_cpu if device is None else on_device.setdefault(device, [])).append(copy)
+        page_lock(block, next(iter(on_device)))
+        try:
+            finite = [self._launch(device, copies) for device, copies in on_device.items()]
+            cpu_finite = copy_leaves(*zip(*on_cpu, strict=True)) if on_cpu else True
+        finally:
+            for device in on_device:
+                self._stream(device).synchronize()
+            self._uses.clear()
+        return cpu_finite and all(map(bool, finite))
+
+    def _launch(self, device: torch.device, copies: list[_Copy]) -> Tensor:
+        """Queue the copies of one device; returns, on that device, whether all are finite."""
+        side = self._stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        for event in self._uses.values():
+            side.wait_event(event)
+        with torch.cuda.stream(side):
+            finite = torch.ones((), dtype=torch.bool, device=device)
+            for target, source, check in copies:
+                # Torch would do this on the host, without waiting for the copy.
+                plain = source.resolve_conj().resolve_neg()
+                if check:
+                    finite &= torch.isfinite(widened(plain).sum())
+                target.copy_(plain, non_blocking=True)
+        return finite
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+def page_lock(block: Snapshot, device: torch.device) -> None:
+    """Page-lock the block's memory when it is used a second time, until the block is released.
+
+    A device copies directly from and to such memory. Locking takes longer than one copy, so it is
+    not worth it for a block that is used once. Where it fails, copies are slower but right.
+    """
+    uses = _USES[block] = _USES.get(block, 0) + 1
+    if uses != 2:
+        return
+    cudart, address = torch.cuda.cudart(), block.buffer.data_ptr()
+    for flags in (0, _READ_ONLY):
+        result = cudart.cudaHostRegister(address, block.buffer.nbytes, flags)
+        if result == cudart.cudaError.success:
+            weakref.finalize(block, _unlock, address, os.getpid())
+            return
+        # The CUDA runtime keeps the error, and torch would raise it at its next launch.
+        with contextlib.suppress(RuntimeError):
+            torch.ones((), device=device)
+
+
+def _unlock(address: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child cannot use its parent's CUDA context
+        torch.cuda.cudart().cudaHostUnregister(address)

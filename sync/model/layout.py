@@ -1,0 +1,144 @@
+"""Where each tensor of a model lies in one flat, aligned block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+HEADER_BYTES = 64
+
+# Which values must be finite to be sent: those of parameters, of buffers too, or none.
+CheckFinite = bool | Literal["all"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of the model: its dotted name, its type and its place in the block.
+
+    is_buffer: whether it is a buffer of a module. This flag changes nothing in a block, so it is
+        left out of comparisons and digests.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    is_buffer: bool = field(default=False, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of the leaves in a block: a header, then one segment per dtype, then extra state.
+
+    Grouping by dtype keeps all floats of a model in one contiguous segment. The padding between
+    leaves is never written and stays zero.
+    """
+
+    leaves: tuple[Leaf, ...]
+    segments: tuple[tuple[torch.dtype, int, int], ...]
+    extra_offset: int
+    extra_capacity: int
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        extra: bytes = b"",
+        *,
+        buffers: Collection[str] = (),
+        alignment: int = ALIGNMENT,
+    ) -> Layout:
+        """The layout of these tensors. `buffers` names those that are buffers of a module."""
+        for name, tensor in tensors.items():
+            if tensor.layout != torch.strided:
+                raise ValueError(f"{name!r} is {tensor.layout}; only dense tensors can be sent")
+        leaves: list[Leaf] = []
+        segments: list[tuple[torch.dtype, int, int]] = []
+        offset = HEADER_BYTES
+        for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
+            start = offset
+            for name, tensor in tensors.items():
+                if tensor.dtype == dtype:
+                    shape, nbytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
+                    leaves.append(Leaf(name, dtype, shape, offset, nbytes, name in buffers))
+                    offset = _aligned(offset + nbytes, alignment)
+            offset = _aligned(offset)
+            segments.append((dtype, start, offset))
+        # The size of pickled extra state varies, so there is room for it to grow.
+        capacity = _aligned(max(4096, 4 * len(extra))) if extra else 0
+        return cls(tuple(leaves), tuple(segments), offset, capacity)
+
+    @property
+    def nbytes(self) -> int:
+        return self.extra_offset + self.extra_capacity
+
+    @property
+    def digest(self) -> str:
+        """Equal on two machines exactly if their blocks are interchangeable."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """One tensor per leaf, in the order of `leaves`, each a view of `buffer` (uint8)."""
+        return [
+            buffer[leaf.offset : leaf.offset + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
+            for leaf in self.leaves
+        ]
+
+    def floats(self, buffer: Tensor) -> list[Tensor]:
+        """The segments of `buffer` that hold floating-point or complex numbers."""
+        return [
+            buffer[start:stop].view(dtype)
+            for dtype, start, stop in self.segments
+            if (dtype.is_floating_point or dtype.is_complex) and stop > start
+        ]
+
+    def checked(self, check_finite: CheckFinite) -> list[bool]:
+        """For each leaf, whether its values must be finite."""
+        return [
+            bool(check_finite)
+            and (check_finite == "all" or not leaf.is_buffer)
+            and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
+            for leaf in self.leaves
+        ]
+
+    def check(self, tensors: Mapping[str, Tensor], *, whose: str) -> None:
+        """Raise, naming the key, unless `tensors` are exactly the leaves of this layout."""
+        check_same(
+            {leaf.name: (leaf.shape, leaf.dtype) for leaf in self.leaves},
+            {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()},
+            whose=whose,
+        )
+
+
+Signature = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def check_same(expected: Signature, found: Signature, *, whose: str) -> None:
+    """`KeyError` for a missing or surplus key, `ValueError` for another shape or dtype."""
+    if missing := [name for name in expected if name not in found]:
+        raise KeyError(f"{whose} lacks {_names(missing)}")
+    if surplus := [name for name in found if name not in expected]:
+        raise KeyError(f"{whose} has {_names(surplus)}, which is not expected")
+    for name, (shape, dtype) in expected.items():
+        if found[name][0] != shape:
+            raise ValueError(
+                f"{whose}: {name!r} has shape {list(found[name][0])}, expected {list(shape)}"
+            )
+        if found[name][1] != dtype:
+            raise ValueError(f"{whose}: {name!r} is {found[name][1]}, expected {dtype}")
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _aligned(offset: int, alignment: int = ALIGNMENT) -> int:
+    return -(-offset // alignment) * alignment

@@ -1,0 +1,119 @@
+"""A snapshot: one version of a model's weights in one block of memory, the version inside it.
+
+    | header: version, publish time, bytes of extra state | leaves, by dtype | extra state |
+
+A reader takes weights and version from the same block, so a version cannot be stamped on the wrong
+weights. Wire formats (`effects/`) write leaves of their own instead of the model's, and use three
+more words of the header: the version that this one builds on, whether later ones will build on
+this one, and how much of the block is filled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sync.model.copying import copy_leaves, count_non_finite
+from sync.model.layout import HEADER_BYTES, Layout
+
+NEVER = -1
+_VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
+
+
+class Snapshot:
+    """A block laid out as `layout`, in `buffer` (uint8, in CPU memory, at least as long).
+
+    number: which block of its pool this is, for whoever keeps a pool.
+    """
+
+    def __init__(self, layout: Layout, buffer: Tensor):
+        self.layout = layout
+        self.number = 0
+        with torch.inference_mode(False):  # otherwise the views could not be written outside of it
+            self.buffer = buffer[: layout.nbytes]
+            self.views = layout.views(self.buffer)
+        self._header = self.buffer[:HEADER_BYTES].numpy().data.cast("B").cast("q")
+
+    @property
+    def version(self) -> int:
+        return self._header[_VERSION]
+
+    @property
+    def published_ns(self) -> int:
+        return self._header[_PUBLISHED_NS]
+
+    @property
+    def extra(self) -> bytes:
+        start, nbytes = self.layout.extra_offset, self._header[_EXTRA_BYTES]
+        return bytes(self.buffer[start : start + nbytes].numpy()) if nbytes else b""
+
+    @property
+    def builds_on(self) -> int:
+        """The version that is needed to read this one; NEVER for most."""
+        return self._header[_BUILDS_ON] - 1
+
+    @property
+    def is_base(self) -> bool:
+        """Whether the reader has to keep this version, because others may build on it."""
+        return bool(self._header[_IS_BASE])
+
+    @property
+    def wire_bytes(self) -> int:
+        """How many bytes have to travel: all, or the filled part and the extra state behind it."""
+        filled = self._header[_FILLED]
+        return filled + self._header[_EXTRA_BYTES] if filled else self.layout.nbytes
+
+    def mark(self, *, builds_on: int, is_base: bool, filled: int) -> None:
+        """Describe an encoded block; before `stamp`. Until then it holds no version."""
+        self.begin()
+        self._header[_BUILDS_ON] = builds_on + 1
+        self._header[_IS_BASE] = int(is_base)
+        self._header[_FILLED] = filled
+
+    def begin(self) -> None:
+        """Say that the block holds no version, while it is written and if it is refused."""
+        self._header[_VERSION] = NEVER
+
+    def refuse_non_finite(self, checked: Sequence[bool]) -> None:
+        """Raise if one of the leaves that are to be checked holds a NaN or infinite value."""
+        for leaf, view, check in zip(self.layout.leaves, self.views, checked, strict=True):
+            if check and (bad := count_non_finite(view)):
+                raise ValueError(
+                    f"send refused: {leaf.name!r} holds {bad} NaN or infinite value(s), and "
+                    "workers stay on the last good version (check_finite=False sends anyway)"
+                )
+
+    def stamp(self, version: int, extra: bytes, published_ns: int = 0) -> None:
+        """Say that the block, whose leaves are written, now holds `version`.
+
+        published_ns: when it was published, if that was not now.
+        """
+        if len(extra) > self.layout.extra_capacity:
+            raise ValueError(
+                f"extra state takes {len(extra)} bytes, but the block was laid out for at most "
+                f"{self.layout.extra_capacity}; nothing was sent"
+            )
+        if extra:
+            start = self.layout.extra_offset
+            self.buffer[start : start + len(extra)].copy_(
+                torch.frombuffer(bytearray(extra), dtype=torch.uint8)
+            )
+        self._header[_EXTRA_BYTES] = len(extra)
+        self._header[_PUBLISHED_NS] = published_ns or time.perf_counter_ns()
+        self._header[_VERSION] = version
+
+    def become(self, other: Snapshot) -> None:
+        """Copy another block of this layout, byte for byte. Until that is done, no version."""
+        self.begin()
+        self._header[_VERSION + 1 :] = other._header[_VERSION + 1 :]
+        ours, theirs = (block.buffer[HEADER_BYTES:].view(torch.int64) for block in (self, other))
+        copy_leaves([ours], [theirs], [False])
+        self._header[_VERSION] = other._header[_VERSION]
+
+
+def private_snapshot(layout: Layout) -> Snapshot:
+    """A block in memory of this process alone."""
+    return Snapshot(layout, torch.zeros(layout.nbytes, dtype=torch.uint8))

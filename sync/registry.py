@@ -1,0 +1,38 @@
+"""Schemes by name, for configuration files and for users of other libraries' names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound=type)
+
+SCHEMES: dict[str, Any] = {}
+
+
+def register(*names: str) -> Callable[[Kind], Kind]:
+    """Class decorator: make a scheme known under these names."""
+
+    def add(kind: Kind) -> Kind:
+        for name in names:
+            if SCHEMES.get(name, kind) is not kind:
+                raise ValueError(f"a scheme called {name!r} is registered already: {SCHEMES[name]}")
+            SCHEMES[name] = kind
+        return kind
+
+    return add
+
+
+def scheme_class(name: str) -> Any:
+    """The class registered under a name; an unknown name is an error that lists the known ones."""
+    if name not in SCHEMES:
+        near = difflib.get_close_matches(name, SCHEMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no scheme is called {name!r}{hint or '.'} Known: {', '.join(SCHEMES)}")
+    return SCHEMES[name]
+
+
+def make_scheme(name: str, **kwargs: Any) -> Any:
+    """A scheme by its name."""
+    return scheme_class(name)(**kwargs)

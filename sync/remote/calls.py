@@ -1,0 +1,149 @@
+"""Calls as bytes: any object, with its tensors beside the pickle, and how a call ended."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+
+class Packed(NamedTuple):
+    """An object as bytes, and the memory of its tensors: flat uint8 views, in order."""
+
+    data: bytes
+    tensors: list[Tensor]
+
+
+def pack(obj: Any) -> Packed:
+    """Pickle `obj` (cloudpickle, so lambdas travel) without copying its dense CPU tensors."""
+    file, tensors = io.BytesIO(), list[Tensor]()
+    _Pickler(file, tensors).dump(obj)
+    return Packed(file.getvalue(), tensors)
+
+
+def unpack(data: bytes, tensors: Sequence[Tensor]) -> Any:
+    """The object again; its tensors are views of `tensors`."""
+    return _Unpickler(io.BytesIO(data), tensors).load()
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]):
+        super().__init__(file)
+        self._tensors = tensors
+        self._known: dict[int, tuple[int, torch.dtype, tuple[int, ...]]] = {}
+        self._alive: list[Tensor] = []  # so that no id is used twice
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is not Tensor or not _is_plain(obj):
+            return None
+        if id(obj) not in self._known:
+            flat = obj.detach().contiguous().reshape(-1).view(torch.uint8)
+            self._known[id(obj)] = len(self._tensors), obj.dtype, tuple(obj.shape)
+            self._tensors.append(flat)
+            self._alive.append(obj)
+        return self._known[id(obj)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]):
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        place, dtype, shape = pid
+        return self._tensors[place].view(dtype).view(shape)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+    )
+
+
+class Outcome(NamedTuple):
+    """How a call ended: its result, or its exception and the traceback."""
+
+    fine: bool
+    value: Any
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], args: Sequence[Any]) -> Outcome:
+        """Call the function; whatever it raises is the caller's to handle."""
+        try:
+            return cls(True, function(*args))
+        except BaseException as error:  # noqa: BLE001 - it is raised in the caller's process
+            return cls(False, _portable(error), traceback.format_exc())
+
+    def tell(self, future: Future[Any], whose: str) -> None:
+        """End the caller's future as the call ended."""
+        if self.fine:
+            future.set_result(self.value)
+            return
+        self.value.add_note(f"in {whose}:\n{self.traceback.rstrip()}")
+        future.set_exception(self.value)
+
+    def packed(self) -> Packed:
+        """The outcome as bytes and tensors; a result that cannot be pickled becomes an error."""
+        try:
+            return pack(self)
+        except Exception as error:  # noqa: BLE001 - any user's class, whatever is wrong with it
+            return pack(Outcome(False, _portable(error), traceback.format_exc()))
+
+
+def pack_post(function: Callable[..., Future[Any]], args: tuple[Any, ...]) -> bytes:
+    """A posted function, and the arguments that follow its block."""
+    return pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
+
+
+def run_post(data: bytes, block: Tensor) -> Future[Outcome]:
+    """Run a posted function; the future ends when the one that the function returned does."""
+    ended: Future[Outcome] = Future()
+    started = Outcome.of(_start_post, (data, block))
+    if not started.fine:
+        ended.set_result(started)
+        return ended
+    future: Future[Any] = started.value
+    future.add_done_callback(lambda done: ended.set_result(Outcome.of(done.result, ())))
+    return ended
+
+
+def _start_post(data: bytes, block: Tensor) -> Future[Any]:
+    function, args = pickle.loads(data)
+    future: Future[Any] = function(block, *args)
+    return future
+
+
+def tell(future: Future[Any], data: bytes, tensors: Sequence[Tensor], whose: str) -> None:
+    """End the caller's future with the outcome that arrived, unless it has ended already."""
+    with contextlib.suppress(InvalidStateError):
+        try:
+            outcome: Outcome = unpack(data, tensors)
+        except Exception as error:  # noqa: BLE001 - its class cannot be loaded here, say
+            future.set_exception(error)
+        else:
+            outcome.tell(future, whose)
+
+
+def _portable(error: BaseException) -> Exception:
+    """The exception, or one with the same text if its class cannot be pickled and loaded."""
+    try:
+        copy = pickle.loads(cloudpickle.dumps(error))
+    except Exception:  # noqa: BLE001 - any user's exception class, whatever is wrong with it
+        copy = None
+    if isinstance(copy, Exception) and str(copy) == str(error):
+        return copy
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,225 @@
+"""A connection between two processes: calls both ways over a gloo group of two.
+
+    one side                                   other side
+    --------                                   ----------
+    call(f, x)    -- frame (and tensors) -->   a new thread runs f(x)
+    post(f, b)    -- frame, block -------->    the reading thread runs f(b), which returns a future
+    future ends  <-- frame (and tensors) ---   when it is done
+    (when idle)       "alive"                  (when idle)
+
+A frame has a fixed size, so that the reader always knows what to receive next. What does not fit
+into it follows, then each tensor, from the memory where it lies. Each side has two threads: one
+reads, one writes. A group of two has no third member that could break it: connections fail one by
+one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from sync.remote.addresses import interface_of, uses_interface
+from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack
+from sync.remote.engine import PeerDied
+
+FRAME_BYTES = 2048
+_HEAD = struct.Struct("<4q")  # kind, ticket, bytes of the pickle, number of tensors
+_ROOM = FRAME_BYTES - _HEAD.size
+_CALL, _POST, _ANSWER, _ALIVE, _BYE = range(5)
+_MESSAGES, _PROBE = range(2)  # tags
+_CLOSE_S = 2.0
+
+
+class _Message(NamedTuple):
+    kind: int
+    ticket: int = 0
+    packed: Packed = Packed(b"", [])
+
+    def parts(self) -> list[Tensor]:
+        """The frame, what of the pickle does not fit into it, and the tensors."""
+        data, tensors = self.packed
+        data = struct.pack(f"<{len(tensors)}q", *(t.numel() for t in tensors)) + data
+        frame = bytearray(FRAME_BYTES)
+        _HEAD.pack_into(frame, 0, self.kind, self.ticket, len(data), len(tensors))
+        frame[_HEAD.size : _HEAD.size + min(len(data), _ROOM)] = data[:_ROOM]
+        parts = [torch.frombuffer(frame, dtype=torch.uint8)]
+        if len(data) > _ROOM:
+            parts.append(torch.frombuffer(bytearray(data[_ROOM:]), dtype=torch.uint8))
+        return parts + [tensor for tensor in tensors if tensor.numel()]
+
+
+class GlooConnection:
+    """One end. `other` is the rank of the other side in this group, and `whose` is its name.
+
+    silence_s: after so many seconds without any sign of life the other side counts as gone.
+    ended: set when nothing more can be sent or received; `why` says what ended it.
+    """
+
+    def __init__(self, group: Any, other: int, whose: str, *, silence_s: float):
+        self.whose = whose
+        self.ended = threading.Event()
+        self.why = ""
+        self._group, self._other = group, other
+        self._silence = timedelta(seconds=silence_s)
+        self._outgoing: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._calls: dict[int, Future[Any]] = {}  # those without an answer, by their tickets
+        self._tickets = itertools.count()
+        self._reader = threading.Thread(target=self._read, name="lockstep-read", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="lockstep-write", daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    # -- calls
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Have the other side run `function(*args)` in a thread."""
+        return self._send_call(_CALL, pack((function, args)))
+
+    def post(self, function: Callable[..., Future[Any]], block: Tensor, *args: Any) -> Future[Any]:
+        """Have the other side run `function(block, *args)`, as `Engine.post` does."""
+        return self._send_call(_POST, Packed(pack_post(function, args), [block]))
+
+    def _send_call(self, kind: int, packed: Packed) -> Future[Any]:
+        future: Future[Any] = Future()
+        ticket = next(self._tickets)
+        self._calls[ticket] = future  # before it is sent: the answer may come at once
+        self._outgoing.put(_Message(kind, ticket, packed))
+        if self.ended.is_set():  # `_end` may have looked for calls before this one was there
+            self._fail_calls()
+        return future
+
+    def unanswered(self) -> int:
+        """How many calls have no answer yet."""
+        return len(self._calls)
+
+    # -- the writing thread
+
+    def _write(self) -> None:
+        idle_s = self._silence.total_seconds() / 4
+        while True:
+            try:
+                message = self._outgoing.get(timeout=idle_s)
+            except queue.Empty:
+                message = _Message(_ALIVE)
+            if self.ended.is_set():
+                return
+            try:
+                parts = message.parts()
+                sent = [self._group.send([part], self._other, _MESSAGES) for part in parts]
+                for work in sent:  # the memory must stay until then
+                    work.wait(self._silence)
+            except Exception as error:  # noqa: BLE001 - no other thread would hear of it
+                self._end(_in_words(error, self._silence.total_seconds()))
+            del message
+
+    # -- the reading thread
+
+    def _read(self) -> None:
+        try:
+            while self._read_message():
+                pass
+        except Exception as error:  # noqa: BLE001 - no other thread would hear of it
+            self._end(_in_words(error, self._silence.total_seconds()))
+
+    def _read_message(self) -> bool:
+        frame = self._receive(FRAME_BYTES)
+        kind, ticket, length, num_tensors = _HEAD.unpack(frame[: _HEAD.size].numpy().tobytes())
+        data = frame[_HEAD.size : _HEAD.size + min(length, _ROOM)].numpy().tobytes()
+        if length > _ROOM:
+            data += self._receive(length - _ROOM).numpy().tobytes()
+        sizes = struct.unpack_from(f"<{num_tensors}q", data)
+        data = data[8 * num_tensors :]
+        tensors = [self._receive(size) for size in sizes]
+        if kind == _CALL:
+            serve = threading.Thread(
+                target=self._serve, args=(ticket, data, tensors), name="lockstep-serve", daemon=True
+            )
+            serve.start()
+        elif kind == _POST:
+            self._serve_post(ticket, data, tensors[0])
+        elif kind == _ANSWER:
+            tell(self._calls.pop(ticket), data, tensors, self.whose)
+        elif kind == _BYE:
+            self._end("it left")
+        return kind != _BYE
+
+    def _receive(self, nbytes: int) -> Tensor:
+        memory = torch.empty(nbytes, dtype=torch.uint8)
+        if nbytes:
+            self._group.recv([memory], self._other, _MESSAGES).wait(self._silence)
+        return memory
+
+    def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
+        outcome = Outcome.of(_unpack_and_run, (data, tensors))
+        self._outgoing.put(_Message(_ANSWER, ticket, outcome.packed()))
+
+    def _serve_post(self, ticket: int, data: bytes, block: Tensor) -> None:
+        def answer(done: Future[Outcome]) -> None:
+            self._outgoing.put(_Message(_ANSWER, ticket, done.result().packed()))
+
+        run_post(data, block).add_done_callback(answer)
+
+    # -- the end
+
+    def _end(self, why: str) -> None:
+        if not self.ended.is_set():
+            self.why = why
+            self.ended.set()
+        self._fail_calls()
+        self._outgoing.put(_Message(_ALIVE))  # wakes the writing thread
+
+    def _fail_calls(self) -> None:
+        while self._calls:
+            with contextlib.suppress(KeyError, InvalidStateError):
+                future = self._calls.pop(next(iter(self._calls)))
+                future.set_exception(PeerDied(f"{self.whose} is gone: {self.why}"))
+
+    def close(self) -> None:
+        """Say goodbye and stop both threads, whether the other side listens or not."""
+        if not self.ended.is_set():
+            self._outgoing.put(_Message(_BYE))
+            self.ended.wait(0.5)  # the other side answers by closing
+        self._end("the connection was closed here")
+        others = {self._reader, self._writer} - {threading.current_thread()}
+        if any(thread.is_alive() for thread in others):
+            # A wait in gloo cannot be cancelled; but one that is overdue closes the whole group.
+            with contextlib.suppress(RuntimeError):
+                probe = torch.empty(1, dtype=torch.uint8)
+                self._group.recv([probe], self._other, _PROBE).wait(timedelta(milliseconds=1))
+        for thread in others:
+            thread.join(_CLOSE_S)
+
+
+def _unpack_and_run(data: bytes, tensors: list[Tensor]) -> Any:
+    function, args = unpack(data, tensors)
+    return function(*args)
+
+
+def _in_words(error: Exception, silence_s: float) -> str:
+    text = str(error)
+    if not isinstance(error, RuntimeError):
+        return f"{type(error).__name__}: {text}"
+    if "Timed out" in text or "timeout" in text:
+        return f"it gave no sign of life for {silence_s:g} s"
+    if "closed by peer" in text or "reset" in text:
+        return "it closed the connection, as a process does that is killed"
+    return text.splitlines()[0]
+
+
+def make_group(store: Any, name: str, rank: int, address: str, timeout_s: float) -> Any:
+    """A gloo group of two, bound to `address`, with the same `name` in `store` on both sides."""
+    with uses_interface("GLOO_SOCKET_IFNAME", interface_of(address)):
+        limit = timedelta(seconds=timeout_s)
+        return dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, limit)

@@ -1,0 +1,67 @@
+"""What the schemes over an engine have in common: the engine, and the channel's two halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sync.channel import SenderChannel
+from sync.model.layout import Layout
+from sync.model.strategy import WeightStrategy
+from sync.remote.channel import RemoteReceiver, RemoteSender
+from sync.remote.engine import Engine
+from sync.scheme import WeightSyncScheme
+
+
+class RemoteWeightSyncScheme(WeightSyncScheme):
+    """Brings versions to the peers of an engine; `channel.py` draws how.
+
+    engine = RPCEngine(2, host="10.0.0.1", port=29500)    # or Ray actors, or torch.distributed
+    scheme = RPCWeightSyncScheme()
+    scheme.attach(engine)                                 # worker i is the engine's peer i
+    scheme.init_on_sender(model=policy, devices=["cpu"] * 2)
+    engine.connect()
+    (hand `scheme` to the peers; there init_on_receiver() and connect())
+    scheme.connect()
+    """
+
+    sender_channel = RemoteSender
+    receiver_channel = RemoteReceiver
+
+    def __init__(
+        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
+    ):
+        super().__init__(strategy, sync=sync, **options)
+
+    def _leave_process(self) -> None:
+        super()._leave_process()
+        self._remote: RemoteSender | None = None
+        self._engine: Engine | None = getattr(self, "_engine", None)  # it may be attached first
+
+    def attach(self, engine: Engine) -> None:
+        """Reach the workers through `engine`: worker i is its peer i."""
+        self._engine = engine
+        if self._remote is not None:
+            self._remote.engine = engine
+
+    def _make_sender(self, layout: Layout, num_workers: int) -> SenderChannel:
+        self._remote = RemoteSender(layout, num_workers)
+        self._remote.engine = self._engine
+        return self._remote
+
+    def _check_ready(self) -> None:
+        if self._engine is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has no engine: call attach(engine) before connect()"
+            )
+        if self._engine.num_peers < self.num_workers:
+            raise ValueError(
+                f"the scheme has {self.num_workers} workers, but its engine "
+                f"{self._engine.num_peers} peers; each worker is the peer of its number"
+            )
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._remote = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_remote": None, "_engine": None}

@@ -1,0 +1,1 @@
+"""The schemes, one mechanism a file."""

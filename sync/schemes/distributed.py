@@ -1,0 +1,42 @@
+"""Weights over torch.distributed: one gloo connection between the trainer and each worker.
+
+    trainer: send()                              worker: receive()
+    ---------------                              -----------------
+    write a free block
+    send a frame and the block  -- gloo ------>  read both into new memory
+                                                 has_news(); copy it into the model
+    wait for all  <------------- gloo -- frame   APPLIED
+    the block is free
+
+`remote/gloo_connection.py` has the frames, and `remote/channel.py` what waits while one version is
+on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sync.model.strategy import WeightStrategy
+from sync.registry import register
+from sync.remote.scheme import RemoteWeightSyncScheme
+
+
+@register("distributed")
+class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
+    """Over torch.distributed; the engine is a `sync.remote.gloo.DistributedEngine`.
+
+    backend: "gloo", the only one that can tell one peer's failure from another's.
+    """
+
+    def __init__(
+        self,
+        backend: str = "gloo",
+        sync: bool = True,
+        timeout: float = 10.0,
+        *,
+        strategy: str | WeightStrategy = "tensordict",
+        **options: Any,
+    ):
+        if backend != "gloo":
+            raise ValueError(f"backend={backend!r}: expected 'gloo'")
+        super().__init__(strategy, sync, timeout=timeout, **options)

@@ -1,0 +1,180 @@
+"""Weights without synchronisation: workers read the trainer's own parameters while it writes them.
+
+This breaks promises 1 and 2 on purpose. It is the lower bound of what syncing can cost and the
+upper bound of what it can spoil, for ablations.
+
+    trainer: optimizer.step()  --writes-->  one block  <--reads--  worker: policy(observation)
+    trainer: send()            stamps a version; copies buffers and extra state, nothing else
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from sync.channel import Part
+from sync.forms import SenderForm
+from sync.model.binding import Binding
+from sync.model.layout import HEADER_BYTES, CheckFinite, Layout
+from sync.model.snapshot import Snapshot
+from sync.model.strategy import WeightStrategy
+from sync.registry import register
+from sync.scheme import WeightSyncScheme
+from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
+
+
+class HogwildSender(SharedMemSender):
+    """Has one block, which is the memory of the trainer's parameters."""
+
+    mechanism = "the trainer's own memory"
+
+    def __init__(self, layout: Layout, num_workers: int):
+        super().__init__(layout, num_workers, zero_copy=True)
+        self._shared: Binding | None = None
+        self._nbytes = 0
+
+    def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
+        return self.slots[0]
+
+    def pack(
+        self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
+    ) -> None:
+        """Copy what is not in the block anyway, and make the block the model's memory."""
+        self._nbytes = 0
+        with torch.no_grad():
+            for leaf, view in zip(binding.leaves(), block.views, strict=True):
+                if leaf.data_ptr() != view.data_ptr() or not view.numel():
+                    view.copy_(leaf)
+                    self._nbytes += view.nbytes
+        block.stamp(version, binding.extra())
+        if own and not (self._shared is binding and binding.points_at(block)):
+            binding.point_at(block)  # also when the trainer has replaced parameters
+            self._shared = binding
+
+    def _moved_bytes(self, block: Snapshot) -> int:
+        return self._nbytes
+
+    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
+        return [Part(block, workers, nbytes=self._nbytes)]
+
+    def close(self) -> None:
+        super().close()
+        if self._shared is not None:
+            self._shared.detach_from_snapshots()
+            self._shared = None
+
+
+class HogwildReceiver(SharedMemReceiver):
+    """Points at the one block, which is written all the time."""
+
+    def _check(self, block: Snapshot, version: int) -> None:
+        """Its version may be newer than the announced one."""
+
+    @property
+    def live(self) -> torch.Tensor:
+        """The weights as they are now."""
+        return self._slots[0].buffer[HEADER_BYTES:]
+
+
+@register("hogwild")
+class HogwildWeightSyncScheme(WeightSyncScheme):
+    """The trainer's parameters live in the one block that all workers point at.
+
+    So there is one set of weights, and `send(other_weights)` writes those over the trainer's own.
+
+    check_torn: compare the weights before and after each use, in `reading()` and in the policy
+        calls of collectors, and count in `torn` the uses during which they moved. It costs two
+        passes over the weights a use.
+    """
+
+    sender_channel = HogwildSender
+    receiver_channel = HogwildReceiver
+    moves_weights = False
+    zero_copy = True
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        sync: bool = True,
+        *,
+        check_torn: bool = False,
+        **options: Any,
+    ):
+        super().__init__(strategy, sync=sync, **options)
+        self.check_torn = check_torn
+
+    def _check_form(self, form: SenderForm) -> None:
+        if not form.same_for_all:
+            raise ValueError("hogwild workers read the trainer's own weights: all have the same")
+
+    def _check_by_worker(self) -> None:
+        raise ValueError("hogwild workers read the trainer's own weights: all have the same")
+
+    def _check_ready(self) -> None:
+        devices = {slot.tensor.device.type for slot in self.strategy.flatten(self.model).slots} - {
+            "cpu"
+        }
+        if devices:
+            where = ", ".join(sorted(devices))
+            raise ValueError(f"hogwild needs a CPU model; this one is on {where}")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[int]:
+        with super().reading() as version, self._checking():
+            yield version
+
+    def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.check_torn:
+            return call
+
+        def checked(*inputs: Any) -> Any:
+            with self._checking():
+                return call(*inputs)
+
+        return checked
+
+    @contextlib.contextmanager
+    def _checking(self) -> Iterator[None]:
+        if not self.check_torn:
+            yield
+            return
+        channel = self._need_receiver("check_torn").channel
+        assert isinstance(channel, HogwildReceiver)
+        before = channel.live.clone()
+        yield
+        channel.row.count_use(torn=not torch.equal(before, channel.live))
+
+    @property
+    def torn(self) -> dict[str, float]:
+        """Of the uses that were checked, how many there were, and how many were torn.
+
+        On a receiver its own; on the sender those of all workers.
+        """
+        if self._is_sender:
+            return _shares(self._uses())
+        channel = self._need_receiver("torn").channel
+        assert isinstance(channel, HogwildReceiver)
+        return _shares([channel.row.uses])
+
+    def _uses(self) -> list[tuple[int, int]]:
+        channel = self._need_sender("torn").channel
+        assert isinstance(channel, HogwildSender)
+        return [row.uses for row in channel.board.rows]
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """With `check_torn`, also what `torn` says, of all and of each worker."""
+        found = super().stats
+        if self.check_torn:
+            found["torn"] = self.torn
+            for worker, uses in enumerate(self._uses()):
+                found["workers"][worker]["torn"] = _shares([uses])
+        return found
+
+
+def _shares(uses: Sequence[tuple[int, int]]) -> dict[str, float]:
+    checked, torn = (sum(counts) for counts in zip(*uses, strict=True))
+    return {"checked": checked, "torn": torn, "fraction": torn / checked if checked else 0.0}

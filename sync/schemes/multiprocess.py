@@ -1,0 +1,125 @@
+"""Weights by message: each worker is sent a message for every version, and copies it.
+
+    trainer: send()                              worker: receive()
+    ---------------                              -----------------
+    write a free block  (one pass)
+    to worker 0: "version v is in block b"  -->  copy b into the model
+    to worker 1: "version v is in block b"  -->
+    wait for all                            <--  DONE v
+
+As in a `torch.multiprocessing` queue, a message names a block of shared memory and does not hold
+its bytes. One message at a time is on the way to a worker. A version that is published meanwhile
+waits with the sender, and a newer one takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sync.channel import Answer
+from sync.local.channel import LocalReceiver, LocalSender
+from sync.local.rendezvous import VERSION, Message
+from sync.local.slots import Slots
+from sync.model.layout import Layout
+from sync.model.snapshot import Snapshot
+from sync.model.strategy import WeightStrategy
+from sync.registry import register
+from sync.scheme import WeightSyncScheme
+
+
+class MultiProcessSender(LocalSender):
+    """Sends each worker a message, the next one when it has answered."""
+
+    mechanism = "messages"
+
+    def __init__(self, layout: Layout, num_workers: int):
+        # One worker can have a block on the way and one waiting. One more can be written.
+        super().__init__(layout, num_workers, blocks_per_worker=3)
+        self._on_the_way: dict[int, Snapshot] = {}
+        self._waiting: dict[int, Snapshot] = {}
+
+    def _shared_fds(self) -> list[int]:
+        return [self.slots.fd]
+
+    def _reset(self, worker: int) -> None:
+        self._on_the_way.pop(worker, None)
+        self._waiting.pop(worker, None)
+
+    def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
+        held = {block.number for block in keep}
+        held |= {block.number for block in self._on_the_way.values()}
+        held |= {block.number for block in self._waiting.values()}
+        return self.slots.free(held)
+
+    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
+        for worker in workers:
+            if worker in self._peers:
+                self._waiting[worker] = block
+                self._send_next(worker)
+
+    def _send_next(self, worker: int) -> None:
+        if worker in self._on_the_way or worker not in self._waiting:
+            return
+        block = self._on_the_way[worker] = self._waiting.pop(worker)
+        self._peers[worker].connection.send(VERSION, block.version, block.number)
+        self.count_moved(block.wire_bytes)
+
+    def _answered(self, answer: Answer) -> None:
+        self._on_the_way.pop(answer.worker, None)
+        self._send_next(answer.worker)
+
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+
+class MultiProcessReceiver(LocalReceiver):
+    """Takes the block that the last message names."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._slots: Slots | None = None
+        self._named: tuple[int, int] | None = None  # version and block
+
+    def _map(self, fds: list[int]) -> None:
+        self._slots = Slots(self.layout, 0, fds[0])
+
+    def _on_message(self, message: Message) -> None:
+        if message.kind == VERSION:
+            self._named = message.numbers[0], message.numbers[1]
+
+    def has_news(self) -> bool:
+        if self._named is None:
+            self.listen()
+        return self._named is not None
+
+    def take(self) -> Snapshot | None:
+        if not self.has_news():
+            return None
+        assert self._named is not None
+        assert self._slots is not None
+        version, number = self._named
+        block = self._slots[number]
+        assert block.version == version, "a block on the way was written"
+        return block
+
+    def answer(self, answer: Answer) -> None:
+        self._named = None
+        super().answer(answer)
+
+
+@register("multiprocess", "process", "multiprocessing")
+class MultiProcessWeightSyncScheme(WeightSyncScheme):
+    """Every worker is told of each version by message, and copies it into its own parameters.
+
+    Initial weights that differ by worker (`params_map`, `device_map_fn`) are made one after the
+    other, when their worker is there to take them.
+    """
+
+    sender_channel = MultiProcessSender
+    receiver_channel = MultiProcessReceiver
+
+    def __init__(
+        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
+    ):
+        super().__init__(strategy, sync=sync, **options)

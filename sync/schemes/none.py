@@ -1,0 +1,182 @@
+"""No synchronisation at all: workers need no weights, or have the trainer's own model."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from sync.forms import SenderForm, resolve_model
+from sync.local.waiting import wait_for
+from sync.model.snapshot import NEVER
+from sync.model.strategy import Weights, is_by_worker
+from sync.registry import register
+from sync.scheme import WeightSyncScheme
+from sync.sender import chosen_workers
+from sync.stats import SendStats
+
+
+@register("none", "direct")
+class NoWeightSyncScheme(WeightSyncScheme):
+    """Workers keep the weights they started with: `send` moves nothing, the version stays 0."""
+
+    moves_weights = False
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self._side: str | None = None
+        self._worker_idx: int | None = None
+        self._model: Any = None
+        self._version = NEVER
+
+    def init_on_sender(self, *, model_id: str | None = None, ctx: Any = None, **given: Any) -> None:
+        """Takes the same arguments as every scheme, and checks them."""
+        names = ("context", "weights", "model", "params_map", "devices", "device_map_fn")
+        blank: dict[str, Any] = dict.fromkeys((*names, "num_workers"))
+        form = SenderForm.of(model_id=model_id, ctx=ctx, **{**blank, **given})
+        self._side, self._model, self.model_id = "sender", form.source, model_id
+        context = given.get("context")
+        self._context = weakref.ref(context) if context is not None else lambda: None
+        self._devices = form.devices
+
+    def init_on_receiver(
+        self,
+        *,
+        model_id: str | None = None,
+        context: Any = None,
+        model: Any = None,
+        worker_idx: int | None = None,
+    ) -> None:
+        if model is None and context is not None and (model_id or self.model_id):
+            model = resolve_model(context, model_id or self.model_id or "")
+        if worker_idx is None:
+            worker_idx = getattr(context, "worker_idx", None)
+        self._side, self._model, self._worker_idx = "receiver", model, worker_idx
+        self._context = weakref.ref(context) if context is not None else lambda: None
+
+    def connect(self, **how: Any) -> None:
+        """There is nobody to wait for."""
+        if self._side is None:
+            raise RuntimeError("connect() needs init_on_sender() or init_on_receiver() first")
+        self._version = 0
+
+    def send(
+        self,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+    ) -> None:
+        """Moves nothing; what no scheme could send is refused."""
+        self._check_send("send", weights, worker_ids)
+
+    def send_async(
+        self,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        worker_ids: int | Sequence[int] | None = None,
+    ) -> None:
+        """Moves nothing; what no scheme could send is refused."""
+        self._check_send("send_async", weights, worker_ids)
+
+    def wait_async(
+        self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
+    ) -> None:
+        """Nothing is under way."""
+        self._check_side("wait_async", "sender")
+
+    def _check_send(self, call: str, weights: Any, worker_ids: Any) -> None:
+        self._check_side(call, "sender")
+        workers = chosen_workers(worker_ids, self.num_workers)
+        if is_by_worker(weights):
+            addressed = chosen_workers(weights, self.num_workers)
+            if worker_ids is not None and workers != addressed:
+                raise ValueError(
+                    f"worker_ids={worker_ids} and weights for workers {addressed} disagree"
+                )
+
+    def _check_side(self, call: str, side: str) -> None:
+        if self._side != side:
+            raise RuntimeError(f"{call} is for a {side}; this scheme is {self._side or 'neither'}")
+
+    def receive(self, timeout: float | None = None) -> None:
+        """Nothing ever comes."""
+        self._check_side("receive", "receiver")
+        return None
+
+    def has_news(self) -> bool:
+        """Never: nothing comes."""
+        return False
+
+    def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
+        """Sleep until one of `fds` is readable, or time is over."""
+        deadline = time.monotonic() + timeout
+        while not wait_for(fds, deadline - time.monotonic()) and time.monotonic() < deadline:
+            continue  # it looks for at most so long at a time
+        return False
+
+    def news_fds(self) -> list[int]:
+        """None: nothing comes."""
+        return []
+
+    def sleeping(self) -> contextlib.AbstractContextManager[None]:
+        """There is nobody to wake it."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[int]:
+        yield self._version
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    @property
+    def weights(self) -> Any:
+        return None if self._model is None else self.strategy.extract_weights(self._model)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def worker_idx(self) -> int | None:
+        return self._worker_idx
+
+    @property
+    def addressed(self) -> dict[int, int]:
+        return self.acknowledged
+
+    @property
+    def acknowledged(self) -> dict[int, int]:
+        return dict.fromkeys(range(self.num_workers), self._version)
+
+    @property
+    def send_stats(self) -> SendStats:
+        return SendStats()
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return {"version": self._version, "sends": 0, "bytes": 0, "workers": {}}
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        return self._side == "sender"
+
+    @property
+    def initialized_on_receiver(self) -> bool:
+        return self._side == "receiver"
+
+    @property
+    def synchronized_on_sender(self) -> bool:
+        return self._side == "sender" and self._version != NEVER
+
+    @property
+    def synchronized_on_receiver(self) -> bool:
+        return self._side == "receiver" and self._version != NEVER
+
+    def shutdown(self) -> None:
+        """Let go of the model; a second call does nothing."""
+        self._side, self._model, self._devices = None, None, ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_side": None, "_model": None, "_version": NEVER}

@@ -1,0 +1,183 @@
+"""Weights through shared memory: one block a version, read by every worker where it lies.
+
+    trainer: send()                       worker: receive()
+    ---------------                       -----------------
+    write a free block  (one pass)
+    announce it on the board              has_news(): is `latest` another word?
+    wake the workers that sleep   ---->   pin the block; copy it, or point at it
+    wait for all  <------------- DONE     unpin it
+
+`local/board.py` has the protocol word by word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from sync.channel import Answer, SenderChannel
+from sync.local.board import Board, Row, Word
+from sync.local.channel import LocalReceiver, LocalSender
+from sync.local.doorbell import Fence
+from sync.local.memory import AnonymousMemory
+from sync.local.rendezvous import WAKE
+from sync.local.slots import Slots
+from sync.model.layout import Layout
+from sync.model.snapshot import Snapshot
+from sync.model.strategy import WeightStrategy
+from sync.registry import register
+from sync.scheme import WeightSyncScheme
+
+SEGFAULT_HINT = "; did it write to its parameters? With zero_copy=True they are read-only there"
+
+
+class SharedMemSender(LocalSender):
+    """Announces versions on a board that workers read by themselves."""
+
+    mechanism = "shared memory"
+
+    def __init__(self, layout: Layout, num_workers: int, *, zero_copy: bool = False):
+        # One worker can hold three blocks: its latest, the one in use, and the one that it is
+        # changing to. One more can be written.
+        super().__init__(layout, num_workers, blocks_per_worker=4)
+        self.board = Board(num_workers)
+        self._zero_copy = zero_copy
+        for row in self.board.rows:
+            row.clear()
+
+    def _shared_fds(self) -> list[int]:
+        return [self.slots.fd, self.board.memory.fd, *self.board.fence.fds]
+
+    def _reset(self, worker: int) -> None:
+        self.board.rows[worker].clear()
+
+    def _hint_at_segfault(self) -> str:
+        return SEGFAULT_HINT if self._zero_copy else ""
+
+    def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
+        held = {block.number for block in keep}
+        for row in self.board.rows:
+            held |= row.held()
+        return self.slots.free(held)
+
+    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
+        present = [worker for worker in workers if worker in self._peers]
+        rows = self.board.rows
+        self.board.fence()  # the block is visible before it is announced
+        for worker in present:
+            rows[worker].announce(block)
+        self.board.fence()  # the announcement is visible before we look who sleeps
+        for worker in present:
+            if rows[worker].clear_asleep():
+                self._peers[worker].connection.send(WAKE)
+        if present:
+            self.count_moved(self._moved_bytes(block))
+
+    def _moved_bytes(self, block: Snapshot) -> int:
+        return block.wire_bytes
+
+    def close(self) -> None:
+        super().close()
+        self.board.close()
+
+
+class SharedMemReceiver(LocalReceiver):
+    """Reads the board, and pins the block that it looks at."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._row: Row | None = None
+        self._applied_word = self._taken_word = 0
+        self._pin = 0
+        self._retries = 0
+
+    def _map(self, fds: list[int]) -> None:
+        slots, board, *fence = fds
+        self._slots = Slots(self.layout, 0, slots)
+        memory = AnonymousMemory((self.worker + 1) * 64, board)
+        self._board = Board(self.worker + 1, memory, Fence(fence))
+        self._row = self._board.rows[self.worker]
+
+    @property
+    def row(self) -> Row:
+        assert self._row is not None, "the sender has not answered yet"
+        return self._row
+
+    def has_news(self) -> bool:
+        return self._row is not None and self._row.latest not in (0, self._applied_word)
+
+    def take(self) -> Snapshot | None:
+        if self._row is None:
+            self.listen()
+        if not self.has_news():
+            return None
+        self._taken_word, self._retries = self.row.pin(self._pin)
+        word = Word.unpack(self._taken_word)
+        block = self._slots[word.block]
+        self._check(block, word.version)
+        return block
+
+    def _check(self, block: Snapshot, version: int) -> None:
+        assert block.version == version, "a pinned block was written"
+
+    def answer(self, answer: Answer) -> None:
+        if self._row is not None:
+            self._applied_word = self._taken_word
+            self.row.unpin(self._pin)
+        super().answer(answer._replace(retries=self._retries))
+
+    def keep_block(self) -> None:
+        self._pin = 1 - self._pin  # `answer` releases the block that was kept before
+
+    @contextlib.contextmanager
+    def sleeping(self) -> Iterator[None]:
+        if self._row is None:
+            yield
+            return
+        self._row.sleep(True)
+        try:
+            yield
+        finally:
+            self._row.sleep(False)
+            self.listen()
+
+
+@register("shared_mem", "shared", "thread")
+class SharedMemWeightSyncScheme(WeightSyncScheme):
+    """Versions in shared memory: one pass to write, none to move.
+
+    per_worker_weights: allow `send({0: w0, 2: w2})`, each worker its own weights.
+    zero_copy: let parameters point at the block instead of copying it. They are then read-only in
+        the worker: writing to one ends its process. Buffers are always copied.
+    """
+
+    sender_channel = SharedMemSender
+    receiver_channel = SharedMemReceiver
+
+    def __init__(
+        self,
+        strategy: str | WeightStrategy = "tensordict",
+        sync: bool = True,
+        per_worker_weights: bool = False,
+        *,
+        zero_copy: bool = False,
+        **options: Any,
+    ):
+        super().__init__(strategy, sync=sync, **options)
+        if zero_copy and self.wire != "float32":
+            raise ValueError(
+                f"zero_copy=True with wire={self.wire!r}: parameters cannot point at weights that "
+                'have to be decoded; take wire="float32", or leave zero_copy out'
+            )
+        self.per_worker_weights = per_worker_weights
+        self.zero_copy = zero_copy
+
+    def _make_sender(self, layout: Layout, num_workers: int) -> SenderChannel:
+        return SharedMemSender(layout, num_workers, zero_copy=self.zero_copy)
+
+    def _check_by_worker(self) -> None:
+        if not self.per_worker_weights:
+            raise ValueError(
+                "send({worker: weights}) needs SharedMemWeightSyncScheme(per_worker_weights=True)"
+            )

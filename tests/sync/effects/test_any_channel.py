@@ -1,0 +1,187 @@
+"""Wire formats and slow links wrap a channel that knows nothing of them, also one another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sync import WIRES, Layout, Link
+from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
+from sync.effects.slow_link import SlowLinkSender
+from sync.effects.wire import EncodedReceiver, EncodedSender, make_decoder, make_encoder
+from tests.sync.effects.fakes import FakeReceiver, FakeSender
+
+MS = 1_000_000
+NUM_WORKERS = 3
+LAYOUT = Layout.of(
+    {"weight": torch.zeros(20, 10), "steps": torch.zeros((), dtype=torch.long)}, b"x"
+)
+LOSSY = ("bfloat16", "float16", "int8")
+# From the mechanism outwards.
+WRAPPERS = {"none": "", "link": "l", "wire": "w", "link in wire": "lw", "wire in link": "wl"}
+COMBINATIONS = [
+    pytest.param(wire, order, id=f"{name}, {wire}")
+    for name, order in WRAPPERS.items()
+    for wire in (WIRES[1:] if "w" in order else WIRES[:1])
+]
+
+
+class Clock:
+    """Time that passes when the test says so, in nanoseconds."""
+
+    def __init__(self):
+        self.now = 10**12
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("sync.effects.slow_link.now_ns", clock)
+    return clock
+
+
+class Core:
+    """Does with the outermost channel what a sender and its receivers do."""
+
+    def __init__(self, wire, order, clock):
+        encoder, self.wire, self.clock = make_encoder(wire, LAYOUT, NUM_WORKERS), wire, clock
+        self.mechanism = FakeSender(encoder.layout if encoder else LAYOUT, NUM_WORKERS)
+        self.channel = self.mechanism
+        for wrapper in order:
+            if wrapper == "l":
+                self.channel = SlowLinkSender(self.channel, Link(latency_ms=5))
+            else:
+                self.channel = EncodedSender(self.channel, encoder, LAYOUT)
+        self.receivers = [self.receiver(worker) for worker in range(NUM_WORKERS)]
+        self.last, self.version, self.heard = {}, -1, []
+
+    def receiver(self, worker):
+        receiver = FakeReceiver(self.mechanism, worker)
+        decoder = make_decoder(self.wire, LAYOUT)
+        receiver = EncodedReceiver(receiver, decoder, LAYOUT) if decoder else receiver
+        receiver.open()
+        return receiver
+
+    def publish(self, value, workers):
+        block = self.channel.free_block(list(self.last.values()))
+        self.version += 1
+        for view in block.views:
+            view.fill_(value)
+        block.stamp(self.version, b"extra")
+        self.last |= dict.fromkeys(workers, block)
+        self.offer(block, workers)
+
+    def offer(self, block, workers):
+        for part in self.channel.prepare(block, workers):
+            self.channel.publish(part.block, part.workers)
+
+    def poll(self):
+        for answer in self.channel.poll():
+            self.heard.append(answer)
+            if answer.kind == JOINED and answer.worker in self.last:
+                self.offer(self.last[answer.worker], [answer.worker])
+
+    def take(self, worker):
+        """Let time pass until the newest version is there; what the worker takes."""
+        newest = None
+        for _ in range(3):
+            self.poll()
+            while (whole := self.receivers[worker].take()) is not None:
+                assert all((view == view.flatten()[0]).all() for view in whole.views)
+                newest = whole.version, [float(view.flatten()[0]) for view in whole.views]
+                assert whole.extra == b"extra"
+                answer = Answer(worker, APPLIED, whole.version, whole.published_ns)
+                self.receivers[worker].answer(answer)
+            self.clock.now += 5 * MS
+        return newest
+
+
+@pytest.mark.parametrize(("wire", "order"), COMBINATIONS)
+def test_versions_reach_the_addressed_workers_and_are_acknowledged(wire, order, clock):
+    core = Core(wire, order, clock)
+    core.poll()
+    for value, workers in [(1, [0, 1, 2]), (2, [0]), (3, [1, 2]), (3, [0, 1, 2]), (4, [2])]:
+        core.publish(value, workers)
+        published_ns = core.last[workers[0]].published_ns
+        for worker in range(NUM_WORKERS):
+            expected = (core.version, [value, value]) if worker in workers else None
+            assert core.take(worker) == expected
+            applied = [a for a in core.heard if a.kind == APPLIED and a.worker == worker]
+            assert (applied[-1].version == core.version) == (worker in workers)
+            if worker in workers:
+                assert applied[-1].published_ns == published_ns
+                assert applied[-1].return_ns == (5 * MS if "l" in order else 0)
+
+
+@pytest.mark.parametrize(("wire", "order"), COMBINATIONS)
+def test_a_process_that_takes_a_place_gets_the_last_version_again(wire, order, clock):
+    core = Core(wire, order, clock)
+    core.poll()
+    for value in (1, 2):
+        core.publish(value, [0, 1])
+        assert core.take(0) == core.take(1) == (value - 1, [value, value])
+    core.publish(3, [0, 1])
+    published_ns = core.last[1].published_ns
+    core.mechanism.said.append(Answer(1, LOST, text="died"))
+    core.poll()
+    assert core.heard[-1].kind == LOST
+    core.receivers[1] = core.receiver(1)
+    assert core.take(1) == (2, [3, 3])
+    assert core.heard[-1].published_ns == published_ns
+    assert core.take(0) == (2, [3, 3])
+    core.publish(4, [0, 1])
+    assert core.take(0) == core.take(1) == (3, [4, 4])
+
+
+@pytest.mark.parametrize(("wire", "order"), COMBINATIONS)
+def test_everything_else_is_passed_on(wire, order, clock):
+    core = Core(wire, order, clock)
+    core.poll()
+    for worker, kind in enumerate([LEFT, LOST, FAILED]):
+        core.mechanism.said.append(Answer(worker, kind, text="why"))
+        core.poll()
+        clock.now += 5 * MS
+        core.poll()
+        assert core.heard[-1][:2] == (worker, kind)
+        assert core.heard[-1].text == "why"
+    assert core.channel.mechanism == "lists"
+    assert core.channel.handout == "address"
+    assert (core.channel.busy(), core.channel.due_ns(), core.channel.fds()) == (False, None, [])
+    assert ("link" in core.channel.stats(0)) == ("l" in order)
+    assert not core.receivers[0].has_news()
+    assert not core.receivers[0].sender_gone()
+    core.channel.close()
+    assert core.receivers[0].sender_gone()
+
+
+@pytest.mark.parametrize("wire", LOSSY)
+def test_a_refused_version_reaches_nobody_and_its_block_is_used_again(wire, clock):
+    core = Core(wire, "w", clock)
+    core.poll()
+    core.publish(1, [0])
+    for _ in range(3):
+        block = core.channel.free_block([core.last[0]])
+        block.views[0].fill_(torch.inf if wire == "int8" else torch.finfo(torch.float32).max)
+        with pytest.raises(ValueError, match="send refused: 'weight' holds 200"):
+            core.channel.prepare(block, [0])
+    assert core.take(0) == (0, [1, 1])
+    assert len(core.channel._pool) == 2
+
+
+def test_a_link_is_busy_while_anything_is_under_way(clock):
+    core = Core("float32", "l", clock)
+    core.poll()
+    core.publish(1, [0])
+    assert core.channel.busy()
+    assert core.channel.due_ns() == clock.now + 5 * MS
+    clock.now += 5 * MS
+    core.poll()
+    assert not core.channel.busy()
+    core.receivers[0].answer(Answer(0, APPLIED, 0, applied_ns=clock.now))
+    core.poll()
+    assert core.channel.due_ns() == clock.now + 5 * MS
+    core.channel.close()
+    assert not core.channel.busy()

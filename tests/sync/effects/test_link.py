@@ -1,0 +1,264 @@
+"""A link delays what is sent as a network would, and changes nothing else about it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+from torch import nn
+
+from sync import (
+    PRESETS,
+    HogwildWeightSyncScheme,
+    Link,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WorkerDied,
+    WorkerRaised,
+)
+from tests.sync.support import KINDS, Worker, bits, connect, fill, held, policy, receive, running
+from tests.sync.support import version as version_of
+
+EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+def linked(kind, link, workers=1, model=None, **options):
+    scheme = KINDS[kind](link=link, **options)
+    scheme.init_on_sender(model=model or policy(0), devices=["cpu"] * workers)
+    return scheme
+
+
+def link_stats(scheme, worker=0):
+    return scheme.stats["workers"][worker]["link"]
+
+
+@EACH
+def test_a_blocking_send_takes_the_latency_of_both_directions(kind):
+    with running(scheme := linked(kind, Link(latency_ms=30)), background=True) as (worker,):
+        for value in (1, 2):
+            begun = time.perf_counter()
+            scheme.send(policy(value))
+            assert time.perf_counter() - begun >= 0.060
+            assert worker.do(held) == bits(policy(value))
+            assert scheme.acknowledged == {0: value}
+
+
+@EACH
+def test_an_acknowledgement_is_known_one_latency_after_it_was_given(kind):
+    with running(scheme := linked(kind, Link(latency_ms=200))) as (worker,):
+        scheme.send_async(policy(1))
+        assert worker.do(receive, 20)
+        assert worker.do(version_of) == 1
+        assert scheme.acknowledged == {0: 0}  # it is on its way
+        scheme.wait_async()
+        assert scheme.acknowledged == {0: 1}
+
+
+@EACH
+def test_a_late_version_holds_and_says_what_was_sent(kind):
+    model = policy(0)
+    link = Link(latency_ms=40, jitter_ms=20)
+    with running(scheme := linked(kind, link, model=model)) as (worker,):
+        for value in range(1, 6):
+            scheme.send_async(fill(model, value))
+        fill(model, 99)  # never sent
+        seen = []
+        while not seen or seen[-1][0] < 5:
+            assert worker.do(receive, 20)
+            seen.append((worker.do(version_of), worker.do(held)))
+        assert all(weights == bits(policy(number)) for number, weights in seen)
+        assert [number for number, _ in seen] == sorted(number for number, _ in seen)
+
+
+@EACH
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_weights_that_are_not_finite_are_sent_only_without_the_check(kind, check_finite):
+    scheme = linked(kind, Link(latency_ms=1), check_finite=check_finite)
+    with running(scheme) as (worker,):
+        bad = policy(1)
+        fill(bad[0], float("nan"))
+        if check_finite:
+            with pytest.raises(ValueError, match=r"'0\..*' holds \d+ NaN or infinite"):
+                scheme.send_async(bad)
+            assert scheme.version == 0
+            bad = policy(2)
+        scheme.send_async(bad)
+        assert worker.do(receive, 20)
+        assert worker.do(held) == bits(bad)
+
+
+@EACH
+def test_a_version_published_during_a_transmission_is_replaced_by_a_newer_one(kind):
+    slow = Link(bandwidth_mbps=0.02)  # a quarter of a second and more for this model
+    with running(scheme := linked(kind, slow), background=True) as (worker,):
+        for value in range(1, 11):
+            scheme.send_async(policy(value))
+        assert link_stats(scheme)["in_flight"] <= 2
+        scheme.wait_async()
+        assert worker.do(held) == bits(policy(10))
+        assert link_stats(scheme)["sent"] == 3  # the initial weights, the first, the last
+        assert link_stats(scheme)["coalesced"] == 8
+        assert scheme.stats["workers"][0]["coalesced"] == 8
+
+
+@EACH
+def test_each_worker_has_a_link_of_its_own(kind):
+    scheme = linked(kind, Link(bandwidth_mbps=0.02), workers=2)
+    with running(scheme, background=True) as workers:
+        for value in range(1, 6):
+            scheme.send_async(policy(value), worker_ids=[0])
+        scheme.send_async(policy(6), worker_ids=[1])
+        scheme.wait_async()
+        assert [worker.do(held) for worker in workers] == [bits(policy(5)), bits(policy(6))]
+        assert [link_stats(scheme, w)["coalesced"] for w in (0, 1)] == [3, 0]
+
+
+@EACH
+def test_lost_packets_are_sent_again_and_counted(kind):
+    with running(scheme := linked(kind, Link(latency_ms=1, loss=0.5)), background=True) as (
+        worker,
+    ):
+        for value in range(1, 20):
+            scheme.send(policy(value))
+            assert worker.do(held) == bits(policy(value))
+        assert link_stats(scheme)["retransmitted"] > 0
+        assert link_stats(scheme)["delivered"] == 20
+
+
+@EACH
+def test_waiting_ends_at_once_when_a_worker_dies_with_weights_on_the_way(kind):
+    scheme = linked(kind, Link(latency_ms=100), workers=2, timeout=30)
+    with running(scheme) as (first, second):
+        scheme.send_async(policy(1))
+        second.tell(lambda s, m: os._exit(1))
+        os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(WorkerDied, match="worker 1"):
+            scheme.send(policy(2), worker_ids=[1])
+        assert first.do(receive, 20)
+
+
+@EACH
+def test_a_worker_that_takes_a_dead_ones_place_gets_the_newest_over_the_link(kind):
+    scheme = linked(kind, Link(latency_ms=40), workers=2, timeout=30)
+    with running(scheme) as (_, second):
+        scheme.send_async(policy(1))
+        second.tell(lambda s, m: os._exit(1))
+        os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
+        scheme.send_async(policy(2), worker_ids=[0])
+        with Worker(scheme, policy, worker_idx=1) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=1)
+            newcomer.hear()
+            while newcomer.do(version_of) < 1:
+                assert newcomer.do(receive, 20)
+            assert newcomer.do(held) == bits(policy(1))
+            scheme.send_async(policy(3))
+            assert newcomer.do(receive, 20)
+            assert newcomer.do(held) == bits(policy(3))
+
+
+@EACH
+def test_a_worker_that_raises_is_reported_with_its_traceback(kind):
+    with running(scheme := linked(kind, Link(latency_ms=5), timeout=20)) as (worker,):
+        worker.do(lambda s, m: delattr(m[0], "bias"))
+        scheme.send_async(policy(1))
+        worker.tell(receive, 20)
+        with pytest.raises(WorkerRaised, match="bias"):
+            scheme.wait_async()
+        with pytest.raises(Exception, match="bias"):
+            worker.hear()
+
+
+@EACH
+def test_shutting_down_waits_for_nothing_in_flight(kind):
+    scheme = linked(kind, Link(latency_ms=500))
+    with running(scheme):
+        scheme.send_async(policy(1))
+        assert link_stats(scheme)["in_flight"] == 1
+        scheme.shutdown()
+        assert "lockstep-send" not in [thread.name for thread in threading.enumerate()]
+
+
+@EACH
+def test_weights_for_each_worker_travel_over_its_own_link(kind):
+    options = {"per_worker_weights": True} if kind.startswith("shared") else {}
+    scheme = linked(kind, Link(latency_ms=5, jitter_ms=5), workers=2, **options)
+    with running(scheme, background=True) as workers:
+        for value in (1, 2, 3):
+            scheme.send({0: policy(value), 1: policy(-value)})
+            assert [w.do(held) for w in workers] == [bits(policy(value)), bits(policy(-value))]
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8", "delta"])
+@pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
+def test_fewer_bytes_take_less_time_on_a_narrow_link(kind, wire):
+    narrow = Link(bandwidth_mbps=2)
+    found = {}
+    for name in ("float32", wire):
+        model = nn.Linear(64, 64)
+        scheme = linked(kind, narrow, model=model, wire=name)
+        with running(scheme, lambda: nn.Linear(64, 64), background=True) as (worker,):
+            for _ in range(2):
+                scheme.send()
+            before = scheme.stats["bytes"]
+            scheme.send()
+            found[name] = scheme.stats["bytes"] - before
+            assert link_stats(scheme)["delay_ms"]["max"] >= found[name] * 8 / 2e3
+            if wire == "delta":
+                assert worker.do(held) == bits(model)
+    assert found[wire] < 0.6 * found["float32"]
+
+
+@pytest.mark.parametrize("scheme", [HogwildWeightSyncScheme, NoWeightSyncScheme])
+def test_schemes_that_move_nothing_refuse_a_link(scheme):
+    with pytest.raises(ValueError, match=r"link='wan'.*nothing travels"):
+        scheme(link="wan")
+    scheme(link=Link()).shutdown()
+
+
+def test_without_a_link_there_is_no_thread_and_no_state():
+    for given in (None, Link()):
+        scheme = linked("shared_copy", given)
+        with running(scheme):
+            scheme.send_async(policy(1))
+            assert scheme.links == {}
+            assert "link" not in scheme.stats["workers"][0]
+            assert "lockstep-send" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_known_by_name(name):
+    assert SharedMemWeightSyncScheme(link=name).link == PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"latency_ms": -1}, "latency_ms=-1: expected 0 or more"),
+        ({"jitter_ms": float("nan")}, "jitter_ms=nan: expected 0 or more"),
+        ({"bandwidth_mbps": 0}, "bandwidth_mbps=0: expected more than 0"),
+        ({"loss": 1.0}, "loss=1.0: expected a share"),
+    ],
+)
+def test_what_no_link_can_be_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        Link(**options)
+
+
+def test_an_unknown_preset_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="link='moon': expected one of lan, datacenter, wan"):
+        SharedMemWeightSyncScheme(link="moon")
+
+
+@EACH
+def test_a_worker_that_applies_a_version_and_leaves_has_applied_it(kind):
+    with running(scheme := linked(kind, Link(latency_ms=50))) as (worker,):
+        scheme.send_async(policy(1))
+        assert worker.do(receive, 20)
+        worker.do(lambda s, m: s.shutdown())
+        scheme.wait_async()
+        assert scheme.acknowledged == {0: 1}
+        with pytest.raises(WorkerDied, match="left"):
+            scheme.send(policy(2))

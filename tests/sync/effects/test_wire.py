@@ -1,0 +1,274 @@
+"""What each wire format does to weights: to which bit, at what size, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sync import (
+    WIRES,
+    HogwildWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
+from sync.effects.planes import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
+from tests.sync.remote.support import joined
+from tests.sync.support import KINDS, Counting, bits, held, receive, running, tensors, version
+
+COPYING = pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
+LOSSY = ("bfloat16", "float16", "int8")
+EXACT = ("float32", "delta")
+
+
+class Varied(nn.Module):
+    """Leaves of many types and shapes: matrix, filter, narrow matrix, scalar, none at all."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.matrix = nn.Parameter(torch.randn(40, 33, generator=generator))
+        self.filters = nn.Parameter(torch.randn(6, 3, 5, 5, generator=generator) * 1e-3)
+        self.narrow = nn.Parameter(torch.randn(50, 2, generator=generator))
+        self.scalar = nn.Parameter(torch.randn((), generator=generator))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.zeros = nn.Parameter(torch.zeros(8, 8))
+        self.register_buffer("doubled", torch.randn(9, generator=generator).double())
+        self.register_buffer("halved", torch.randn(7, generator=generator).half())
+        self.register_buffer("brain", torch.randn(7, generator=generator).bfloat16())
+        self.register_buffer("imaginary", torch.randn(5, dtype=torch.cfloat, generator=generator))
+        self.register_buffer("count", torch.tensor(2**53 + 1))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+
+
+def made(kind: str, wire: str, model: nn.Module, workers: int = 1, **options) -> WeightSyncScheme:
+    scheme = KINDS[kind](wire=wire, **options)
+    scheme.init_on_sender(model=model, devices=["cpu"] * workers)
+    return scheme
+
+
+def step(model: nn.Module, size: float = 1e-3) -> None:
+    """A small step of training."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+
+
+def values(scheme, model):
+    return {name: tensor.detach().clone() for name, tensor in tensors(model)}
+
+
+@pytest.mark.parametrize("wire", EXACT)
+@COPYING
+def test_exact_wires_bring_every_bit(kind, wire):
+    model = Varied()
+    with running(scheme := made(kind, wire, model), Varied) as (worker,):
+        assert worker.do(held) == bits(model)
+        for size in (1e-4, 1.0, 0.0, 1e-7):
+            step(model, size)
+            publish(scheme, worker)
+            assert worker.do(held) == bits(model)
+
+
+def publish(scheme, worker):
+    scheme.send_async()
+    assert worker.do(receive)
+
+
+@pytest.mark.parametrize("wire", EXACT)
+@COPYING
+def test_exact_wires_bring_every_nan_and_signed_zero(kind, wire):
+    model = nn.Linear(8, 8)
+    patterns = torch.tensor([0x7FC00001, 0x7F800001, -0x400000, -0x80000000, 0x7F800000, 1, -1])
+    scheme = made(kind, wire, model, check_finite=False)
+    with running(scheme, lambda: nn.Linear(8, 8)) as (worker,):
+        for shift in range(3):
+            with torch.no_grad():
+                model.weight.view(torch.int32)[shift, :7] = patterns.int().roll(shift)
+            publish(scheme, worker)
+            assert worker.do(held) == bits(model)
+
+
+@pytest.mark.parametrize("wire", LOSSY)
+@COPYING
+def test_rounding_wires_bring_whole_numbers_truth_values_and_extra_state_as_they_are(kind, wire):
+    model = Varied()
+    with running(made(kind, wire, model), Varied) as (worker,):
+        arrived = worker.do(values)
+        for name in ("count", "mask", "imaginary", "zeros"):
+            assert torch.equal(arrived[name], getattr(model, name)), name
+    counting = Counting({"steps": 3, "name": "x" * 500})
+    with running(scheme := made(kind, wire, counting), Counting) as (worker,):
+        assert worker.do(lambda s, m: m.extra) == counting.extra
+        counting.extra = {"steps": 4}
+        publish(scheme, worker)
+        assert worker.do(lambda s, m: m.extra) == {"steps": 4}
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@COPYING
+def test_two_byte_wires_bring_what_torch_rounds_to(kind, wire):
+    model = Varied()
+    with running(made(kind, wire, model), Varied) as (worker,):
+        arrived = worker.do(values)
+        for name, sent in tensors(model):
+            if sent.is_floating_point() and sent.element_size() > 2:
+                sent = sent.detach().to(getattr(torch, wire)).to(sent.dtype)
+            assert torch.equal(arrived[name], sent), name
+
+
+@COPYING
+def test_int8_is_off_by_half_a_step_of_its_row_at_most(kind):
+    model = Varied()
+    with running(made(kind, "int8", model), Varied) as (worker,):
+        arrived = worker.do(values)
+        for name, rows in {"matrix": 40, "filters": 6, "narrow": 1, "scalar": 1}.items():
+            sent, found = getattr(model, name).reshape(rows, -1), arrived[name].reshape(rows, -1)
+            steps = sent.abs().amax(dim=1, keepdim=True) / 127
+            assert ((found - sent).abs() <= steps * 0.5001).all(), name
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@COPYING
+def test_the_measured_error_is_the_one_that_arrives(kind, wire):
+    model = Varied()
+    scheme = made(kind, wire, model)
+    with running(scheme, Varied) as (worker,):
+        arrived = worker.do(values)
+        pairs = [(t.detach(), arrived[name]) for name, t in tensors(model) if t.is_floating_point()]
+        off = [(found.double() - sent.double()) for sent, found in pairs]
+        largest = max(float(d.abs().max()) for d in off if d.numel())
+        squares = sum(float(d.square().sum()) for d in off)
+        size = sum(float(sent.double().square().sum()) for sent, _ in pairs)
+        stats = scheme.stats["wire"]
+        assert stats["max_error"] == pytest.approx(largest, rel=1e-4)
+        assert stats["error"] == pytest.approx(math.sqrt(squares / size), rel=1e-4)
+        assert (stats["error"] == 0) == (wire in EXACT)
+
+
+@COPYING
+def test_bytes_are_those_that_travel(kind):
+    model = nn.Linear(300, 300)
+    found = {}
+    for wire in WIRES:
+        scheme = made(kind, wire, model)
+        with running(scheme, lambda: nn.Linear(300, 300)) as (worker,):
+            whole = scheme.stats["bytes"]
+            step(model, 1e-5)
+            publish(scheme, worker)
+            found[wire] = scheme.stats["bytes"] - whole
+            saved = scheme.stats["wire"]["saved_bytes"]
+            assert saved + scheme.stats["bytes"] == 2 * found["float32"]
+    assert found["float32"] == pytest.approx(4 * 300 * 301, rel=0.01)
+    assert found["bfloat16"] == found["float16"] == pytest.approx(2 * 300 * 301, rel=0.01)
+    assert found["int8"] == pytest.approx(300 * 301 + 4 * 301, rel=0.01)
+    assert found["delta"] < 0.7 * found["float32"]
+
+
+@COPYING
+def test_what_float16_cannot_hold_is_refused_and_workers_keep_what_they_have(kind):
+    model = nn.Linear(4, 4)
+    scheme = made(kind, "float16", model, check_finite=False)
+    with running(scheme, lambda: nn.Linear(4, 4)) as (worker,):
+        before = worker.do(held)
+        with torch.no_grad():
+            model.weight[1, 2:] = 1e5
+        with pytest.raises(ValueError, match=r"'weight' holds 2 value.*1e\+05.*wire=bfloat16"):
+            scheme.send()
+        assert not worker.do(receive)
+        assert worker.do(held) == before
+        with torch.no_grad():
+            model.weight[1, 2:] = math.inf
+        scheme.send_async()
+        assert worker.do(receive)
+        assert torch.isinf(worker.do(values)["weight"][1, 2:]).all()
+        assert worker.do(version) == 1
+
+
+@pytest.mark.parametrize("check_finite", [True, False])
+@COPYING
+def test_int8_refuses_what_is_not_finite(kind, check_finite):
+    model = nn.Linear(4, 4)
+    scheme = made(kind, "int8", model, check_finite=check_finite)
+    with running(scheme, lambda: nn.Linear(4, 4)):
+        with torch.no_grad():
+            model.bias[1] = math.nan
+        with pytest.raises(ValueError, match=r"'bias' holds 1 NaN.*int8"):
+            scheme.send()
+
+
+def test_numbers_too_small_for_a_scale_become_zero():
+    model = nn.Linear(8, 2)
+    with torch.no_grad():
+        model.weight.fill_(1e-45)
+        model.bias.fill_(1e-41)
+    with running(made("shared_copy", "int8", model), lambda: nn.Linear(8, 2)) as (worker,):
+        arrived = worker.do(values)
+        assert torch.isfinite(arrived["bias"]).all()
+        assert (arrived["weight"] - model.weight).abs().max() <= 1e-44
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "float32"])
+def test_pointing_at_what_must_be_decoded_is_refused(wire):
+    with pytest.raises(ValueError, match=f"zero_copy=True with wire='{wire}'"):
+        SharedMemWeightSyncScheme(zero_copy=True, wire=wire)
+    model = nn.Linear(512, 512)  # large enough to be pointed at otherwise
+    scheme = SharedMemWeightSyncScheme(wire=wire)
+    scheme.init_on_sender(model=model, devices=["cpu"])
+    with running(scheme, lambda: nn.Linear(512, 512)) as (worker,):
+        worker.do(lambda s, m: m.weight.data.zero_())  # memory of its own
+
+
+def test_what_a_remote_worker_writes_into_its_model_spoils_no_difference_to_come():
+    ours, theirs = nn.Linear(512, 512), nn.Linear(512, 512)  # large, as above
+    with joined(ours, theirs, wire="delta") as (scheme, _, _, _), torch.no_grad():
+        for _ in range(3):
+            theirs.weight.zero_()
+            ours.weight[0, 0] += 1.0
+            scheme.send()
+            assert torch.equal(theirs.weight, ours.weight)
+
+
+@pytest.mark.parametrize("scheme", [HogwildWeightSyncScheme, NoWeightSyncScheme])
+def test_schemes_that_move_nothing_refuse_a_wire(scheme):
+    with pytest.raises(ValueError, match=r"wire='int8'.*nothing travels"):
+        scheme(wire="int8")
+    scheme(wire="float32").shutdown()
+
+
+def test_an_unknown_wire_is_refused_with_the_nearest_one():
+    with pytest.raises(ValueError, match=r"wire='bfloat61'.*did you mean 'bfloat16'"):
+        SharedMemWeightSyncScheme(wire="bfloat61")
+
+
+@st.composite
+def blocks(draw):
+    """Two blocks of some chunks, of which the second is the first with some bytes changed."""
+    length = draw(st.integers(0, 40)) * CHUNK_BYTES
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    base = random.integers(0, 256, length, dtype=np.uint8)
+    new = base.copy()
+    share = draw(st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]))
+    changed = random.random(length) < share
+    if draw(st.booleans()):  # as training does: the upper bytes of words stay
+        changed &= np.arange(length) % 4 < draw(st.integers(1, 3))
+    new[changed] = random.integers(0, 256, int(changed.sum()), dtype=np.uint8)
+    return base, new
+
+
+@given(blocks())
+@settings(deadline=None)
+def test_changes_turn_one_block_into_the_other_and_fit(pair):
+    base, new = pair
+    out = np.full(max_changes_bytes(len(base)), 255, np.uint8)
+    length = write_changes(base, new, out)
+    assert length <= len(out)
+    target = base.copy()
+    apply_changes(target, out[:length])
+    assert target.tobytes() == new.tobytes()

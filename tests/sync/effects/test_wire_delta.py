@@ -1,0 +1,317 @@
+"""The delta format brings every bit, whatever is lost on the way and whoever comes and goes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sync import Layout, WorkerDied
+from sync.channel import APPLIED, JOINED, Answer
+from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
+from sync.effects.wire import EncodedReceiver, EncodedSender
+from sync.model.snapshot import NEVER
+from tests.sync.effects.fakes import FakeReceiver, FakeSender
+from tests.sync.effects.test_wire import COPYING, made, publish, step
+from tests.sync.support import (
+    KINDS,
+    Worker,
+    bits,
+    connect,
+    held,
+    receive,
+    running,
+    tensors,
+    version,
+)
+
+
+def model() -> nn.Module:
+    return nn.Linear(40, 30)
+
+
+def last_bytes(scheme, act) -> int:
+    """How many bytes an action published."""
+    before = scheme.stats["bytes"]
+    act()
+    return scheme.stats["bytes"] - before
+
+
+@COPYING
+def test_what_did_not_change_takes_next_to_nothing(kind):
+    weights = model()
+    with running(scheme := made(kind, "delta", weights), model) as (worker,):
+        assert last_bytes(scheme, lambda: publish(scheme, worker)) < 200
+        with torch.no_grad():
+            weights.bias[3] += 1
+        assert last_bytes(scheme, lambda: publish(scheme, worker)) < 300
+        assert worker.do(held) == bits(weights)
+        assert scheme.stats["workers"][0]["bytes"] == scheme.stats["bytes"]
+
+
+@COPYING
+def test_versions_that_nobody_read_are_not_missed(kind):
+    weights = model()
+    with running(scheme := made(kind, "delta", weights), model) as (worker,):
+        for unread in (0, 1, 2, 7, 30):
+            for _ in range(unread + 1):
+                step(weights)
+                scheme.send_async()
+            worker.tell(receive, 20)  # by message, older ones may come first
+            assert worker.hear()
+            while worker.do(version) < scheme.version:
+                worker.do(receive, 20)
+            assert worker.do(held) == bits(weights)
+
+
+@COPYING
+def test_each_worker_is_served_from_what_it_holds(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, workers=3)
+    with running(scheme, model) as workers:
+        expected = [bits(weights)] * 3
+        for addressed in ([0], [0, 1], [2], [0], [0, 1, 2], [1]):
+            step(weights)
+            scheme.send_async(worker_ids=addressed)
+            for number in addressed:
+                assert workers[number].do(receive, 20)
+                expected[number] = bits(weights)
+            assert [worker.do(held) for worker in workers] == expected
+
+
+def test_each_worker_has_weights_of_its_own():
+    sources = {0: model(), 1: model()}
+    scheme = KINDS["shared_copy"](wire="delta", per_worker_weights=True)
+    scheme.init_on_sender(params_map=sources)
+    with running(scheme, model) as workers:
+        for _ in range(4):
+            for source in sources.values():
+                step(source)
+            scheme.send_async(sources)
+            for number, worker in enumerate(workers):
+                assert worker.do(receive, 20)
+                assert worker.do(held) == bits(sources[number])
+
+
+@COPYING
+def test_a_worker_that_takes_a_dead_ones_place_gets_the_last_version_that_was_sent(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, workers=2, timeout=20)
+    with running(scheme, model) as (first, second):
+        for _ in range(3):
+            step(weights)
+            scheme.send_async()
+            for worker in (first, second):
+                assert worker.do(receive, 20)
+        sent = bits(weights)
+        second.tell(lambda s, m: os._exit(1))
+        os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
+        step(weights)  # not sent yet
+        with Worker(scheme, model, worker_idx=1) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=1)
+            newcomer.hear()
+            assert (newcomer.do(held), newcomer.do(version)) == (sent, 3)
+            for _ in range(3):
+                scheme.send_async()
+                for worker in (first, newcomer):
+                    assert worker.do(receive, 20)
+                    assert worker.do(held) == bits(weights)
+                step(weights)
+
+
+@COPYING
+def test_a_newcomer_that_was_sent_changes_before_it_was_known_waits_for_the_whole(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, timeout=20)
+    with running(scheme, model) as (worker,):
+        publish(scheme, worker)
+        worker.tell(lambda s, m: os._exit(1))
+        os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        step(weights)
+        with pytest.raises(WorkerDied):
+            scheme.send()  # for one who is there no more
+        with Worker(scheme, model, worker_idx=0) as newcomer:
+            newcomer.tell(connect)  # finds it, and cannot read it
+            scheme.connect(worker_idx=0)
+            newcomer.hear()
+            assert newcomer.do(held) == bits(weights)
+
+
+@COPYING
+def test_workers_that_are_met_late_get_what_was_sent_meanwhile(kind):
+    weights = model()
+    scheme = made(kind, "delta", weights, workers=2, timeout=20)
+    try:
+        with (
+            Worker(scheme, model, worker_idx=0) as early,
+            Worker(scheme, model, worker_idx=1) as late,
+        ):
+            early.tell(connect)
+            scheme.connect(worker_idx=0)
+            early.hear()
+            for _ in range(3):
+                step(weights)
+                scheme.send_async()
+                assert early.do(receive, 20)
+            late.tell(connect)
+            scheme.connect(worker_idx=1)
+            late.hear()
+            for _ in range(3):
+                assert early.do(held) == late.do(held) == bits(weights)
+                step(weights)
+                scheme.send_async()
+                assert early.do(receive, 20)
+                assert late.do(receive, 20)
+    finally:
+        scheme.shutdown()
+
+
+@COPYING
+def test_a_send_that_is_refused_changes_nothing(kind):
+    weights = model()
+    with running(scheme := made(kind, "delta", weights), model) as (worker,):
+        publish(scheme, worker)
+        before = worker.do(held)
+        with torch.no_grad():
+            weights.weight[0, 0] = torch.nan
+        for _ in range(3):
+            with pytest.raises(ValueError, match="NaN"):
+                scheme.send()
+        assert worker.do(held) == before
+        with torch.no_grad():
+            weights.weight[0, 0] = 7.0
+        for _ in range(3):
+            step(weights)
+            publish(scheme, worker)
+            assert worker.do(held) == bits(weights)
+
+
+class Pair:
+    """The two wrappers, and between them a queue in which anything may be lost."""
+
+    def __init__(self):
+        self.layout = Layout.of(dict(tensors(model())))
+        delta = DeltaFormat(self.layout)
+        self.channel = FakeSender(delta.layout, 1)
+        self.sender = EncodedSender(self.channel, DeltaEncoder(delta, 1), self.layout)
+        self.last = None
+        self.join()
+
+    def join(self):
+        """Another process becomes the worker."""
+        self.decoder = DeltaDecoder(DeltaFormat(self.layout))
+        inner = FakeReceiver(self.channel, 0)
+        self.receiver = EncodedReceiver(inner, self.decoder, self.layout)
+        self.receiver.open()
+
+    def publish(self, weights, version):
+        block = self.sender.free_block([] if self.last is None else [self.last])
+        for view, leaf in zip(block.views, self.layout.leaves, strict=True):
+            view.copy_(dict(weights.named_parameters())[leaf.name].detach())
+        block.stamp(version, b"")
+        self.last = block
+        self.offer(block)
+
+    def offer(self, block):
+        for part in self.sender.prepare(block, [0]):
+            self.sender.publish(part.block, part.workers)
+
+    def poll(self):
+        """Hear the worker, and send a newcomer what its predecessor was sent last."""
+        if any(answer.kind == JOINED for answer in self.sender.poll()) and self.last is not None:
+            self.offer(self.last)
+
+    def take(self):
+        whole = self.receiver.take()
+        if whole is not None:
+            self.receiver.answer(Answer(0, APPLIED, whole.version))
+        return whole
+
+
+# What may happen between two publishes, to a worker or on the way to it.
+EVENTS = st.lists(
+    st.sampled_from(["publish", "arrive", "lose", "acknowledge", "restart"]), max_size=60
+)
+
+
+@given(EVENTS, st.integers(0, 2**16))
+@settings(deadline=None, max_examples=200)
+def test_whatever_is_lost_every_version_that_arrives_is_decoded_right(events, seed):
+    torch.manual_seed(seed)
+    weights, pair, sent, taken, newest = model(), Pair(), {}, [], NEVER
+    beginning = ["acknowledge", "publish", "arrive", "acknowledge"]
+    for event in [*beginning, *events, "publish", "restart", "acknowledge", "arrive"]:
+        if event == "publish":
+            step(weights)
+            newest += 1
+            pair.publish(weights, newest)
+            leaves = dict(weights.named_parameters())
+            sent[newest] = [leaves[leaf.name].detach().clone() for leaf in pair.layout.leaves]
+        elif event == "arrive" and (whole := pair.take()) is not None:
+            assert all(map(torch.equal, whole.views, sent[whole.version]))
+            taken.append(whole.version)
+        elif event == "lose":
+            del pair.channel.published[0][:1]
+        elif event == "acknowledge":
+            pair.poll()
+        elif event == "restart":
+            pair.join()
+    assert taken[-1] == newest
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_no_more_than_four_versions_are_kept_whatever_the_worker_reads(reads):
+    weights, pair = model(), Pair()
+    pair.poll()
+    for number, is_read in enumerate(reads):
+        pair.publish(weights, number)
+        if is_read:
+            while pair.take() is not None:
+                pair.poll()
+        else:
+            pair.channel.published[0].clear()
+    assert len(pair.sender._pool) <= 4
+    assert len(pair.decoder._held) <= 2
+
+
+def test_workers_in_step_share_their_blocks():
+    weights = model()
+    scheme = made("shared_copy", "delta", weights, workers=3)
+    with running(scheme, model) as workers:
+        for sends in range(1, 4):
+            step(weights)
+            scheme.send_async()
+            for worker in workers:
+                assert worker.do(receive, 20)
+            scheme.wait_async()
+            assert scheme.stats["sends"] == 1 + sends
+
+
+def test_a_worker_in_the_trainers_own_process_may_read_changes():
+    weights = model()
+    with KINDS["shared_copy"](wire="delta") as scheme:
+        scheme.init_on_sender(model=weights, devices=["cpu"])
+        twin, theirs = copy.deepcopy(scheme), model()
+        twin.init_on_receiver(model=theirs, worker_idx=0)
+        meet(scheme, twin)
+        for _ in range(4):
+            step(weights)
+            scheme.send_async()
+            assert twin.receive() is not None
+            assert bits(theirs) == bits(weights)
+        twin.shutdown()
+
+
+def meet(scheme, twin):
+    thread = threading.Thread(target=twin.connect, kwargs={"background": False})
+    thread.start()
+    scheme.connect()
+    thread.join()

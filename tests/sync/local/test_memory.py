@@ -1,0 +1,143 @@
+"""Memory without a name, with what this machine has and with what others have."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import mmap
+import os
+import pickle
+import resource
+import signal
+import sys
+from multiprocessing import reduction
+
+import pytest
+import torch
+
+from sync.local.doorbell import Doorbell
+from sync.local.memory import AnonymousMemory, SharedFd
+from sync.local.waiting import wait_for
+from tests.sync.support import Handed, Worker
+
+
+def test_memory_is_shared_with_another_process_both_ways(system):
+    memory = AnonymousMemory(3 * mmap.PAGESIZE)
+    ours = memory.map(0, memory.nbytes, writable=True)
+
+    def answer(handed, model):
+        theirs = handed.memory.map(mmap.PAGESIZE, mmap.PAGESIZE, writable=True)
+        seen = int(theirs[5])
+        theirs[6] = 42
+        return seen
+
+    with Worker(Handed(memory=memory), None) as worker:
+        ours[mmap.PAGESIZE + 5] = 17
+        assert worker.do(answer) == 17
+        assert ours[mmap.PAGESIZE + 6] == 42
+    assert memory.nbytes == 3 * mmap.PAGESIZE
+    assert int(ours.sum()) == 17 + 42  # all else is zero
+
+
+def test_a_mapping_outlives_the_descriptor_it_was_made_from():
+    memory = AnonymousMemory(10)
+    view = memory.map(0, 10, writable=True)
+    del memory
+    gc.collect()
+    view.fill_(3)
+    assert int(view.sum()) == 30
+
+
+def test_memory_is_taken_from_the_machine_only_where_it_was_written(system):
+    memory = AnonymousMemory(64 << 20)
+    view = memory.map(0, memory.nbytes, writable=True)
+    view[: mmap.PAGESIZE].fill_(1)
+    assert os.fstat(memory.fd).st_blocks * 512 <= 1 << 20
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only memfd can be sealed")
+def test_no_process_can_cut_the_memory_off_under_another():
+    memory = AnonymousMemory(mmap.PAGESIZE)
+    for size in (0, 2 * mmap.PAGESIZE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fd, size)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind", "why"),
+    [
+        (
+            resource.RLIMIT_FSIZE,
+            AnonymousMemory,
+            "File too large: '1048576 bytes of shared memory'",
+        ),
+        (resource.RLIMIT_NOFILE, AnonymousMemory, "Too many open files"),
+        (resource.RLIMIT_NOFILE, lambda size: Doorbell(), "Too many open files"),
+    ],
+)
+def test_what_cannot_be_had_is_said_once_and_leaves_nothing(system, limit, kind, why, capfd):
+    before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(limit)
+    gc.collect()
+    resource.setrlimit(limit, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match=why):
+            kind(1 << 20)
+    finally:
+        resource.setrlimit(limit, limits)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert capfd.readouterr().err == ""  # no "Exception ignored in" either
+
+
+def test_writing_to_a_read_only_mapping_ends_the_process_and_harms_no_other(system):
+    memory = AnonymousMemory(mmap.PAGESIZE)
+    ours = memory.map(0, mmap.PAGESIZE, writable=True)
+    ours.fill_(7)
+
+    def spoil(handed, model):
+        faulthandler.disable()  # which would tell of it on the terminal
+        handed.memory.map(0, mmap.PAGESIZE, writable=False).fill_(9)
+
+    with Worker(Handed(memory=memory), None) as worker:
+        worker.tell(spoil)
+        worker.process.join(20)
+        assert worker.process.exitcode == -signal.SIGSEGV
+    assert (ours == 7).all()
+
+
+def test_a_descriptor_is_closed_once():
+    reader, writer = os.pipe()
+    os.close(writer)
+    shared = SharedFd(reader)
+    assert shared.fileno() == reader
+    shared.close()
+    again = os.open(os.devnull, os.O_RDONLY)  # has the number now
+    shared.close()
+    del shared
+    os.fstat(again)
+    os.close(again)
+
+
+def test_what_is_pickled_has_a_descriptor_of_its_own(system):
+    things = memory, bell = AnonymousMemory(mmap.PAGESIZE), Doorbell()
+    memory.map(0, 8, writable=True).fill_(5)
+    twin, echo = pickle.loads(reduction.ForkingPickler.dumps(things))
+    assert twin.fd != memory.fd
+    assert (twin.map(0, 8, writable=False) == 5).all()
+    echo.ring()
+    assert wait_for([bell.fd], 0) == [bell.fd]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_torch_is_not_warned_of_read_only_memory(recwarn):
+    memory = AnonymousMemory(mmap.PAGESIZE)
+    view = memory.map(0, 16, writable=False)
+    assert view.dtype == torch.uint8
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", [SharedFd, AnonymousMemory, Doorbell])
+def test_half_an_object_is_cleared_away_in_silence(kind):
+    half = kind.__new__(kind)  # an interrupt came before it had a descriptor
+    half.__del__()
+    assert half.fd == -1

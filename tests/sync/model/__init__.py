@@ -1,0 +1,1 @@
+"""Tests of `sync/model`: layouts, snapshots, strategies and bindings."""

@@ -1,0 +1,154 @@
+"""Where tensors lie in a block, and what cannot be laid out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sync.model.layout import ALIGNMENT, HEADER_BYTES, Layout, check_same
+
+EVERY_DTYPE = {
+    "half": torch.float16,
+    "brain": torch.bfloat16,
+    "single": torch.float32,
+    "double": torch.float64,
+    "complex": torch.complex64,
+    "wide_complex": torch.complex128,
+    "long": torch.int64,
+    "byte": torch.uint8,
+    "flag": torch.bool,
+}
+
+
+def one_of_each(shape=(3, 5)):
+    return {name: torch.ones(shape, dtype=dtype) for name, dtype in EVERY_DTYPE.items()}
+
+
+def test_leaves_of_all_dtypes_lie_aligned_behind_the_header_and_apart():
+    layout = Layout.of(one_of_each())
+    places = sorted((leaf.offset, leaf.nbytes) for leaf in layout.leaves)
+    assert len(places) == len(EVERY_DTYPE)
+    assert places[0][0] == HEADER_BYTES
+    assert all(offset % ALIGNMENT == 0 for offset, _ in places)
+    ends = [offset + nbytes for offset, nbytes in places]
+    assert all(end <= start for end, (start, _) in zip(ends, places[1:], strict=False))
+    assert ends[-1] <= layout.nbytes
+
+
+def test_views_have_the_dtype_and_shape_of_their_leaves_and_share_the_buffer():
+    layout = Layout.of(one_of_each())
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    for leaf, view in zip(layout.leaves, layout.views(buffer), strict=True):
+        assert (view.dtype, view.shape) == (EVERY_DTYPE[leaf.name], (3, 5))
+        view.fill_(1)
+        assert buffer[leaf.offset : leaf.offset + leaf.nbytes].any()
+
+
+def test_leaves_of_one_dtype_lie_in_one_stretch_whatever_their_order_in_the_model():
+    tensors = {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64), "c": torch.ones(3)}
+    layout = Layout.of(tensors)
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    (floats,) = layout.floats(buffer)
+    assert floats.numel() == 2 * ALIGNMENT // 4
+    assert [leaf.name for leaf in layout.leaves] == ["a", "c", "b"]
+
+
+def test_only_stretches_of_floating_point_and_complex_numbers_are_checked_as_such():
+    layout = Layout.of(one_of_each())
+    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    checked = {stretch.dtype for stretch in layout.floats(buffer)}
+    assert checked == {d for d in EVERY_DTYPE.values() if d.is_floating_point or d.is_complex}
+
+
+def test_scalars_and_empty_tensors_have_their_place():
+    layout = Layout.of({"scalar": torch.tensor(2.0), "empty": torch.zeros(0, 3)})
+    views = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+    assert {tuple(view.shape) for view in views} == {(), (0, 3)}
+
+
+def test_a_model_of_nothing_has_a_block_of_a_header():
+    layout = Layout.of({})
+    assert layout.nbytes == HEADER_BYTES
+    assert layout.leaves == ()
+
+
+def test_extra_state_gets_room_to_grow():
+    assert Layout.of({}).extra_capacity == 0
+    assert Layout.of({}, b"x").extra_capacity >= 1000
+    assert Layout.of({}, b"x" * 10_000).extra_capacity >= 20_000
+
+
+def test_the_digest_tells_blocks_apart_that_are_not_interchangeable():
+    same = [Layout.of({"a": torch.zeros(2), "b": torch.zeros(3)}).digest for _ in range(2)]
+    assert same[0] == same[1]
+    others = [
+        Layout.of({"a": torch.zeros(3), "b": torch.zeros(2)}),
+        Layout.of({"b": torch.zeros(2), "a": torch.zeros(3)}),
+        Layout.of({"a": torch.zeros(2, dtype=torch.int32), "b": torch.zeros(3)}),
+        Layout.of({"a": torch.zeros(2), "b": torch.zeros(3)}, b"extra"),
+    ]
+    assert len({same[0], *(layout.digest for layout in others)}) == 5
+
+
+def test_which_leaves_are_buffers_makes_no_difference_to_a_block():
+    tensors = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    plain, flagged = Layout.of(tensors), Layout.of(tensors, buffers={"b"})
+    assert plain == flagged
+    assert plain.digest == flagged.digest
+    assert [leaf.is_buffer for leaf in flagged.leaves] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("check_finite", "checked"),
+    [(True, ["weight"]), ("all", ["weight", "mask"]), (False, [])],
+)
+def test_what_is_checked_is_said_for_each_leaf(check_finite, checked):
+    tensors = {"weight": torch.zeros(2), "mask": torch.zeros(2), "steps": torch.zeros(2).long()}
+    layout = Layout.of(tensors, buffers={"mask", "steps"})
+    flags = zip(layout.leaves, layout.checked(check_finite), strict=True)
+    assert [leaf.name for leaf, flag in flags if flag] == checked
+
+
+def test_a_sparse_tensor_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"'adjacency' is torch\.sparse_coo"):
+        Layout.of({"adjacency": torch.eye(3).to_sparse()})
+
+
+def signature(**tensors):
+    return {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "says"),
+    [
+        ({"a": torch.ones(2)}, KeyError, "mine lacks 'b'"),
+        (
+            {"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)},
+            KeyError,
+            "mine has 'c', which is not expected",
+        ),
+        (
+            {"a": torch.ones(2), "b": torch.ones(3, 1)},
+            ValueError,
+            r"mine: 'b' has shape \[3, 1\], expected \[3\]",
+        ),
+        (
+            {"a": torch.ones(2), "b": torch.ones(3, dtype=torch.float64)},
+            ValueError,
+            r"mine: 'b' is torch\.float64, expected torch\.float32",
+        ),
+    ],
+    ids=["missing", "surplus", "misshapen", "wrong_dtype"],
+)
+def test_what_does_not_fit_is_named_with_what_was_expected(found, error, says):
+    expected = {"a": torch.ones(2), "b": torch.ones(3)}
+    with pytest.raises(error, match=says):
+        check_same(signature(**expected), signature(**found), whose="mine")
+    with pytest.raises(error, match=says):
+        Layout.of(expected).check(found, whose="mine")
+
+
+def test_of_many_missing_keys_the_first_are_named_and_the_rest_counted():
+    expected = {f"k{i}": torch.ones(1) for i in range(9)}
+    with pytest.raises(KeyError, match=r"lacks 'k0', 'k1', 'k2', 'k3', 'k4' and 4 more"):
+        check_same(signature(**expected), {}, whose="mine")

@@ -1,0 +1,244 @@
+"""One version in one block: what is written is what is read, or nothing is."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sync.model import copying
+from sync.model.binding import Binding
+from sync.model.copying import PIECE
+from sync.model.layout import Layout
+from sync.model.snapshot import NEVER, Snapshot, private_snapshot
+from sync.model.strategy import WeightStrategy
+from tests.sync.model.test_layout import EVERY_DTYPE
+from tests.sync.support import bits
+
+NAN, INF = float("nan"), float("inf")
+
+
+def packed(tensors, *, check_finite: bool = True, version: int = 0) -> Snapshot:
+    binding = Binding(tensors, WeightStrategy())
+    written = private_snapshot(binding.layout)
+    binding.pack(written, version, check_finite=check_finite)
+    return written
+
+
+def loaded(tensors, **how):
+    """`tensors` after a trip through a block."""
+    arrived = {name: torch.zeros_like(t) for name, t in tensors.items()}
+    Binding(arrived, WeightStrategy()).load(packed(tensors, **how))
+    return arrived
+
+
+def test_a_new_block_says_a_version_only_once_it_is_written():
+    written = packed({"a": torch.ones(3)}, version=7)
+    assert written.version == 7
+    assert written.published_ns > 0
+    assert written.extra == b""
+
+
+def test_the_version_is_in_the_bytes_of_the_private_snapshot():
+    written = packed({"a": torch.ones(3)}, version=7)
+    elsewhere = Snapshot(written.layout, written.buffer.clone())
+    assert elsewhere.version == 7
+    assert torch.equal(elsewhere.views[0], torch.ones(3))
+
+
+def test_a_refused_block_says_that_it_holds_no_version():
+    source = {"a": torch.ones(3)}
+    binding = Binding(source, WeightStrategy())
+    written = private_snapshot(binding.layout)
+    binding.pack(written, 0, check_finite=True)
+    source["a"].fill_(NAN)
+    with pytest.raises(ValueError, match="'a'"):
+        binding.pack(written, 1, check_finite=True)
+    assert written.version == NEVER
+
+
+def test_extra_state_beyond_its_room_is_refused_and_leaves_no_version():
+    layout = Layout.of({"a": torch.ones(3)}, b"x")
+    written = private_snapshot(layout)
+    written.begin()
+    written.stamp(0, b"y" * layout.extra_capacity)
+    assert (written.version, written.extra) == (0, b"y" * layout.extra_capacity)
+    written.begin()
+    with pytest.raises(ValueError, match=r"extra state takes \d+ bytes.*nothing was sent"):
+        written.stamp(1, b"y" * (layout.extra_capacity + 1))
+    assert written.version == NEVER
+
+
+def test_a_block_can_become_another_to_the_byte():
+    source = leaves(PIECE)
+    written = packed(source, version=7)
+    written.mark(builds_on=3, is_base=True, filled=128)
+    written.stamp(7, b"")
+    twin = private_snapshot(written.layout)
+    twin.become(written)
+    assert torch.equal(twin.buffer, written.buffer)
+    assert (twin.version, twin.builds_on, twin.is_base, twin.wire_bytes) == (7, 3, True, 128)
+
+
+FLOATS = {name: d for name, d in EVERY_DTYPE.items() if d.is_floating_point or d.is_complex}
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF], ids=["nan", "inf", "minus_inf"])
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+def test_one_bad_value_is_refused_with_the_name_of_its_leaf(dtype, bad):
+    source = {"fine": torch.ones(5, dtype=dtype), "spoiled": torch.ones(5, dtype=dtype)}
+    source["spoiled"][3] = bad
+    with pytest.raises(ValueError, match=r"'spoiled' holds 1 NaN or infinite value"):
+        packed(source)
+    sent = loaded(source, check_finite=False)
+    assert bits(sent) == bits(source)
+
+
+def test_a_bad_value_in_a_large_model_is_refused_with_the_name_of_its_leaf():
+    source = {name: torch.ones(3 * PIECE + 5) for name in ("fine", "spoiled", "good")}
+    source["spoiled"][-1] = NAN
+    with pytest.raises(ValueError, match="'spoiled' holds 1 NaN"):
+        packed(source)
+
+
+LARGEST = {
+    "half": torch.full((40,), 65504.0, dtype=torch.float16),
+    "brain": torch.full((40,), 3.3e38, dtype=torch.bfloat16),
+    "single": torch.full((40,), 3.4e38),
+    "double": torch.full((40,), 1.7e308, dtype=torch.float64),
+    "complex": torch.full((40,), 3.4e38 + 3.4e38j, dtype=torch.complex64),
+    "wide_complex": torch.full((40,), 1.7e308 - 1.7e308j, dtype=torch.complex128),
+    "of_both_signs": torch.tensor([3.4e38, 3.4e38, -3.4e38, -3.4e38] * 40),
+    "many": torch.full((3 * PIECE,), 3.4e38),
+}
+
+
+@pytest.mark.parametrize("values", LARGEST.values(), ids=LARGEST)
+def test_finite_values_are_accepted_though_their_sum_overflows(values):
+    assert bits(loaded({"a": values})) == bits({"a": values})
+
+
+def test_one_finite_complex_number_is_accepted_though_its_magnitude_overflows():
+    values = torch.tensor([1.5e308 + 1.5e308j], dtype=torch.complex128)
+    assert bits(loaded({"a": values})) == bits({"a": values})
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_half_complex_numbers_travel_like_others():
+    values = torch.view_as_complex(torch.arange(8, dtype=torch.float16).reshape(4, 2))
+    assert bits(loaded({"a": values})) == bits({"a": values})
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_eight_bit_floats_travel_like_others(dtype):
+    values = torch.arange(8.0).to(dtype)
+    assert bits(loaded({"a": values})) == bits({"a": values})
+
+
+def leaves(elements: int) -> dict[str, Tensor]:
+    """Leaves of many kinds, of about so many elements each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    rows = max(1, elements // 64)
+    return {
+        "plain": random(rows, 64),
+        "transposed": random(64, rows).t(),
+        "every_other": random(2 * rows, 64)[::2],
+        "expanded": random(1, 64).expand(rows, 64),
+        "half": random(elements).half(),
+        "odd": random(elements + 7),
+        "complex": torch.complex(random(elements), random(elements)).conj(),
+        "double": random(elements).double(),
+        "long": torch.arange(elements),
+        "flag": random(elements) > 0,
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(2.5),
+    }
+
+
+def test_a_large_model_crosses_in_pieces_bit_for_bit():
+    source = leaves(3 * PIECE)
+    assert bits(loaded(source)) == bits(source)
+
+
+def test_small_pieces_write_the_same_block_as_large_ones(monkeypatch):
+    source = leaves(1000)
+    whole = packed(source).buffer[64:]
+    monkeypatch.setattr(copying, "PIECE", 100)
+    assert torch.equal(packed(source).buffer[64:], whole)
+
+
+@pytest.mark.parametrize("where", [0, PIECE - 1, PIECE, 3 * PIECE + 4])
+def test_a_spoiled_number_is_seen_in_whatever_piece_it_is(where):
+    source = {"a": torch.ones(3 * PIECE + 5)}
+    source["a"][where] = NAN
+    with pytest.raises(ValueError, match="'a' holds 1 NaN"):
+        packed(source)
+    packed(source, check_finite=False)
+
+
+def test_a_large_model_is_packed_anew_after_its_values_changed_in_place():
+    source = {"a": torch.ones(3 * PIECE), "b": torch.ones(512, 513).t()}
+    binding = Binding(source, WeightStrategy())
+    written = private_snapshot(binding.layout)
+    binding.pack(written, 0, check_finite=True)
+    for tensor in source.values():
+        tensor.mul_(3)
+    binding.pack(written, 1, check_finite=True)
+    assert all((view == 3).all() for view in written.views)
+
+
+# Trees of tensors, of random shape and depth and with random bytes in them.
+
+names = st.text("abcxyz_0123456789", min_size=1, max_size=4)
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+dtypes = st.sampled_from(list(EVERY_DTYPE.values()))
+
+
+@st.composite
+def random_tensors(draw) -> Tensor:
+    dtype, shape = draw(dtypes), draw(shapes)
+    size = functools.reduce(int.__mul__, shape, 1) * torch.empty((), dtype=dtype).element_size()
+    data = draw(st.binary(min_size=size, max_size=size))
+    raw = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[:size].clone()
+    if dtype == torch.bool:
+        raw %= 2
+    tensor = raw.view(dtype).reshape(shape)
+    return tensor.mT.contiguous().mT if draw(st.booleans()) and tensor.dim() > 1 else tensor
+
+
+trees = st.recursive(
+    st.dictionaries(names, random_tensors(), max_size=4),
+    lambda below: st.dictionaries(names, below | random_tensors(), max_size=4),
+    max_leaves=12,
+)
+
+
+def zeros(tree):
+    if isinstance(tree, Tensor):
+        return torch.zeros_like(tree)
+    return {name: zeros(below) for name, below in tree.items()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(tree=trees, version=st.integers(0, 1 << 40), as_dict=st.booleans(), piecewise=st.booleans())
+def test_any_tree_of_tensors_travels_bit_for_bit(tree, version, as_dict, piecewise):
+    strategy = WeightStrategy("state_dict" if as_dict else "tensordict")
+    with pytest.MonkeyPatch.context() as patch:
+        if piecewise:
+            patch.setattr(copying, "PIECE", 5)
+        source = Binding(tree, strategy)
+        written = private_snapshot(source.layout)
+        source.pack(written, version, check_finite=False)
+        arrived = zeros(tree)
+        Binding(arrived, strategy, source.layout).load(written)
+    assert written.version == version
+    assert bits(arrived) == bits(tree)
+    assert bits(strategy.extract_weights(arrived)) == bits(tree)

@@ -1,0 +1,199 @@
+"""Both ends of a connection in one process: everything arrives, whatever its size and speed."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from sync.remote.engine import PeerDied
+from sync.remote.gloo_connection import _ALIVE, GlooConnection, _Message, make_group
+from tests.promises.probe import wait_until
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 30.0
+SIZES = (0, 1, 18_000, 18_000, 18_000, 300_000, 300_000, 300_000, 70_000)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[GlooConnection, GlooConnection]]:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        groups = pool.map(lambda rank: make_group(store, "test", rank, "127.0.0.1", 20.0), range(2))
+    ends = [GlooConnection(g, 1 - r, f"rank {1 - r}", silence_s=20.0) for r, g in enumerate(groups)]
+    yield ends[0], ends[1]
+    for end in ends:
+        end.close()
+
+
+def one_more(tensor):
+    return tensor + 1
+
+
+def one_more_of_each(*tensors):
+    return [tensor + 1 for tensor in tensors]
+
+
+def total(block, start):
+    return ended(lambda: start + int(block.sum(dtype=torch.int64)))
+
+
+def ended(call):
+    """A future of what the call returns or raises."""
+    future = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - the caller of the post must hear of it
+        future.set_exception(error)
+    return future
+
+
+def block_of(size, seed):
+    return torch.randint(
+        0, 255, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def test_blocks_of_all_sizes_arrive_as_they_were_sent_in_both_directions_at_once(ends):
+    def talk(end, seed):
+        draw, sent = random.Random(seed), []
+        for number in range(150):
+            block = block_of(draw.choice(SIZES), number)
+            if draw.random() < 0.5:
+                wanted = number + int(block.sum(dtype=torch.int64))
+                sent.append((end.post(total, block, number), wanted))
+            else:
+                others = [block, block_of(draw.choice(SIZES), number + 1)]
+                sent.append((end.call(one_more_of_each, *others), [b + 1 for b in others]))
+            if len(sent) > 8:
+                check(*sent.pop(0))
+        for future, wanted in sent:
+            check(future, wanted)
+
+    def check(future, wanted):
+        found = future.result(WAIT_S)
+        if isinstance(wanted, list):
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        else:
+            assert found == wanted
+
+    with ThreadPoolExecutor(2) as pool:
+        for talking in [pool.submit(talk, end, seed) for seed, end in enumerate(ends)]:
+            talking.result(2 * WAIT_S)
+
+
+def test_a_block_that_was_kept_stays_what_it_was(ends):
+    for number in range(12):
+        ends[0].post(keep, block_of(300_000, number)).result(WAIT_S)
+    for number, block in enumerate(_kept):
+        assert torch.equal(block, block_of(300_000, number))
+    _kept.clear()
+
+
+def keep(block):
+    return ended(lambda: _kept.append(block))
+
+
+_kept: list[torch.Tensor] = []
+
+
+def test_a_post_without_an_answer_yet_delays_no_other_call(ends):
+    slow = [ends[0].post(when_told, torch.zeros(8, dtype=torch.uint8)) for _ in range(3)]
+    assert ends[0].call(one_more, torch.zeros(2)).result(WAIT_S).tolist() == [1.0, 1.0]
+    assert ends[0].post(total, torch.ones(8, dtype=torch.uint8), 1).result(WAIT_S) == 9
+    assert not any(future.done() for future in slow)
+    for answer in _answers:
+        answer.set_result("told")
+    assert [future.result(WAIT_S) for future in slow] == ["told"] * 3
+
+
+def when_told(block):
+    _answers.append(Future())
+    return _answers[-1]
+
+
+_answers: list[Future] = []
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_a_post_raises_is_raised_here_with_its_traceback(ends, later):
+    with pytest.raises(ZeroDivisionError) as raised:
+        ends[0].post(divide, torch.zeros(4, dtype=torch.uint8), later).result(WAIT_S)
+    assert "in rank 1" in raised.value.__notes__[0]
+    assert "1 // int(block.sum())" in raised.value.__notes__[0]
+
+
+def divide(block, later):
+    def now():
+        return 1 // int(block.sum())
+
+    return ended(now) if later else now()
+
+
+def test_both_ends_end_when_one_is_closed_and_say_so(ends):
+    waiting = ends[0].post(when_told, torch.zeros(4, dtype=torch.uint8))
+    ends[1].close()
+    with pytest.raises(PeerDied, match="rank 1 is gone: it left"):
+        waiting.result(WAIT_S)
+    assert ends[0].ended.wait(WAIT_S)
+
+
+def test_an_end_that_can_read_no_more_says_why(ends):
+    def none_left(nbytes):
+        raise OSError("no memory is left")
+
+    waiting = ends[1].post(when_told, torch.zeros(4, dtype=torch.uint8))
+    ends[1]._receive = none_left
+    ends[0].post(total, torch.zeros(300_000, dtype=torch.uint8), 0)
+    with pytest.raises(PeerDied, match="rank 0 is gone: OSError: no memory is left"):
+        waiting.result(WAIT_S)
+    assert ends[1].ended.wait(WAIT_S)
+
+
+def test_calls_that_were_answered_are_forgotten_however_soon_the_answer_comes(ends):
+    class Slow(SimpleQueue):
+        def put(self, message):
+            """Return only when the answer is there."""
+            super().put(message)
+            wait_until(lambda: message.ticket not in ends[0]._calls)
+
+    queued, ends[0]._outgoing = ends[0]._outgoing, Slow()
+    queued.put(_Message(_ALIVE))  # wakes the writing thread
+    futures = [ends[0].call(abs, -n) for n in range(5)]
+    assert [future.result(WAIT_S) for future in futures] == list(range(5))
+    assert ends[0].unanswered() == 0
+
+
+def test_a_call_that_never_ends_does_not_keep_the_interpreter():
+    program = """
+import threading, time
+from torch.distributed import HashStore
+from sync.remote.gloo_connection import GlooConnection, make_group
+store, ends = HashStore(), {}
+def make(rank):
+    group = make_group(store, "test", rank, "127.0.0.1", 20.0)
+    ends[rank] = GlooConnection(group, 1 - rank, str(1 - rank), silence_s=20.0)
+both = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in both]
+[thread.join() for thread in both]
+ends[0].call(time.sleep, 3600)
+assert ends[0].call(abs, -1).result(20.0) == 1
+[end.close() for end in ends.values()]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60.0, cwd=ROOT)
+
+
+def test_the_interface_is_chosen_for_the_group_alone(ends):
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    with pytest.raises(ValueError, match="is not of this machine"):
+        make_group(HashStore(), "elsewhere", 0, "192.0.2.7", 1.0)
+    assert "GLOO_SOCKET_IFNAME" not in os.environ

@@ -1,0 +1,157 @@
+"""Each scheme moves versions by the mechanism that it is named after, and by no other's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import select
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sync import HogwildWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from sync.local.waiting import wait_for
+from tests.sync.support import KINDS, Worker, bits, connect, held, policy, receive, running
+from tests.sync.test_scheme import EVERY, sender
+
+EACH = pytest.mark.parametrize("kind", EVERY)
+
+
+def what_arrived(scheme, model):
+    """Whether the kernel holds a message for the worker, and which memory its process shares."""
+    poll = select.poll()
+    poll.register(scheme._receiver.channel.connection.fd, select.POLLIN)
+    maps = Path("/proc/self/maps").read_text().count("memfd:lockstep")
+    return bool(poll.poll(0)), maps
+
+
+def announced(scheme, model):
+    return scheme._receiver.channel.row.latest >> 16
+
+
+def test_under_shared_mem_no_message_is_sent_and_the_board_names_the_version():
+    scheme = SharedMemWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"])
+    with running(scheme) as (worker,):
+        for version in (1, 2, 3):
+            scheme.send_async(policy(version))
+            assert worker.do(announced) == version + 1
+            assert worker.do(what_arrived)[0] is False
+            assert worker.do(receive)
+            assert worker.do(held) == bits(policy(version))
+        nbytes = scheme._sender.layout.nbytes
+        moved = {"versions": 4, "bytes": 4 * nbytes}
+        assert scheme.stats["moved"] == {"shared memory": moved}
+
+
+def test_under_multiprocess_each_version_is_a_message_and_there_is_no_board():
+    scheme = MultiProcessWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"] * 2)
+    with running(scheme) as workers:
+        maps = [worker.do(what_arrived)[1] for worker in workers]
+        for version in (1, 2, 3):
+            scheme.send_async(policy(version))
+            for worker in workers:
+                assert worker.do(what_arrived)[0] is True
+                assert worker.do(receive)
+                assert worker.do(held) == bits(policy(version))
+                assert worker.do(what_arrived)[0] is False
+        assert all(count >= 1 for count in maps)  # the blocks that messages name
+        moved = {"versions": 8, "bytes": 8 * scheme._sender.layout.nbytes}
+        assert scheme.stats["moved"] == {"messages": moved}
+
+
+def test_under_hogwild_nothing_is_moved_but_what_the_trainer_replaced():
+    scheme = HogwildWeightSyncScheme()
+    scheme.init_on_sender(model=(model := nn.Linear(3, 3)), devices=["cpu"])
+    with running(scheme, lambda: nn.Linear(3, 3)) as (worker,):
+        with torch.no_grad():
+            model.weight.fill_(7.0)
+        assert worker.do(lambda s, m: m.weight.sum().item()) == 63.0  # nothing was sent
+        before = scheme.stats["bytes"]
+        scheme.send_async()
+        assert scheme.stats["bytes"] == before
+        assert scheme.stats["moved"]["the trainer's own memory"]["bytes"] == before
+        with pytest.raises(ValueError, match="all have the same"):
+            scheme.send({0: nn.Linear(3, 3)})
+
+
+@EACH
+def test_pickling_a_scheme_opens_no_descriptor(kind):
+    """Also outside of the start of a process, as for a queue that nobody reads."""
+
+    def count():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    with sender(kind, workers=3) as scheme:
+        before = count()
+        pickles = [ForkingPickler.dumps(scheme) for _ in range(50)]
+        assert count() == before
+        twins = [pickle.loads(data) for data in pickles]
+        assert count() == before
+        assert [twin.num_workers for twin in twins] == [3] * 50
+
+
+@EACH
+def test_a_worker_costs_the_sender_two_descriptors(kind):
+    def count(workers):
+        """How many the scheme holds while its workers are connected."""
+        with running(scheme := sender(kind, workers=workers)):
+            gc.collect()
+            before = len(os.listdir("/proc/self/fd"))
+            scheme.shutdown()
+            gc.collect()
+            return before - len(os.listdir("/proc/self/fd"))
+
+    assert count(12) - count(2) == 2 * 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_closes_copies_of_its_descriptors_stays_the_worker(kind):
+    def close_copies(scheme, model):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
+                os.close(os.dup(fd))
+            except OSError:
+                continue
+
+    def come_second(scheme, model):
+        scheme.connect_timeout = 20
+        scheme.init_on_receiver(model=model, worker_idx=0)
+        connect(scheme, model)
+
+    with running(scheme := sender(kind)) as (worker,):
+        worker.do(close_copies)
+        with Worker(scheme) as second:
+            second.tell(come_second)
+            served = rf"already served by a live process \(pid {worker.process.pid}\)"
+            while not second._pipe.poll(0.01):
+                scheme.send_async()
+            with pytest.raises(ConnectionError, match=served):
+                second.hear()
+        scheme.send_async(policy(4))
+        assert worker.do(receive, 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sender_has_nothing_to_do_after_a_worker_died_and_was_replaced(kind):
+    """What is left registered of a dead worker would have every wait return at once."""
+    with running(scheme := sender(kind)) as (worker,):
+        for _ in range(3):
+            worker.tell(lambda s, m: os._exit(1))
+            worker.process.join(20)
+            worker = Worker(scheme, worker_idx=0)
+            worker.tell(connect)
+            scheme.connect(worker_idx=0)
+            worker.hear()
+            channel = scheme._sender.channel
+            assert channel._poll.poll(0) == []
+            assert wait_for(channel.fds(), 0) == []
+            assert len(channel.fds()) == 3
+        worker.stop()
