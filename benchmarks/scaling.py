@@ -196,7 +196,7 @@ def page(
 ) -> str:
     fits = {kind: Fit.of(points) for kind, points in results.items()}
     lines = [
-        "# How the cost of a send grows",
+        "# Scaling of `send`",
         "",
         f"Made by `benchmarks/scaling.py` (`make bench BENCH=scaling`) on {os.cpu_count()} cores "
         f"({platform.machine()}, torch {torch.__version__}); run it to make this page anew.",

@@ -43,7 +43,7 @@ class Peer:
     connection: Connection
     watch: Watch
     polled: list[int]  # the descriptors of both
-    left: bool = False  # it said so
+    left: bool = False  # it said that it leaves, or its connection ended
 
 
 class LocalSender(SenderChannel):
@@ -57,7 +57,7 @@ class LocalSender(SenderChannel):
         self.slots = Slots(layout, blocks_per_worker * num_workers + 2)
         self._listener = Listener()
         self.handout = self._listener.address
-        self._unidentified: dict[int, Connection] = {}  # by descriptor, until they say who they are
+        self._unidentified: dict[int, Connection] = {}  # by descriptor, before HELLO
         self._peers: dict[int, Peer] = {}
         self._closed = False
         self._poll = select.poll()
@@ -155,16 +155,13 @@ class LocalSender(SenderChannel):
         if not messages and not connection.ended:
             return
         del self._unidentified[fd]
-        hello = messages[0] if messages else None
-        worker, pid = hello.numbers[:2] if hello is not None else (-1, 0)
-        serving = self._peers.get(worker)
-        if hello is None or not self._listener.is_known(hello) or serving is not None:
-            if serving is not None:
-                who = f"worker {worker} is already served by a live process"
-                connection.send(REFUSED, text=f"{who} (pid {serving.watch.pid})")
+        if not messages or (why := self._refusal(messages[0])):
+            if messages:
+                connection.send(REFUSED, text=why)
             self._poll.unregister(fd)
             connection.close()
             return
+        worker, pid = messages[0].numbers[:2]
         self._reset(worker)
         watch = Watch(pid)
         peer = self._peers[worker] = Peer(worker, connection, watch, [fd, *watch.fds()])
@@ -175,6 +172,15 @@ class LocalSender(SenderChannel):
         for message in messages[1:]:
             self._to_answer(peer, message, answers)
         self._read_peer(peer, {fd}, answers)
+
+    def _refusal(self, hello: Message) -> str:
+        """Why the process that said this cannot serve as a worker; empty if it can."""
+        worker = hello.numbers[0]
+        if not self._listener.is_known(hello) or worker not in range(self.num_workers):
+            return "the sender does not know this process"
+        if (peer := self._peers.get(worker)) is not None:
+            return f"worker {worker} is already served by a live process (pid {peer.watch.pid})"
+        return ""
 
     def close(self) -> None:
         if self._closed:
