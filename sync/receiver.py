@@ -75,18 +75,26 @@ class Receiver:
 
     def connect(self, timeout: float, *, background: bool) -> None:
         """Tell the sender that this worker is here, and take the first version into use."""
-        self.channel.open()
-        self._opened = True
-        try:
-            self.binding = self._bind()
-        except Exception:
-            self._answer_failed(NEVER)
-            raise
+        with self._lock:
+            self.channel.open()
+            self._opened = True
+            try:
+                self.binding = self._bind()
+            except Exception:
+                self._answer_failed(NEVER)
+                raise
+            self._await_first_version(timeout)
+            self._returned = self.version
+            if self._zero_copy:
+                _POINTING.add(self)
+            if background:
+                thread = threading.Thread(target=self._run, name="lockstep-receive", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _await_first_version(self, timeout: float) -> None:
         deadline = awake_s() + timeout
-        while True:
-            with self._lock:
-                if self._apply_newest():
-                    break
+        while not self._apply_newest():
             remaining = deadline - awake_s()
             if why := self.channel.sender_gone():
                 raise ConnectionError(f"{self}: {why}")
@@ -96,13 +104,7 @@ class Receiver:
                     "connect()?"
                 )
             self._sleep(min(remaining, SLICE_S))
-        self._returned = self.version
-        if self._zero_copy:
-            _POINTING.add(self)
-        if background:
-            thread = threading.Thread(target=self._run, name="lockstep-receive", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._check_open()
 
     def _bind(self) -> Binding:
         target = self.model if self.model is not None else self._own_weights()
@@ -135,6 +137,7 @@ class Receiver:
 
     def _wait(self, deadline: float) -> None:
         while self.version == self._returned:
+            self._check_open()
             # A thread that sleeps must read for itself what wakes it.
             if self.channel.sender_gone() if self._thread is None else self._thread_ended:
                 raise ConnectionError(
@@ -162,6 +165,8 @@ class Receiver:
                 if self.binding is not None:
                     self.binding.after_use()
                 self._reading = outer
+                if self._stopping and not outer:
+                    self._let_go()  # `close` did not wait for this thread
 
     def _apply_newest(self) -> bool:
         """Whether there was a version to apply."""
@@ -201,31 +206,42 @@ class Receiver:
 
     def wait_for_news(self, timeout: float, fds: Collection[int]) -> bool:
         """Sleep until there is news, the sender is gone, or one of `fds` is readable."""
-        if self._thread is not None:
-            raise RuntimeError(
-                "wait_for_news: the background thread takes what is new; connect(background=False)"
-            )
+        self.channel_alone("wait_for_news")
         deadline = time.monotonic() + timeout
-        while not self.channel.has_news():
-            remaining = deadline - time.monotonic()
-            ready = self._sleep(max(0.0, remaining), fds)
-            woken = not set(fds).isdisjoint(ready)
-            if remaining <= 0 or woken or self.channel.sender_gone():
-                return self.channel.has_news()
-        return True
+        with self._lock:  # `close` wakes this thread and waits for it
+            while not self.channel.has_news():
+                remaining = deadline - time.monotonic()
+                ready = self._sleep(max(0.0, remaining), fds)
+                self._check_open()
+                woken = not set(fds).isdisjoint(ready)
+                if remaining <= 0 or woken or self.channel.sender_gone():
+                    return self.channel.has_news()
+            return True
 
     def _sleep(self, timeout: float, fds: Collection[int] = ()) -> list[int]:
         """Return when there may be news, one of `fds` is readable, or time is over."""
         with self.channel.sleeping():
             if self.channel.has_news():
                 timeout = 0.0
-            return wait_for([*self.channel.fds(), *fds], timeout)
+            return wait_for([self._stop.fd, *self.channel.fds(), *fds], timeout)
+
+    def channel_alone(self, call: str) -> ReceiverChannel:
+        """The channel, if no background thread waits for what it brings."""
+        if self._thread is not None:
+            raise RuntimeError(
+                f"{call}: the background thread takes what is new; connect(background=False)"
+            )
+        return self.channel
+
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise RuntimeError(f"{self}: another thread called shutdown() meanwhile")
 
     def _run(self) -> None:
         """The background thread: apply what comes until the sender or the owner says stop."""
         try:
             while not self._stopping:
-                self._sleep(60.0, [self._stop.fd])
+                self._sleep(60.0)
                 if self._stopping or (not self._apply_and_report() and self.channel.sender_gone()):
                     return
         except Exception:  # no descriptors are left, for instance: nothing is applied any more
@@ -261,7 +277,7 @@ class Receiver:
     def close(self) -> None:
         """Stop applying, and let the sender have its memory back. The model keeps its weights.
 
-        A thread that does not leave `reading()` in time keeps the memory that it reads.
+        If a thread does not leave `reading()` in time, that thread does the rest.
         """
         self._stopping = True
         self._stop.ring()
@@ -270,10 +286,16 @@ class Receiver:
         if not self._opened or not self._lock.acquire(timeout=_CLOSE_S):
             return
         try:
-            self.own_memory()
-            self.channel.close()
+            self._let_go()
         finally:
             self._lock.release()
+
+    def _let_go(self) -> None:
+        """Under the lock, also twice."""
+        try:
+            self.own_memory()
+        finally:
+            self.channel.close()
 
     # -- forks of this process, whose copy of the model nobody updates
 

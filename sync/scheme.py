@@ -358,8 +358,7 @@ class WeightSyncScheme:
 
     def has_news(self) -> bool:
         """Whether there may be something newer to `receive`. Cheap enough to ask at every step."""
-        receiver = self._receiver or self._need_receiver("has_news")
-        return receiver.has_news()
+        return self._need_receiver("has_news").has_news()
 
     @closes_on_interrupt
     def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
@@ -371,14 +370,14 @@ class WeightSyncScheme:
 
     def news_fds(self) -> list[int]:
         """What `wait_for_news` polls, for a poll of one's own inside `sleeping()`."""
-        return self._need_receiver("news_fds").channel.fds()
+        return self._need_receiver("news_fds").channel_alone("news_fds").fds()
 
     def sleeping(self) -> AbstractContextManager[None]:
         """`with scheme.sleeping():` look at `has_news()`, then poll `news_fds()`.
 
         Outside of it a publish may wake nobody, since waking costs the sender a system call.
         """
-        return self._need_receiver("sleeping").channel.sleeping()
+        return self._need_receiver("sleeping").channel_alone("sleeping").sleeping()
 
     # -- both sides
 

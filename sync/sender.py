@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from sync.channel import JOINED, SenderChannel, now_ns
+from sync.channel import JOINED, LEFT, LOST, SenderChannel, now_ns
 from sync.errors import WorkerError, combine
 from sync.forms import SenderForm
 from sync.local.doorbell import Doorbell
@@ -208,12 +208,17 @@ class Sender:
 
     def _collect(self) -> None:
         """Book what the channel has heard, and send newcomers what their predecessors had."""
+        newcomers: set[int] = set()
         for answer in self.channel.poll():
-            record = self.workers[answer.worker]
-            record.book(answer)
-            if answer.kind == JOINED and record.last_block_is_intact():
-                assert record.last is not None
-                for part in self.channel.prepare(record.last, [record.index]):
+            self.workers[answer.worker].book(answer)
+            if answer.kind == JOINED:
+                newcomers.add(answer.worker)
+            elif answer.kind in (LEFT, LOST):
+                newcomers.discard(answer.worker)
+        for worker in newcomers:  # once, although several processes may have come and gone
+            record = self.workers[worker]
+            if record.last is not None and record.last_block_is_intact():
+                for part in self.channel.prepare(record.last, [worker]):
                     self.channel.publish(part.block, part.workers)
 
     def settle(
@@ -299,7 +304,7 @@ class Sender:
 
     def _serve(self) -> None:
         """Have a thread move on what waits in the channel, once nobody waits for it here."""
-        if self.channel.busy():
+        if not self._closed and self.channel.busy():
             if self._service is None:
                 self._service = Service(self)
             self._service.wake()
@@ -332,8 +337,6 @@ class Sender:
         """End calls of other threads, then let the workers go."""
         self._closed = True
         self._bell.ring()
-        if self._service is not None:
-            self._service.stop()
         alone = self._lock.acquire(timeout=_CLOSE_S)
         try:
             self.channel.close()
@@ -343,6 +346,8 @@ class Sender:
         finally:
             if alone:
                 self._lock.release()
+            if self._service is not None:
+                self._service.stop()
 
 
 class Service:

@@ -28,7 +28,7 @@ class WorkerRecord:
         self.last: Snapshot | None = None
         self._raised: WorkerError | None = None
         self._dead: WorkerError | None = None
-        self._reported = self._joined = False
+        self._reported = self._joined = self._served = False
 
     def __str__(self) -> str:
         known = [str(self.device or "cpu"), *([self.label] if self.label else [])]
@@ -58,11 +58,13 @@ class WorkerRecord:
     def reset_for_successor(self) -> None:
         """Before a rendezvous: forget a failure, so that another process can take the place.
 
-        An unreported failure of a worker that never got any weights is kept.
+        What a process raised that never got any weights is kept until it is reported, and so is the
+        death of the first one.
         """
         if not self._joined:  # nobody has served as this worker yet
             self._dead = None
-        if self.stats.applied or self._reported:
+        died_after_another = bool(self.stats.applied) and self._raised is None
+        if self._served or self._reported or died_after_another:
             self.connected &= self._dead is None
             self._raised = self._dead = None
             self._reported = False
@@ -79,7 +81,7 @@ class WorkerRecord:
         """Note what the worker said or what became of it."""
         if answer.kind == JOINED:
             self.stats.restarts += self.acknowledged != NEVER
-            self._joined = True
+            self._joined, self._served, self._reported = True, False, False
             self.acknowledged, self.connected, self.pid = NEVER, False, answer.pid
             self._raised = self._dead = None
         elif answer.kind == APPLIED:
@@ -102,7 +104,7 @@ class WorkerRecord:
 
     def _book_applied(self, answer: Answer) -> None:
         version = answer.version
-        self.connected = True
+        self.connected = self._served = True
         self.acknowledged = max(self.acknowledged, version)
         again = version <= self.answered
         self.answered = max(self.answered, version)

@@ -169,8 +169,9 @@ class WorkerLink:
         """Remove the messages that have arrived, in the order of sending."""
         self._transmit(now)
         while self._in_flight and self._in_flight[0].arrives_ns <= now:
-            message = self._in_flight.popleft()
-            yield message
+            message = self._in_flight[0]
+            yield message  # if that raises, it is delivered the next time
+            self._in_flight.popleft()
             self.delivered += 1
             self.delays_ns.append(now_ns() - message.sent_ns)
             self._transmit(now)

@@ -155,6 +155,9 @@ class LocalSender(SenderChannel):
         if not messages and not connection.ended:
             return
         del self._unidentified[fd]
+        if messages and (serving := self._peers.get(messages[0].numbers[0])) is not None:
+            serving.watch.look()  # it may have left since this poll began
+            self._read_peer(serving, {serving.connection.fd}, answers)
         if not messages or (why := self._refusal(messages[0])):
             if messages:
                 connection.send(REFUSED, text=why)
@@ -239,6 +242,8 @@ class LocalReceiver(ReceiverChannel):
     # -- the same for all
 
     def open(self) -> None:
+        self.close()
+        self._welcome, self._gone = False, ""
         self._watch = Watch(self.handout.pid)
         self._connection = connect(self.handout, self.worker)
         self._poll = select.poll()
@@ -281,8 +286,9 @@ class LocalReceiver(ReceiverChannel):
             self.connection.send(FAIL, answer.version, text=answer.text)
 
     def fds(self) -> list[int]:
-        watched = self._watch.fds() if self._watch is not None else []
-        return [self.connection.fd, *watched]
+        if self._connection is None or self._watch is None:
+            return []
+        return [self._connection.fd, *self._watch.fds()]
 
     def sender_gone(self) -> str:
         self.listen()

@@ -77,19 +77,25 @@ class Listener:
 
     def accept(self) -> list[Connection]:
         """New connections that have not sent HELLO yet."""
-        accepted = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
+        accepted: list[Connection] = []
+        while True:
+            try:
                 connected, _ = self._socket.accept()
-                if _same_user(connected):
-                    accepted.append(Connection(connected))
-                else:
-                    connected.close()
-        return accepted
+            except BlockingIOError:
+                return accepted
+            except OSError:  # no descriptors are left, for instance
+                if accepted:
+                    return accepted
+                raise
+            if _same_user(connected):
+                accepted.append(Connection(connected))
+            else:
+                connected.close()
 
     def is_known(self, hello: Message) -> bool:
         """Whether whoever said this was handed the address."""
-        return hello.kind == HELLO and hmac.compare_digest(hello.text, self.address.secret)
+        secret, said = self.address.secret.encode(), hello.text.encode(errors="replace")
+        return hello.kind == HELLO and hmac.compare_digest(said, secret)
 
     def close(self) -> None:
         self._socket.close()
@@ -130,7 +136,7 @@ class Connection:
         At most a few messages are unread at a time, which a socket has room for; one that finds no
         room because a process is suspended is dropped, too.
         """
-        data = text.encode()[-TEXT_BYTES:]
+        data = text.encode(errors="backslashreplace")[-TEXT_BYTES:]
         padded = numbers + (0,) * (_NUMBERS - len(numbers))
         message = _HEAD.pack(kind, len(data), *padded) + data
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):

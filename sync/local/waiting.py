@@ -9,6 +9,7 @@ processor, on an overloaded machine, counts: Linux reports it apart (`schedstat`
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import threading
 import time
@@ -27,7 +28,12 @@ class AwakeClock:
 
     def __init__(self) -> None:
         self._stopped_s = self._seen_until = 0.0
-        self._queued = _Queued()
+        self._queued = _RunQueueDelay()
+        self._lock = threading.Lock()  # several threads see the same stop
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def __call__(self) -> float:
         return time.monotonic() - self._stopped_s
@@ -41,14 +47,17 @@ class AwakeClock:
     def end(self, due: float) -> None:
         """The wait, which was to end at `due` by `time.monotonic`, ends now."""
         now = time.monotonic()
-        late_s = now - max(due, self._seen_until)
-        if late_s > SLICE_S:
-            late_s -= max(0.0, _queued_s() - self._queued.seconds)
+        if now - due <= SLICE_S:
+            return
+        queued_s = max(0.0, _queued_s() - self._queued.seconds)
+        with self._lock:
+            late_s = now - max(due, self._seen_until) - queued_s
             if late_s > SLICE_S:
-                self._stopped_s, self._seen_until = self._stopped_s + late_s, now
+                self._stopped_s += late_s
+                self._seen_until = max(self._seen_until, now)
 
 
-class _Queued(threading.local):
+class _RunQueueDelay(threading.local):
     """What `_queued_s` said last in this thread, and when."""
 
     seconds = 0.0

@@ -175,7 +175,8 @@ class Binding:
         for slot in self._slots:
             if not slot.is_buffer:
                 slot.tensor.data = slot.tensor.data.clone()
-        self._index(self._strategy.flatten(self.target))
+        self._places.clear()  # so that `leaves` looks everything up again, and checks it
+        self._sizes = []
 
     def copies(self) -> list[Tensor]:
         """What the model holds, for `replace_memory` in a forked child."""

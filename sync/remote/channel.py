@@ -294,10 +294,10 @@ class RemoteReceiver(ReceiverChannel):
         return self._inbox is not None and self._inbox.has_news()
 
     def fds(self) -> list[int]:
-        return [self.inbox.bell.fd]
+        return [] if self._inbox is None else [self._inbox.bell.fd]
 
     def sender_gone(self) -> str:
-        return self.inbox.closed
+        return "the worker left" if self._inbox is None else self._inbox.closed
 
     def close(self) -> None:
         if self._inbox is not None:

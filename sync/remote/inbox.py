@@ -48,7 +48,7 @@ class _Delivery(NamedTuple):
     reply: Future[Reply]
 
 
-_lock = threading.Lock()  # guards the three below
+_lock = threading.RLock()  # guards the three below
 _inboxes: dict[_Place, Inbox] = {}
 _expected: dict[_Place, Future[Reply]] = {}  # deliveries for workers that have no inbox yet
 _left: dict[_Place, Reply] = {}  # what those that left reply
@@ -69,7 +69,7 @@ class Inbox:
         self._refusal: Answer | None = None
         self._newest: _Delivery | None = None
         self._taken: _Delivery | None = None
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
         with _lock:
             _inboxes[self._place] = self
             _left.pop(self._place, None)

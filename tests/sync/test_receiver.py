@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -12,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from sync import WeightStrategy, WorkerRaised, WorkerTimeout
+from sync import WeightStrategy, WorkerDied, WorkerRaised, WorkerTimeout
 from tests.sync.support import (
     KINDS,
     Counting,
@@ -380,3 +381,116 @@ def test_no_version_is_missed_by_a_background_thread_while_another_waits_for_one
             for _ in range(40):
                 scheme.send_async()
             assert worker.hear() == last
+
+
+@pytest.mark.parametrize("call", ["receive", "wait_for_news", "connect"])
+@EACH
+def test_a_shutdown_from_another_thread_ends_a_receivers_call(kind, call):
+    def shut_down_meanwhile(scheme, model):
+        if call == "connect":
+            scheme.shutdown()
+            raise RuntimeError("another thread called shutdown() meanwhile")
+        ended = []
+
+        def wait():
+            try:
+                getattr(scheme, call)(60.0)
+            except RuntimeError as error:
+                ended.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not thread.is_alive():
+            continue
+        scheme.shutdown()
+        thread.join(20)
+        assert not thread.is_alive()
+        raise RuntimeError(ended[0])
+
+    with running(sender(kind)) as (worker,), pytest.raises(RuntimeError, match=r"shutdown\(\)"):
+        worker.do(shut_down_meanwhile)
+
+
+def test_after_a_shutdown_that_did_not_wait_the_model_has_memory_of_its_own(monkeypatch):
+    """The thread that was inside `reading()` gives the block back when it leaves."""
+
+    def shut_down(scheme, model):
+        entered, leave = threading.Event(), threading.Event()
+
+        def read_on():
+            with scheme.reading():
+                entered.set()
+                leave.wait(60)
+
+        reader = threading.Thread(target=read_on)
+        reader.start()
+        entered.wait(20)
+        scheme.shutdown()
+        leave.set()
+        reader.join(20)
+
+    monkeypatch.setattr("sync.receiver._CLOSE_S", 0.2)
+    with running(scheme := sender("shared_zero_copy"), background=True) as (worker,):
+        worker.do(shut_down)
+        for value in range(2, 8):
+            with contextlib.suppress(WorkerDied):
+                scheme.send_async(policy(value))
+        assert worker.do(held) == bits(policy(1))
+        worker.do(lambda s, m: fill(m, 9))  # which would end a process that points at a block
+        assert worker.do(held) == bits(policy(9))
+
+
+@EACH
+def test_an_error_that_no_encoding_has_reaches_the_sender(kind):
+    def refuse(scheme, model):
+        def fail(state):
+            raise ValueError("a file called \udcff")
+
+        model[0].set_extra_state = fail
+
+    source = nn.Sequential(Counting("first"))
+    with running(scheme := sender(kind, source), counting, background=True) as (worker,):
+        worker.do(refuse)
+        with pytest.raises(WorkerRaised, match="a file called"):
+            scheme.send()
+
+
+@EACH
+def test_a_worker_whose_model_fits_no_more_can_be_shut_down(kind):
+    def change(scheme, model):
+        model[0].weight = nn.Parameter(torch.zeros(7, 7))
+        scheme.shutdown()
+        return model[0].weight.shape
+
+    with running(scheme := sender(kind)) as (worker,):
+        assert worker.do(change) == (7, 7)
+        with pytest.raises(WorkerDied, match="left"):
+            scheme.send()
+
+
+@EACH
+def test_a_fork_of_a_worker_takes_no_news_from_it(kind):
+    def ask(scheme, model):
+        if os.fork() == 0:
+            try:
+                scheme.has_news()
+            except RuntimeError:
+                os._exit(3)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.wait()[1])
+
+    with running(scheme := sender(kind)) as (worker,):
+        scheme.send_async(policy(2))
+        assert worker.do(ask) == 3
+        assert worker.do(receive)
+
+
+@EACH
+def test_beside_a_background_thread_nobody_else_sleeps(kind):
+    def ask(scheme, model):
+        for call in (scheme.sleeping, scheme.news_fds):
+            with pytest.raises(RuntimeError, match="the background thread takes what is new"):
+                call()
+
+    with running(sender(kind), background=True) as (worker,):
+        worker.do(ask)

@@ -244,3 +244,51 @@ def test_a_background_thread_that_cannot_go_on_tells_the_sender_why():
         worker.do(leave_no_descriptors)  # so that no other version's memory can be mapped
         with pytest.raises(WorkerRaised, match="Too many open files"):
             scheme.send(policy(2))
+
+
+def come_and_go(scheme, model):
+    """A process that takes the place, and leaves again before the sender looks."""
+    scheme.init_on_receiver(model=model, worker_idx=0)
+    scheme.connect_timeout = 0.05
+    with contextlib.suppress(TimeoutError):
+        scheme.connect(background=False)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("wire", ["float32", "delta"])
+@EACH
+def test_of_several_processes_that_came_for_one_worker_the_last_is_served(kind, wire):
+    if wire != "float32" and kind == "shared_zero_copy":
+        pytest.skip("zero_copy goes with no wire")
+    scheme = sender(kind, wire=wire, timeout=10)
+    with running(scheme) as (worker,):
+        scheme.send_async(policy(2))
+        worker.tell(lambda s, m: os._exit(1))
+        worker.process.join(20)
+        for _ in range(2):
+            with Worker(scheme) as brief:
+                brief.tell(come_and_go)
+                brief.process.join(20)
+        with Worker(scheme, worker_idx=0) as last:
+            last.tell(connect)
+            scheme.connect(worker_idx=0)
+            last.hear()
+            for value in range(3, 12):
+                scheme.send_async(policy(value))
+                assert last.do(receive, 20)
+                assert last.do(held) == bits(policy(value))
+
+
+@EACH
+def test_what_a_successor_raised_is_told_although_another_send_came_between(kind):
+    scheme = sender(kind, workers=2, connect_timeout=20)
+    with running(scheme) as (_, dying):
+        dying.tell(lambda s, m: os._exit(1))
+        dying.process.join(20)
+        with Worker(scheme, lambda: nn.Linear(3, 4), worker_idx=1) as misfit:
+            misfit.tell(connect)
+            with pytest.raises(KeyError, match=r"lacks '0\.weight'"):
+                misfit.hear()
+            scheme.send_async(worker_ids=[0])
+            with pytest.raises(WorkerRaised, match=r"lacks '0\.weight'"):
+                scheme.connect(worker_idx=1)

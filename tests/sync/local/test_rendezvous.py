@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import struct
 import sys
 
 import pytest
@@ -23,6 +24,8 @@ from sync.local.rendezvous import (
 from sync.local.waiting import wait_for
 from tests.sync.support import KINDS, bits, held, policy, receive, running
 from tests.sync.test_sender import sender
+
+HELLO_UMLAUT = struct.pack("<2i5q", HELLO, 2, 0, 1, 0, 0, 0) + "ä".encode()
 
 
 def arrived(connection):
@@ -126,7 +129,9 @@ def test_an_address_of_a_system_without_the_abstract_namespace_has_a_file_until_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 500, b"\xff" * 500])
+@pytest.mark.parametrize(
+    "noise", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 500, b"\xff" * 500, HELLO_UMLAUT]
+)
 def test_strangers_at_a_senders_socket_disturb_nobody(kind, noise):
     with running(scheme := sender(kind)) as (worker,):
         strangers = []

@@ -60,3 +60,15 @@ def test_a_process_that_was_stopped_in_a_wait_does_not_count_that_time():
 
 def test_starvation_is_read_where_the_kernel_says_it():
     assert waiting._queued_s() >= 0.0
+
+
+def test_a_stop_that_several_threads_saw_is_left_out_once(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(waiting, "_queued_s", lambda: 0.0)
+    clock = AwakeClock()
+    before = clock()
+    now[0] += 31.0
+    for _ in range(4):
+        clock.end(1001.0)
+    assert clock() - before == pytest.approx(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -155,3 +156,20 @@ def test_a_sender_has_nothing_to_do_after_a_worker_died_and_was_replaced(kind):
             assert wait_for(channel.fds(), 0) == []
             assert len(channel.fds()) == 3
         worker.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_may_leave_and_come_back_between_two_polls(kind):
+    def again(scheme, model):
+        scheme.shutdown()
+
+    with running(scheme := sender(kind)) as (worker,), contextlib.ExitStack() as others:
+        for value in range(2, 12):
+            twin = others.enter_context(Worker(scheme, worker_idx=0))
+            worker.do(again)
+            twin.tell(connect)
+            scheme.connect(worker_idx=0)
+            twin.hear()
+            worker = twin
+            scheme.send_async(policy(value))
+            assert worker.do(receive, 20)
