@@ -98,7 +98,7 @@ class SenderChannel(ABC):
 
     @abstractmethod
     def poll(self) -> list[Answer]:
-        """What has been heard since the last call, in order; also moves on whatever waits here."""
+        """The answers since the last call, in order; also makes progress on what is queued."""
 
     @abstractmethod
     def fds(self) -> list[int]:

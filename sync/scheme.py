@@ -346,7 +346,7 @@ class WeightSyncScheme:
         return self._receiver is not None and self._receiver.reported_error is error
 
     def reading(self) -> AbstractContextManager[int]:
-        """`with scheme.reading() as version:` the model holds still, at that version."""
+        """`with scheme.reading() as version:` the weights stay as they are, at that version."""
         return self._need_connected("reading").reading()
 
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -238,7 +238,8 @@ class SAC:
     def _follow(self) -> None:
         """Let the target critics follow the critics a little."""
         targets, critics = self.target_critics.parameters(), self.critics.parameters()
-        torch._foreach_lerp_(list(targets), list(critics), self.config.tau)
+        for target, critic in zip(targets, critics, strict=True):
+            target.lerp_(critic, self.config.tau)
 
     def _noise(self, inputs: Tensor) -> Tensor:
         shape = (len(inputs), math.prod(self.policy.shape))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sync.channel import APPLIED, FAILED, JOINED, LOST, Answer
+from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.effects.formats import Decoder, Encoder
 from sync.effects.planes import Array, apply_changes, max_changes_bytes, write_changes
 from sync.model.layout import HEADER_BYTES, Layout
@@ -100,7 +100,7 @@ class DeltaEncoder(Encoder):
 
     def heard(self, answer: Answer) -> None:
         held = self._held[answer.worker]
-        if answer.kind in (JOINED, LOST):
+        if answer.kind in (JOINED, LEFT, LOST):
             held.base = held.trial = None
         elif answer.kind in (APPLIED, FAILED) and held.trial is not None:
             if answer.kind == APPLIED and answer.version == held.trial.version:

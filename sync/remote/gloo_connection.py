@@ -121,7 +121,7 @@ class GlooConnection:
                 for work in sent:  # the memory must stay until then
                     work.wait(self._silence)
             except Exception as error:  # noqa: BLE001 - no other thread would hear of it
-                self._end(_in_words(error, self._silence.total_seconds()))
+                self._end(_reason(error, self._silence.total_seconds()))
             del message
 
     # -- the reading thread
@@ -131,7 +131,7 @@ class GlooConnection:
             while self._read_message():
                 pass
         except Exception as error:  # noqa: BLE001 - no other thread would hear of it
-            self._end(_in_words(error, self._silence.total_seconds()))
+            self._end(_reason(error, self._silence.total_seconds()))
 
     def _read_message(self) -> bool:
         frame = self._receive(FRAME_BYTES)
@@ -207,7 +207,7 @@ def _unpack_and_run(data: bytes, tensors: list[Tensor]) -> Any:
     return function(*args)
 
 
-def _in_words(error: Exception, silence_s: float) -> str:
+def _reason(error: Exception, silence_s: float) -> str:
     text = str(error)
     if not isinstance(error, RuntimeError):
         return f"{type(error).__name__}: {text}"

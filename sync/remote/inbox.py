@@ -129,7 +129,7 @@ class Inbox:
         self._finish(deliveries, LEFT)
 
     def leave(self) -> None:
-        """The worker reads no more."""
+        """Close for good: the worker takes no more versions."""
         last = self._refusal or Answer(self._worker, LEFT)
         with _lock:
             if _inboxes.get(self._place) is self:

@@ -174,9 +174,9 @@ def _first_line(error: BaseException) -> str:
 def use_token_authentication() -> bool:
     """Have clusters that this process starts demand a token; call it before anything imports Ray.
 
-    Ray reads the environment when it is imported. What the environment says already stands, and a
-    Ray that is imported already does as it likes: from 2.60 on that is a token too, kept in the
-    user's home. Returns whether the environment now asks for tokens.
+    Ray reads the environment when it is imported. A variable that is set already is kept. If Ray is
+    already imported, its own default applies: since 2.60 that is a token too, kept in the user's
+    home directory. Returns whether the environment now asks for tokens.
     """
     if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
         os.environ["RAY_AUTH_MODE"] = "token"

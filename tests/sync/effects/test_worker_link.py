@@ -14,23 +14,6 @@ MS = 1_000_000
 LAYOUT = Layout.of({"weight": torch.zeros(1000)})
 
 
-class Clock:
-    """Time that passes when the test says so, in nanoseconds."""
-
-    def __init__(self):
-        self.now = 10**12
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("sync.effects.slow_link.now_ns", clock)
-    return clock
-
-
 class Sending:
     """A link without a worker: versions are sent, and arrive."""
 
