@@ -16,6 +16,7 @@ import pytest
 from torch import nn
 
 from sync import WorkerDied, WorkerError, WorkerRaised
+from sync.local import waiting
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import wait_for
 from tests.sync.support import (
@@ -233,7 +234,10 @@ def test_a_sender_that_was_stopped_itself_blames_no_worker():
         process.hear()
 
 
-def test_a_background_thread_that_cannot_go_on_tells_the_sender_why():
+def test_a_background_thread_that_cannot_go_on_tells_the_sender_why(monkeypatch):
+    # Else the thread may be reading that file when the last descriptor goes, and closes it after.
+    monkeypatch.setattr(waiting, "_SCHEDSTAT", "/nowhere")
+
     def leave_no_descriptors(scheme, model):
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
         with contextlib.suppress(OSError):
