@@ -15,13 +15,13 @@ import sync  # noqa: F401 - before anything here that imports tensordict
 
 if TYPE_CHECKING:
     from collectors.base import BaseCollector
+    from collectors.data.replay_buffer import ReplayBuffer
     from collectors.multi import MultiAsyncCollector, MultiCollector, MultiSyncCollector
     from collectors.remote.distributed import DistributedCollector
     from collectors.remote.ray import RayCollector
     from collectors.remote.rpc import RPCCollector
-    from collectors.replay_buffer import ReplayBuffer
     from collectors.single import Collector
-    from collectors.versions import PolicyVersion
+    from collectors.weights.policy_version import PolicyVersion
 
 __all__ = [
     "BaseCollector",
@@ -43,10 +43,10 @@ _WHERE = {
     "MultiAsyncCollector": "multi",
     "MultiCollector": "multi",
     "MultiSyncCollector": "multi",
-    "PolicyVersion": "versions",
+    "PolicyVersion": "weights.policy_version",
     "RPCCollector": "remote.rpc",
     "RayCollector": "remote.ray",
-    "ReplayBuffer": "replay_buffer",
+    "ReplayBuffer": "data.replay_buffer",
 }
 
 

@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from collectors import interrupts
-from collectors.batches import frames_of
-from collectors.checks import shown
+from collectors.data.batch import frames_of
+from collectors.data.trajectories import TrajectoryAssembler, split
+from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
-from collectors.seeds import fresh_seed
-from collectors.trajectories import Whole, split
-from collectors.turn import Turn
-from collectors.versions import PolicyVersion, Stamps
-from collectors.weights import POLICY, Publisher, check_apart, find_model, sends_weights
+from collectors.rollout.seeds import fresh_seed
+from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
+from collectors.weights.policy_version import PolicyVersion, VersionMap
+from collectors.weights.publisher import Publisher
+from collectors.workers import interrupts
+from collectors.workers.fair_lock import FairLock
 from sync import WeightSyncScheme
 
 
@@ -62,15 +63,15 @@ class BaseCollector(ABC):
         self.worker_idx = self.options.worker_idx
         self.tracked = PolicyVersion.of(self.options.track_policy_version)
         self.frames = 0  # delivered, also before a resumed run
-        self._turn = Turn()
+        self._lock = FairLock()
         self._pauses = 0  # that whoever has the turn is in
-        self._whole = Whole()
+        self._assembler = TrajectoryAssembler()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._error: BaseException | None = None
         self._threads_before: int | None = None
         self._receivers: dict[str, WeightSyncScheme] = {}
-        self._above = Stamps()
+        self._above = VersionMap()
         self._wait_s = 0.0
         self._made = _Made()
         self._shut = False
@@ -161,7 +162,7 @@ class BaseCollector(ABC):
         return math.ceil(self.options.total_frames / self.frames_per_batch)
 
     def _is_done(self) -> bool:
-        if self._made.batch is not None or self._whole.has(self.options.trajs_per_batch):
+        if self._made.batch is not None or self._assembler.has(self.options.trajs_per_batch):
             return False
         return 0 <= self.options.total_frames <= self.frames
 
@@ -187,7 +188,7 @@ class BaseCollector(ABC):
     def _make(self) -> Any:
         """The next batch, as it is handed out; None if it went into the replay buffer."""
         while True:
-            with self._turn:  # whoever has it next finds the batch counted, and in the buffer
+            with self._lock:  # whoever has it next finds the batch counted, and in the buffer
                 batch = self._gathered()
                 if batch is not None and self.options.replay_buffer is not None:
                     self._store(self._finish(batch))
@@ -198,7 +199,7 @@ class BaseCollector(ABC):
     def _gathered(self) -> TensorDict | None:
         """The next batch; None where more frames are needed for one of whole trajectories."""
         wanted = self.options.trajs_per_batch
-        if wanted is not None and (whole := self._whole.take(wanted)) is not None:
+        if wanted is not None and (whole := self._assembler.take(wanted)) is not None:
             return whole
         if self._pauses:
             raise RuntimeError("the collector is paused: leave `with pause()` first")
@@ -216,8 +217,8 @@ class BaseCollector(ABC):
             )
         if wanted is None:
             return batch
-        self._whole.add(batch)
-        return self._whole.take(wanted)
+        self._assembler.add(batch)
+        return self._assembler.take(wanted)
 
     def _finish(self, batch: TensorDict) -> Any:
         options = self.options
@@ -370,7 +371,7 @@ class BaseCollector(ABC):
     def pause(self) -> Iterator[None]:
         """`with collector.pause():` no environment is stepped, and no batch is on its way."""
         self._raise_if_shut()
-        with self._turn, interrupts.held():  # whoever was told to rest is told to go on
+        with self._lock, interrupts.held():  # whoever was told to rest is told to go on
             self._pauses += 1
             try:
                 with interrupts.let_in():
@@ -404,7 +405,7 @@ class BaseCollector(ABC):
         """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
         self._raise_if_shut()
         counters = self._counters()
-        gathered = self._whole.frames  # for a batch of whole trajectories, which is not out yet
+        gathered = self._assembler.frames  # for a batch of whole trajectories, which is not out yet
         counters["delivered"] -= gathered
         counters["in_flight"] += gathered
         return {
@@ -441,7 +442,7 @@ class BaseCollector(ABC):
         Weights are not in it, but their version is.
         """
         self._raise_error()
-        with self._turn:
+        with self._lock:
             states = self._worker_states()
             numbered = self._trajectory_states()
             for state, trajectories in zip(states, numbered, strict=True):
@@ -453,7 +454,7 @@ class BaseCollector(ABC):
                 "frames": self.frames,
                 "policy_version": self.publisher.version,
                 "workers": states,
-                "whole": self._whole.state_dict(),
+                "whole": self._assembler.state_dict(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -467,7 +468,7 @@ class BaseCollector(ABC):
                 raise ValueError(
                     f"the saved collector has {name}={state[name]!r}, this one {mine!r}"
                 )
-        with self._turn:
+        with self._lock:
             ahead = int(state["policy_version"]) - self.publisher.version
             base = self.publisher.base + ahead
             exact = self._load_worker_states(list(state["workers"]), base)  # which may refuse them
@@ -477,7 +478,7 @@ class BaseCollector(ABC):
             self._note_above(self.publisher.version)
             if self.tracked is not None:
                 self.tracked.number = self._version
-            self._whole.load_state_dict(state["whole"])
+            self._assembler.load_state_dict(state["whole"])
             self._made.batch = None
         return all(exact)
 

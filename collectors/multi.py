@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
-from collectors.batches import Part, Room, assemble, room_for
-from collectors.crew import Crew
-from collectors.member import Full, Member
+from collectors.data.batch import BatchBuffer, Part, assemble, buffer_for
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
-from collectors.seeds import Seeds, check_seed, next_seed
-from collectors.starting import context
-from collectors.weights import Publisher
-from collectors.words import CUT
-from collectors.worker import PASSED_ON, Job
+from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.weights.publisher import Publisher
+from collectors.workers import interrupts
+from collectors.workers.handle import Full, WorkerHandle
+from collectors.workers.pool import WorkerPool
+from collectors.workers.process import PASSED_ON, Job
+from collectors.workers.shared_counters import CUT
+from collectors.workers.startup import context
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout
 
 _NOTICE_S = 0.5  # in which the crew hears of what a scheme has found
@@ -31,7 +31,7 @@ class _Workers(BaseCollector):
     """What both kinds share: the crew, and what becomes of its failures."""
 
     shares_batch = True  # whether frames_per_batch is all workers' together
-    crew: Crew | None = None
+    pool: WorkerPool | None = None
 
     def _make_publisher(self) -> Publisher:
         options, n = self.options, self.num_workers
@@ -52,17 +52,17 @@ class _Workers(BaseCollector):
     def _open(self) -> None:
         options = self.options
         self._serial = 0
-        self._mending = threading.RLock()
+        self._recovering = threading.RLock()
         self.preempted = 0
-        self.crew = Crew(
+        self.pool = WorkerPool(
             self._jobs(),
             self.publisher,
             ctx=self._ctx,
             timeout=options.timeout,
             start_timeout=options.start_timeout,
         )
-        self.crew.start()
-        self._first_env = np.concatenate([[0], np.cumsum([m.num_envs for m in self.crew.members])])
+        self.pool.start()
+        self._first_env = np.concatenate([[0], np.cumsum([m.num_envs for m in self.pool.members])])
         if options.weight_updater is not None:
             options.weight_updater.register_collector(self)
         self._begin()
@@ -110,13 +110,13 @@ class _Workers(BaseCollector):
 
     def _see_to_failures(self) -> None:
         """Replace failed workers if that is wanted, and give them orders; else raise."""
-        assert self.crew is not None
+        assert self.pool is not None
         if self.options.on_worker_failure == "raise":
-            self.crew.raise_failures()
-        with self._mending:
-            while failed := self.crew.failed():
+            self.pool.raise_failures()
+        with self._recovering:
+            while failed := self.pool.failed():
                 member = failed[0]
-                used = sum(one.restarts for one in self.crew.members)
+                used = sum(one.restarts for one in self.pool.members)
                 if used >= self.options.max_restarts:
                     assert member.failure is not None
                     if not getattr(member.failure, "__notes__", None):
@@ -125,59 +125,59 @@ class _Workers(BaseCollector):
                     raise member.failure
                 self._replace(member)
 
-    def _replace(self, member: Member) -> None:
+    def _replace(self, member: WorkerHandle) -> None:
         """Replace a failed worker, and give it orders; one that is not done with stays failed."""
-        assert self.crew is not None
+        assert self.pool is not None
         failure = member.failure
         try:
-            self.crew.replace(member)
+            self.pool.replace(member)
             if member.failure is None:
-                self._reorder(member)
+                self._order_again(member)
         except BaseException:  # an interrupt
             member.failure = member.failure or failure
             raise
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
-        assert self.crew is not None
+        assert self.pool is not None
         # Held still in mid-batch, a worker takes them when its batch is done: not to be waited for.
-        wait = False if self.crew.held and self.options.apply_at == "batch" else None
+        wait = False if self.pool.held and self.options.apply_at == "batch" else None
         try:
             self.publisher.publish(by_model, worker_ids, wait=wait)
         except WorkerError as error:
-            self._mend(error)
+            self._recover(error)
 
-    def _mend(self, error: WorkerError) -> None:
+    def _recover(self, error: WorkerError) -> None:
         """Replace whom a scheme found to have failed; raise if that is nobody's failure here."""
-        assert self.crew is not None
-        crew, publisher = self.crew, self.publisher
+        assert self.pool is not None
+        pool, publisher = self.pool, self.publisher
         all_died = all(isinstance(one, WorkerDied) for one in error.failures.values())
 
         def replaced() -> bool:
             return all_died and publisher.is_in_use(error.failures)
 
-        with self._mending:  # another thread may be replacing them
-            crew.wait(lambda: bool(crew.failed() or replaced()), _NOTICE_S)
-            if crew.failed():
+        with self._recovering:  # another thread may be replacing them
+            pool.wait(lambda: bool(pool.failed() or replaced()), _NOTICE_S)
+            if pool.failed():
                 self._see_to_failures()
             elif not replaced():
                 raise error
 
-    def _reorder(self, member: Member) -> None:
+    def _order_again(self, member: WorkerHandle) -> None:
         """Give a replacement the orders that its predecessor left undone."""
 
     # -- taking blocks
 
-    def _part(self, member: Member, full: Full) -> Part:
+    def _part(self, member: WorkerHandle, full: Full) -> Part:
         full.frames.num_steps = full.steps
-        if full.life != member.numbered:
+        if full.generation != member.numbered:
             member.trajectories.restart()
-            member.numbered = full.life
+            member.numbered = full.generation
         first = int(self._first_env[member.worker])
         return Part(full.frames, full.steps, member.worker, first, member.trajectories)
 
     def _counters(self) -> dict[str, Any]:
-        assert self.crew is not None
-        workers = [self.crew.account(member) for member in self.crew.members]
+        assert self.pool is not None
+        workers = [self.pool.frame_counts(member) for member in self.pool.members]
         totals = {
             name: sum(worker[name] for worker in workers)
             for name in ("collected", "delivered", "dropped", "in_flight", "restarts")
@@ -186,74 +186,76 @@ class _Workers(BaseCollector):
 
     # -- control
 
-    def _call(self, method: str, *args: Any, members: Sequence[Member] | None = None) -> list[Any]:
-        assert self.crew is not None
+    def _call(
+        self, method: str, *args: Any, members: Sequence[WorkerHandle] | None = None
+    ) -> list[Any]:
+        assert self.pool is not None
         self._raise_error()
         while True:
-            lives = [member.life for member in self.crew.members]
+            generations = [member.generation for member in self.pool.members]
             try:
-                return self.crew.call(method, *args, members=members)
+                return self.pool.call(method, *args, members=members)
             except WorkerError as error:
                 if self.options.on_worker_failure == "restart" and isinstance(error, WorkerTimeout):
-                    self.crew.give_up(error, lives)
-                if not self.crew.failed():
+                    self.pool.give_up(error, generations)
+                if not self.pool.failed():
                     raise
                 self._see_to_failures()  # and if all are alive again, ask again
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed every worker's environments and policy, and start new episodes."""
         self.seed = check_seed(seed)
-        assert self.crew is not None
-        for member, job in zip(self.crew.members, self.crew.jobs, strict=True):
+        assert self.pool is not None
+        for member, job in zip(self.pool.members, self.pool.jobs, strict=True):
             member.seed = self.seed
             job.seeds = Seeds(self.seed, member.worker, member.restarts, static_seed)
-        self._call("set_seed", lambda member: (self.crew.jobs[member.worker].seeds,))
+        self._call("set_seed", lambda member: (self.pool.jobs[member.worker].seeds,))
         return next_seed(self.seed)
 
     def _worker_states(self) -> list[dict[str, Any]]:
         return self._call("state_dict")
 
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
-        assert self.crew is not None
+        assert self.pool is not None
         # On their own, workers are ahead of what was delivered: what lay between is gone, and so is
         # what they made here before.
         goes_on = self.shares_batch
         found = self._call("load_state_dict", lambda member: (states[member.worker], base, goes_on))
-        for member, state, (same, last) in zip(self.crew.members, states, found, strict=True):
+        for member, state, (same, last) in zip(self.pool.members, states, found, strict=True):
             member.outdated = last
             member.trajectories.load_state_dict(state["trajectories"], under_way=same)
-            job = self.crew.jobs[member.worker]
+            job = self.pool.jobs[member.worker]
             job.seeds = Seeds(**state["seeds"])
             member.seed = job.seeds.seed
             job.options["random_frames"] = member.made + state.get("random_frames", 0)
         return [same for same, _ in found]
 
     def _trajectory_states(self) -> list[dict[str, Any]]:
-        assert self.crew is not None
-        return [member.trajectories.state_dict() for member in self.crew.members]
+        assert self.pool is not None
+        return [member.trajectories.state_dict() for member in self.pool.members]
 
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some, counted over all workers."""
-        assert self.crew is not None
+        assert self.pool is not None
         if reset_idx is None:
             self._call("reset", None)
             return
         which = as_mask(reset_idx, self.num_envs)
         first = self._first_env
-        for member in self.crew.members:
+        for member in self.pool.members:
             mine = np.flatnonzero(which[first[member.worker] : first[member.worker + 1]])
             if len(mine):
                 self._call("reset", [int(i) for i in mine], members=[member])
 
     def _hold(self, still: bool) -> None:
-        assert self.crew is not None
-        self.crew.hold(still)
+        assert self.pool is not None
+        self.pool.hold(still)
         if still:
             self._call("stats")  # whoever answers has read the message before it
 
     def _close(self, timeout: float, close_env: bool) -> None:
-        if self.crew is not None:
-            self.crew.close(timeout, close_env=close_env)
+        if self.pool is not None:
+            self.pool.close(timeout, close_env=close_env)
 
 
 class MultiSyncCollector(_Workers):
@@ -266,17 +268,17 @@ class MultiSyncCollector(_Workers):
 
     def _begin(self) -> None:
         self._under_way = False
-        self._room: Room | None = None  # with copy=False, for all batches
-        assert self.crew is not None
-        how, counts = self.options.cat_results, [m.num_envs for m in self.crew.members]
+        self._room: BatchBuffer | None = None  # with copy=False, for all batches
+        assert self.pool is not None
+        how, counts = self.options.cat_results, [m.num_envs for m in self.pool.members]
         if how not in (None, 0) and len(set(counts)) > 1:
             raise ValueError(
                 f"cat_results={how!r} needs workers with as many environments each, not {counts}"
             )
 
     def _gather(self) -> TensorDict:
-        assert self.crew is not None
-        crew, members = self.crew, self.crew.members
+        assert self.pool is not None
+        pool, members = self.pool, self.pool.members
         if not self._under_way:  # else an interrupt cut short the call before this one
             self._serial += 1
             self._under_way = True
@@ -288,43 +290,43 @@ class MultiSyncCollector(_Workers):
             if enough < len(members):
                 for member in members:
                     if not self._has_filled(member):
-                        member.words.words[CUT] = self._serial
+                        member.counters.values[CUT] = self._serial
                 self._wait_for(len(members))
         self._under_way = False
-        crew.arrived.clear()
-        parts = [self._part(member, crew.take(member)) for member in members]
+        pool.arrived.clear()
+        parts = [self._part(member, pool.take(member)) for member in members]
         self._check_alike(parts)
         steps = max(part.frames.layout.num_steps for part in parts)
         stamps = self.tracked is not None
         if self._room is None and not self.options.copy:
-            self._room = room_for(parts, steps, stamps)
+            self._room = buffer_for(parts, steps, stamps)
         batch = assemble(parts, num_steps=steps, copy=True, stamps=stamps, room=self._room)
         self.preempted += sum(
             (part.frames.layout.num_steps - part.steps) * part.frames.layout.num_envs
             for member, part in zip(members, parts, strict=True)
-            if member.words.words[CUT] == self._serial
+            if member.counters.values[CUT] == self._serial
         )
         return self._combined(batch, [part.frames.layout.num_envs for part in parts])
 
-    def _has_filled(self, member: Member) -> bool:
+    def _has_filled(self, member: WorkerHandle) -> bool:
         return bool(member.full) and member.full[-1].serial == self._serial
 
     def _wait_for(self, enough: int) -> None:
         """Wait until so many workers have filled their blocks, replacing those that fail."""
-        assert self.crew is not None
-        crew = self.crew
+        assert self.pool is not None
+        pool = self.pool
 
         def enough_are_full() -> bool:
-            return sum(self._has_filled(member) for member in crew.members) >= enough
+            return sum(self._has_filled(member) for member in pool.members) >= enough
 
-        def free() -> list[Member]:  # new, and not told anything yet
-            return [m for m in crew.members if not m.ordered and not self._has_filled(m)]
+        def free() -> list[WorkerHandle]:  # new, and not told anything yet
+            return [m for m in pool.members if not m.ordered and not self._has_filled(m)]
 
-        while not enough_are_full() or crew.failed():
+        while not enough_are_full() or pool.failed():
             self._see_to_failures()
             for member in free():
-                crew.order(member, 0, self._serial)
-            crew.wait(lambda: bool(enough_are_full() or crew.failed() or free()), None)
+                pool.order(member, 0, self._serial)
+            pool.wait(lambda: bool(enough_are_full() or pool.failed() or free()), None)
             self._raise_error()
 
     def _check_alike(self, parts: Sequence[Part]) -> None:
@@ -368,20 +370,20 @@ class MultiAsyncCollector(_Workers):
         return 2 if self.options.copy else 3
 
     def _begin(self) -> None:
-        assert self.crew is not None
-        self._lent: tuple[Member, Full] | None = None
-        for member in self.crew.members:
-            self._reorder(member)
+        assert self.pool is not None
+        self._lent: tuple[WorkerHandle, Full] | None = None
+        for member in self.pool.members:
+            self._order_again(member)
 
-    def _reorder(self, member: Member) -> None:
-        assert self.crew is not None
+    def _order_again(self, member: WorkerHandle) -> None:
+        assert self.pool is not None
         for block in range(self._num_blocks):
             self._order(member, block)
 
-    def _order(self, member: Member, block: int) -> None:
-        assert self.crew is not None
+    def _order(self, member: WorkerHandle, block: int) -> None:
+        assert self.pool is not None
         self._serial += 1
-        self.crew.order(member, block, self._serial)
+        self.pool.order(member, block, self._serial)
 
     def _gather(self) -> TensorDict:
         if self._lent is not None:
@@ -402,22 +404,22 @@ class MultiAsyncCollector(_Workers):
             self._give_back(member, full)
         return batch
 
-    def _first_full(self) -> tuple[Member, Full]:
+    def _first_full(self) -> tuple[WorkerHandle, Full]:
         """The block that was full first, waiting for one."""
-        assert self.crew is not None
-        crew = self.crew
+        assert self.pool is not None
+        pool = self.pool
         with interrupts.let_in():
-            crew.look()  # others may deliver so fast that nobody ever waits
+            pool.look()  # others may deliver so fast that nobody ever waits
             self._see_to_failures()
-            while not crew.arrived:
-                crew.wait(lambda: bool(crew.arrived or crew.failed()), None)
+            while not pool.arrived:
+                pool.wait(lambda: bool(pool.arrived or pool.failed()), None)
                 self._raise_error()
                 self._see_to_failures()
-        return crew.take_first()
+        return pool.take_first()
 
-    def _give_back(self, member: Member, full: Full) -> None:
+    def _give_back(self, member: WorkerHandle, full: Full) -> None:
         """Have the block filled again, unless its worker is no more."""
-        if full.life == member.life:
+        if full.generation == member.generation:
             self._order(member, full.block)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from collectors.checks import check_kinds
-from collectors.policies import interaction_type
+from collectors.option_checks import check_kinds
+from collectors.rollout.policy import interaction_type
 
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")

@@ -14,20 +14,22 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectors import interrupts
 from collectors.base import BaseCollector, as_mask
-from collectors.batches import Part, Trajectories, assemble, frames_of
-from collectors.environments import Environments
-from collectors.frames import Frames, allocate
-from collectors.opening import open_environments
+from collectors.data.batch import Part, Trajectories, assemble, frames_of
 from collectors.options import SINGLE, Steps, per_worker
-from collectors.policies import Acting, interaction_type
-from collectors.rollout import Rollout
-from collectors.seeds import Seeds, Streams, check_seed, next_seed
-from collectors.unhooked import unhook
-from collectors.weights import FixedIntake, Intake, Publisher, SchemeIntake, find_model
-from collectors.words import FRAMES, Words
-from collectors.worker import check_numbers
+from collectors.rollout.environment import Environments
+from collectors.rollout.frame_block import FrameBlock, allocate
+from collectors.rollout.loop import Rollout
+from collectors.rollout.make_environment import make_environments
+from collectors.rollout.policy import PolicyCaller, interaction_type
+from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed
+from collectors.rollout.unhooked import unhook
+from collectors.weights.models import find_model
+from collectors.weights.publisher import Publisher
+from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
+from collectors.workers import interrupts
+from collectors.workers.process import check_numbers
+from collectors.workers.shared_counters import FRAMES, SharedCounters
 from sync.errors import WorkerTimeout
 
 
@@ -54,21 +56,21 @@ class Collector(BaseCollector):
         options = self.options
         (device,) = options.devices(1)
         (create_env_fn,) = per_worker(self.create_env_fn, 1, "create_env_fn")
-        self.environments = open_environments(
+        self.environments = make_environments(
             create_env_fn,
             dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
             max_frames=options.max_frames_per_traj,
             halting=not options.reset_when_done,
         )
         self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
-        self._words = Words()
+        self._shared_counters = SharedCounters()
         self._trajectories = Trajectories()
         self._delivered = self._dropped = 0
         self._accounts = threading.Lock()  # a block leaves one count and enters another at once
-        self._intake, self._acting_policy = self._take_weights(device)
+        self._receiver, self._acting_policy = self._take_weights(device)
         acting = None
         if self._acting_policy is not None:
-            acting = Acting(
+            acting = PolicyCaller(
                 self._acting_policy,
                 self.environments.observations,
                 device=device,
@@ -80,22 +82,22 @@ class Collector(BaseCollector):
         self._rollout = Rollout(
             self.environments,
             acting,
-            self._intake,
+            self._receiver,
             Seeds(self.seed),
             exploration=interaction_type(options.exploration_type),
             apply_at_step=options.apply_at == "step",
             random_frames=options.init_random_frames,
             set_truncated=options.set_truncated,
-            words=self._words,
-            attend=lambda _: not self._stopping,
+            counters=self._shared_counters,
+            poll_control=lambda _: not self._stopping,
         )
         self._streams = Streams()
         outside.resume()
-        self._block: Frames | None = None
+        self._block: FrameBlock | None = None
         if options.weight_updater is not None:
             options.weight_updater.register_collector(self)
 
-    def _take_weights(self, device: torch.device | None) -> tuple[Intake, Any]:
+    def _take_weights(self, device: torch.device | None) -> tuple[WeightReceiver, Any]:
         """The policy that acts here, and how new weights get into it."""
         publisher, options = self.publisher, self.options
         if not publisher.schemes or publisher.is_direct:
@@ -120,7 +122,7 @@ class Collector(BaseCollector):
             receiver.init_on_receiver(model_id=model_id, model=model, worker_idx=0)
             _meet(scheme, receiver)
             receivers[model_id] = receiver
-        return SchemeIntake(receivers), policy
+        return SchemeReceiver(receivers), policy
 
     @property
     def num_envs(self) -> int:
@@ -147,13 +149,13 @@ class Collector(BaseCollector):
     def _collect(self) -> TensorDict:
         options, rollout = self.options, self._rollout
         assert self.environments is not None
-        if self._intake.has_news():
-            self._intake.take()
+        if self._receiver.has_news():
+            self._receiver.take()
         if options.reset_at_each_iter:
             rollout.restart()
         if self._block is None or options.use_buffers is False:
             self._block = allocate(rollout.plan(self._steps))
-        self._words.begin(0)
+        self._shared_counters.begin(0)
         try:
             with interrupts.let_in():
                 steps = rollout.collect(self._block)
@@ -169,24 +171,24 @@ class Collector(BaseCollector):
         except BaseException:
             rollout.lose()
             with self._accounts:
-                self._dropped += self._words.finish(0)
-                self._words.clear(0)
+                self._dropped += self._shared_counters.finish(0)
+                self._shared_counters.clear(0)
             raise
         with self._accounts:
             self._delivered += frames_of(batch)
-            self._words.clear(0)
+            self._shared_counters.clear(0)
         return batch
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
-        if not isinstance(self._intake, SchemeIntake):
+        if not isinstance(self._receiver, SchemeReceiver):
             return
         schemes = [self.publisher.schemes[model_id] for model_id in by_model]
         deadline = time.monotonic() + self.options.timeout
         while True:  # a thread that collects takes them between two steps; else this one does
-            if self._turn.try_enter():
-                with self._turn.ending():
-                    self._intake.take()
+            if self._lock.try_enter():
+                with self._lock.ending():
+                    self._receiver.take()
             elif not any(scheme.sync for scheme in schemes):
                 return
             try:
@@ -201,7 +203,7 @@ class Collector(BaseCollector):
         """Seed environments and policy, start new episodes; the seed to use for what follows."""
         self._raise_if_shut()
         self.seed = check_seed(seed)
-        with self._turn:
+        with self._lock:
             outside = Streams()
             self._rollout.reseed(Seeds(self.seed, static=static_seed))
             self._streams.keep()
@@ -216,8 +218,8 @@ class Collector(BaseCollector):
         exact = self._rollout.load_state_dict(state)
         self._streams.load_state_dict(state["streams"])
         self._trajectories.load_state_dict(state["trajectories"], under_way=exact)
-        if isinstance(self._intake, SchemeIntake):
-            self._intake.rebase(base)
+        if isinstance(self._receiver, SchemeReceiver):
+            self._receiver.rebase(base)
         return [exact]
 
     def _trajectory_states(self) -> list[dict[str, Any]]:
@@ -227,40 +229,40 @@ class Collector(BaseCollector):
         """Start new episodes in all environments, or in some: numbers, or a mask."""
         self._raise_if_shut()
         which = None if reset_idx is None else as_mask(reset_idx, self.num_envs)
-        with self._turn:
+        with self._lock:
             self._rollout.restart(which)
 
     def _call(self, method: str, *args: Any) -> list[Any]:
         self._raise_if_shut()
         assert self.environments is not None
         assert method == "getattr_env"
-        with self._turn:
+        with self._lock:
             return [self.environments.attribute(*args)]
 
     def _counters(self) -> dict[str, Any]:
         with self._accounts:
-            collected = self._words.words[FRAMES]
+            collected = self._shared_counters.values[FRAMES]
             return {
                 "collected": collected,
                 "delivered": self._delivered,
                 "dropped": self._dropped,
-                "in_flight": self._words.frames_in(0, collected),
+                "in_flight": self._shared_counters.frames_in(0, collected),
                 "restarts": 0,
                 "preempted": 0,
             }
 
     def _close(self, timeout: float, close_env: bool) -> None:
         # A thread that collects at this moment stops at its next step.
-        if not self._turn.try_enter(timeout):
+        if not self._lock.try_enter(timeout):
             return
-        with self._turn.ending(), contextlib.ExitStack() as after:
+        with self._lock.ending(), contextlib.ExitStack() as after:
             if self.environments is not None and close_env:
                 after.callback(self.environments.close)
             if getattr(self, "_intake", None) is not None:
-                self._intake.close()
+                self._receiver.close()
 
 
-class Direct(FixedIntake):
+class Direct(FixedWeights):
     """The trainer's own policy: its version is what was last announced."""
 
     def __init__(self, publisher: Publisher):

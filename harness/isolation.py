@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import torch
 
-from collectors.seeds import Streams
+from collectors.rollout.seeds import Streams
 
 KEPT_BYTES = 64 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h

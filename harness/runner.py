@@ -10,7 +10,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from collectors import BaseCollector
-from collectors.seeds import Streams
+from collectors.rollout.seeds import Streams
 from harness.algos.state import weights
 from harness.checkpoints import Checkpoints
 from harness.config.schema import Config

@@ -36,7 +36,7 @@ PROBES = ("tests.promises.probe", "tests.promises.remote_probe", "sync.remote.rp
 def pytest_sessionstart() -> None:
     """Where tests run side by side, have all of a process share a fork server that starts fast."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        from collectors.remote.processes import LOADED
+        from collectors.remote.local_processes import LOADED
 
         multiprocessing.set_forkserver_preload([*LOADED, *PROBES])
         forkserver.ensure_running()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from collectors.remote import joining
-from collectors.remote.joining import JoiningCollector
+from collectors.remote import process_group
+from collectors.remote.process_group import ProcessGroupCollector
 from sync import WeightSyncScheme
 from sync.remote.gloo import DistributedEngine, serve
 
 
-class DistributedCollector(JoiningCollector):
+class DistributedCollector(ProcessGroupCollector):
     """Collectors in processes that torch.distributed joins to this one."""
 
     kind = "DistributedCollector"
@@ -29,4 +29,4 @@ class DistributedCollector(JoiningCollector):
 
 def serve_rank(**options: Any) -> str:
     """Be this rank's host until the trainer says stop, or is gone; says which."""
-    return joining.serve_rank(serve, **options)
+    return process_group.serve_rank(serve, **options)

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar
 
-from collectors.remote.collector import RemoteCollector
-from collectors.remote.fleet import CannotReplace, Fleet
-from collectors.remote.host import HostJob
-from collectors.seeds import Seeds
+from collectors.remote.base import RemoteCollector
+from collectors.remote.launcher import CannotReplace, Launcher
+from collectors.remote.node import NodeJob
+from collectors.rollout.seeds import Seeds
 from sync import WeightSyncScheme
 from sync.remote.engine import PeerDied
 from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authentication
@@ -29,7 +29,7 @@ _COMING_AND_GOING = threading.Lock()
 _REFUSED = ("max_concurrency", "max_restarts", "name", "lifetime")
 
 
-class HostActor:
+class NodeActor:
     """A process for a host; what it does is called into it."""
 
 
@@ -53,12 +53,12 @@ class Places(RayEngine):
         return absent
 
 
-class RayFleet(Fleet):
+class RayLauncher(Launcher):
     """Actors. The last that is in a cluster which one of them started, or joined, leaves it."""
 
     as_array = True
     _membership: ClassVar[Membership]  # of this process, if a fleet of it began one
-    _in_ours: ClassVar[set[RayFleet]] = set()  # the fleets that came since
+    _in_ours: ClassVar[set[RayLauncher]] = set()  # the fleets that came since
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RayFleet(Fleet):
         with _COMING_AND_GOING:
             begun = _begin(self._configs, capacity, address, init_config, timeout)
             if begun is not None:
-                RayFleet._membership = begun
+                RayLauncher._membership = begun
                 self._in_ours.clear()
                 self._in_ours.add(self)
             elif self._in_ours:
@@ -95,7 +95,7 @@ class RayFleet(Fleet):
 
         config = self._configs[host % len(self._configs)]
         takes = {"num_cpus": 1, **config, "max_concurrency": MAX_CONCURRENCY}
-        return ray.remote(HostActor).options(**takes).remote()
+        return ray.remote(NodeActor).options(**takes).remote()
 
     def _await_ready(self, hosts: Sequence[int]) -> None:
         """Wait until the cluster has found a place for these."""
@@ -324,7 +324,7 @@ class RayCollector(RemoteCollector):
 
         return RayWeightSyncScheme
 
-    def _launch(self, num_hosts: int) -> Fleet:
+    def _launch(self, num_hosts: int) -> Launcher:
         configs = self._configs
         if isinstance(configs, Mapping):
             configs = [configs] * num_hosts
@@ -332,7 +332,7 @@ class RayCollector(RemoteCollector):
             raise ValueError(
                 f"remote_configs has {len(configs)} entries for {num_hosts} collectors"
             )
-        return RayFleet(
+        return RayLauncher(
             configs,
             capacity=self.capacity,
             address=self._address,
@@ -343,15 +343,15 @@ class RayCollector(RemoteCollector):
     def add_collector(self) -> int:
         """Start one more, which is told what the first one was; its number."""
         assert self.seats is not None
-        assert isinstance(self.fleet, RayFleet)
-        with self._turn, self._mending:
+        assert isinstance(self.launcher, RayLauncher)
+        with self._lock, self._recovering:
             self._raise_error()
             free = self._free_place()
-            self.fleet.add(free)
+            self.launcher.add(free)
             try:
                 self.seats.open([self._newcomer(free)])
             except BaseException:
-                self.fleet.remove(free)
+                self.launcher.remove(free)
                 raise
             self.num_workers = len(self.hosts)
             self._publish(dict.fromkeys(self.publisher.schemes), [free])
@@ -366,20 +366,20 @@ class RayCollector(RemoteCollector):
             )
         return free[0]
 
-    def _newcomer(self, host: int) -> HostJob:
+    def _newcomer(self, host: int) -> NodeJob:
         """What it is told: to have streams that nobody has had in its place."""
         assert self.seats is not None
         jobs, job = self.seats.jobs, self._job(host, like=0)
-        life = jobs[host].seeds.life + 1 if host in jobs else 0
+        generation = jobs[host].seeds.generation + 1 if host in jobs else 0
         static = jobs[self.hosts[0].host].seeds.static
-        job.seeds = Seeds(self.seed, host, life, static)
+        job.seeds = Seeds(self.seed, host, generation, static)
         return job
 
     def remove_collector(self, collector: int) -> None:
         """Let one go; what it had made and not handed over is counted as dropped."""
         assert self.seats is not None
-        assert isinstance(self.fleet, RayFleet)
-        with self._turn, self._mending:
+        assert isinstance(self.launcher, RayLauncher)
+        with self._lock, self._recovering:
             self._raise_error()
             found = [seat for seat in self.hosts if seat.host == collector]
             if not found or len(self.hosts) == 1:
@@ -387,5 +387,5 @@ class RayCollector(RemoteCollector):
                 why = "it is the last one" if found else f"there are {known}"
                 raise ValueError(f"collector {collector} cannot be removed: {why}")
             self.seats.remove(found[0])
-            self.fleet.remove(collector)
+            self.launcher.remove(collector)
             self.num_workers = len(self.hosts)

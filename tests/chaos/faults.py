@@ -177,7 +177,7 @@ def hit_worker(rng: random.Random) -> Fault:
         psutil.Process(victim.reporter).send_signal(signum)
         return True
 
-    greets = moment["point"] in (("collectors.line:Line.send", n) for n in (1, 2))
+    greets = moment["point"] in (("collectors.workers.pipe:Pipe.send", n) for n in (1, 2))
     starts = greets or moment["phase"] in ("worker starting", "connecting")
     endings = {"done"} if run.restarts and not starts else {"done", "failed"}
     return Fault(

@@ -9,9 +9,9 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.batches import Part, Trajectories, assemble, frames_of
-from collectors.frames import ALIGNMENT, FrameLayout, allocate
-from collectors.spaces import action_leaf, observation_leaves
+from collectors.data.batch import Part, Trajectories, assemble, frames_of
+from collectors.rollout.frame_block import ALIGNMENT, FrameLayout, allocate
+from collectors.rollout.spaces import action_leaf, observation_leaves
 from tests.collectors.support import same_bits
 
 SPACE = spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float32), b=spaces.Discrete(1000))

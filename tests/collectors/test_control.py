@@ -175,7 +175,7 @@ def test_stats_do_not_wait_for_a_worker_that_hangs(kind):
     wait_until(lambda: collector.stats()["workers"][1]["stage"] == "stepping")
     for _ in range(200):
         assert balance(collector) == 0
-    assert collector.crew.call("stats", members=[collector.crew.members[0]])[0]["pid"] > 0
+    assert collector.pool.call("stats", members=[collector.pool.members[0]])[0]["pid"] > 0
     collector.shutdown(timeout=0.2)
     thread.join(20.0)
     assert not thread.is_alive()
@@ -196,7 +196,7 @@ def test_a_batch_is_counted_before_anybody_else_can_look(monkeypatch):
     states: list[dict[str, Any]] = []
     with make("single", trajs_per_batch=6) as collector:
         other = threading.Thread(target=lambda: states.append(collector.state_dict()))
-        add = collector._whole.add
+        add = collector._assembler.add
 
         def look_and_add(batch: Any) -> None:
             if other.ident is None:
@@ -204,7 +204,7 @@ def test_a_batch_is_counted_before_anybody_else_can_look(monkeypatch):
                 other.join(0.5)  # it has the chance to be too early
             add(batch)
 
-        monkeypatch.setattr(collector._whole, "add", look_and_add)
+        monkeypatch.setattr(collector._assembler, "add", look_and_add)
         collector.next()
         other.join(30.0)
         waiting = states[0]["whole"]

@@ -15,7 +15,7 @@ from tensordict.nn import InteractionType, interaction_type
 from torch import nn
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, PolicyVersion
-from collectors.words import MESSAGES
+from collectors.workers.shared_counters import MESSAGES
 from sync import SharedMemWeightSyncScheme
 from tests.collectors.support import (
     Checker,
@@ -361,10 +361,10 @@ def test_an_async_collector_goes_on_with_whole_episodes_of_its_own(found, made, 
         wait_until(lambda: second.stats()["in_flight"] == 2 * made)
         second.policy.load_state_dict(first.policy.state_dict())
         second.update_policy_weights_()
-        heard = [(m.words.words, m.words.words[MESSAGES]) for m in second.crew.members]
+        heard = [(m.counters.values, m.counters.values[MESSAGES]) for m in second.pool.members]
 
         def open_when_told():
-            wait_until(lambda: all(words[MESSAGES] > number for words, number in heard))
+            wait_until(lambda: all(counters[MESSAGES] > number for counters, number in heard))
             for gate in gates:
                 gate.let(10_000)
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from collectors import MultiAsyncCollector, MultiSyncCollector
-from collectors.words import STAGES
+from collectors.workers.shared_counters import STAGES
 from sync import (
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
@@ -391,7 +391,7 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
     chance = random.Random(stage)
     with make("async", policy=model, on_worker_failure="restart", max_restarts=3) as collector:
         for kill in range(3):
-            member = collector.crew.members[kill % 2]
+            member = collector.pool.members[kill % 2]
             killed = False
             numbers = iter(range(1 + 10_000 * kill, 10_000 * (kill + 1)))
             while not killed and (number := next(numbers, None)):
@@ -399,7 +399,7 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
                     hold(model, collector.policy_version + 1)
                     collector.update_policy_weights_()
                 for _ in range(200):
-                    if member.words.stage == stage or number == 2_000:  # too short to be seen
+                    if member.counters.stage == stage or number == 2_000:  # too short to be seen
                         os.kill(member.process.pid, signal.SIGKILL)
                         killed = True
                         break
@@ -512,7 +512,7 @@ def test_several_failures_are_told_together():
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match=r"worker [12] .*died by SIGKILL"):
             gather(collector)
-        wait_until(lambda: bool(collector.stats()) and len(collector.crew.failed()) == 2)
+        wait_until(lambda: bool(collector.stats()) and len(collector.pool.failed()) == 2)
         with pytest.raises(WorkerError, match="2 workers failed") as raised:
             collector.next()
         assert set(raised.value.failures) == {1, 2}

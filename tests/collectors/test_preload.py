@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal
 from multiprocessing import forkserver
-from collectors.starting import context
+from collectors.workers.startup import context
 
 context("forkserver")
 print(forkserver._forkserver._forkserver_pid, flush=True)
@@ -46,7 +46,7 @@ def test_the_fork_server_of_a_killed_trainer_leaves_no_socket(tmp_path):
 AFTER_ONE_FAILED = """
 import os, socket
 from multiprocessing import forkserver
-from collectors.starting import context
+from collectors.workers.startup import context
 
 ctx, server = context("forkserver"), forkserver._forkserver
 with socket.socket(socket.AF_UNIX) as line:
@@ -73,7 +73,7 @@ def test_where_a_fork_server_failed_another_can_be_started(tmp_path):
 AFTER_A_FORK = """
 import os
 from multiprocessing import forkserver
-from collectors.starting import context
+from collectors.workers.startup import context
 
 context("forkserver")
 held = forkserver._forkserver._forkserver_alive_fd

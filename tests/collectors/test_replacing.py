@@ -63,7 +63,7 @@ def replacing(collector: Any, doors: Path, *victims: int) -> Iterator[None]:
         alive = pids(collector)
         for victim in victims:
             os.kill(alive[victim], signal.SIGKILL)
-        member = collector.crew.members[victims[-1]]
+        member = collector.pool.members[victims[-1]]
         wait_until(lambda: member.restarts == 1 and member.failure is None)
         yield
     finally:
@@ -136,15 +136,15 @@ def kill(member: Any) -> None:
 def test_who_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
     with make(tmp_path, timeout=8.0) as collector:
         collector.next()
-        crew = collector.crew
-        tell = crew.tell
+        pool = collector.pool
+        tell = pool.tell
 
         def replace(member, *message):
-            crew.tell = tell
+            pool.tell = tell
             kill(member)
-            crew.replace(member)  # as another thread may
+            pool.replace(member)  # as another thread may
 
-        crew.tell = replace
+        pool.tell = replace
         assert collector.getattr_env("worker") == [0, 1]
         assert collector.stats()["restarts"] == 1
 
@@ -152,11 +152,11 @@ def test_who_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
 def test_shutdown_while_another_thread_ends_a_worker_is_silent(tmp_path):
     with make(tmp_path) as collector, ThreadPoolExecutor() as threads:
         collector.next()
-        member = collector.crew.members[0]
+        member = collector.pool.members[0]
         process = member.process
         kill(member)
         member.process = Slow(process)
-        replaced = threads.submit(collector.crew.replace, member)
+        replaced = threads.submit(collector.pool.replace, member)
         assert member.process.joined.wait(10.0)
         collector.shutdown()
         with pytest.raises(RuntimeError, match="shut down"):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from collectors.frames import allocate
-from collectors.opening import open_environments
-from collectors.policies import Acting
-from collectors.rollout import Rollout
-from collectors.seeds import Seeds
-from collectors.weights import Intake
+from collectors.rollout.frame_block import allocate
+from collectors.rollout.loop import Rollout
+from collectors.rollout.make_environment import make_environments
+from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.seeds import Seeds
+from collectors.weights.receiver import WeightReceiver
 from tests.collectors.support import CodeEnv, CodePolicy
 
 
-class Waiting(Intake):
+class Waiting(WeightReceiver):
     """Version 1 has come by the first step."""
 
     def __init__(self, policy: CodePolicy):
@@ -29,8 +29,8 @@ class Waiting(Intake):
 
 
 def test_no_frame_with_newer_weights_has_what_the_policy_said_for_its_shapes():
-    policy, environments = CodePolicy(), open_environments(CodeEnv)
-    acting = Acting(policy, environments.observations)
+    policy, environments = CodePolicy(), make_environments(CodeEnv)
+    acting = PolicyCaller(policy, environments.observations)
     rollout = Rollout(environments, acting, Waiting(policy), Seeds(0))
     frames = allocate(rollout.plan(4))
     rollout.collect(frames)

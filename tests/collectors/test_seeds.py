@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectors.seeds import Streams
+from collectors.rollout.seeds import Streams
 
 DRAWS: list[Callable[[], float]] = [
     np.random.rand,

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from collectors.starting import interrupts_held
+from collectors.workers.startup import interrupts_held
 from sync.local.process import PIDFDS
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, pids, told, wait_until
 
@@ -340,7 +340,7 @@ def test_a_stopped_worker_ends_though_its_fork_server_died():
     workers = pids(collector)
     os.kill(workers[0], signal.SIGSTOP)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-    wait_until(lambda: not collector.crew.members[0].process.is_alive())  # so it seems from here
+    wait_until(lambda: not collector.pool.members[0].process.is_alive())  # so it seems from here
     collector.shutdown(timeout=0.5)
     wait_until(lambda: all(is_gone(pid) for pid in workers))
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from collectors.batches import Trajectories
-from collectors.trajectories import Whole, split
+from collectors.data.batch import Trajectories
+from collectors.data.trajectories import TrajectoryAssembler, split
 from tests.collectors.support import same_bits
 
 
@@ -93,7 +93,7 @@ def test_a_batch_without_frames_has_no_pieces():
 
 
 def test_trajectories_are_gathered_over_batches_in_the_order_of_their_ends():
-    whole, numbering = Whole(), Trajectories()
+    whole, numbering = TrajectoryAssembler(), Trajectories()
     whole.add(batch_of([[1, 0], [1, 0]], [[0, 0], [0, 1]], numbering=numbering))
     assert whole.take(2) is None
     assert whole.frames == 4
@@ -105,7 +105,7 @@ def test_trajectories_are_gathered_over_batches_in_the_order_of_their_ends():
 
 
 def test_what_waits_keeps_no_batch_alive():
-    whole = Whole()
+    whole = TrajectoryAssembler()
     whole.add(batch_of([[1, 0], [1, 0], [1, 0]], [[0, 1], [0, 1], [0, 0]]))
     whole.take(2)
     (piece,) = (piece for pieces in whole._open.values() for piece in pieces)
@@ -113,7 +113,7 @@ def test_what_waits_keeps_no_batch_alive():
 
 
 def test_what_a_reset_cut_short_is_given_out_as_truncated():
-    whole, numbering = Whole(), Trajectories()
+    whole, numbering = TrajectoryAssembler(), Trajectories()
     whole.add(batch_of([[1, 0], [1, 0]], [[0, 0], [0, 0]], numbering=numbering))
     whole.add(batch_of([[1, 0], [0, 0]], [[0, 0], [0, 0]], first=4, numbering=numbering))
     taken = whole.take(1)
@@ -125,18 +125,18 @@ def test_what_a_reset_cut_short_is_given_out_as_truncated():
 
 
 def test_what_waits_is_saved_whatever_its_keys_are_called():
-    saved, batch = Whole(), batch_of([[1, 0]], [[0, 1]])
+    saved, batch = TrajectoryAssembler(), batch_of([[1, 0]], [[0, 1]])
     batch["arm/pos"] = batch["next", "100%2F"] = torch.ones(1, 2)
     saved.add(batch)
-    loaded = Whole()
+    loaded = TrajectoryAssembler()
     loaded.load_state_dict(saved.state_dict())
     assert same_bits(loaded.take(1), batch)
 
 
 def test_what_waits_to_be_whole_is_saved():
-    whole, numbering = Whole(), Trajectories()
+    whole, numbering = TrajectoryAssembler(), Trajectories()
     whole.add(batch_of([[1, 0], [1, 1]], [[0, 0], [1, 0]], numbering=numbering))
-    again = Whole()
+    again = TrajectoryAssembler()
     again.load_state_dict(whole.state_dict())
     assert again.frames == whole.frames == 4
     more = batch_of([[0, 0], [0, 0]], [[0, 1], [0, 1]], first=4, numbering=numbering)

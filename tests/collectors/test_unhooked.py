@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from collectors import Collector, MultiSyncCollector
-from collectors.unhooked import unhook
+from collectors.rollout.unhooked import unhook
 from sync import NoWeightSyncScheme
 
 

@@ -101,14 +101,14 @@ def test_a_collector_on_a_lost_node_is_started_elsewhere_and_its_loss_is_counted
         ) as collector,
         ThreadPoolExecutor() as pool,
     ):
-        assert [collector.fleet.engine.call(host, node).result(30.0) for host in (0, 1)] == [
+        assert [collector.launcher.engine.call(host, node).result(30.0) for host in (0, 1)] == [
             place.node_id for place in places
         ]
         batch = pool.submit(collector.next)
         wait_until(lambda: collector.stats()["workers"][1]["in_flight"] == 14)
         both.remove_node(second, allow_graceful=False)
         assert batch.result(100.0)["collector", "worker"][:, 0].tolist() == [0, 1]
-        assert collector.fleet.engine.call(1, node).result(30.0) == both.head_node.node_id
+        assert collector.launcher.engine.call(1, node).result(30.0) == both.head_node.node_id
         stats = collector.stats()
         assert stats["restarts"] == 1
         assert stats["dropped"] == 14

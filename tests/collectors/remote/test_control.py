@@ -17,7 +17,7 @@ from collectors import (
     ReplayBuffer,
     RPCCollector,
 )
-from collectors.remote.ranks import Ranks
+from collectors.remote.torchrun_ranks import Ranks
 from sync import RayRemoteWeightUpdater, SharedMemWeightSyncScheme, WorkerError
 from tests.collectors.remote.support import KINDS, build, make
 from tests.collectors.remote.test_pulse import here

@@ -91,7 +91,7 @@ def taken():
 
 @needs_ray
 def test_each_ray_collector_takes_of_the_cluster_what_its_config_says(actors):
-    call = actors[0].fleet.engine.call
+    call = actors[0].launcher.engine.call
     assert [call(host, taken).result(30.0) for host in (0, 1)] == [{"CPU": 1.0}, {"CPU": 2.0}]
 
 
@@ -115,7 +115,7 @@ def test_an_updater_reaches_ray_collectors_when_it_is_their_turn(actors):
 
 @needs_ray
 def test_an_updater_alone_pushes_to_the_actors_whose_turn_it_is(actors):
-    engine = actors[0].fleet.engine
+    engine = actors[0].launcher.engine
     handles = [engine._actors[host] for host in (0, 1)]
     updater = RayRemoteWeightUpdater(probe.VersionPolicy(), handles, max_interval=1)
     with updater.scheme as scheme:
@@ -163,11 +163,11 @@ def broken():
 @needs_ray
 def test_a_ray_collector_that_fails_to_be_added_leaves_nothing(actors, monkeypatch):
     collector, _ = actors
-    before = dict(collector.fleet._actors)
+    before = dict(collector.launcher._actors)
     monkeypatch.setattr(collector, "create_env_fn", broken)
     with pytest.raises(WorkerRaised, match="no such environment"):
         collector.add_collector()
-    assert collector.fleet._actors == before
+    assert collector.launcher._actors == before
 
 
 @needs_ray

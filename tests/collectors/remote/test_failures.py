@@ -187,14 +187,14 @@ def test_workers_end_with_a_host_that_is_killed():
 def test_ranks_that_somebody_else_started_cannot_be_replaced_from_here():
     with troubled("distributed", on_worker_failure="restart") as collector:
         gather(collector, 1)
-        processes, collector.fleet._processes = collector.fleet._processes, None
+        processes, collector.launcher._processes = collector.launcher._processes, None
         try:
             os.kill(host_pids(collector)[0], signal.SIGKILL)
             with pytest.raises(WorkerDied) as raised:
                 gather(collector)
             assert "--max-restarts" in "".join(raised.value.__notes__)
         finally:
-            collector.fleet._processes = processes
+            collector.launcher._processes = processes
 
 
 @pytest.mark.parametrize("kind", KINDS)

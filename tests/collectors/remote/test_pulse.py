@@ -10,9 +10,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from collectors.remote import host as far
-from collectors.remote.collector import RemoteCollector
-from collectors.remote.fleet import Fleet
+from collectors.remote import node as far
+from collectors.remote.base import RemoteCollector
+from collectors.remote.launcher import Launcher
 from sync import RPCWeightSyncScheme, WorkerRaised
 from tests.collectors.remote.support import host_pids
 from tests.collectors.remote.test_failures import gather, troubled
@@ -79,7 +79,7 @@ class Scripted(Threads):
         return super().gone(peer)
 
 
-class HereFleet(Fleet):
+class HereFleet(Launcher):
     own_process = False
 
     def __init__(self):
@@ -111,16 +111,16 @@ def here(**options):
 def test_what_a_host_told_in_an_earlier_life_is_no_news_of_the_next(asker):
     with here() as collector:
         gather(collector, 2)
-        seat, engine = collector.hosts[0], collector.fleet.engine
+        seat, engine = collector.hosts[0], collector.launcher.engine
 
         def replace():
-            with collector._mending:  # as every caller does
+            with collector._recovering:  # as every caller does
                 seat.failure = WorkerRaised(0, "it raised meanwhile")
                 collector.seats.replace(seat)
 
         engine.meanwhile, engine.asker = replace, asker
         collector.stats()
-        wait_until(lambda: seat.life == 1 and seat.open)
+        wait_until(lambda: seat.generation == 1 and seat.open)
         gather(collector, 2)
         stats = collector.stats()
         assert stats["restarts"] == 1
@@ -130,7 +130,7 @@ def test_what_a_host_told_in_an_earlier_life_is_no_news_of_the_next(asker):
 def test_what_goes_wrong_in_the_pulse_is_told_and_the_pulse_goes_on():
     with here() as collector:
         for times in (1, 2):
-            collector.fleet.engine.fault = "cannot feel it"
+            collector.launcher.engine.fault = "cannot feel it"
             wait_until(collector.seats.failed)
             assert "RuntimeError: cannot feel it" in str(collector.hosts[0].failure)
             gather(collector, 1)

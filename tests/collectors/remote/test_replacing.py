@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.rpc import backend_registry
 
 from collectors import ReplayBuffer
-from collectors.remote import host as far
+from collectors.remote import node as far
 from sync.remote import rpc
 from tests.collectors.remote.support import KINDS, host_pids, make
 from tests.collectors.remote.test_failures import gather, troubled
@@ -49,7 +49,7 @@ def test_hosts_that_are_killed_together_are_all_replaced(kind):
 def test_a_host_joins_though_another_that_is_dead_still_counts_as_a_member():
     with troubled("rpc", on_worker_failure="restart", max_restarts=2) as collector:
         gather(collector, 2)
-        engine, begun = collector.seats.fleet.engine, threading.Event()
+        engine, begun = collector.seats.launcher.engine, threading.Event()
         forget, admit = engine._forget, engine.admit
 
         def forget_later(*who):
@@ -91,9 +91,9 @@ def test_a_host_makes_no_batch_before_it_has_taken_weights():
     with here() as collector:
         name = collector.hosts[0].name
         host = far._HOSTS[name]
-        intake, host.intake = host.intake, None
+        receiver, host.receiver = host.receiver, None
         assert "no weights were handed over" in far.next_batch(name, 0, {}).value
-        host.intake = intake
+        host.receiver = receiver
 
 
 @pytest.mark.parametrize("kind", ["distributed", "rpc"])
@@ -101,8 +101,8 @@ def test_a_replacement_that_ends_before_it_is_met_costs_a_restart(kind, tmp_path
     options = {"on_worker_failure": "restart", "max_restarts": 2, "start_timeout": 30.0}
     with troubled(kind, **options) as collector:
         gather(collector, 2)
-        fleet = collector.fleet
-        fleet._serve = functools.partial(_end_at_first, str(tmp_path / "once"), fleet._serve)
+        launcher = collector.launcher
+        launcher._serve = functools.partial(_end_at_first, str(tmp_path / "once"), launcher._serve)
         os.kill(host_pids(collector)[0], signal.SIGKILL)
         gather(collector, 3)
         stats = collector.stats()
@@ -142,8 +142,8 @@ def test_weights_published_right_after_a_host_died_reach_its_successor(kind):
 def test_a_host_is_replaced_once_whoever_else_hears_of_its_death_meanwhile():
     buffer = ReplayBuffer(1000)
     with alone(replay_buffer=buffer, max_restarts=3, start_timeout=20.0) as collector:
-        fleet, begun, again = collector.fleet, threading.Event(), threading.Event()
-        plain = fleet.replace
+        launcher, begun, again = collector.launcher, threading.Event(), threading.Event()
+        plain = launcher.replace
 
         def replace(host):
             if begun.is_set():
@@ -152,7 +152,7 @@ def test_a_host_is_replaced_once_whoever_else_hears_of_its_death_meanwhile():
             again.wait(0.5)
             plain(host)
 
-        fleet.replace = replace
+        launcher.replace = replace
         collector.start()
         os.kill(host_pids(collector)[0], signal.SIGKILL)
         assert begun.wait(30.0)

@@ -1,0 +1,1 @@
+"""Batches of frames: assembling them, splitting them into trajectories, and keeping them."""

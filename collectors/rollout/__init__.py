@@ -1,0 +1,1 @@
+"""Making frames: the loop, the policy, and environments of every kind."""

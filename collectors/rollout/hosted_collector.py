@@ -1,0 +1,171 @@
+"""A whole collector inside a worker, in the place of a plain rollout.
+
+    trainer's scheme  --->  this worker's receiver  --->  the hosted collector's own schemes
+    trainer's block   <---  rows, stamps translated <---  its batches
+
+Messages and weights are seen to between two of its batches, not between two steps; that it moves
+in between, a thread tells the trainer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDict
+
+from collectors.data.batch import frames_of
+from collectors.rollout.frame_block import Field, FrameBlock, FrameLayout
+from collectors.rollout.seeds import Seeds
+from collectors.rollout.spaces import ENDS, RESERVED, Key
+from collectors.weights.policy_version import VersionMap
+from collectors.weights.receiver import WeightReceiver
+from collectors.workers.shared_counters import (
+    FRAMES,
+    STAGE,
+    STEPPING,
+    STEPS,
+    VERSION,
+    SharedCounters,
+)
+
+_LOOK_S = 0.5
+
+
+class HostedCollector:
+    """Fills blocks with a collector's batches. It is asked what a `Rollout` is asked."""
+
+    def __init__(
+        self,
+        collector: Any,
+        seeds: Seeds,
+        *,
+        counters: SharedCounters,
+        poll_control: Callable[[Any], bool],
+    ):
+        self.collector = collector
+        self.counters = counters.values
+        self.poll_control = poll_control
+        self.frames: FrameBlock | None = None
+        self.layout: FrameLayout | None = None
+        self._first: TensorDict | None = None
+        self.stamps = VersionMap()
+        self.reseed(seeds)
+        threading.Thread(target=self._tell_progress, name="lockstep-progress", daemon=True).start()
+
+    def _tell_progress(self) -> None:
+        """Have the trainer see that frames are made, however long a batch takes."""
+        made = -1
+        while True:
+            time.sleep(_LOOK_S)
+            before, made = made, self.collector._counters()["collected"]
+            if made != before:
+                self.counters[STEPS] += 1
+
+    def follow(self, weights: WeightReceiver) -> None:
+        """Note which of the trainer's versions the newest of the hosted collector's is."""
+        self.stamps.note(self.collector.publisher.version, weights.version)
+        self.counters[VERSION] = weights.version
+
+    def reseed(self, seeds: Seeds) -> None:
+        self.seeds = seeds
+        self.collector.set_seed(int(seeds.environments(1)[0]), seeds.static)
+        self._first = None
+
+    def restart(self, which: np.ndarray[Any, Any] | None = None) -> None:
+        self.collector.reset(None if which is None else which)
+        self._first = None
+
+    def plan(self, num_steps: int) -> FrameLayout:
+        """What a batch of the hosted collector holds, as a block."""
+        if self.layout is None:
+            self._first = self.collector.next()
+            self.layout = _layout(self._first)
+        return self.layout
+
+    def collect(self, frames: FrameBlock) -> int:
+        """Fill the block with the next batch; how many rows that has."""
+        counters = self.counters
+        self.poll_control(self)
+        counters[STAGE] = STEPPING
+        if self._first is not None:
+            batch, self._first = self._first, None
+        else:
+            batch = self.collector.next()
+        batch["policy_version"] = self.stamps.translate(batch["policy_version"])
+        _write(frames, batch)
+        counters[FRAMES] += frames_of(batch)
+        counters[STEPS] += 1
+        steps: int = batch.batch_size[1]
+        frames.num_steps = steps
+        return steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "seeds": asdict(self.seeds),
+            "collector": self.collector.state_dict(),
+            "stamps": self.stamps.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
+        exact: bool = self.collector.load_state_dict(state["collector"])
+        self.stamps.load_state_dict(state["stamps"])
+        self._first = None
+        if not goes_on:
+            self.collector.reset()
+        return exact and goes_on
+
+
+def _layout(batch: TensorDict) -> FrameLayout:
+    num_envs, num_steps = batch.batch_size
+    keys: list[Key] = [
+        (key,) if isinstance(key, str) else tuple(key) for key in batch.keys(True, True)
+    ]
+    follows = {key[1:] for key in keys if key[0] == "next"}
+    observations = [key for key in keys if key in follows and key[0] not in RESERVED]
+    outputs = [key for key in keys if key not in follows and key[0] not in RESERVED]
+    outputs += [
+        key
+        for key in keys
+        if key[0] == "next" and key[1:] not in observations and key[1] not in ENDS
+    ]
+
+    def field(key: Key, rows: int) -> Field:
+        value = batch.get(key)
+        return Field(key, rows, tuple(value.shape[2:]), value.dtype)
+
+    return FrameLayout(
+        num_envs,
+        num_steps,
+        tuple(field(key, num_steps) for key in observations),
+        tuple(field(key, num_steps) for key in outputs),
+        field(("action",), num_steps),
+        hosted=True,
+    )
+
+
+def _write(frames: FrameBlock, batch: TensorDict) -> None:
+    """Put a batch [environments, time] into a block, time first."""
+    frames.begin()
+    layout, tensors, steps = frames.layout, frames.tensors, batch.batch_size[1]
+    for i, field in enumerate(layout.observations):
+        tensors[f"obs/{i}"][:steps] = batch.get(field.key).transpose(0, 1)
+        tensors[f"next/{i}"][:steps] = batch.get(("next", *field.key)).transpose(0, 1)
+    named = {f"out/{i}": field.key for i, field in enumerate(layout.outputs)}
+    named |= {
+        "action": ("action",),
+        "reward": ("next", "reward"),
+        "terminated": ("next", "terminated"),
+        "truncated": ("next", "truncated"),
+        "is_init": ("is_init",),
+        "live": ("collector", "mask"),
+        "ids": ("collector", "traj_ids"),
+        "envs": ("collector", "env"),
+        "version": ("policy_version",),
+    }
+    for name, key in named.items():
+        tensors[name][:steps] = batch.get(key).transpose(0, 1)

@@ -1,0 +1,50 @@
+"""Which parts of a policy are synchronised, each under the name of its model id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from sync import NoWeightSyncScheme, WeightSyncScheme
+from sync.model.strategy import flatten
+
+POLICY = "policy"
+
+
+def sends_weights(policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> bool:
+    """Whether there are weights to send: as the schemes say, or of a policy that has some."""
+    return isinstance(policy, nn.Module) if schemes is None else bool(schemes)
+
+
+def check_apart(policy: Any, schemes: Mapping[str, WeightSyncScheme]) -> None:
+    """Refuse a tensor that several schemes bring: the one would undo what the other brought."""
+    models = {model_id: find_model(policy, model_id) for model_id in schemes}
+    owners: dict[int, str] = {}
+    for model_id, model in models.items() if len(models) > 1 else ():
+        if isinstance(schemes[model_id], NoWeightSyncScheme):
+            continue
+        for slot in flatten(model).slots:
+            owner = owners.setdefault(id(slot.tensor), model_id)
+            if owner != model_id:
+                raise ValueError(
+                    f"weight_sync_schemes: {slot.name!r} of {model_id!r} is in {owner!r}, too, and "
+                    "a tensor comes by one scheme: give each part of the policy one, or all of it"
+                )
+
+
+def find_model(policy: Any, model_id: str) -> Any:
+    """The part of the policy that a model id names: "policy" itself, or an attribute path in it."""
+    found = policy
+    for part in model_id.split("."):
+        if found is policy and part == POLICY:
+            continue
+        try:
+            found = found[int(part)] if part.isdigit() else getattr(found, part)
+        except (AttributeError, IndexError, TypeError):
+            raise ValueError(
+                f"no model {model_id!r}: it is 'policy', or the path of a part of the policy, and "
+                f"{type(found).__name__} has no {part!r}"
+            ) from None
+    return found

@@ -1,0 +1,1 @@
+"""Worker processes on this machine: starting, supervising and talking to them."""

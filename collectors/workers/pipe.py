@@ -1,0 +1,120 @@
+"""A two-way line for messages between the trainer and one worker.
+
+Whole messages only: one that a process died in the middle of is never seen, and nobody waits for
+its rest. File descriptors can travel with a message.
+"""
+
+from __future__ import annotations
+
+import array
+import pickle
+import socket
+import struct
+import time
+from typing import Any, Self
+
+import cloudpickle
+
+from sync.local.memory import SharedFd
+
+_HEADER = struct.Struct("QI")
+_MAX_FDS = 16
+
+
+class PipeClosed(ConnectionError):
+    """Nobody is at the other end."""
+
+
+class Pipe(SharedFd):
+    """One end. It can be handed to a child process when that is started."""
+
+    def __init__(self, fd: int):
+        super().__init__(fd)
+        self._open()
+
+    @classmethod
+    def pair(cls) -> tuple[Self, Self]:
+        """Two ends, joined."""
+        near, far = socket.socketpair()
+        return cls(near.detach()), cls(far.detach())
+
+    def _open(self) -> None:
+        self._socket = socket.socket(fileno=self.fd)
+        self._socket.setblocking(False)
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+        self.ended = False  # the other end is closed, and all that it sent was received
+
+    def send(self, message: Any, *, timeout: float = 60.0, fds: tuple[int, ...] = ()) -> None:
+        """Send one message; `PipeClosed` if there is nobody, `TimeoutError` if nobody reads."""
+        payload = dumps(message)
+        data = memoryview(_HEADER.pack(len(payload), len(fds)) + payload)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        deadline = time.monotonic() + timeout
+        while data:
+            try:
+                sent = self._socket.sendmsg([data], rights)
+                data, rights = data[sent:], []
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"a message was not read within {timeout:g} s") from None
+                _wait_until_writable(self._socket, 0.05)
+            except (BrokenPipeError, ConnectionResetError):
+                raise PipeClosed("the other end is closed") from None
+
+    def receive(self) -> list[tuple[Any, list[int]]]:
+        """All messages that have come, each with its descriptors. Never waits."""
+        while not self.ended:
+            try:
+                # Descriptors for which there is no room here are missing then.
+                data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, _MAX_FDS)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data, fds = b"", []
+            self._fds += fds
+            self._buffer += data
+            self.ended = not data
+        return self._complete()
+
+    def _complete(self) -> list[tuple[Any, list[int]]]:
+        messages = []
+        start = 0
+        while len(self._buffer) - start >= _HEADER.size:
+            size, num_fds = _HEADER.unpack_from(self._buffer, start)
+            end = start + _HEADER.size + size
+            if end > len(self._buffer):
+                break
+            with memoryview(self._buffer) as view:
+                message = pickle.loads(view[start + _HEADER.size : end])
+            messages.append((message, self._fds[:num_fds]))
+            del self._fds[:num_fds]
+            start = end
+        del self._buffer[:start]
+        return messages
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self._socket.detach()
+        super().close()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._open()
+
+
+def dumps(message: Any) -> bytes:
+    """The message as bytes for `pickle.loads`; also lambdas and local classes."""
+    try:
+        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data: bytes = cloudpickle.dumps(message)
+        return data
+
+
+def _wait_until_writable(sock: socket.socket, timeout: float) -> None:
+    import select
+
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    poll.poll(timeout * 1000)

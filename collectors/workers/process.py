@@ -1,0 +1,475 @@
+"""A worker's process: one loop in one thread.
+
+    trainer                                   worker
+    -------                                   ------
+    start the process                    ->   make policy and environments
+                                         <-   hello (number of environments), or the error
+    hand over version 0 (schemes)        <->  take it
+    collect (block b)                    ->   queue it; plan the blocks at the first, share them
+                                         <-   blocks (layout, descriptor)
+                                              fill block b
+                                         <-   batch (block b, steps)
+    call (method, arguments)             ->   between two steps: do it
+                                         <-   result
+    stop                                 ->   close the environments, leave
+
+The trainer's death is noticed by a thread that sleeps until then; it ends the process at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import nn
+
+from collectors.options import Steps
+from collectors.rollout.environment import Environments
+from collectors.rollout.frame_block import FrameBlock, FrameLayout
+from collectors.rollout.hosted_collector import HostedCollector
+from collectors.rollout.loop import Rollout
+from collectors.rollout.make_environment import make_environments
+from collectors.rollout.policy import PolicyCaller, interaction_type
+from collectors.rollout.seeds import Seeds, Streams
+from collectors.rollout.unhooked import unhook
+from collectors.weights.models import find_model
+from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
+from collectors.workers.pipe import Pipe, PipeClosed, dumps
+from collectors.workers.shared_counters import (
+    CUT,
+    HANDING_OVER,
+    IDLE,
+    MESSAGES,
+    STAGE,
+    TAKING_WEIGHTS,
+    SharedCounters,
+)
+from collectors.workers.startup import exit_now, exit_with_parent, ignore_signals
+from sync import NoWeightSyncScheme, WeightSyncScheme
+from sync.local.memory import AnonymousMemory, as_bytes
+from sync.local.waiting import wait_for
+
+
+def packed(job: Any) -> bytes:
+    """A job as one cloudpickle; or an error that names what of it cannot travel."""
+    try:
+        data: bytes = cloudpickle.dumps(job)
+    except Exception:
+        for name in (one.name for one in fields(job)):
+            try:
+                cloudpickle.dumps(getattr(job, name))
+            except MemoryError as error:
+                what = f"{name} takes more memory to hand over than there is"
+                raise MemoryError(what) from error
+            except Exception as error:
+                instead = "; policy_factory makes one there" if name == "policy" else ""
+                raise TypeError(
+                    f"{name} cannot travel to another process: {error}{instead}"
+                ) from error
+        raise
+    return data
+
+
+@dataclass
+class Job:
+    """What a worker is told to do. It travels as one cloudpickle."""
+
+    create_env_fn: Callable[..., Any]
+    create_env_kwargs: dict[str, Any]
+    policy: Any
+    policy_factory: Callable[[], Any] | None
+    seeds: Seeds
+    frames: int  # in a block
+    num_blocks: int
+    policy_device: torch.device | None = None
+    collector_class: Callable[..., Any] | None = None
+    num_threads: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def pack(self) -> AnonymousMemory:
+        """The job in shared memory, so that it is written once however it is read."""
+        data = packed(self)
+        memory = AnonymousMemory(len(data) + 8)
+        view = as_bytes(memory.map(0, memory.nbytes, writable=True))
+        view[:8] = len(data).to_bytes(8, "little")
+        view[8 : 8 + len(data)] = data
+        return memory
+
+    @staticmethod
+    def unpack(memory: AnonymousMemory) -> Job:
+        view = as_bytes(memory.map(0, memory.nbytes, writable=False))
+        size = int.from_bytes(view[:8], "little")
+        job: Job = cloudpickle.loads(view[8 : 8 + size])
+        return job
+
+
+@dataclass
+class Setup:
+    """What a worker is handed when its process starts."""
+
+    worker_idx: int
+    trainer_pid: int
+    pipe: Pipe
+    counters: SharedCounters
+    job: AnonymousMemory
+    schemes: Mapping[str, WeightSyncScheme]
+    version_base: int = 0
+
+
+@dataclass
+class Order:
+    """One block to fill, with weights no older than `versions`."""
+
+    block: int
+    serial: int
+    versions: Mapping[str, int]
+
+
+class _Stop(Exception):
+    """The trainer said so."""
+
+
+def main(setup: Setup) -> None:
+    """Be a worker until the trainer says stop, or is gone."""
+    gc.freeze()  # what a fork brought along is the trainer's to clear away: Ray's handles, say
+    ignore_signals()
+    worker: Worker | None = None
+    status = 0
+    try:
+        exit_with_parent(setup.trainer_pid, partial(os._exit, 1))
+        worker = Worker(setup)
+        worker.prepare()
+        worker.run()
+    except (_Stop, PipeClosed):
+        pass
+    except BaseException as error:  # noqa: BLE001 - it is the trainer's to know
+        status = 1
+        with contextlib.suppress(PipeClosed, TimeoutError):
+            setup.pipe.send(("error", type(error).__name__, traceback.format_exc()), timeout=5.0)
+    if worker is not None:
+        worker.close()
+    exit_now(status)
+
+
+class Worker:
+    """The parts of a worker, and the loop that serves the trainer."""
+
+    def __init__(self, setup: Setup):
+        self.pipe = setup.pipe
+        self.counters = setup.counters
+        self.worker_idx = setup.worker_idx
+        self._setup = setup
+        self._orders: deque[Order] = deque()
+        self._order: Order | None = None
+        self._handed_over = 0  # the serial of the last block
+        self._seen = 0
+        self._paused = False
+        self._blocks: list[FrameBlock] = []
+        self._memory: AnonymousMemory | None = None
+        self._close_env = True
+        self.environments: Environments | None = None
+        self.hosted: Any = None
+        self.receiver: WeightReceiver = FixedWeights()
+
+    def prepare(self) -> None:
+        """Make policy and environments, and take version 0."""
+        self.job = job = Job.unpack(self._setup.job)
+        torch.set_num_threads(job.num_threads)
+        self.policy = job.policy_factory() if job.policy_factory is not None else job.policy
+        if isinstance(self.policy, nn.Module) and job.policy_device is not None:
+            self.policy.to(job.policy_device)
+        options = job.options
+        if not options["compile_policy"]:  # a compiler sees for itself
+            unhook(self.policy)
+        self._at_batch = options["apply_at"] == "batch"
+        self._reset_each = options["reset_at_each_iter"]
+        self._timeout = options["timeout"]
+        self.rollout: Any = self._host() if job.collector_class is not None else self._roll_out()
+
+    def _roll_out(self) -> Rollout:
+        """Step environments here."""
+        job, options = self.job, self.job.options
+        self.environments = environments = make_environments(
+            job.create_env_fn,
+            job.create_env_kwargs,
+            max_frames=options["max_frames_per_traj"],
+            halting=not options["reset_when_done"],
+        )
+        self.num_steps = Steps(job.frames)(environments.num_envs)
+        self._greet(environments.num_envs, str(environments))
+        acting = None
+        if self.policy is not None:
+            acting = PolicyCaller(
+                self.policy,
+                environments.observations,
+                device=job.policy_device,
+                trusted=options["trust_policy"],
+                compile_policy=options["compile_policy"],
+                cudagraph=options["cudagraph_policy"],
+            )
+        return Rollout(
+            environments,
+            acting,
+            self.receiver,
+            job.seeds,
+            exploration=interaction_type(options["exploration_type"]),
+            apply_at_step=options["apply_at"] == "step",
+            random_frames=options["random_frames"],
+            set_truncated=options["set_truncated"],
+            counters=self.counters,
+            poll_control=self._poll_control,
+        )
+
+    def _host(self) -> HostedCollector:
+        """Have a collector of its own do the work."""
+        job, options = self.job, self.job.options
+        assert job.collector_class is not None
+        told = getattr(job.collector_class, "keywords", {})
+        passed = {name: options[name] for name in PASSED_ON if name not in told}
+        self.hosted = job.collector_class(
+            job.create_env_fn,
+            self.policy,
+            frames_per_batch=job.frames,
+            create_env_kwargs=job.create_env_kwargs or None,
+            policy_device=None if self.policy is None else job.policy_device,
+            init_random_frames=options["random_frames"],
+            **passed,
+        )
+        self.num_steps = 0
+        members = self.hosted.stats().get("workers")
+        num_envs = self.hosted.num_envs
+        described = f"{type(self.hosted).__name__} of {len(members or [0])}"
+        self._greet(num_envs, described)
+        return HostedCollector(
+            self.hosted, job.seeds, counters=self.counters, poll_control=self._poll_control
+        )
+
+    def _greet(self, num_envs: int, environment: str) -> None:
+        """Say that all is made, and take version 0."""
+        self.num_envs = num_envs
+        self.pipe.send(("hello", {"num_envs": num_envs, "environment": environment}))
+        self.receiver = self._connect()
+
+    def _connect(self) -> WeightReceiver:
+        schemes = {
+            model_id: scheme
+            for model_id, scheme in self._setup.schemes.items()
+            if not isinstance(scheme, NoWeightSyncScheme)
+        }
+        for model_id, scheme in schemes.items():
+            if self.hosted is not None:
+                scheme.init_on_receiver(
+                    model_id=model_id, context=self.hosted, worker_idx=self.worker_idx
+                )
+            else:
+                model = find_model(self.policy, model_id)
+                scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
+            # The trainer comes when the slowest worker is ready.
+            scheme.connect_timeout = max(
+                scheme.connect_timeout, self.job.options["start_timeout"] + self._timeout
+            )
+            scheme.connect(background=False)
+        if not schemes:
+            return FixedWeights()
+        return SchemeReceiver(schemes, self._setup.version_base)
+
+    def run(self) -> None:
+        """Fill blocks as they are ordered, until `_Stop`."""
+        self._take()
+        while True:
+            while self._paused or not self._orders:
+                self._rest()
+            self._collect(self._orders.popleft())
+
+    def _rest(self) -> None:
+        """Sleep until there is a message or a version to take, and see to it."""
+        self.counters.values[STAGE] = IDLE
+        between = not (self._at_batch and self._order is not None)
+        if between:
+            self.receiver.wait(60.0, [self.pipe.fd])
+        else:  # versions that come now are for after this batch
+            wait_for([self.pipe.fd], 60.0)
+        if self.pipe.ended:
+            raise PipeClosed("the trainer hung up")
+        self._read_messages()
+        if between:
+            self._take()
+
+    def _take(self) -> None:
+        """Take new weights into use, if there are any."""
+        if self.receiver.has_news():
+            self.counters.values[STAGE] = TAKING_WEIGHTS
+            self.receiver.take()
+        if isinstance(self.rollout, HostedCollector):
+            self.rollout.follow(self.receiver)
+
+    def _collect(self, order: Order) -> None:
+        counters, rollout = self.counters.values, self.rollout
+        if isinstance(self.receiver, SchemeReceiver):
+            counters[STAGE] = TAKING_WEIGHTS
+            self.receiver.take_at_least(order.versions, self._timeout)
+            self._take()
+        if self._reset_each and self.hosted is None:
+            rollout.restart()
+        if not self._blocks:
+            self._share(rollout.plan(self.num_steps))
+        frames = self._blocks[order.block]
+        self._order = order
+        self.counters.begin(order.block)
+        steps = rollout.collect(frames)
+        counters[STAGE] = HANDING_OVER
+        self._order = None
+        count = self.counters.finish(order.block)
+        if self.environments is not None:
+            check_numbers(frames, steps, self.environments)
+        self.pipe.send(("batch", order.block, order.serial, steps, count))
+        self._handed_over = order.serial
+
+    def _share(self, layout: FrameLayout) -> None:
+        """Make the blocks, and send the trainer their memory."""
+        nbytes = -(-layout.nbytes // 4096) * 4096
+        self._memory = AnonymousMemory(nbytes * self.job.num_blocks)
+        whole = self._memory.map(0, self._memory.nbytes, writable=True)
+        self._blocks = [
+            FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes])
+            for i in range(self.job.num_blocks)
+        ]
+        self.pipe.send(
+            ("blocks", layout, self.job.num_blocks, nbytes), fds=(self._memory.fileno(),)
+        )
+
+    # -- between two steps
+
+    def _poll_control(self, rollout: Any) -> bool:
+        """See to messages; False if the block is to be cut short here."""
+        counters = self.counters.values
+        if counters[MESSAGES] != self._seen:
+            self._read_messages()
+            while self._paused:
+                self._rest()
+        return self._order is None or counters[CUT] != self._order.serial
+
+    def _read_messages(self) -> None:
+        self._seen = self.counters.values[MESSAGES]
+        for message, _ in self.pipe.receive():
+            kind, *rest = message
+            if kind == "collect":
+                self._orders.append(Order(*rest))
+            elif kind == "call":
+                self._answer(*rest)
+            elif kind == "pause":
+                self._paused = rest[0]
+            elif kind == "stop":
+                self._close_env = rest[0]
+                raise _Stop
+
+    def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            result = dumps(getattr(self, f"do_{method}")(*args))
+            answer: tuple[Any, ...] = ("result", number, True, result)
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            told = f"{type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}"
+            answer = ("result", number, False, told)
+        self.pipe.send(answer)
+
+    # -- what the trainer can call
+
+    def do_stats(self) -> dict[str, Any]:
+        return {"stage": self.counters.stage, "version": self.receiver.version, "pid": os.getpid()}
+
+    def do_getattr_env(self, name: str) -> Any:
+        if self.hosted is not None:
+            return self.hosted.getattr_env(name)
+        assert self.environments is not None
+        return self.environments.attribute(name)
+
+    def do_set_seed(self, seeds: Seeds) -> None:
+        self.rollout.reseed(seeds)
+
+    def do_reset(self, which: list[int] | None) -> None:
+        mask = None
+        if which is not None:
+            mask = np.zeros(self.num_envs, bool)
+            mask[which] = True
+        self.rollout.restart(mask)
+
+    def do_state_dict(self) -> dict[str, Any]:
+        return {**self.rollout.state_dict(), "streams": Streams().state_dict()}
+
+    def do_load_state_dict(
+        self, state: dict[str, Any], base: int, goes_on: bool
+    ) -> tuple[bool, int]:
+        """Go on from there; whether to the bit, and the last block whose frames do not count."""
+        last = 0 if goes_on else self._handed_over
+        if not goes_on and self._order is not None and self.rollout.frames is not None:
+            last = self.counters.values[CUT] = self._order.serial
+        exact = self.rollout.load_state_dict(state, goes_on=goes_on)
+        streams = Streams()
+        streams.load_state_dict(state["streams"])
+        streams.resume()
+        if isinstance(self.receiver, SchemeReceiver):
+            self.receiver.rebase(base)
+        return exact, last
+
+    def close(self) -> None:
+        """Let the trainer's memory go, and close the environments."""
+        self.receiver.close()
+        if self.hosted is not None:
+            self.hosted.shutdown(timeout=1.0, close_env=self._close_env, raise_on_error=False)
+        if self.environments is not None and self._close_env:
+            try:
+                self.environments.close()
+            except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
+                traceback.print_exc()
+
+
+# The options that a worker is told as they are, and a hosted collector that has none of its own.
+PASSED_ON = (
+    "max_frames_per_traj",
+    "reset_when_done",
+    "reset_at_each_iter",
+    "trust_policy",
+    "compile_policy",
+    "cudagraph_policy",
+    "exploration_type",
+    "apply_at",
+    "set_truncated",
+    "timeout",
+)
+
+
+def check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
+    """Raise if policy or environment gave NaN: what is trained on must be numbers."""
+    ended = frames.terminated[:steps] | frames.truncated[:steps]
+    any_ended = np.count_nonzero(ended)
+    live = frames.live[:steps]
+    suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
+    if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
+        suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
+    for i, leaf in enumerate(environments.observations):
+        if leaf.dtype.kind == "f":
+            rows, finals = frames.observation_arrays[i], frames.final_arrays[i]
+            name = "/".join(leaf.key)
+            suspects.append((name, rows[: steps + 1], None, 1))
+            if any_ended and np.isnan(finals[:steps][ended].sum(dtype=np.float64)):
+                suspects.append((name, finals[:steps], ended, 0))
+    for name, values, counts, ahead in suspects:
+        if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
+            continue
+        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1)
+        if counts is not None:
+            bad &= counts
+        if bad.any():
+            t, env = (int(i) for i in np.argwhere(bad)[0])
+            step = max(0, t - ahead)
+            raise ValueError(f"{name!r} is NaN in environment {env}, at step {step} of this batch")
