@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import inspect
 import math
 import os
@@ -15,7 +16,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -29,9 +30,27 @@ from collectors.rollout.seeds import fresh_seed
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
 from collectors.weights.policy_version import PolicyVersion, VersionMap
 from collectors.weights.publisher import Publisher
-from collectors.workers import interrupts
 from collectors.workers.fair_lock import FairLock
 from sync import WeightSyncScheme
+
+Result = TypeVar("Result")
+
+
+def ends_on_interrupt(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Have an interrupt (Ctrl-C) in this method of a collector shut the collector down."""
+
+    @functools.wraps(method)
+    def call(self: BaseCollector, *args: Any, **kwargs: Any) -> Result:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException:
+            self._interrupted = True
+            self.shutdown(timeout=1.0, raise_on_error=False)
+            raise
+
+    return call
 
 
 class BaseCollector(ABC):
@@ -49,6 +68,7 @@ class BaseCollector(ABC):
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._shut = True  # until there is something to shut down
         self._cut_short = False  # whether an interrupt ended its shutdown
+        self._interrupted = False  # whether an interrupt ended it
         self._pid = os.getpid()
         self.options = Options.of(self.kind, options, self._further_arguments())
         check_factory(create_env_fn)
@@ -73,7 +93,6 @@ class BaseCollector(ABC):
         self._receivers: dict[str, WeightSyncScheme] = {}
         self._above = VersionMap()
         self._wait_s = 0.0
-        self._made = _Made()
         self._shut = False
         _OPEN.add(self)
         try:
@@ -162,10 +181,11 @@ class BaseCollector(ABC):
         return math.ceil(self.options.total_frames / self.frames_per_batch)
 
     def _is_done(self) -> bool:
-        if self._made.batch is not None or self._assembler.has(self.options.trajs_per_batch):
+        if self._assembler.has(self.options.trajs_per_batch):
             return False
         return 0 <= self.options.total_frames <= self.frames
 
+    @ends_on_interrupt
     def next(self) -> Any:
         """The next batch, also after `total_frames`, which end iteration and running free.
 
@@ -176,17 +196,9 @@ class BaseCollector(ABC):
         return self._next()
 
     def _next(self) -> Any:
+        """The next batch, as it is handed out; None if it went into the replay buffer."""
         self._raise_error()
         self.receive_weights()
-        made = self._made
-        with interrupts.held():  # one that is raised at its end leaves the batch to the next call
-            if made.batch is None:
-                made.batch = self._make()
-        batch, made.batch = made.batch, None
-        return batch
-
-    def _make(self) -> Any:
-        """The next batch, as it is handed out; None if it went into the replay buffer."""
         while True:
             with self._lock:  # whoever has it next finds the batch counted, and in the buffer
                 batch = self._gathered()
@@ -233,10 +245,7 @@ class BaseCollector(ABC):
             batch = batch.to(device, non_blocking=True)
             if device.type == "cuda" and not options.no_cuda_sync:
                 torch.cuda.current_stream(device).synchronize()
-        if options.postproc is None:
-            return batch
-        with interrupts.let_in():
-            return options.postproc(batch)
+        return batch if options.postproc is None else options.postproc(batch)
 
     def _store(self, batch: Any) -> None:
         buffer = self.options.replay_buffer
@@ -249,6 +258,7 @@ class BaseCollector(ABC):
 
     # -- weights
 
+    @ends_on_interrupt
     def update_policy_weights_(
         self,
         policy_or_weights: Any = None,
@@ -311,6 +321,7 @@ class BaseCollector(ABC):
         scheme = self.publisher.schemes.get(model_id)
         return None if scheme is None else scheme.weights
 
+    @ends_on_interrupt
     def register_scheme_receiver(self, weight_recv_schemes: Mapping[str, WeightSyncScheme]) -> None:
         """Take weights from above: they are passed on to this collector's own workers.
 
@@ -322,6 +333,7 @@ class BaseCollector(ABC):
             self._receivers[model_id] = scheme
             scheme.connect(background=False)
 
+    @ends_on_interrupt
     def receive_weights(self, timeout: float | None = None) -> bool:
         """Take what came from above, if anything did; whether something had."""
         if timeout is not None and not isinstance(timeout, Real):
@@ -371,17 +383,20 @@ class BaseCollector(ABC):
     def pause(self) -> Iterator[None]:
         """`with collector.pause():` no environment is stepped, and no batch is on its way."""
         self._raise_if_shut()
-        with self._lock, interrupts.held():  # whoever was told to rest is told to go on
+        with self._lock:
             self._pauses += 1
             try:
-                with interrupts.let_in():
-                    if self._pauses == 1:
-                        self._hold(True)
-                    yield
+                if self._pauses == 1:
+                    self._rest(True)
+                yield
             finally:
                 self._pauses -= 1
-                if not self._pauses:
-                    self._hold(False)
+                if not self._pauses and not self._shut:
+                    self._rest(False)
+
+    @ends_on_interrupt
+    def _rest(self, still: bool) -> None:
+        self._hold(still)
 
     def _hold(self, still: bool) -> None:
         """Have those stop, or go on, who collect on their own."""
@@ -397,10 +412,12 @@ class BaseCollector(ABC):
                 f"the collector is process {self._pid}'s, of which this is a fork: make one here"
             )
         if self._shut:
-            raise RuntimeError("the collector was shut down")
+            why = ", since a call was interrupted" if self._interrupted else ""
+            raise RuntimeError(f"the collector was shut down{why}")
 
     # -- control
 
+    @ends_on_interrupt
     def stats(self) -> dict[str, Any]:
         """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
         self._raise_if_shut()
@@ -417,6 +434,7 @@ class BaseCollector(ABC):
             "sync": self.publisher.stats(),
         }
 
+    @ends_on_interrupt
     def getattr_env(self, name: str) -> list[Any]:
         """An attribute of the environments, for each worker."""
         return self._call("getattr_env", name)
@@ -436,6 +454,7 @@ class BaseCollector(ABC):
 
     # -- saving
 
+    @ends_on_interrupt
     def state_dict(self) -> dict[str, Any]:
         """Everything that a collector made alike needs to go on from here: tensors and numbers.
 
@@ -457,6 +476,7 @@ class BaseCollector(ABC):
                 "whole": self._assembler.state_dict(),
             }
 
+    @ends_on_interrupt
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Go on from there; publish the weights first. False if some episodes had to start anew.
 
@@ -479,7 +499,6 @@ class BaseCollector(ABC):
             if self.tracked is not None:
                 self.tracked.number = self._version
             self._assembler.load_state_dict(state["whole"])
-            self._made.batch = None
         return all(exact)
 
     # -- ending
@@ -542,12 +561,6 @@ class BaseCollector(ABC):
                 f"{more} will be collected",
                 stacklevel=3,
             )
-
-
-class _Made(threading.local):
-    """A batch that an interrupt has kept from whoever called `next` in this thread."""
-
-    batch: Any = None
 
 
 def as_mask(chosen: Any, num_envs: int) -> np.ndarray[Any, Any]:

@@ -68,6 +68,7 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
             "trajs_per_batch",
             "num_threads",
             "num_sub_threads",
+            "batches_ahead",
             "max_restarts",
             "worker_idx",
         ),

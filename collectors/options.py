@@ -69,6 +69,7 @@ class Options:
     worker_idx: int | None = None  # who this collector is to those above it
     # Trouble
     preemptive_threshold: float | None = None
+    batches_ahead: int = 2  # that an async worker may finish before the learner takes one
     on_worker_failure: str = "raise"
     max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
@@ -255,6 +256,7 @@ class Options:
 _DEVICES = ("device", "policy_device", "storing_device", "env_device")
 _AT_LEAST = {
     "num_workers": 1,
+    "batches_ahead": 1,
     "frames_per_batch": 1,
     "max_frames_per_traj": 1,
     "init_random_frames": 0,
@@ -293,6 +295,7 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "start_method": (_MULTI, "it starts no processes"),
     "start_timeout": (_MULTI, "it starts no processes"),
     "preemptive_threshold": ((SYNC,), "in its batches no worker waits for another"),
+    "batches_ahead": ((ASYNC,), "its workers begin a batch when it is asked for"),
     "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
 }
 NO_POLICY = "there is no policy, actions are random"

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectors.base import BaseCollector, as_mask
+from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.data.batch import Part, Trajectories, assemble, frames_of
 from collectors.options import SINGLE, Steps, per_worker
 from collectors.rollout.environment import Environments
@@ -27,7 +27,6 @@ from collectors.rollout.unhooked import unhook
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
-from collectors.workers import interrupts
 from collectors.workers.process import check_numbers
 from collectors.workers.shared_counters import FRAMES, SharedCounters
 from sync.errors import WorkerTimeout
@@ -155,10 +154,8 @@ class Collector(BaseCollector):
             rollout.restart()
         if self._block is None or options.use_buffers is False:
             self._block = allocate(rollout.plan(self._steps))
-        self._shared_counters.begin(0)
         try:
-            with interrupts.let_in():
-                steps = rollout.collect(self._block)
+            steps = rollout.collect(self._block)
             self._raise_error()  # if another thread shut down, the block was cut short
             check_numbers(self._block, steps, self.environments)
             part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
@@ -171,12 +168,11 @@ class Collector(BaseCollector):
         except BaseException:
             rollout.lose()
             with self._accounts:
-                self._dropped += self._shared_counters.finish(0)
-                self._shared_counters.clear(0)
+                collected = self._shared_counters.values[FRAMES]
+                self._dropped = collected - self._delivered
             raise
         with self._accounts:
             self._delivered += frames_of(batch)
-            self._shared_counters.clear(0)
         return batch
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
@@ -186,9 +182,11 @@ class Collector(BaseCollector):
         schemes = [self.publisher.schemes[model_id] for model_id in by_model]
         deadline = time.monotonic() + self.options.timeout
         while True:  # a thread that collects takes them between two steps; else this one does
-            if self._lock.try_enter():
-                with self._lock.ending():
+            if self._lock.acquire(0.0):
+                try:
                     self._receiver.take()
+                finally:
+                    self._lock.release()
             elif not any(scheme.sync for scheme in schemes):
                 return
             try:
@@ -199,6 +197,7 @@ class Collector(BaseCollector):
                 if time.monotonic() > deadline:
                     raise
 
+    @ends_on_interrupt
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments and policy, start new episodes; the seed to use for what follows."""
         self._raise_if_shut()
@@ -225,6 +224,7 @@ class Collector(BaseCollector):
     def _trajectory_states(self) -> list[dict[str, Any]]:
         return [self._trajectories.state_dict()]
 
+    @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some: numbers, or a mask."""
         self._raise_if_shut()
@@ -246,16 +246,17 @@ class Collector(BaseCollector):
                 "collected": collected,
                 "delivered": self._delivered,
                 "dropped": self._dropped,
-                "in_flight": self._shared_counters.frames_in(0, collected),
+                "in_flight": collected - self._delivered - self._dropped,
                 "restarts": 0,
                 "preempted": 0,
             }
 
     def _close(self, timeout: float, close_env: bool) -> None:
         # A thread that collects at this moment stops at its next step.
-        if not self._lock.try_enter(timeout):
+        if not self._lock.acquire(timeout):
             return
-        with self._lock.ending(), contextlib.ExitStack() as after:
+        with contextlib.ExitStack() as after:
+            after.callback(self._lock.release)
             if self.environments is not None and close_env:
                 after.callback(self.environments.close)
             if getattr(self, "_intake", None) is not None:

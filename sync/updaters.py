@@ -214,7 +214,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
                 "RayCollector as weight_updater"
             )
         if self.collector is not None:  # it may have places that nobody has taken
-            return [seat.host for seat in self.collector.hosts]
+            return [handle.index for handle in self.collector.handles]
         return range(self.scheme.num_workers)
 
     def _get_server_weights(self) -> Weights:

@@ -137,24 +137,24 @@ def assemble(
     num_steps: int,
     copy: bool,
     stamps: bool = True,
-    room: BatchBuffer | None = None,
+    buffer: BatchBuffer | None = None,
 ) -> TensorDict:
     """One batch of these blocks, one below the other.
 
     With `copy` it has memory of its own; without it (one part only), it is a view of the block, if
-    every place of that is a frame. room: memory to use again.
+    every place of that is a frame. buffer: memory to use again.
     Frames come first in each row; what is none is masked, and zero.
     """
     if not copy and parts[0].is_full(num_steps):
         (part,) = parts
         return _as_views(part, num_steps, stamps)
-    if room is None:
-        room = buffer_for(parts, num_steps, stamps)
+    if buffer is None:
+        buffer = buffer_for(parts, num_steps, stamps)
     row = 0
     for part in parts:
-        _fill(room.rows(row, part.num_envs), part, num_steps)
+        _fill(buffer.rows(row, part.num_envs), part, num_steps)
         row += part.num_envs
-    return _tensordict(room.tensors, room.shape)
+    return _tensordict(buffer.tensors, buffer.shape)
 
 
 def buffer_for(parts: Sequence[Part], num_steps: int, stamps: bool) -> BatchBuffer:

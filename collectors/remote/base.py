@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import math
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectors.base import BaseCollector, as_mask
+from collectors.data.batch import Trajectories
 from collectors.options import NO_POLICY, check_graphs, per_worker, share_frames
+from collectors.pooled import Lent, PooledCollector
 from collectors.remote.launcher import Launcher
-from collectors.remote.node import NodeJob
-from collectors.remote.node_handle import Full, NodeHandle
-from collectors.remote.node_pool import NodePool
+from collectors.remote.node import NodeSpec
+from collectors.remote.node_channel import NodeChannel, Pulse
 from collectors.remote.options import RemoteOptions, places, share
-from collectors.remote.packed_batch import nest, stack
-from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.remote.packed_batch import stack
+from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import Key
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
-from collectors.workers import interrupts
+from collectors.workers.handle import Delivery, WorkerHandle
+from collectors.workers.pool import WorkerPool
 from collectors.workers.process import PASSED_ON
 from sync import WeightSyncScheme
-from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
 
-AHEAD = 2  # batches that a host of an asynchronous collector makes before it waits
 LEASE_S = 60.0
 
 
-class RemoteCollector(BaseCollector):
+class RemoteCollector(PooledCollector):
     """Hosts elsewhere, each a local collector, make batches together (sync) or each on its own.
 
     `worker_ids`, `stats()["workers"]`, errors and a frame's ("collector", "worker") all count
@@ -47,7 +43,6 @@ class RemoteCollector(BaseCollector):
     """
 
     _room = 1  # places for so many times the collectors that there are at first
-    seats: NodePool | None = None
     launcher: Launcher | None = None
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
@@ -56,8 +51,7 @@ class RemoteCollector(BaseCollector):
         if n is None:
             n = self._count(create_env_fn, remote.num_workers_per_collector)
         self._per_host = remote.num_workers_per_collector
-        self.sync = remote.sync
-        self._recovering = threading.RLock()
+        self.sync = self.shares_batch = remote.sync
         self.capacity = remote.max_collectors or n * self._room
         if self.capacity < n:
             raise ValueError(f"max_collectors={self.capacity}: there are {n} at first")
@@ -151,31 +145,47 @@ class RemoteCollector(BaseCollector):
 
     def _open(self) -> None:
         options = self.options
-        assert self.launcher is not None
-        self.seats = NodePool(
-            self.launcher,
+        self.pool = WorkerPool(
             self.publisher,
             capacity=self.capacity,
             timeout=options.timeout,
             start_timeout=options.start_timeout,
         )
+        self._pulse = Pulse(self._channels, min(1.0, options.timeout / 8))
         self._hosted_policy = _portable(self.policy)
-        self.seats.open([self._job(host) for host in range(self.num_workers)])
+        self.pool.start([self._handle(self._spec(index)) for index in range(self.num_workers)])
         if options.weight_updater is not None:
             options.weight_updater.register_collector(self)
 
-    def _job(self, host: int, like: int | None = None) -> NodeJob:
-        """What a host is told; one that was added is told what host `like` was."""
+    def _channels(self) -> list[NodeChannel]:
+        channels = [handle.channel for handle in self.handles]
+        return [channel for channel in channels if isinstance(channel, NodeChannel)]
+
+    def _handle(self, spec: NodeSpec) -> WorkerHandle:
+        """A handle for this node; it numbers trajectories on from one that was removed."""
+        assert self.launcher is not None
+        assert self.pool is not None
+        numbering = Trajectories(spec.index, self.capacity)
+        for removed in self.pool.removed:
+            if removed.index == spec.index:
+                numbering = removed.trajectories
+        numbering.restart()
+        channel = NodeChannel(spec.index, self.launcher, self.publisher)
+        device = str(spec.policy_device or "cpu")
+        return WorkerHandle(spec.index, channel, spec, numbering, name="collector", device=device)
+
+    def _spec(self, index: int, like: int | None = None) -> NodeSpec:
+        """What a node is told; one that was added is told what node `like` was."""
         options, n = self.options, len(self._frames_of)
-        place = host if like is None else like
+        place = index if like is None else like
         assert self.launcher is not None
         kwargs = self._env_kwargs[place] if isinstance(self._env_kwargs, list) else self._env_kwargs
         env_fns = self.create_env_fn
         factory = self._factories[place]
-        shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
-        shared |= {name: getattr(options, name) for name in ("on_worker_failure", "max_restarts")}
-        return NodeJob(
-            host=host,
+        names = (*PASSED_ON, "start_timeout", "on_worker_failure", "max_restarts")
+        shared = {name: getattr(options, name) for name in names}
+        return NodeSpec(
+            index=index,
             create_env_fn=env_fns[place] if isinstance(env_fns, list) else env_fns,
             create_env_kwargs=kwargs,
             policy=None if factory is not None else self._hosted_policy,
@@ -183,239 +193,52 @@ class RemoteCollector(BaseCollector):
             collector_class=self.remote.hosted(),
             num_workers=self._per_host,
             frames=self._frames_of[place],
-            seeds=Seeds(self.seed, host),
+            num_blocks=options.batches_ahead,
+            seeds=Seeds(self.seed, index),
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
-            schemes=self.publisher.schemes,
-            version_base=self.publisher.base,
             lease_s=max(LEASE_S, options.timeout),
             leaves=self.launcher.own_process,
             as_array=self.launcher.as_array,
             options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
         )
 
-    @property
-    def hosts(self) -> list[NodeHandle]:
-        """The hosts, in their order."""
-        return self.seats.seats if self.seats is not None else []
-
-    @property
-    def num_envs(self) -> int:
-        """The environments of all collectors."""
-        return sum(seat.num_envs for seat in self.hosts)
-
-    @property
-    def frames_per_batch(self) -> int:
-        jobs = self.seats.jobs if self.seats is not None else {}
-        frames = [jobs[seat.host].frames for seat in self.hosts] or self._frames_of
-        return sum(frames) if self.sync else max(frames)
-
     # -- batches
 
-    def _gather(self) -> TensorDict:
-        assert self.seats is not None
-        return self._gather_all() if self.sync else self._gather_first()
-
-    def _gather_all(self) -> TensorDict:
-        seats = self.seats
-        assert seats is not None
-
-        def all_are_here() -> bool:
-            return all(seat.full for seat in seats.seats)
-
-        with interrupts.let_in():
-            while not all_are_here() or seats.failed():
-                with self._recovering:
-                    self._see_to_failures()
-                    for seat in seats.seats:
-                        if not seat.full and not seat.owed:
-                            seats.order(seat)
-                seats.wait(lambda: bool(all_are_here() or seats.failed()))
-                self._raise_error()
-        parts = [self._entries(seat, seats.take(seat)) for seat in seats.seats]
-        seats.arrived.clear()
-        _check_alike(parts, seats.seats)
+    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
+        parts = [self._entries(handle, delivery) for handle, delivery in taken]
+        _check_alike(parts, [handle.index for handle, _ in taken])
         return stack(parts)
 
-    def _gather_first(self) -> TensorDict:
-        seats = self.seats
-        assert seats is not None
-        with interrupts.let_in():
-            while True:
-                with self._recovering:
-                    self._see_to_failures()
-                    for seat in seats.seats:
-                        while seat.owed + len(seat.full) < AHEAD:
-                            seats.order(seat)
-                if seats.arrived:
-                    break
-                seats.wait(lambda: bool(seats.arrived or seats.failed()))
-                self._raise_error()
-        seat, full = seats.take_first()
-        with self._recovering:
-            if seat in seats.seats and seat.failure is None:
-                seats.order(seat)
-        return nest(self._entries(seat, full))
-
-    def _entries(self, seat: NodeHandle, full: Full) -> dict[Key, Any]:
-        """What a host handed over, with the numbers that hold over all hosts."""
-        entries = dict(full.entries)
-        if full.generation != seat.numbered:
-            seat.trajectories.restart()
-            seat.numbered = full.generation
+    def _entries(self, handle: WorkerHandle, delivery: Delivery) -> dict[Key, Any]:
+        """What a node handed over, with the numbers that hold over all nodes."""
+        entries = dict(delivery.batch.content)
+        if delivery.generation != handle.numbered:
+            handle.trajectories.restart()
+            handle.numbered = delivery.generation
         mask = entries["collector", "mask"]
-        ids = seat.trajectories.adopt(entries["collector", "traj_ids"].numpy())
+        ids = handle.trajectories.adopt(entries["collector", "traj_ids"].numpy())
         entries["collector", "traj_ids"] = torch.from_numpy(ids).masked_fill(~mask, 0)
-        entries["collector", "worker"].fill_(seat.host)
-        entries["collector", "env"].add_(seat.first_env)
+        entries["collector", "worker"].fill_(handle.index)
+        entries["collector", "env"].add_(handle.first_env)
         if self.tracked is None:
             del entries[("policy_version",)]
         return entries
 
-    # -- failures
-
-    def _see_to_failures(self) -> None:
-        """Replace failed hosts if that is wanted; else raise."""
-        seats = self.seats
-        assert seats is not None
-        with self._recovering:
-            while failed := seats.failed():
-                if self.options.on_worker_failure == "raise":
-                    seats.raise_failures()
-                seat = failed[0]
-                assert seat.failure is not None
-                if self._restarts() >= self.options.max_restarts:
-                    if not getattr(seat.failure, "__notes__", None):
-                        note = f"max_restarts={self.options.max_restarts} are used up"
-                        seat.failure.add_note(note)
-                    raise seat.failure
-                seats.replace(seat)
-
-    def _generations(self) -> dict[int, int]:
-        """Who is there, by number; nobody's place is being taken by another at that moment."""
-        with self._recovering:
-            return {seat.host: seat.generation for seat in self.hosts}
-
-    def _recover(
-        self, error: WorkerError, generations: Mapping[int, int], *lost: type[WorkerError]
-    ) -> None:
-        """See to the hosts that failed in these lives; raise what else the error says.
-
-        lost: the kinds of errors after which a host counts as failed.
-        """
-        assert self.seats is not None
-        with self._recovering:
-            others = self.seats.note(error, generations, lost)
-            self._see_to_failures()
-        if others:
-            raise combine(others)
-
-    def _restarts(self) -> int:
-        assert self.seats is not None
-        return sum(frame_counts["restarts"] for frame_counts in self.seats.all_frame_counts())
-
-    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
-        generations = self._generations()
-        everybody = None
-        if self.capacity > len(generations):  # schemes count all places, also those where nobody is
-            everybody, worker_ids = list(generations), _among(generations, worker_ids)
-        try:
-            self.publisher.publish(by_model, worker_ids, everybody=everybody)
-        except WorkerError as error:  # a successor takes the newest weights when it is opened
-            self._recover(error, generations, WorkerDied)
-
     # -- control
 
     def _call(self, method: str, *args: Any) -> list[Any]:
-        found = self._ask(method, lambda seat: args)
+        found = super()._call(method, *args)
         return [one for each in found for one in each] if method == "getattr_env" else found
-
-    def _ask(
-        self,
-        method: str,
-        arguments: Callable[[NodeHandle], tuple[Any, ...]],
-        chosen: Sequence[NodeHandle] | None = None,
-    ) -> list[Any]:
-        """Have hosts do something; those that are lost over it are replaced, and asked again."""
-        assert self.seats is not None
-        self._raise_error()
-        while True:
-            generations = self._generations()
-            try:
-                return self.seats.call(method, arguments, chosen)
-            except WorkerError as error:
-                self._recover(error, generations, WorkerDied, WorkerTimeout)
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the environments and policies of all hosts, and start new episodes."""
-        self.seed = check_seed(seed)
-        assert self.seats is not None
-        for seat in self.hosts:
-            seat.seed = self.seed
-            job = self.seats.jobs[seat.host]
-            job.seeds = Seeds(self.seed, seat.host, job.seeds.generation, static_seed)
-        jobs = self.seats.jobs
-        self._ask("set_seed", lambda seat: (jobs[seat.host].seeds,))
-        return next_seed(self.seed)
-
-    def reset(self, reset_idx: Any = None) -> None:
-        """Start new episodes in all environments, or in some, counted over all hosts."""
-        assert self.seats is not None
-        if reset_idx is None:
-            self._call("reset", None)
-            return
-        which = as_mask(reset_idx, max(s.first_env + s.num_envs for s in self.hosts))
-        for seat in self.hosts:
-            mine = np.flatnonzero(which[seat.first_env : seat.first_env + seat.num_envs]).tolist()
-            if mine:
-                self._ask("reset", functools.partial(_only, mine), [seat])
-
-    def _hold(self, still: bool) -> None:
-        assert self.seats is not None
-        self.seats.hold(True)
-        self.seats.holds += 1  # the last one counts, though an interrupted one may arrive after it
-        try:
-            self._call("hold", still, self.seats.holds)
-        finally:
-            self.seats.hold(still)
-
-    # -- saving
-
-    def _worker_states(self) -> list[dict[str, Any]]:
-        return self._call("state_dict")
-
-    def _trajectory_states(self) -> list[dict[str, Any]]:
-        return [seat.trajectories.state_dict() for seat in self.hosts]
-
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
-        assert self.seats is not None
-        # On their own, hosts are ahead of what was delivered: what lay between is gone, and so is
-        # what they made here before.
-        of = {seat.host: state for seat, state in zip(self.hosts, states, strict=True)}
-        found = self._ask("load_state_dict", lambda seat: (of[seat.host], base, self.sync))
-        for seat, (same, first) in zip(self.hosts, found, strict=True):
-            self.seats.drop_before(seat, first)
-            seat.trajectories.load_state_dict(of[seat.host]["trajectories"], under_way=same)
-            seat.numbered = seat.generation
-            job = self.seats.jobs[seat.host]
-            job.seeds, job.version_base = Seeds(**of[seat.host]["seeds"]), base
-            seat.seed = job.seeds.seed
-        return [same for same, _ in found]
-
-    def _counters(self) -> dict[str, Any]:
-        assert self.seats is not None
-        self.seats.refresh()
-        hosts = self.seats.all_frame_counts()
-        names = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
-        return {name: sum(host[name] for host in hosts) for name in names} | {"workers": hosts}
 
     # -- ending
 
     def _close(self, timeout: float, close_env: bool) -> None:
         patience = 0.0  # after an interrupt nobody is waited for any more
         try:
-            if self.seats is not None:
-                self.seats.close(timeout, close_env=close_env)
+            if self.pool is not None:
+                self.pool.close(timeout, close_env=close_env)
+                self._pulse.stop()
             if self.launcher is not None and hasattr(self, "publisher"):
                 self.publisher.shutdown()  # while there is an engine to say goodbye with
             patience = timeout
@@ -433,22 +256,6 @@ _REFUSED = {
 }
 
 
-def _among(there: Collection[int], worker_ids: Any) -> list[int] | None:
-    """Who is named, if all of them are there."""
-    if worker_ids is None:
-        return None
-    chosen = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
-    for one in chosen:
-        if one not in there:
-            known = ", ".join(map(str, there))
-            raise ValueError(f"worker_ids: no collector {one!r}, there are {known}")
-    return chosen
-
-
-def _only(chosen: list[int], seat: NodeHandle) -> tuple[list[int]]:
-    return (chosen,)
-
-
 def _portable(policy: Any) -> Any:
     """The policy as a machine without this one's devices can take it."""
     if isinstance(policy, nn.Module):
@@ -458,13 +265,13 @@ def _portable(policy: Any) -> Any:
     return policy
 
 
-def _check_alike(parts: Sequence[dict[Key, Any]], seats: Sequence[NodeHandle]) -> None:
+def _check_alike(parts: Sequence[dict[Key, Any]], indices: Sequence[int]) -> None:
     first = {key: (value.shape[2:], value.dtype) for key, value in parts[0].items()}
-    for part, seat in zip(parts[1:], seats[1:], strict=True):
+    for part, index in zip(parts[1:], indices[1:], strict=True):
         mine = {key: (value.shape[2:], value.dtype) for key, value in part.items()}
         for key in first.keys() | mine.keys():
             if first.get(key) != mine.get(key):
                 raise ValueError(
-                    f"collector {seats[0].host} and collector {seat.host} differ in "
+                    f"collector {indices[0]} and collector {index} differ in "
                     f"{'/'.join(key)!r}: one batch cannot hold both (sync=False hands them apart)"
                 )

@@ -7,10 +7,6 @@ from abc import ABC, abstractmethod
 from sync.remote.engine import Engine
 
 
-class CannotReplace(RuntimeError):
-    """Nobody here can start a process in the place of a lost one."""
-
-
 class Launcher(ABC):
     """Started when it is made; its processes are the engine's peers, numbered alike."""
 

@@ -14,10 +14,11 @@ from collectors.remote.node import close_all, leave
 from collectors.workers.startup import (
     PRELOAD,
     context,
+    default_start_method,
     exit_now,
     exit_with_parent,
-    ignore_signals,
-    interrupts_held,
+    settle_in,
+    sigint_blocked,
 )
 from sync.local.process import Watch
 
@@ -25,9 +26,9 @@ KILL_AFTER_S = 5.0
 LOADED = (*PRELOAD, "collectors.remote.node", "collectors.multi", "collectors.single")
 
 
-def host_main(trainer_pid: int, serve: Callable[[], Any]) -> None:
+def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> None:
     """Be a host's process until the trainer lets it go, or is gone."""
-    ignore_signals()
+    settle_in(start_method)
     exit_with_parent(trainer_pid, leave)
     status = 0
     try:
@@ -50,9 +51,12 @@ class Processes:
         """Start a host's process, which calls `serve`."""
         name = f"lockstep-host-{host}"
         process = self._ctx.Process(
-            target=host_main, args=(os.getpid(), serve), name=name, daemon=False
+            target=node_main,
+            args=(os.getpid(), default_start_method(), serve),
+            name=name,
+            daemon=False,
         )
-        with interrupts_held():
+        with sigint_blocked():
             process.start()
             self._processes[host] = process, Watch(process.pid)
 

@@ -25,7 +25,7 @@ import platform
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ from collectors.remote.weight_receiver import NodeReceiver
 from collectors.rollout.seeds import Seeds
 from collectors.weights.models import POLICY, find_model
 from collectors.weights.policy_version import VersionMap
-from collectors.workers.process import PASSED_ON, packed
+from collectors.workers.process import PASSED_ON, WorkerSpec
 from sync import SharedMemWeightSyncScheme, WeightSyncScheme
 
 _HOSTS: dict[str, Node] = {}
@@ -59,57 +59,45 @@ class Reply:
 
 
 @dataclass
-class NodeJob:
-    """What a host is told to do."""
+class NodeSpec(WorkerSpec):
+    """What a node is told to do.
 
-    host: int
-    create_env_fn: Any  # or a list, one for each of its workers
-    create_env_kwargs: Any
-    policy: Any
-    policy_factory: Callable[[], Any] | None
-    collector_class: Callable[..., Any]
-    num_workers: int
-    frames: int
-    seeds: Seeds
-    policy_device: torch.device | None
-    num_threads: int
-    schemes: Mapping[str, WeightSyncScheme]
-    version_base: int
-    lease_s: float
-    leaves: bool  # whether the process is the host's own, and ends with a trainer that is gone
-    as_array: bool
-    options: dict[str, Any] = field(default_factory=dict)
+    leaves: whether the process is the node's own, and ends when the trainer is gone.
+    """
 
-    def pack(self) -> bytes:
-        return packed(self)
+    index: int = 0
+    num_workers: int = 1
+    schemes: Mapping[str, WeightSyncScheme] = field(default_factory=dict)
+    version_base: int = 0
+    lease_s: float = 60.0
+    leaves: bool = True
+    as_array: bool = False
 
 
 class Node:
     """One local collector, its weights from above, and its batches in their order."""
 
-    def __init__(self, job: NodeJob):
-        self.job = job
-        self.timeout = float(job.options["timeout"])
+    def __init__(self, spec: NodeSpec):
+        self.spec = spec
+        self.timeout = float(spec.options["timeout"])
         self.stamps = VersionMap()
-        self.collector = _make(job)
-        self.collector.set_seed(int(job.seeds.environments(1)[0]), job.seeds.static)
-        for model_id, scheme in job.schemes.items():
+        self.collector = _make(spec)
+        self.collector.set_seed(int(spec.seeds.environments(1)[0]), spec.seeds.static)
+        for model_id, scheme in spec.schemes.items():
             model = find_model(self.collector.publisher.policy, model_id)
             scheme.init_on_receiver(
-                model_id=model_id, context=self, model=model, worker_idx=job.host
+                model_id=model_id, context=self, model=model, worker_idx=spec.index
             )
         self.receiver: NodeReceiver | None = None
         self.heard_at = time.monotonic()
         self._served = threading.Condition()
-        self._serial = 0
+        self._serial = 1  # of the batch that is made next
         self._making = threading.Lock()  # a batch is of before or after a state was loaded
-        self._made = 0  # batches
+        self._first = 1  # the batch that is the first after now
         self._accounting = threading.Lock()
         self._accounts = 0
         self._closed = threading.Event()
         self._held: _Hold | None = None
-        self._holds = 0
-        self._holding = threading.Lock()
         threading.Thread(target=self._leave_unheard, name="lockstep-lease", daemon=True).start()
 
     def hello(self) -> dict[str, Any]:
@@ -131,18 +119,18 @@ class Node:
 
     def connect(self) -> None:
         """Take the first version of every model into use, here and in the collector's workers."""
-        schemes = dict(self.job.schemes)
+        schemes = dict(self.spec.schemes)
         for scheme in schemes.values():
             scheme.connect(background=False)
         if schemes:
-            self.receiver = NodeReceiver(schemes, self.job.version_base)
+            self.receiver = NodeReceiver(schemes, self.spec.version_base)
 
     def update_policy_weights_(self, weights: Any = None, *, model_id: str | None = None) -> None:
         """Called by the schemes of this host: pass on what arrived, stamped as the trainer does."""
-        schemes = self.job.schemes
+        schemes = self.spec.schemes
         main = POLICY if POLICY in schemes else next(iter(schemes))
         if model_id == main:  # noted before any worker can have it
-            version = schemes[main].version + self.job.version_base
+            version = schemes[main].version + self.spec.version_base
             self.stamps.note(self.collector.publisher.version + 1, version)
         self.collector.update_policy_weights_(weights, model_id=model_id)
 
@@ -155,15 +143,15 @@ class Node:
                 self._served.wait(1.0)
                 self._raise_if_closed()
         try:
-            if self.receiver is None and self.job.schemes:
+            if self.receiver is None and self.spec.schemes:
                 raise RuntimeError("no weights were handed over to this host yet")
             if self.receiver is not None:
                 self.receiver.await_versions(versions, self.timeout)
             with self._making:
                 batch = self.collector.next()
                 batch["policy_version"] = self.stamps.translate(batch["policy_version"])
-                self._made = serial + 1
-            return pack(batch, as_array=self.job.as_array), self.frame_counts()
+                self._first = serial + 1
+            return pack(batch, as_array=self.spec.as_array), self.frame_counts()
         finally:
             with self._served:
                 self._serial += 1
@@ -193,7 +181,7 @@ class Node:
         return self.collector.getattr_env(name)
 
     def do_set_seed(self, seeds: Seeds) -> None:
-        self.job.seeds = seeds
+        self.spec.seeds = seeds
         self.collector.set_seed(int(seeds.environments(1)[0]), seeds.static)
 
     def do_reset(self, which: list[int] | None) -> None:
@@ -201,7 +189,7 @@ class Node:
 
     def do_state_dict(self) -> dict[str, Any]:
         return {
-            "seeds": asdict(self.job.seeds),
+            "seeds": asdict(self.spec.seeds),
             "collector": self.collector.state_dict(),
             "stamps": self.stamps.state_dict(),
         }
@@ -212,24 +200,21 @@ class Node:
         """Go on from there; whether to the bit, and which batch will be the first after it."""
         with self._making:
             exact: bool = self.collector.load_state_dict(state["collector"])
-            self.job.version_base, self.job.seeds = base, Seeds(**state["seeds"])
+            self.spec.version_base, self.spec.seeds = base, Seeds(**state["seeds"])
             self.stamps.load_state_dict(state["stamps"])
             if self.receiver is not None:
                 self.receiver.rebase(base)
                 self.stamps.note(self.collector.publisher.version, self.receiver.version)
             if not goes_on:
                 self.collector.reset()
-            return exact and goes_on, self._made
+            return exact and goes_on, self._first
 
-    def do_hold(self, still: bool, number: int) -> None:
-        """Have the collector rest, or go on, as was said last: calls may overtake each other."""
-        with self._holding:
-            if number < self._holds:
-                return
-            self._holds, before = number, self._held
-            if still == (before is not None):
-                return
-            self._held = hold = _Hold(self.collector, self._closed) if still else None
+    def do_hold(self, still: bool) -> None:
+        """Have the collector rest, or go on."""
+        before = self._held
+        if still == (before is not None):
+            return
+        self._held = hold = _Hold(self.collector, self._closed) if still else None
         if hold is not None and not hold.entered.wait(self.timeout):
             raise TimeoutError(f"the workers did not come to rest within {self.timeout:g} s")
         if before is not None:
@@ -244,7 +229,7 @@ class Node:
             return
         self._closed.set()
         with contextlib.suppress(Exception):
-            self.do_hold(False, self._holds)
+            self.do_hold(False)
         if self.receiver is not None:
             self.receiver.close()
         self.collector.shutdown(timeout=timeout, close_env=close_env, raise_on_error=False)
@@ -254,10 +239,10 @@ class Node:
             raise RuntimeError("the host was closed")
 
     def _leave_unheard(self) -> None:
-        lease_s = self.job.lease_s
+        lease_s = self.spec.lease_s
         while not self._closed.wait(min(1.0, lease_s / 4)):
             if time.monotonic() - self.heard_at > lease_s:
-                if self.job.leaves:
+                if self.spec.leaves:
                     leave()
                 self.close(1.0)
 
@@ -278,16 +263,17 @@ class _Hold(threading.Thread):
                 pass
 
 
-def _make(job: NodeJob) -> Any:
-    """The collector that the job describes."""
-    torch.set_num_threads(job.num_threads)
-    options = job.options
-    told = getattr(job.collector_class, "keywords", {})
+def _make(spec: NodeSpec) -> Any:
+    """The collector that the spec describes."""
+    assert spec.collector_class is not None
+    torch.set_num_threads(spec.num_threads)
+    options = spec.options
+    told = getattr(spec.collector_class, "keywords", {})
     passed = {name: options[name] for name in PASSED_ON if name not in told}
-    acts_randomly = job.policy is None and job.policy_factory is None
-    given: dict[str, Any] = {"create_env_kwargs": job.create_env_kwargs}
-    if kind_of(job.collector_class) != SINGLE:
-        given |= {"num_workers": job.num_workers, "num_sub_threads": job.num_threads}
+    acts_randomly = spec.policy is None and spec.policy_factory is None
+    given: dict[str, Any] = {"create_env_kwargs": spec.create_env_kwargs}
+    if kind_of(spec.collector_class) != SINGLE:
+        given |= {"num_workers": spec.num_workers, "num_sub_threads": spec.num_threads}
         given |= {"start_timeout": options["start_timeout"]}
         given["on_worker_failure"] = options["on_worker_failure"]
         if options["on_worker_failure"] == "restart":
@@ -298,14 +284,14 @@ def _make(job: NodeJob) -> Any:
         model_id: SharedMemWeightSyncScheme(
             scheme.strategy, sync=waits, timeout=options["timeout"], check_finite=False
         )
-        for model_id, scheme in job.schemes.items()
+        for model_id, scheme in spec.schemes.items()
     }
-    return job.collector_class(
-        job.create_env_fn,
-        job.policy,
-        policy_factory=job.policy_factory,
-        frames_per_batch=job.frames,
-        policy_device=None if acts_randomly else job.policy_device,
+    return spec.collector_class(
+        spec.create_env_fn,
+        spec.policy,
+        policy_factory=spec.policy_factory,
+        frames_per_batch=spec.frames,
+        policy_device=None if acts_randomly else spec.policy_device,
         init_random_frames=options["random_frames"],
         weight_sync_schemes=schemes or None,
         copy=False,
@@ -322,11 +308,11 @@ def leave() -> None:
 # -- what the trainer calls, by name
 
 
-def open_node(name: str, job: bytes) -> Reply:
+def open_node(name: str, spec: bytes) -> Reply:
     """Make a host; one of the same name before it is ended."""
     with _answering() as answer:
         _close(name)
-        host = _HOSTS[name] = Node(cloudpickle.loads(job))
+        host = _HOSTS[name] = Node(cloudpickle.loads(spec))
         answer.value = host.hello()
     return answer.reply()
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from collectors.remote.base import RemoteCollector
-from collectors.remote.launcher import CannotReplace, Launcher
+from collectors.remote.launcher import Launcher
 from collectors.remote.local_processes import Processes
 from collectors.remote.node import close_all
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
+from collectors.workers.channel import CannotReplace
 from collectors.workers.startup import ignore_signals
 
 

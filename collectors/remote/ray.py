@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar
 
+from collectors.base import ends_on_interrupt
 from collectors.remote.base import RemoteCollector
-from collectors.remote.launcher import CannotReplace, Launcher
-from collectors.remote.node import NodeJob
+from collectors.remote.launcher import Launcher
+from collectors.remote.node import NodeSpec
 from collectors.rollout.seeds import Seeds
+from collectors.workers.channel import CannotReplace
 from sync import WeightSyncScheme
 from sync.remote.engine import PeerDied
 from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authentication
@@ -340,52 +342,51 @@ class RayCollector(RemoteCollector):
             timeout=self.options.start_timeout,
         )
 
+    @ends_on_interrupt
     def add_collector(self) -> int:
         """Start one more, which is told what the first one was; its number."""
-        assert self.seats is not None
         assert isinstance(self.launcher, RayLauncher)
         with self._lock, self._recovering:
             self._raise_error()
             free = self._free_place()
             self.launcher.add(free)
             try:
-                self.seats.open([self._newcomer(free)])
+                self._pool.start([self._handle(self._newcomer(free))])
             except BaseException:
                 self.launcher.remove(free)
                 raise
-            self.num_workers = len(self.hosts)
+            self.num_workers = len(self.handles)
             self._publish(dict.fromkeys(self.publisher.schemes), [free])
         return free
 
     def _free_place(self) -> int:
-        taken = {seat.host for seat in self.hosts}
-        free = [host for host in range(self.capacity) if host not in taken]
+        taken = {handle.index for handle in self.handles}
+        free = [index for index in range(self.capacity) if index not in taken]
         if not free:
             raise RuntimeError(
                 f"all {self.capacity} places are taken: give max_collectors more, or remove one"
             )
         return free[0]
 
-    def _newcomer(self, host: int) -> NodeJob:
-        """What it is told: to have streams that nobody has had in its place."""
-        assert self.seats is not None
-        jobs, job = self.seats.jobs, self._job(host, like=0)
-        generation = jobs[host].seeds.generation + 1 if host in jobs else 0
-        static = jobs[self.hosts[0].host].seeds.static
-        job.seeds = Seeds(self.seed, host, generation, static)
-        return job
+    def _newcomer(self, index: int) -> NodeSpec:
+        """What it is told: to have random streams that nobody has had in its place."""
+        spec, first = self._spec(index, like=0), self.handles[0]
+        used = [one.spec.seeds.generation for one in self._pool.removed if one.index == index]
+        generation = max(used, default=-1) + 1
+        spec.seeds = Seeds(self.seed, index, generation, first.spec.seeds.static)
+        return spec
 
+    @ends_on_interrupt
     def remove_collector(self, collector: int) -> None:
         """Let one go; what it had made and not handed over is counted as dropped."""
-        assert self.seats is not None
         assert isinstance(self.launcher, RayLauncher)
         with self._lock, self._recovering:
             self._raise_error()
-            found = [seat for seat in self.hosts if seat.host == collector]
-            if not found or len(self.hosts) == 1:
-                known = ", ".join(str(seat.host) for seat in self.hosts)
+            found = [handle for handle in self.handles if handle.index == collector]
+            if not found or len(self.handles) == 1:
+                known = ", ".join(str(handle.index) for handle in self.handles)
                 why = "it is the last one" if found else f"there are {known}"
                 raise ValueError(f"collector {collector} cannot be removed: {why}")
-            self.seats.remove(found[0])
+            self._pool.remove(found[0], 2.0)
             self.launcher.remove(collector)
-            self.num_workers = len(self.hosts)
+            self.num_workers = len(self.handles)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from collectors.weights.models import POLICY, find_model, sends_weights
-from collectors.workers import interrupts
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.errors import WorkerError, combine
 from sync.model.snapshot import NEVER
@@ -131,8 +130,7 @@ class Publisher:
         for model_id, weights in by_model.items():
             some = everybody if worker_ids is None and not is_by_worker(weights) else worker_ids
             try:
-                with interrupts.held():  # an interrupt in a scheme's call closes the scheme
-                    self._publish_one(model_id, weights, some, wait)
+                self._publish_one(model_id, weights, some, wait)
             except WorkerError as error:
                 failures = {**error.failures, **failures}
         if failures:
@@ -158,11 +156,16 @@ class Publisher:
                 scheme.send_async(weights, worker_ids)
             else:
                 scheme.send(weights, worker_ids)
-        finally:
-            if scheme.version > before:  # an updater may have left workers out
-                for worker, version in scheme.addressed.items():
-                    if version > before:
-                        self.promised[worker][model_id] = version
+        except WorkerError:
+            self._note_promised(model_id, before)
+            raise
+        self._note_promised(model_id, before)
+
+    def _note_promised(self, model_id: str, before: int) -> None:
+        """Note to whom versions after `before` were published; an updater may leave workers out."""
+        for worker, version in self.schemes[model_id].addressed.items():
+            if version > before:
+                self.promised[worker][model_id] = version
 
     def _push(self, scheme: Any, weights: Any, worker_ids: Any, wait: bool | None) -> None:
         """Have the updater send, without waiting if that is told."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from collectors.weights.models import POLICY
-from collectors.workers import interrupts
 from sync import WeightSyncScheme
 from sync.local.waiting import wait_for
 
@@ -67,10 +66,9 @@ class SchemeReceiver(WeightReceiver):
         return any(scheme.has_news() for scheme in self._all)
 
     def take(self) -> None:
-        with interrupts.held():  # nothing else would note which version it was
-            for model_id in self.schemes:
-                self._receive(model_id, 0)
-            self.version = self.base + self._main.version
+        for model_id in self.schemes:
+            self._receive(model_id, 0)
+        self.version = self.base + self._main.version
 
     def _receive(self, model_id: str, timeout: float) -> None:
         try:

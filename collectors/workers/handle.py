@@ -1,4 +1,4 @@
-"""One worker as the trainer knows it: its process, its line, its blocks, and its frames."""
+"""One worker as the trainer knows it: its channel, its batches, and where its frames are."""
 
 from __future__ import annotations
 
@@ -7,89 +7,111 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from collectors.data.batch import Trajectories
-from collectors.rollout.frame_block import FrameBlock
-from collectors.workers.pipe import Pipe
-from collectors.workers.shared_counters import FRAMES, VERSION, SharedCounters
+from collectors.workers.channel import Batch, Hello, WorkerChannel
 from sync.errors import WorkerError
-from sync.local.memory import AnonymousMemory
-from sync.local.process import Watch
 
 
-class Full(NamedTuple):
-    """A block that a worker has filled."""
+class Delivery(NamedTuple):
+    """A finished batch, and the generation of the worker that made it."""
 
-    frames: FrameBlock
-    block: int
-    serial: int
-    steps: int
-    frame_count: int
+    batch: Batch
     generation: int
 
 
-@dataclass
+@dataclass(eq=False)
 class WorkerHandle:
-    """One worker, and what is known of it. A replacement takes over the same member."""
+    """One worker. A replacement takes over the handle, as its next generation."""
 
-    worker: int
+    index: int
+    channel: WorkerChannel
+    spec: Any
     trajectories: Trajectories
-    generation: int = 0
-    process: Any = None
-    pipe: Pipe | None = None
-    counters: SharedCounters = field(default_factory=SharedCounters)
-    watch: Watch | None = None
-    job: AnonymousMemory | None = None
-    num_envs: int = 0
+    name: str = "worker"
+    device: str = "cpu"
     environment: str = ""
-    factory: str = ""
-    device: str = "cpu"  # of its policy
-    seed: int = 0
-    blocks: list[FrameBlock] = field(default_factory=list)
-    full: deque[Full] = field(default_factory=deque)
-    results: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    num_envs: int = 0
+    first_env: int = -1
+    generation: int = 0
+    numbered: int = 0  # the generation whose trajectories were numbered last
+    hello: Hello | None = None
+    met: bool = False  # it uses the first version of every model
     failure: WorkerError | None = None
-    greeted: bool = False
-    ordered: int = 0  # blocks that it has been told to fill, and has not
-    outdated: int = 0  # up to this order, blocks hold frames from before a state was loaded
-    numbered: int = 0  # the life whose trajectories were numbered last
-    before: int = 0  # frames that earlier lives made
-    handed: int = 0  # frames of this life that were taken from its blocks
+    serial: int = 0  # of the last batch that was ordered
+    owed: int = 0  # batches that were ordered and have not come
+    cut: int = -1  # the batch that the worker was told to hand over as it is
+    finished: deque[Delivery] = field(default_factory=deque)
+    answers: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    fresh_from: tuple[int, int] = (0, 0)  # the generation and batch from which on frames count
+    earlier: int = 0  # frames that earlier generations collected
+    taken: int = 0  # frames of this generation that were delivered, or dropped instead
     delivered: int = 0
-    dropped: int = 0
+    dropped: int = 0  # of earlier generations, and of before a state was loaded
     restarts: int = 0
-    seen: tuple[int, int, int] = (-1, -1, -1)
-    seen_at: float = 0.0
+    last_progress: Any = None
+    moved_at: float = 0.0
 
     def __str__(self) -> str:
-        known = self.environment or f"environment made by {self.factory}"
-        return f"worker {self.worker} ({self.device}, {known}, seed {self.seed})"
+        known = self.environment or f"environment made by {_name(self.spec.create_env_fn)}"
+        parts = [part for part in (self.channel.where, self.device, known) if part]
+        return f"{self.name} {self.index} ({', '.join(parts)}, seed {self.spec.seeds.seed})"
 
     @property
-    def made(self) -> int:
-        """The frames that it made, in all its lives."""
-        return self.before + self.counters.values[FRAMES]
+    def described(self) -> str:
+        """The same without its name, for errors of schemes, which number workers themselves."""
+        return ", ".join(part for part in (self.channel.where, self.environment) if part)
 
-    def settle(self) -> None:
-        """What a dead worker made and did not hand over is dropped."""
-        made = self.counters.values[FRAMES]
-        waiting = sum(full.frame_count for full in self.full if full.generation == self.generation)
-        self.dropped += made - waiting - self.handed
-        self.before += made
-        self.handed = 0
+    @property
+    def collected(self) -> int:
+        """The frames that it collected, in all its generations."""
+        return self.earlier + int(self.channel.frame_counts()["collected"])
 
-    def frame_counts(self, num_blocks: int) -> dict[str, Any]:
-        """Where each of its frames is; it fills so many blocks."""
-        made = self.counters.values[FRAMES]
-        waiting = sum(full.frame_count for full in self.full if full.generation != self.generation)
-        in_blocks = sum(self.counters.frames_in(block, made) for block in range(num_blocks))
+    def is_current(self, delivery: Delivery) -> bool:
+        """Whether the delivery's frames count: they were made after the last state was loaded."""
+        return (delivery.generation, delivery.batch.serial) >= self.fresh_from
+
+    def count(self, delivery: Delivery) -> None:
+        """Count the frames of a delivery that leaves `finished` as delivered, or as dropped."""
+        frames = delivery.batch.num_frames
+        if self.is_current(delivery):
+            self.delivered += frames
+        else:
+            self.dropped += frames
+        if delivery.generation == self.generation:
+            self.taken += frames
+
+    def start_generation(self) -> None:
+        """The worker is gone: what it collected and did not hand over is dropped."""
+        counts = self.channel.frame_counts()
+        waiting = sum(d.batch.num_frames for d in self._of_this_generation())
+        self.earlier += counts["collected"]
+        self.dropped += counts["collected"] - self.taken - waiting
+        self.restarts += counts["restarts"]
+        self.taken = self.serial = self.owed = 0
+        self.cut = -1
+        self.hello, self.met = None, False
+        self.answers.clear()
+        self.generation += 1
+
+    def _of_this_generation(self) -> list[Delivery]:
+        return [one for one in self.finished if one.generation == self.generation]
+
+    def frame_counts(self) -> dict[str, Any]:
+        """Where the frames of all its generations are."""
+        counts = self.channel.frame_counts()
+        old = sum(d.batch.num_frames for d in self.finished if d.generation != self.generation)
         return {
-            "worker": self.worker,
+            **counts,
+            "worker": self.index,
             "environment": self.environment,
-            "pid": None if self.process is None else self.process.pid,
-            "stage": self.counters.stage,
-            "collected": self.before + made,
+            "collected": self.earlier + counts["collected"],
             "delivered": self.delivered,
-            "dropped": self.dropped,
-            "in_flight": waiting + in_blocks,
-            "restarts": self.restarts,
-            "version": self.counters.values[VERSION],
+            "dropped": self.dropped + counts["dropped"],
+            "in_flight": old + counts["in_flight"] + counts["delivered"] - self.taken,
+            "restarts": self.restarts + counts["restarts"],
         }
+
+
+def _name(factory: Any) -> str:
+    if isinstance(factory, list):
+        factory = factory[0]
+    return str(getattr(factory, "__qualname__", factory))

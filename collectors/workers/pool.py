@@ -1,522 +1,498 @@
-"""The trainer's side of its workers: starting, listening, calling, watching, replacing them."""
+"""All workers of one collector: starting, listening to, asking, watching and replacing them.
+
+One thread at a time listens, for all that wait. A worker that raises, dies or makes no progress
+gets a `failure`; whoever waits for it sees that, and decides whether it is raised or replaced.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
-import mmap
-import os
 import pickle
-import signal
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from collectors.data.batch import Trajectories
-from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.weights.publisher import Publisher
-from collectors.workers import interrupts
-from collectors.workers.handle import Full, WorkerHandle
-from collectors.workers.pipe import Pipe, PipeClosed
-from collectors.workers.process import Job, Setup, main
-from collectors.workers.shared_counters import (
-    FRAMES,
-    IDLE,
-    MESSAGES,
-    STAGE,
-    STARTING,
-    STEPS,
-    SharedCounters,
-)
-from collectors.workers.startup import interrupts_held
+from collectors.workers.channel import Answer, Batch, CannotReplace, Event, Failed, Hello, Met
+from collectors.workers.handle import Delivery, WorkerHandle
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
-from sync.local.memory import AnonymousMemory
-from sync.local.process import Watch, must_look
+from sync.local.doorbell import Doorbell
 from sync.local.waiting import SLICE_S, awake_s, wait_for
 
-KILL_AFTER_S = 5.0
+CLOSE_S = 5.0
+_REFRESH_S = 0.5
 
 
 class WorkerPool:
-    """All workers of one collector. Its methods may be called from several threads."""
+    """All workers of one collector. Its methods may be called from several threads.
+
+    capacity: for how many workers the schemes have places.
+    """
 
     def __init__(
-        self,
-        jobs: list[Job],
-        publisher: Publisher,
-        *,
-        ctx: Any,
-        timeout: float,
-        start_timeout: float,
+        self, publisher: Publisher, *, capacity: int, timeout: float, start_timeout: float
     ):
-        self.members = [
-            WorkerHandle(
-                i,
-                Trajectories(i, len(jobs)),
-                seed=job.seeds.seed,
-                factory=_name(job.create_env_fn),
-                device=str(job.policy_device or "cpu"),
-            )
-            for i, job in enumerate(jobs)
-        ]
         self.publisher = publisher
-        self.jobs = jobs
-        self.arrived: deque[WorkerHandle] = deque()  # one entry for each full block, in their order
-        self._ctx = ctx
-        self._timeout = timeout
-        self._start_timeout = start_timeout
+        self.capacity = capacity
+        self.handles: list[WorkerHandle] = []
+        self.removed: list[WorkerHandle] = []  # their frames still count
+        self.arrived: deque[WorkerHandle] = deque()  # one entry for each delivery, in their order
+        self.held = False  # whether no frames are expected
+        self._timeout, self._start_timeout = timeout, start_timeout
         self._news = threading.Condition(threading.RLock())
         self._ending = threading.RLock()  # one thread at a time ends a worker
         self._listener: int | None = None  # the thread that listens
+        self._wake = Doorbell()  # for the listener: the pool is closed
         self._numbers = 0
-        self._closed = False
-        self.held = False  # whether all workers were told to hold still
+        self.closed = False
 
     # -- starting
 
-    def start(self) -> None:
-        """Start all workers and wait until each has its environments and version 0."""
+    def start(self, handles: Sequence[WorkerHandle]) -> None:
+        """Start these workers, and wait until each has its environments and version 0."""
+        with self._news:
+            self.handles = sorted([*self.handles, *handles], key=lambda handle: handle.index)
         try:
-            memory: AnonymousMemory | None = None
-            for member, job in zip(self.members, self.jobs, strict=True):
-                memory = job.pack()
-                self._launch(member, memory)
-            self._await_greetings(self.members)
-            self._hand_over(None)
+            self._start(handles)
         except BaseException:
-            self.close(timeout=1.0)
+            for handle in handles:
+                handle.channel.tell_to_stop(0.0, True)
+            for handle in handles:
+                self._end(handle, 0.0)
+            with self._news:
+                self.handles = [handle for handle in self.handles if handle not in handles]
             raise
 
-    def _launch(self, member: WorkerHandle, job: AnonymousMemory) -> None:
-        with interrupts_held(), self._news:
-            self._raise_if_closed()
-            near, far = Pipe.pair()
-            setup = Setup(
-                worker_idx=member.worker,
-                trainer_pid=os.getpid(),
-                pipe=far,
-                counters=SharedCounters(),
-                job=job,
-                schemes=self.publisher.schemes,
-                version_base=self.publisher.base,
-            )
-            name = f"lockstep-worker-{member.worker}"
-            process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
-            member.pipe, member.counters, member.job = near, setup.counters, job
-            member.greeted, member.failure, member.ordered = False, None, 0
-            member.blocks = []
-            try:
-                process.start()
-            except (EOFError, ConnectionError) as error:
-                raise RuntimeError(
-                    f"{member} could not be started: the fork server, which starts workers, "
-                    f"died at it ({type(error).__name__}: {error}); what it wrote says why"
-                ) from error
-            member.process = process
-            member.watch = Watch(process.pid)
-            member.seen_at = awake_s()
-            far.close()
+    def _start(self, handles: Sequence[WorkerHandle]) -> None:
+        for handle in handles:
+            with self._news:
+                self._raise_if_closed()
+                handle.failure, handle.moved_at = None, awake_s()
+                handle.channel.start(self._spec(handle), handle.generation)
+        self._await(
+            handles, lambda handle: handle.hello is not None, self._start_timeout, "start_timeout"
+        )
+        for handle in handles:
+            self._number_environments(handle)
+        self._connect(handles)
+        with self._news:
+            for handle in handles:
+                handle.last_progress, handle.moved_at = None, awake_s()
 
-    def _await_greetings(self, members: list[WorkerHandle]) -> None:
-        def done() -> bool:
-            return all(m.greeted or m.failure is not None for m in members)
+    def _spec(self, handle: WorkerHandle) -> Any:
+        """What the worker is told: of the random frames, those that its predecessors left."""
+        spec = handle.spec
+        left = max(0, spec.options["random_frames"] - handle.earlier)
+        return dataclasses.replace(spec, options={**spec.options, "random_frames": left})
 
-        self.wait(done, self._start_timeout, watch_hanging=False)
-        self._raise_if_closed()
-        for member in members:
-            if member.failure is None and not member.greeted:
-                member.failure = WorkerTimeout(
-                    member.worker,
-                    f"{member} was not ready within start_timeout={self._start_timeout:g} s: "
-                    f"it is {member.counters.stage}",
-                )
-        failures = {m.worker: m.failure for m in members if m.failure is not None}
-        if failures:
-            raise combine(failures)
-        for member in members:
-            for scheme in self.publisher.schemes.values():
-                if not isinstance(scheme, NoWeightSyncScheme):
-                    scheme.describe_worker(member.worker, member.environment)
-
-    def _hand_over(self, worker: int | None) -> None:
-        """Meet the workers' receivers; what went wrong there says the worker's own error first."""
+    def _connect(self, handles: Sequence[WorkerHandle]) -> None:
+        """Meet the workers' receivers; the worker's own error comes before the scheme's."""
+        for handle in handles:
+            handle.channel.meet()
+        schemes = [
+            scheme
+            for scheme in self.publisher.schemes.values()
+            if not isinstance(scheme, NoWeightSyncScheme)
+        ]
         try:
-            for scheme in self.publisher.schemes.values():
-                if worker is None:
+            for scheme in schemes:
+                for handle in handles:
+                    scheme.describe_worker(handle.index, handle.described)
+                if len(handles) == self.capacity:
                     scheme.connect()
-                else:
-                    scheme.connect(worker_idx=worker)
+                    continue
+                for handle in handles:
+                    scheme.connect(worker_idx=handle.index)
         except WorkerError:
-            self.listen(0.2)
-            self.raise_failures()
+            self.wait(lambda: bool(self._failures(handles)), 0.5)
+            if failures := self._failures(handles):
+                raise combine(failures) from None
             raise
+        self._await(handles, lambda handle: handle.met, self._timeout, "timeout")
 
-    def replace(self, member: WorkerHandle) -> None:
-        """Put a fresh worker in the place of a failed one, which may fail in its turn."""
-        self._end(member, timeout=0.0)
-        job = self.jobs[member.worker]
-        job.seeds = dataclasses.replace(job.seeds, generation=job.seeds.generation + 1)
-        left = max(0, job.options["random_frames"] - member.made)
-        packed = dataclasses.replace(job, options={**job.options, "random_frames": left}).pack()
-        with self._news:  # who asks finds the old life, whose answer does not come, or the new line
-            member.settle()
-            member.counters = SharedCounters()
-            member.generation += 1
-            member.restarts += 1
-            self._launch(member, packed)
+    def _await(
+        self,
+        handles: Sequence[WorkerHandle],
+        done: Callable[[WorkerHandle], bool],
+        timeout: float,
+        name: str,
+    ) -> None:
+        """Wait until `done` for all; raise for those that failed or did not get there."""
+        self.wait(
+            lambda: all(done(h) or h.failure is not None for h in handles), timeout, watch=False
+        )
+        self._raise_if_closed()
+        for handle in handles:
+            if handle.failure is None and not done(handle):
+                activity = handle.channel.activity()
+                text = f"{handle} was not ready within {name}={timeout:g} s: it {activity}"
+                handle.failure = WorkerTimeout(handle.index, text)
+        if failures := self._failures(handles):
+            raise combine(failures)
+
+    def replace(self, handle: WorkerHandle) -> None:
+        """Start a new worker in the place of a failed one. It may fail in its turn."""
+        self._raise_if_closed()
         try:
-            self._await_greetings([member])
-            self._hand_over(member.worker)
-            if self.held:
-                self.tell(member, "pause", True)
+            with self._ending:
+                handle.channel.make_way(handle.failure)
+                self._receive_the_rest(handle)
+        except CannotReplace as error:
+            assert handle.failure is not None
+            handle.failure.add_note(str(error))
+            raise handle.failure from None
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises: it costs a restart
+            text = f"{handle} could not be replaced: {type(error).__name__}: {error}"
+            with self._news:
+                handle.start_generation()
+                handle.restarts += 1
+                handle.failure = WorkerDied(handle.index, text)
+            return
+        spec = handle.spec
+        spec.seeds = dataclasses.replace(spec.seeds, generation=spec.seeds.generation + 1)
+        with (
+            self._news
+        ):  # a thread that waits for an answer sees the new generation, and asks again
+            handle.start_generation()
+            handle.restarts += 1
+        try:
+            self._start([handle])
         except WorkerError as error:
-            if member.failure is None:
-                member.failure = error
+            handle.failure = handle.failure or error
+
+    def remove(self, handle: WorkerHandle, timeout: float) -> None:
+        """End a worker for good; what it collected and did not hand over is dropped."""
+        handle.channel.tell_to_stop(timeout, True)
+        self._end(handle, timeout)
+        with self._news:
+            self.handles.remove(handle)
+            handle.start_generation()
+            self.removed.append(handle)
+            self.publisher.promised[handle.index] = {}
+            self._news.notify_all()
 
     def _raise_if_closed(self) -> None:
-        if self._closed:
+        if self.closed:
             raise RuntimeError("the collector was shut down")
 
     # -- listening
 
     def wait(
-        self, done: Callable[[], bool], timeout: float | None, *, watch_hanging: bool = True
+        self, done: Callable[[], bool], timeout: float | None = None, *, watch: bool = True
     ) -> bool:
         """Listen until `done()`, or for `timeout` seconds; whether it is done.
 
-        One thread listens at a time, for all that wait.
+        watch: count workers that make no progress as failed.
         """
         deadline = None if timeout is None else awake_s() + timeout
         while True:
             remaining = SLICE_S if deadline is None else deadline - awake_s()
             if self.listen(min(remaining, SLICE_S), unless=done):
                 return True
-            if remaining <= 0 or self._closed:
+            if remaining <= 0 or self.closed:
                 return False
-            if watch_hanging:
-                self._look_for_hanging()
+            if watch:
+                self._watch()
 
-    def listen(self, timeout: float, unless: Callable[[], bool] = bool) -> bool:
+    def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
         """Take in what workers say, waiting up to `timeout` for something, `unless()`."""
         me, ready = threading.get_ident(), set[int]()
-        with interrupts.held():
+        with self._news:
+            if unless():
+                return True
+            if self._listener not in (None, me):
+                due = time.monotonic() + max(0.0, timeout)
+                awake_s.begin()
+                self._news.wait(max(0.0, timeout))
+                awake_s.end(due)
+                return unless()
+            self._listener = me
+            fds = [self._wake.fd, *(fd for handle in self.handles for fd in handle.channel.fds())]
+        try:
+            ready.update(wait_for(fds, timeout))  # without the lock: others may ask meanwhile
+        finally:
             with self._news:
-                if unless():
-                    return True
-                if self._listener not in (None, me):
-                    due = time.monotonic() + max(0.0, timeout)
-                    awake_s.begin()
-                    with interrupts.let_in():
-                        self._news.wait(max(0.0, timeout))
-                    awake_s.end(due)
-                    return unless()
-                self._listener = me
-                fds = [fd for member in self.members for fd in self._fds(member)]
-            try:
-                with interrupts.let_in():  # not holding the lock: others may ask and tell meanwhile
-                    ready.update(wait_for(fds, timeout))
-            finally:
-                with self._news:
-                    self._listener = None
-                    for member in self.members:
-                        if self._has_said(member, ready):
-                            self._take_in(member)
-                    self._news.notify_all()
+                self._listener = None
+                for handle in self.handles:
+                    if handle.channel.must_look() or not ready.isdisjoint(handle.channel.fds()):
+                        self._take_in(handle)
+                self._news.notify_all()
         with self._news:
             return unless()
 
-    def _fds(self, member: WorkerHandle) -> Iterator[int]:
-        if member.pipe is not None and not member.pipe.ended:
-            yield member.pipe.fileno()
-        if member.watch is not None:
-            yield from member.watch.fds()
+    def _take_in(self, handle: WorkerHandle) -> None:
+        try:
+            how = handle.channel.gone()  # before what it said last is read
+            for event in handle.channel.receive():
+                self._handle(handle, event)
+        except Exception:  # noqa: BLE001 - an engine may raise anything
+            text = f"{handle} cannot be watched:\n{traceback.format_exc().rstrip()}"
+            handle.failure = handle.failure or WorkerError(handle.index, text)
+            return
+        if how is not None and handle.failure is None:
+            handle.failure = WorkerDied(handle.index, f"{handle} died{how}")
 
-    def _has_said(self, member: WorkerHandle, ready: set[int]) -> bool:
-        if member.watch is None or member.pipe is None:
-            return False
-        unheard = member.watch.gone and member.failure is None
-        return unheard or must_look() or not ready.isdisjoint(self._fds(member))
+    def _handle(self, handle: WorkerHandle, event: Event) -> None:
+        if isinstance(event, Batch):
+            handle.owed -= 1
+            self._deliver(handle, Delivery(event, handle.generation))
+        elif isinstance(event, Answer):
+            handle.answers[event.number] = (event.ok, event.value)
+        elif isinstance(event, Hello):
+            handle.hello, handle.environment = event, event.environment
+        elif isinstance(event, Met):
+            handle.met = True
+        elif isinstance(event, Failed) and handle.failure is None:
+            kind = WorkerDied if event.died else WorkerRaised
+            handle.failure = kind(handle.index, f"{handle} {event.text}")
 
-    def _take_in(self, member: WorkerHandle) -> None:
-        assert member.watch is not None
-        assert member.pipe is not None
-        gone = member.watch.look()  # before what it said last is read
-        for message, fds in member.pipe.receive():
-            self._book(member, message, fds)
-        if gone and member.failure is None:
-            member.failure = WorkerDied(member.worker, self._obituary(member))
+    def _number_environments(self, handle: WorkerHandle) -> None:
+        """A successor with as many environments has its predecessor's numbers."""
+        assert handle.hello is not None
+        if handle.first_env >= 0 and handle.num_envs == handle.hello.num_envs:
+            return
+        handle.num_envs = handle.hello.num_envs
+        first = 0
+        for other in (*self.removed, *self.handles):
+            if other is not handle and other.first_env >= 0:
+                first = max(first, other.first_env + other.num_envs)
+        handle.first_env = first
 
-    def _book(self, member: WorkerHandle, message: tuple[Any, ...], fds: list[int]) -> None:
-        kind, *rest = message
-        if kind == "batch" and member.blocks:  # none: it failed before
-            block, serial, steps, count = rest
-            member.ordered -= 1
-            member.full.append(
-                Full(member.blocks[block], block, serial, steps, count, member.generation)
-            )
-            self.arrived.append(member)
-        elif kind == "result":
-            number, good, value = rest
-            member.results[number] = (good, value)
-        elif kind == "hello":
-            (hello,) = rest
-            member.num_envs, member.environment = hello["num_envs"], hello["environment"]
-            member.greeted = True
-        elif kind == "blocks":
-            layout, count, nbytes = rest
-            try:
-                member.blocks = _map_blocks(layout, count, nbytes, fds)
-            except OSError as error:
-                text = f"{member} cannot hand over its frames, whose memory cannot be had: {error}"
-                member.failure = member.failure or WorkerError(member.worker, text)
-        elif kind == "error":
-            name, text = rest
-            member.failure = WorkerRaised(
-                member.worker,
-                f"{member} raised {name} while {member.counters.stage}:\n{text.rstrip()}",
-            )
+    def _deliver(self, handle: WorkerHandle, delivery: Delivery) -> None:
+        if handle.is_current(delivery):
+            handle.finished.append(delivery)
+            self.arrived.append(handle)
+            return
+        handle.count(delivery)
+        handle.channel.release(delivery.batch)
 
-    def _obituary(self, member: WorkerHandle) -> str:
-        member.process.join(1.0)
-        code = member.process.exitcode
-        how = f"with exit code {code}"
-        if code is not None and code < 0:
-            known = -code in set(signal.Signals)
-            how = f"by {signal.Signals(-code).name if known else f'signal {-code}'}"
-        where = member.counters.stage
-        hint = _NOT_IMPORTED if code == 1 and member.counters.values[STAGE] == STARTING else ""
-        return f"{member} died {how} (pid {member.process.pid}) while {where}{hint}"
+    def _watch(self) -> None:
+        """A worker that owes something and makes no progress has failed."""
+        now = awake_s()
+        for handle in self.handles:
+            channel = handle.channel
+            if handle.failure is not None or not handle.met:
+                continue
+            if why := channel.silent(self._timeout):
+                handle.failure = WorkerTimeout(handle.index, f"{handle} {why}")
+                continue
+            progress = channel.progress()
+            rests = not channel.is_busy() and (self.held or not handle.owed)
+            if progress != handle.last_progress or rests:
+                handle.last_progress, handle.moved_at = progress, now
+            elif now - handle.moved_at > self._timeout:
+                text = f"{handle} {channel.stuck(self._timeout)}"
+                handle.failure = WorkerTimeout(handle.index, text)
 
     def look(self) -> None:
         """Notice who failed or hangs, without waiting."""
-        self.listen(0)
-        self._look_for_hanging()
+        self.listen()
+        self._watch()
 
-    def _look_for_hanging(self) -> None:
-        """A worker that owes something and does not move is a failure."""
-        now = awake_s()
-        for member in self.members:
-            counters = member.counters.values
-            seen = (counters[FRAMES], counters[STEPS], counters[STAGE])
-            rests = counters[STAGE] == IDLE and (self.held or not member.ordered)
-            if seen != member.seen or rests or member.failure is not None:
-                member.seen, member.seen_at = seen, now
-            elif now - member.seen_at > self._timeout and member.greeted:
-                member.failure = WorkerTimeout(
-                    member.worker,
-                    f"{member} hangs: it has been {member.counters.stage} for "
-                    f"more than timeout={self._timeout:g} s (pid {member.process.pid})",
-                )
-
-    def take(self, member: WorkerHandle) -> Full:
-        """The oldest full block of a worker: delivered by that, or dropped if it is outdated."""
-        with self._news:
-            full = member.full.popleft()
-            if full.serial > member.outdated:
-                member.delivered += full.frame_count
-            else:
-                member.dropped += full.frame_count
-            if full.generation == member.generation:
-                member.handed += full.frame_count
-                member.counters.clear(full.block)
-            return full
-
-    def take_first(self) -> tuple[WorkerHandle, Full]:
-        """The block that was full first."""
-        with self._news:
-            member = self.arrived.popleft()
-            return member, self.take(member)
-
-    def frame_counts(self, member: WorkerHandle) -> dict[str, Any]:
-        """The frames of one worker: where each of them is."""
-        self.listen(0)
-        with self._news:
-            return member.frame_counts(len(member.blocks) or self.jobs[member.worker].num_blocks)
+    # -- failures
 
     def failed(self) -> list[WorkerHandle]:
-        return [member for member in self.members if member.failure is not None]
+        return [handle for handle in self.handles if handle.failure is not None]
 
-    def give_up(self, error: WorkerError, generations: Sequence[int]) -> None:
-        """Count whom the error names as failed, unless there is another in its place by now."""
-        with self._news:
-            for worker, failure in error.failures.items():
-                member = self.members[worker]
-                if member.generation == generations[worker]:
-                    member.failure = member.failure or failure
+    @staticmethod
+    def _failures(handles: Iterable[WorkerHandle]) -> dict[int, WorkerError]:
+        return {handle.index: handle.failure for handle in handles if handle.failure is not None}
 
     def raise_failures(self) -> None:
         """Raise what went wrong, if anything did."""
-        failures = {m.worker: m.failure for m in self.failed() if m.failure is not None}
-        if failures:
+        if failures := self._failures(self.handles):
             raise combine(failures)
 
-    # -- telling and asking
-
-    def tell(self, member: WorkerHandle, *message: Any) -> None:
-        """Send a message; one that cannot be sent is found out by whoever waits for its effect."""
+    def generations(self) -> dict[int, int]:
+        """The generation of every worker that is not just being replaced."""
         with self._news:
-            if member.pipe is None:
-                return
-            try:
-                member.pipe.send(message, timeout=self._timeout)
-            except PipeClosed:
-                return
-            except TimeoutError as error:  # half of it is sent: the line is of no more use
-                member.failure = member.failure or WorkerTimeout(
-                    member.worker,
-                    f"{member} reads no messages while {member.counters.stage}: {error}",
-                )
-                return
-            member.counters.values[MESSAGES] += 1
+            return {handle.index: handle.generation for handle in self.handles if handle.met}
+
+    def note(
+        self,
+        error: WorkerError,
+        generations: Mapping[int, int],
+        lost: tuple[type[WorkerError], ...],
+    ) -> dict[int, WorkerError]:
+        """Count workers as failed that this error names; what it says beside that.
+
+        generations: who was meant; what is said of a predecessor does not matter any more.
+        lost: the kinds of error after which a worker counts as failed.
+        """
+        others = {}
+        with self._news:
+            for handle in self.handles:
+                failure = error.failures.get(handle.index)
+                if failure is None or handle.generation != generations.get(handle.index):
+                    continue
+                if isinstance(failure, lost):
+                    handle.failure = handle.failure or failure
+                if handle.failure is None:
+                    others[handle.index] = failure
+        return others
+
+    # -- batches
+
+    def order(self, handle: WorkerHandle) -> None:
+        """Have one more batch collected, with weights no older than those published by now."""
+        with self._news:
+            if not handle.owed:
+                handle.moved_at = awake_s()  # until now it owed nothing
+            handle.serial += 1
+            handle.owed += 1
+            versions = dict(self.publisher.promised[handle.index])
+            self._send(handle, lambda: handle.channel.order(handle.serial, versions))
+
+    def take(self, handle: WorkerHandle) -> Delivery:
+        """The oldest delivery of a worker, which counts as delivered to the learner now."""
+        with self._news:
+            delivery = handle.finished.popleft()
+            self.arrived.remove(handle)
+            handle.count(delivery)
+            return delivery
+
+    def release(self, handle: WorkerHandle, delivery: Delivery) -> None:
+        """The delivery's memory can be written again."""
+        with self._news:
+            if delivery.generation == handle.generation:
+                handle.channel.release(delivery.batch)
+
+    def drop_before(self, handle: WorkerHandle, serial: int) -> None:
+        """From now on only this batch of the worker's counts, and those after it."""
+        with self._news:
+            handle.fresh_from = handle.generation, serial
+            waiting, handle.finished = list(handle.finished), deque()
+            self.arrived = deque(other for other in self.arrived if other is not handle)
+            for delivery in waiting:
+                self._deliver(handle, delivery)
 
     def hold(self, still: bool) -> None:
-        """Have all workers stop between two steps, or go on."""
+        """Expect no frames, or expect them from now on."""
         with self._news:
-            for member in self.members:
-                member.seen_at = awake_s()
-                self.tell(member, "pause", still)
+            for handle in self.handles:
+                handle.moved_at = awake_s()
             self.held = still
 
-    def order(self, member: WorkerHandle, block: int, serial: int) -> None:
-        """Have a block filled with weights no older than those published by now."""
-        versions = dict(self.publisher.promised[member.worker])
-        with interrupts.held():
-            with self._news:
-                if not member.ordered:
-                    member.seen_at = awake_s()  # until now it owed nothing
-                member.ordered += 1
-            self.tell(member, "collect", block, serial, versions)
+    def frame_counts(self) -> list[dict[str, Any]]:
+        """Where the frames of every worker are, as of this moment where they can say so at once."""
+        handles = list(self.handles)
+        for handle in handles:
+            handle.channel.refresh()
+        self.wait(
+            lambda: all(handle.channel.is_fresh() for handle in handles),
+            min(_REFRESH_S, self._timeout),
+            watch=False,
+        )
+        self.listen()
+        with self._news:
+            return [handle.frame_counts() for handle in (*self.handles, *self.removed)]
+
+    # -- asking
 
     def call(
         self,
         method: str,
-        *args: Any,
-        members: Iterable[WorkerHandle] | None = None,
-        timeout: float | None = None,
+        arguments: Callable[[WorkerHandle], tuple[Any, ...]] = lambda handle: (),
+        handles: Iterable[WorkerHandle] | None = None,
     ) -> list[Any]:
         """Have workers do something between two steps; their results.
 
         One that another thread replaces meanwhile is asked again.
         """
-        chosen = list(self.members if members is None else members)
-        timeout = timeout or self._timeout
-        deadline = awake_s() + timeout
+        chosen = list(self.handles if handles is None else handles)
+        deadline = awake_s() + self._timeout
         answers: dict[int, tuple[bool, Any]] = {}
-        while left := [member for member in chosen if member.worker not in answers]:
-            answers |= self._ask(left, method, args, timeout, deadline)
+        while left := [handle for handle in chosen if handle.index not in answers]:
+            answers |= self._ask(left, method, arguments, deadline)
         results = []
-        for member in chosen:
-            good, value = answers[member.worker]
-            if not good:
-                raise WorkerRaised(member.worker, f"{member}, asked to {method}: {value}")
+        for handle in chosen:
+            ok, value = answers[handle.index]
+            if not ok:
+                text = f"{handle}, asked to {method}: {value}"
+                raise WorkerRaised(handle.index, text)
             results.append(pickle.loads(value))
         return results
 
     def _ask(
         self,
-        members: Iterable[WorkerHandle],
+        handles: Iterable[WorkerHandle],
         method: str,
-        args: tuple[Any, ...],
-        timeout: float,
+        arguments: Callable[[WorkerHandle], tuple[Any, ...]],
         deadline: float,
     ) -> dict[int, tuple[bool, Any]]:
         """The answers by worker, without those of whoever was replaced before it gave one."""
         asked = []
         with self._news:
             self._raise_if_closed()
-            for member in members:
+            for handle in handles:
                 self._numbers += 1
-                asked.append((member, member.generation, self._numbers))
-                given = args[0](member) if len(args) == 1 and callable(args[0]) else args
-                self.tell(member, "call", self._numbers, method, given)
+                number, args = self._numbers, arguments(handle)
+                asked.append((handle, handle.generation, number))
+                self._send(handle, lambda: handle.channel.ask(number, method, args))  # noqa: B023
 
-        def done() -> bool:
-            return all(
-                n in m.results or m.failure or m.generation != generation
-                for m, generation, n in asked
-            )
+        def is_settled(handle: WorkerHandle, generation: int, number: int) -> bool:
+            answered = number in handle.answers
+            return answered or handle.failure is not None or handle.generation != generation
 
-        self.wait(done, deadline - awake_s())
+        self.wait(lambda: all(is_settled(*one) for one in asked), deadline - awake_s())
+        answers: dict[int, tuple[bool, Any]] = {}
+        failures: dict[int, WorkerError] = {}
         with self._news:
-            answers = {m.worker: m.results.pop(n) for m, _, n in asked if n in m.results}
-            for member, generation, _ in asked:
-                if member.worker in answers or (
-                    member.generation != generation and not member.failure
-                ):
-                    continue
-                self._raise_if_closed()
-                raise member.failure or WorkerTimeout(
-                    member.worker,
-                    f"{member} did not answer {method!r} within {timeout:g} s: "
-                    f"it is {member.counters.stage}",
-                )
-            return answers
+            self._raise_if_closed()
+            for handle, generation, number in asked:
+                if number in handle.answers:
+                    answers[handle.index] = handle.answers.pop(number)
+                elif handle.failure is not None:
+                    failures[handle.index] = handle.failure
+                elif handle.generation == generation:
+                    text = f"{handle} did not answer {method!r} within timeout={self._timeout:g} s"
+                    activity = handle.channel.activity()
+                    failures[handle.index] = WorkerTimeout(handle.index, f"{text}: it {activity}")
+        if failures:
+            raise combine(failures)
+        return answers
+
+    def _send(self, handle: WorkerHandle, send: Callable[[], None]) -> None:
+        """Send a message; one that cannot be sent is noticed by whoever waits for its effect."""
+        try:
+            send()
+        except ConnectionError:
+            return
+        except TimeoutError as error:  # half of it is sent: the connection is of no more use
+            text = f"{handle} reads no messages; it {handle.channel.activity()}: {error}"
+            handle.failure = handle.failure or WorkerTimeout(handle.index, text)
 
     # -- ending
 
-    def close(self, timeout: float = KILL_AFTER_S, *, close_env: bool = True) -> None:
+    def close(self, timeout: float = CLOSE_S, *, close_env: bool = True) -> None:
         """End all workers: first by asking, then by force. Bounded; harmless a second time."""
         deadline = awake_s() + timeout
+        self.closed = True
+        self._wake.ring()
+        with self._news:
+            self._news.notify_all()
         try:
-            self._tell_to_stop(close_env)
-            for member in self.members:
-                self._end(member, max(0.0, deadline - awake_s()))
+            for handle in self.handles:
+                handle.channel.tell_to_stop(timeout / 2, close_env)
+            for handle in self.handles:
+                self._end(handle, max(0.0, deadline - awake_s()))
         except BaseException:  # an interrupt: nobody is waited for any more
-            for member in self.members:
-                self._end(member, 0.0)
+            for handle in self.handles:
+                self._end(handle, 0.0)
             raise
 
-    def _tell_to_stop(self, close_env: bool) -> None:
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
-            for member in self.members:
-                if member.pipe is not None and member.process is not None:
-                    with contextlib.suppress(TimeoutError, OSError, ValueError):
-                        member.pipe.send(("stop", close_env), timeout=0.1)
-                        member.counters.values[MESSAGES] += 1
-
-    def _end(self, member: WorkerHandle, timeout: float) -> None:
+    def _end(self, handle: WorkerHandle, timeout: float) -> None:
         with self._ending:
-            process, watch = member.process, member.watch
-            if process is not None and watch is not None:
-                if not watch.wait(timeout):
-                    watch.kill()  # `process` knows of nobody any more if the fork server died
-                    watch.wait(KILL_AFTER_S)
-                process.join(KILL_AFTER_S)
-            with self._news:
-                if member.pipe is not None:
-                    for message, fds in member.pipe.receive():  # what it still managed to say
-                        self._book(member, message, fds)
-                    member.pipe.close()
-                member.process = member.pipe = member.watch = None
-            if process is not None:
-                with contextlib.suppress(ValueError):
-                    process.close()
+            handle.channel.end(timeout)
+            self._receive_the_rest(handle)
+            if self.closed:
+                handle.channel.close()
 
-
-# A worker that has come to itself sends what it raises.
-_NOT_IMPORTED = (
-    ". It could not import the script, as it printed: what makes a collector must stand below "
-    "`if __name__ == '__main__':`, since workers import the rest"
-)
-
-
-def _name(factory: Any) -> str:
-    return str(getattr(factory, "__qualname__", factory))
-
-
-def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fds: list[int]) -> list[FrameBlock]:
-    if not fds:  # it got lost on its way: here was no room for it
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    try:
-        whole = torch.frombuffer(mmap.mmap(fds[0], nbytes * count), dtype=torch.uint8)
-    finally:
-        os.close(fds[0])
-    return [FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
+    def _receive_the_rest(self, handle: WorkerHandle) -> None:
+        with self._news:
+            for event in handle.channel.receive():
+                self._handle(handle, event)

@@ -4,7 +4,7 @@
     -------                                   ------
     start the process                    ->   make policy and environments
                                          <-   hello (number of environments), or the error
-    hand over version 0 (schemes)        <->  take it
+    publish version 0 (schemes)          <->  apply it
     collect (block b)                    ->   queue it; plan the blocks at the first, share them
                                          <-   blocks (layout, descriptor)
                                               fill block b
@@ -47,6 +47,7 @@ from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightRece
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.shared_counters import (
     CUT,
+    FRAMES,
     HANDING_OVER,
     IDLE,
     MESSAGES,
@@ -54,51 +55,52 @@ from collectors.workers.shared_counters import (
     TAKING_WEIGHTS,
     SharedCounters,
 )
-from collectors.workers.startup import exit_now, exit_with_parent, ignore_signals
+from collectors.workers.startup import exit_now, exit_with_parent, settle_in
 from sync import NoWeightSyncScheme, WeightSyncScheme
 from sync.local.memory import AnonymousMemory, as_bytes
 from sync.local.waiting import wait_for
 
 
-def packed(job: Any) -> bytes:
-    """A job as one cloudpickle; or an error that names what of it cannot travel."""
-    try:
-        data: bytes = cloudpickle.dumps(job)
-    except Exception:
-        for name in (one.name for one in fields(job)):
-            try:
-                cloudpickle.dumps(getattr(job, name))
-            except MemoryError as error:
-                what = f"{name} takes more memory to hand over than there is"
-                raise MemoryError(what) from error
-            except Exception as error:
-                instead = "; policy_factory makes one there" if name == "policy" else ""
-                raise TypeError(
-                    f"{name} cannot travel to another process: {error}{instead}"
-                ) from error
-        raise
-    return data
-
-
 @dataclass
-class Job:
+class WorkerSpec:
     """What a worker is told to do. It travels as one cloudpickle."""
 
-    create_env_fn: Callable[..., Any]
-    create_env_kwargs: dict[str, Any]
+    create_env_fn: Any
+    create_env_kwargs: Any
     policy: Any
     policy_factory: Callable[[], Any] | None
     seeds: Seeds
-    frames: int  # in a block
-    num_blocks: int
+    frames: int  # in a batch
+    num_blocks: int = 1  # of shared memory for batches
     policy_device: torch.device | None = None
     collector_class: Callable[..., Any] | None = None
     num_threads: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 
+    def pickled(self) -> bytes:
+        """As cloudpickle; or an error that names what cannot be pickled."""
+        try:
+            data: bytes = cloudpickle.dumps(self)
+        except Exception:
+            for name in (one.name for one in fields(self)):
+                self._check_pickles(name)
+            raise
+        return data
+
+    def _check_pickles(self, name: str) -> None:
+        try:
+            cloudpickle.dumps(getattr(self, name))
+        except MemoryError as error:
+            text = f"{name} takes more memory to hand over than there is"
+            raise MemoryError(text) from error
+        except Exception as error:
+            instead = "; policy_factory makes one there" if name == "policy" else ""
+            text = f"{name} cannot travel to another process: {error}{instead}"
+            raise TypeError(text) from error
+
     def pack(self) -> AnonymousMemory:
-        """The job in shared memory, so that it is written once however it is read."""
-        data = packed(self)
+        """The same in shared memory."""
+        data = self.pickled()
         memory = AnonymousMemory(len(data) + 8)
         view = as_bytes(memory.map(0, memory.nbytes, writable=True))
         view[:8] = len(data).to_bytes(8, "little")
@@ -106,11 +108,11 @@ class Job:
         return memory
 
     @staticmethod
-    def unpack(memory: AnonymousMemory) -> Job:
+    def unpack(memory: AnonymousMemory) -> WorkerSpec:
         view = as_bytes(memory.map(0, memory.nbytes, writable=False))
         size = int.from_bytes(view[:8], "little")
-        job: Job = cloudpickle.loads(view[8 : 8 + size])
-        return job
+        spec: WorkerSpec = cloudpickle.loads(view[8 : 8 + size])
+        return spec
 
 
 @dataclass
@@ -121,8 +123,9 @@ class Setup:
     trainer_pid: int
     pipe: Pipe
     counters: SharedCounters
-    job: AnonymousMemory
+    spec: AnonymousMemory
     schemes: Mapping[str, WeightSyncScheme]
+    start_method: str  # of processes that an environment starts
     version_base: int = 0
 
 
@@ -142,7 +145,7 @@ class _Stop(Exception):
 def main(setup: Setup) -> None:
     """Be a worker until the trainer says stop, or is gone."""
     gc.freeze()  # what a fork brought along is the trainer's to clear away: Ray's handles, say
-    ignore_signals()
+    settle_in(setup.start_method)
     worker: Worker | None = None
     status = 0
     try:
@@ -183,36 +186,36 @@ class Worker:
 
     def prepare(self) -> None:
         """Make policy and environments, and take version 0."""
-        self.job = job = Job.unpack(self._setup.job)
-        torch.set_num_threads(job.num_threads)
-        self.policy = job.policy_factory() if job.policy_factory is not None else job.policy
-        if isinstance(self.policy, nn.Module) and job.policy_device is not None:
-            self.policy.to(job.policy_device)
-        options = job.options
+        self.spec = spec = WorkerSpec.unpack(self._setup.spec)
+        torch.set_num_threads(spec.num_threads)
+        self.policy = spec.policy_factory() if spec.policy_factory is not None else spec.policy
+        if isinstance(self.policy, nn.Module) and spec.policy_device is not None:
+            self.policy.to(spec.policy_device)
+        options = spec.options
         if not options["compile_policy"]:  # a compiler sees for itself
             unhook(self.policy)
         self._at_batch = options["apply_at"] == "batch"
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
-        self.rollout: Any = self._host() if job.collector_class is not None else self._roll_out()
+        self.rollout: Any = self._host() if spec.collector_class is not None else self._roll_out()
 
     def _roll_out(self) -> Rollout:
         """Step environments here."""
-        job, options = self.job, self.job.options
+        spec, options = self.spec, self.spec.options
         self.environments = environments = make_environments(
-            job.create_env_fn,
-            job.create_env_kwargs,
+            spec.create_env_fn,
+            spec.create_env_kwargs,
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
         )
-        self.num_steps = Steps(job.frames)(environments.num_envs)
+        self.num_steps = Steps(spec.frames)(environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
         if self.policy is not None:
             acting = PolicyCaller(
                 self.policy,
                 environments.observations,
-                device=job.policy_device,
+                device=spec.policy_device,
                 trusted=options["trust_policy"],
                 compile_policy=options["compile_policy"],
                 cudagraph=options["cudagraph_policy"],
@@ -221,7 +224,7 @@ class Worker:
             environments,
             acting,
             self.receiver,
-            job.seeds,
+            spec.seeds,
             exploration=interaction_type(options["exploration_type"]),
             apply_at_step=options["apply_at"] == "step",
             random_frames=options["random_frames"],
@@ -232,16 +235,16 @@ class Worker:
 
     def _host(self) -> HostedCollector:
         """Have a collector of its own do the work."""
-        job, options = self.job, self.job.options
-        assert job.collector_class is not None
-        told = getattr(job.collector_class, "keywords", {})
+        spec, options = self.spec, self.spec.options
+        assert spec.collector_class is not None
+        told = getattr(spec.collector_class, "keywords", {})
         passed = {name: options[name] for name in PASSED_ON if name not in told}
-        self.hosted = job.collector_class(
-            job.create_env_fn,
+        self.hosted = spec.collector_class(
+            spec.create_env_fn,
             self.policy,
-            frames_per_batch=job.frames,
-            create_env_kwargs=job.create_env_kwargs or None,
-            policy_device=None if self.policy is None else job.policy_device,
+            frames_per_batch=spec.frames,
+            create_env_kwargs=spec.create_env_kwargs or None,
+            policy_device=None if self.policy is None else spec.policy_device,
             init_random_frames=options["random_frames"],
             **passed,
         )
@@ -251,13 +254,13 @@ class Worker:
         described = f"{type(self.hosted).__name__} of {len(members or [0])}"
         self._greet(num_envs, described)
         return HostedCollector(
-            self.hosted, job.seeds, counters=self.counters, poll_control=self._poll_control
+            self.hosted, spec.seeds, counters=self.counters, poll_control=self._poll_control
         )
 
     def _greet(self, num_envs: int, environment: str) -> None:
         """Say that all is made, and take version 0."""
         self.num_envs = num_envs
-        self.pipe.send(("hello", {"num_envs": num_envs, "environment": environment}))
+        self.pipe.send(("hello", num_envs, environment))
         self.receiver = self._connect()
 
     def _connect(self) -> WeightReceiver:
@@ -276,7 +279,7 @@ class Worker:
                 scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
             # The trainer comes when the slowest worker is ready.
             scheme.connect_timeout = max(
-                scheme.connect_timeout, self.job.options["start_timeout"] + self._timeout
+                scheme.connect_timeout, self.spec.options["start_timeout"] + self._timeout
             )
             scheme.connect(background=False)
         if not schemes:
@@ -325,27 +328,27 @@ class Worker:
             self._share(rollout.plan(self.num_steps))
         frames = self._blocks[order.block]
         self._order = order
-        self.counters.begin(order.block)
+        before = counters[FRAMES]
         steps = rollout.collect(frames)
         counters[STAGE] = HANDING_OVER
         self._order = None
-        count = self.counters.finish(order.block)
         if self.environments is not None:
             check_numbers(frames, steps, self.environments)
+        count = counters[FRAMES] - before
         self.pipe.send(("batch", order.block, order.serial, steps, count))
         self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:
         """Make the blocks, and send the trainer their memory."""
         nbytes = -(-layout.nbytes // 4096) * 4096
-        self._memory = AnonymousMemory(nbytes * self.job.num_blocks)
+        self._memory = AnonymousMemory(nbytes * self.spec.num_blocks)
         whole = self._memory.map(0, self._memory.nbytes, writable=True)
         self._blocks = [
             FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes])
-            for i in range(self.job.num_blocks)
+            for i in range(self.spec.num_blocks)
         ]
         self.pipe.send(
-            ("blocks", layout, self.job.num_blocks, nbytes), fds=(self._memory.fileno(),)
+            ("blocks", layout, self.spec.num_blocks, nbytes), fds=(self._memory.fileno(),)
         )
 
     # -- between two steps
@@ -367,8 +370,6 @@ class Worker:
                 self._orders.append(Order(*rest))
             elif kind == "call":
                 self._answer(*rest)
-            elif kind == "pause":
-                self._paused = rest[0]
             elif kind == "stop":
                 self._close_env = rest[0]
                 raise _Stop
@@ -386,6 +387,10 @@ class Worker:
 
     def do_stats(self) -> dict[str, Any]:
         return {"stage": self.counters.stage, "version": self.receiver.version, "pid": os.getpid()}
+
+    def do_hold(self, still: bool) -> None:
+        """Rest, or go on."""
+        self._paused = still
 
     def do_getattr_env(self, name: str) -> Any:
         if self.hosted is not None:
@@ -409,17 +414,18 @@ class Worker:
     def do_load_state_dict(
         self, state: dict[str, Any], base: int, goes_on: bool
     ) -> tuple[bool, int]:
-        """Go on from there; whether to the bit, and the last block whose frames do not count."""
-        last = 0 if goes_on else self._handed_over
+        """Go on from there; whether to the bit, and the first batch whose frames count."""
+        first = 0 if goes_on else self._handed_over + 1
         if not goes_on and self._order is not None and self.rollout.frames is not None:
-            last = self.counters.values[CUT] = self._order.serial
+            self.counters.values[CUT] = self._order.serial
+            first = self._order.serial + 1
         exact = self.rollout.load_state_dict(state, goes_on=goes_on)
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
         if isinstance(self.receiver, SchemeReceiver):
             self.receiver.rebase(base)
-        return exact, last
+        return exact, first
 
     def close(self) -> None:
         """Let the trainer's memory go, and close the environments."""

@@ -14,11 +14,6 @@ from sync.local.memory import AnonymousMemory, as_bytes
 FRAMES, STEPS, STAGE, VERSION = range(4)
 # Written by the trainer.
 MESSAGES, CUT = 4, 5
-# Written by the worker, two for each block: frame counts when it was begun and when it was full.
-_RANGES = 8
-MAX_BLOCKS = 64
-OPEN = -1
-
 STAGES = ("starting", "idle", "resetting", "acting", "stepping", "taking weights", "handing over")
 STARTING, IDLE, RESETTING, ACTING, STEPPING, TAKING_WEIGHTS, HANDING_OVER = range(len(STAGES))
 
@@ -27,7 +22,7 @@ class SharedCounters:
     """The counters of one worker: `counters.values[FRAMES]` and so on."""
 
     def __init__(self) -> None:
-        self.memory = AnonymousMemory((_RANGES + 2 * MAX_BLOCKS) * 8)
+        self.memory = AnonymousMemory(8 * 8)
         self._map()
 
     def _map(self) -> None:
@@ -36,30 +31,6 @@ class SharedCounters:
     @property
     def stage(self) -> str:
         return STAGES[self.values[STAGE]]
-
-    def begin(self, block: int) -> None:
-        """The worker: from here on frames go into this block."""
-        self.values[_RANGES + 2 * block] = self.values[
-            FRAMES
-        ]  # first, or it would be OPEN from 0 on
-        self.values[_RANGES + 2 * block + 1] = OPEN
-
-    def finish(self, block: int) -> int:
-        """The worker: the block is full; the number of its frames."""
-        self.values[_RANGES + 2 * block + 1] = self.values[FRAMES]
-        return self.values[FRAMES] - self.values[_RANGES + 2 * block]
-
-    def frames_in(self, block: int, frames: int) -> int:
-        """The trainer: how many frames lie in the block, when the worker has made `frames`."""
-        end = self.values[
-            _RANGES + 2 * block + 1
-        ]  # first: where it is OPEN, its beginning is written
-        begun = self.values[_RANGES + 2 * block]
-        return max(0, (frames if end == OPEN else min(end, frames)) - begun)
-
-    def clear(self, block: int) -> None:
-        """The trainer, whose the full block now is: nothing in it is in flight any more."""
-        self.values[_RANGES + 2 * block] = self.values[_RANGES + 2 * block + 1] = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {"memory": self.memory}

@@ -1,4 +1,4 @@
-"""How processes of workers and hosts begin and end: deaf to Ctrl-C, never without the trainer."""
+"""How worker and node processes begin and end: they ignore Ctrl-C, and end with the trainer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
-from collectors.workers import interrupts
 from sync.local.process import Watch
 from sync.local.waiting import wait_for
 
-PRELOAD = (
-    "collectors.workers.preload",
-    "collectors.workers.process",
-    "gymnasium.envs.classic_control",
-)
+PRELOAD = ("collectors.workers.process", "gymnasium.envs.classic_control")
 
 
 def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -> Any:
@@ -31,57 +26,61 @@ def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -
         start_method = "forkserver" if "forkserver" in methods else "spawn"
     elif start_method not in methods:
         raise ValueError(f"start_method={start_method!r}: here there are {', '.join(methods)}")
+    if start_method == "fork":
+        return multiprocessing.get_context(start_method)
+    if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+        raise ValueError(
+            f"start_method={start_method!r}: workers import the script, and this one came by "
+            "stdin; save it in a file, or take start_method='fork'"
+        )
     ctx = multiprocessing.get_context(start_method)
-    _forget_stdin()
-    if start_method != "fork":
-        resource_tracker.ensure_running()  # its start would end what `interrupts_held` holds
+    resource_tracker.ensure_running()  # its start would unblock what `sigint_blocked` blocks
     if start_method == "forkserver":
-        if forkserver._forkserver._forkserver_pid is None:  # type: ignore[attr-defined]
-            ctx.set_forkserver_preload(list(preload))
-        with interrupts_held():  # for its children too, until they are told what that means
-            forkserver.ensure_running()  # it loads while the rest is prepared
+        ctx.set_forkserver_preload(list(preload))
     return ctx
 
 
-def _forget_fork_server() -> None:
-    """It is the child of the process that this one was forked from, and is to end with that."""
-    server = forkserver._forkserver
-    if server._forkserver_pid is not None:  # type: ignore[attr-defined]
-        os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
-        server.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_forget_fork_server)
-
-
-def _forget_stdin() -> None:
-    """Let no process look for the script where that came by stdin: there is no file of it."""
-    script = sys.modules["__main__"]
-    if getattr(script, "__file__", None) == "<stdin>":
-        del script.__file__
+def default_start_method() -> str:
+    """How this process starts others unless told; asking does not settle it."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Have a process that starts now block SIGINT until it has decided what that means.
+def sigint_blocked() -> Iterator[None]:
+    """Have a process that starts now block SIGINT until it has decided what to do about it.
 
-    One that comes meanwhile is raised afterwards: a start that it cuts short leaves half a process.
+    One that comes here meanwhile is raised afterwards: cut short, a start leaves half a process.
     """
-    with interrupts.held():  # what is blocked is so for this thread, and another may get the signal
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    came: list[int] = []
+    own = signal.getsignal(signal.SIGINT)
+    here = callable(own) and threading.current_thread() is threading.main_thread()
+    if here:  # what is blocked is blocked for one thread, and another may receive the signal
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if here:
+            signal.signal(signal.SIGINT, own)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 # -- in the process that was started
 
 
-def ignore_signals() -> None:
-    """Leave signals to the trainer, and let environments' own processes have no named locks.
+def settle_in(start_method: str) -> None:
+    """Leave signals to the trainer, and start other processes, an environment's say, as it does."""
+    ignore_signals()
+    multiprocessing.set_start_method(start_method, force=True)  # it has that of its own start
 
-    Terminals and launchers send them to every process, and a run ends with all its workers there.
+
+def ignore_signals() -> None:
+    """Leave SIGINT and SIGTERM to the trainer: terminals and schedulers send them to every process.
+
+    Processes that an environment starts obey SIGTERM, by which the environment may end them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -89,15 +88,11 @@ def ignore_signals() -> None:
     os.register_at_fork(
         before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM}),
         after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM}),
-        after_in_child=_heed_sigterm,
+        after_in_child=_obey_sigterm,
     )
-    if "fork" in multiprocessing.get_all_start_methods():
-        # Semaphores without names: nothing stays in /dev/shm however this process ends.
-        multiprocessing.set_start_method("fork", force=True)
 
 
-def _heed_sigterm() -> None:
-    """An environment ends its own processes by it, maybe as soon as they have begun."""
+def _obey_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

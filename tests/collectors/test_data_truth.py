@@ -553,9 +553,9 @@ def test_the_batch_that_was_full_first_is_first_whoever_is_faster(tmp_path):
         def fill(worker, batches):
             """Have a worker fill so many blocks, and see them arrive."""
             gates[worker].let(10 * batches)
-            member = collector.pool.members[worker]
-            there = len(member.full) + batches
-            wait_until(lambda: bool(collector.stats()) and len(member.full) == there)
+            member = collector.pool.handles[worker]
+            there = len(member.finished) + batches
+            wait_until(lambda: bool(collector.stats()) and len(member.finished) == there)
 
         def take():
             batch = collector.next()

@@ -361,10 +361,11 @@ def test_an_async_collector_goes_on_with_whole_episodes_of_its_own(found, made, 
         wait_until(lambda: second.stats()["in_flight"] == 2 * made)
         second.policy.load_state_dict(first.policy.state_dict())
         second.update_policy_weights_()
-        heard = [(m.counters.values, m.counters.values[MESSAGES]) for m in second.pool.members]
+        counters = [handle.channel.counters.values for handle in second.handles]
+        heard = [(values, values[MESSAGES]) for values in counters]
 
         def open_when_told():
-            wait_until(lambda: all(counters[MESSAGES] > number for counters, number in heard))
+            wait_until(lambda: all(values[MESSAGES] > number for values, number in heard))
             for gate in gates:
                 gate.let(10_000)
 

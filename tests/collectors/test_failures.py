@@ -391,7 +391,7 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
     chance = random.Random(stage)
     with make("async", policy=model, on_worker_failure="restart", max_restarts=3) as collector:
         for kill in range(3):
-            member = collector.pool.members[kill % 2]
+            channel = collector.handles[kill % 2].channel
             killed = False
             numbers = iter(range(1 + 10_000 * kill, 10_000 * (kill + 1)))
             while not killed and (number := next(numbers, None)):
@@ -399,8 +399,8 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
                     hold(model, collector.policy_version + 1)
                     collector.update_policy_weights_()
                 for _ in range(200):
-                    if member.counters.stage == stage or number == 2_000:  # too short to be seen
-                        os.kill(member.process.pid, signal.SIGKILL)
+                    if channel.counters.stage == stage or number == 2_000:  # too short to be seen
+                        os.kill(channel.process.pid, signal.SIGKILL)
                         killed = True
                         break
                 check(collector.next(), seen, set())

@@ -1,14 +1,13 @@
-"""An interrupt (Ctrl-C) anywhere: a collector goes on as if there was none, or leaves nothing."""
+"""An interrupt (Ctrl-C) anywhere in a call ends the collector, and leaves nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from tests.collectors.support import Checker, CodeEnv, CodePolicy, all_accounted_for
+from tests.collectors.support import CodeEnv, CodePolicy
 from tests.conftest import child_processes
 from tests.interrupts import Interrupt, nothing_left, places
 
@@ -63,55 +62,39 @@ CALLS = {
     "next": lambda collector: collector.next(),
     "update": lambda collector: collector.update_policy_weights_(),
     "stats": lambda collector: collector.stats(),
+    "state": lambda collector: collector.state_dict(),
 }
 
 
 @pytest.mark.parametrize("most", [FEW, ALL])
 @pytest.mark.parametrize("call", CALLS)
 @EACH
-def test_after_an_interrupted_call_every_frame_is_what_happened(kind, call, most):
-    policy = CodePolicy()
-    with make(kind, policy) as collector:
-        alone = kind == "single"  # it starts new episodes
-        checker = Checker([1] * collector.num_workers, cuts=alone, skips=alone)
+def test_an_interrupted_call_ends_the_collector(kind, call, most, capfd):
+    def act(collector: Any) -> None:
+        collector.next()
+        CALLS[call](collector)
 
-        def act() -> None:
-            hold(policy, collector.policy_version + 1)
-            found = CALLS[call](collector)
-            if call == "next":
-                checker.check(found)
-
-        for _ in range(3):
-            act()
-        for number in places(act, *CODE, most=most):
+    with make(kind) as counted:
+        act(counted)
+        numbers = places(lambda: CALLS[call](counted), *CODE, most=most)
+    for number in numbers:
+        with nothing_left() as check:
+            collector = make(kind)
+            collector.next()
             with Interrupt(number, *CODE) as interrupt:
-                act()
-            for _ in range(2):
-                checker.check(collector.next())
-            hold(policy, collector.policy_version + 1)
-            collector.update_policy_weights_()
-            for _ in range(2):
-                checker.check(collector.next())
-            stats = collector.stats()
-            assert all_accounted_for(stats), interrupt.where
-            assert stats["delivered"] == checker.counts["frames"], interrupt.where
+                CALLS[call](collector)
+            if interrupt.fired and not collector._interrupted:  # before the call, or after it
+                collector.shutdown()
+            with pytest.raises(RuntimeError, match="the collector was shut down"):
+                collector.next()
+            del collector
+            check(f"{number}: {interrupt.where}")
+    assert capfd.readouterr() == ("", "")
 
 
 @EACH
-def test_workers_go_on_after_a_pause_that_was_interrupted_anywhere(kind):
+def test_an_interrupt_within_a_pause_leaves_the_collector_as_it_was(kind):
     with make(kind) as collector:
-
-        def rest():
-            with collector.pause():
-                pass
-
-        rest()
-        for number in places(rest, "collectors"):
-            with Interrupt(number, "collectors"):
-                rest()
-            collector.next()
-
-
-def hold(policy: CodePolicy, number: int) -> None:
-    with torch.no_grad():
-        policy.number.fill_(number)
+        with pytest.raises(KeyboardInterrupt), collector.pause():
+            raise KeyboardInterrupt
+        collector.next()

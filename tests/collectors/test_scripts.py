@@ -12,8 +12,9 @@ from collectors import MultiSyncCollector
 from sync import WorkerDied
 
 
-def collect():
-    with MultiSyncCollector(lambda: gym.make("CartPole-v1"), frames_per_batch=10) as collector:
+def collect(**options):
+    make = [lambda: gym.make("CartPole-v1")]
+    with MultiSyncCollector(make, frames_per_batch=10, **options) as collector:
         return collector.next()
 
 
@@ -25,9 +26,11 @@ def script(monkeypatch):
     return lambda path: setattr(main, "__file__", path)
 
 
-def test_a_script_may_come_by_stdin(script):
+def test_a_script_that_came_by_stdin_cannot_be_imported_and_may_be_forked(script):
     script("<stdin>")
-    assert collect().batch_size[1] == 10
+    with pytest.raises(ValueError, match=r"came by stdin; save it in a file, or take .*'fork'"):
+        collect()
+    assert collect(start_method="fork").batch_size[1] == 10
 
 
 def test_a_script_that_workers_cannot_import_is_told_what_it_lacks(script, tmp_path):

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from collectors.workers.startup import interrupts_held
+from collectors.workers.startup import sigint_blocked
 from sync.local.process import PIDFDS
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, pids, told, wait_until
 
@@ -254,7 +254,7 @@ def test_an_interrupt_that_another_thread_takes_waits_until_a_process_has_starte
     other.start()
 
     def start():
-        with interrupts_held():
+        with sigint_blocked():
             os.kill(os.getpid(), signal.SIGINT)
             other.join()
             started.append(True)
@@ -340,7 +340,8 @@ def test_a_stopped_worker_ends_though_its_fork_server_died():
     workers = pids(collector)
     os.kill(workers[0], signal.SIGSTOP)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-    wait_until(lambda: not collector.pool.members[0].process.is_alive())  # so it seems from here
+    process = collector.handles[0].channel.process
+    wait_until(lambda: not process.is_alive())  # so it seems from here
     collector.shutdown(timeout=0.5)
     wait_until(lambda: all(is_gone(pid) for pid in workers))
 

@@ -48,4 +48,4 @@ def build(kind: str, env: str = "sync_same_step", *, sync: bool = True, **option
 
 def host_pids(collector: Any) -> list[int]:
     """The processes of the hosts, which are on this machine."""
-    return [seat.pid for seat in collector.hosts]
+    return [handle.channel.pid for handle in collector.handles]

@@ -240,21 +240,21 @@ def test_a_host_that_owes_an_account_is_not_waited_for_again_before_it_gave_it(m
     collector, _ = build("distributed", sync=False)
     with collector:
         collector.next()
-        seats, silent = collector.seats, collector.hosts[1]
+        silent, engine = collector.handles[1].channel, collector.launcher.engine
         stop(silent.pid)
         collector.stats()
         asked: list[int] = []
-        ask = seats._ask
+        call = engine.call
 
-        def noting(seat, *args):
+        def noting(peer, function, *args):
             if threading.current_thread() is threading.main_thread():  # not the pulse
-                asked.append(seat.host)
-            return ask(seat, *args)
+                asked.append(peer)
+            return call(peer, function, *args)
 
-        monkeypatch.setattr(seats, "_ask", noting)
+        monkeypatch.setattr(engine, "call", noting)
         collector.stats()
         assert asked == [0]
         os.kill(silent.pid, signal.SIGCONT)
-        wait_until(silent.unanswered.done)
+        wait_until(silent._refreshing.done)
         collector.stats()
         assert asked == [0, 0, 1]

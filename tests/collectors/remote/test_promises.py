@@ -100,7 +100,7 @@ def test_a_host_waits_for_a_learner_that_sleeps():
     with build("distributed", policy=VersionPolicy(), sync=False) as collector:
         for _ in range(4):
             collector.next()
-            while any(seat.owed for seat in collector.hosts):
+            while any(handle.owed for handle in collector.handles):
                 collector.stats()
             stats = collector.stats()
             assert stats["in_flight"] == 2 * 2 * 200

@@ -28,7 +28,7 @@ def test_a_pause_may_be_longer_than_what_counts_as_hanging():
         gather(collector, 2)
         pid = host_pids(collector)[1]
         with collector.pause():
-            assert any(seat.owed for seat in collector.hosts)
+            assert any(handle.owed for handle in collector.handles)
             over = time.monotonic() + 1.1 * TIMEOUT_S
             wait_until(lambda: time.monotonic() > over)
             os.kill(pid, signal.SIGSTOP)  # it hears late that the pause is over
@@ -36,41 +36,33 @@ def test_a_pause_may_be_longer_than_what_counts_as_hanging():
         gather(collector, 4)
 
 
-class Interrupted(Future):
-    """Something happens before somebody looks into it."""
-
-    def __init__(self, answer, meanwhile):
-        super().__init__()
-        self.meanwhile = meanwhile
-        answer.add_done_callback(lambda done: self.set_result(done.result()))
-
-    def exception(self, timeout=None):
-        self._let_it_happen()
-        return super().exception(timeout)
-
-    def result(self, timeout=None):
-        self._let_it_happen()
-        return super().result(timeout)
-
-    def _let_it_happen(self):
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
-            meanwhile()
-
-
 class Scripted(Threads):
-    """Hosts are threads of this process; something can happen while a thread of some name asks."""
+    """Hosts are threads of this process; the next answer that a thread of some name asks for comes
+    when it is let go."""
 
     asker = "nobody"
-    meanwhile = None
     fault = ""
+
+    def __init__(self):
+        super().__init__()
+        self.held_back = threading.Event()
+        self.let_go = threading.Event()
 
     def call(self, peer, function, *args):
         answer = super().call(peer, function, *args)
         if function is not far.beat or threading.current_thread().name != self.asker:
             return answer
         self.asker = "nobody"
-        return Interrupted(answer, self.meanwhile)
+        late = Future()
+
+        def answer_late():
+            reply = answer.result()
+            self.held_back.set()
+            self.let_go.wait(30.0)
+            late.set_result(reply)
+
+        threading.Thread(target=answer_late, daemon=True).start()
+        return late
 
     def gone(self, peer):
         if self.fault and threading.current_thread().name == "lockstep-pulse":
@@ -108,20 +100,18 @@ def here(**options):
 
 
 @pytest.mark.parametrize("asker", ["MainThread", "lockstep-pulse"])
-def test_what_a_host_told_in_an_earlier_life_is_no_news_of_the_next(asker):
+def test_what_a_host_reported_before_it_was_replaced_does_not_count_afterwards(asker):
     with here() as collector:
         gather(collector, 2)
-        seat, engine = collector.hosts[0], collector.launcher.engine
-
-        def replace():
-            with collector._recovering:  # as every caller does
-                seat.failure = WorkerRaised(0, "it raised meanwhile")
-                collector.seats.replace(seat)
-
-        engine.meanwhile, engine.asker = replace, asker
+        handle, engine = collector.handles[0], collector.launcher.engine
+        engine.asker = asker
         collector.stats()
-        wait_until(lambda: seat.generation == 1 and seat.open)
-        gather(collector, 2)
+        assert engine.held_back.wait(30.0)
+        handle.failure = WorkerRaised(0, "it raised meanwhile")
+        gather(collector, 1)
+        assert handle.generation == 1
+        engine.let_go.set()
+        gather(collector, 1)
         stats = collector.stats()
         assert stats["restarts"] == 1
         assert stats["collected"] == stats["delivered"] == 160
@@ -131,7 +121,7 @@ def test_what_goes_wrong_in_the_pulse_is_told_and_the_pulse_goes_on():
     with here() as collector:
         for times in (1, 2):
             collector.launcher.engine.fault = "cannot feel it"
-            wait_until(collector.seats.failed)
-            assert "RuntimeError: cannot feel it" in str(collector.hosts[0].failure)
+            wait_until(lambda: bool(collector.stats()) and bool(collector.pool.failed()))
+            assert "RuntimeError: cannot feel it" in str(collector.handles[0].failure)
             gather(collector, 1)
             assert collector.stats()["restarts"] == times

@@ -19,6 +19,7 @@ from tests.collectors.remote.test_failures import gather, troubled
 from tests.collectors.remote.test_pulse import here
 from tests.collectors.support import all_accounted_for
 from tests.collectors.troubled import Plain, Troubled, hold, wait_until
+from tests.conftest import child_processes
 
 
 def alone(**options):
@@ -49,7 +50,7 @@ def test_hosts_that_are_killed_together_are_all_replaced(kind):
 def test_a_host_joins_though_another_that_is_dead_still_counts_as_a_member():
     with troubled("rpc", on_worker_failure="restart", max_restarts=2) as collector:
         gather(collector, 2)
-        engine, begun = collector.seats.launcher.engine, threading.Event()
+        engine, begun = collector.launcher.engine, threading.Event()
         forget, admit = engine._forget, engine.admit
 
         def forget_later(*who):
@@ -65,34 +66,29 @@ def test_a_host_joins_though_another_that_is_dead_still_counts_as_a_member():
         lose_all_and_go_on(collector)
 
 
-def test_a_replacement_that_is_interrupted_is_begun_anew():
+def test_an_interrupt_while_a_host_is_replaced_ends_the_collector():
+    before = child_processes()
     with alone() as collector:
-        hold(collector.policy, 7)
-        collector.update_policy_weights_()
         gather(collector, 1)
-        hold(collector.policy, 9)  # and is not published
         os.kill(host_pids(collector)[0], signal.SIGKILL)
-        seats = collector.seats
-        seats._connect = functools.partial(_interrupt, seats, seats._connect)
+        collector.pool._connect = _interrupt
         with pytest.raises(KeyboardInterrupt):
+            gather(collector)
+        with pytest.raises(RuntimeError, match="shut down, since a call was interrupted"):
             collector.next()
-        batch = collector.next()
-        assert (batch["weight"] == 7).all()
-        assert (batch["policy_version"] == 1).all()
-        assert all_accounted_for(collector.stats())
+        assert child_processes() <= before
 
 
-def _interrupt(seats, plain, new):
-    seats._connect = plain
+def _interrupt(handles):
     raise KeyboardInterrupt
 
 
 def test_a_host_makes_no_batch_before_it_has_taken_weights():
     with here() as collector:
-        name = collector.hosts[0].name
+        name = collector.handles[0].channel.name
         host = far._HOSTS[name]
         receiver, host.receiver = host.receiver, None
-        assert "no weights were handed over" in far.next_batch(name, 0, {}).value
+        assert "no weights were handed over" in far.next_batch(name, 1, {}).value
         host.receiver = receiver
 
 

@@ -1,0 +1,287 @@
+"""What collectors with several workers share, wherever these run: orders, recovery, control."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDict
+
+from collectors.base import BaseCollector, as_mask, ends_on_interrupt
+from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.workers.handle import Delivery, WorkerHandle
+from collectors.workers.pool import WorkerPool
+from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
+
+Lent = tuple[WorkerHandle, Delivery]
+
+
+class PooledCollector(BaseCollector):
+    """Workers make batches together (`shares_batch`), or each on its own.
+
+    next()
+      _gather_all: order one batch of every worker   | _gather_first: keep every worker
+                   that has none, wait for all       |   supplied with orders, wait for one
+      pool.take(handle)      counted as delivered
+      _assemble(...)         one batch of all, or of one
+      pool.release(handle)   its memory can be written again
+    """
+
+    shares_batch = True
+    pool: WorkerPool | None = None
+    _frames_of: Sequence[int]  # of each worker in a batch
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
+        self._recovering = threading.RLock()  # one thread at a time replaces workers
+        self._lent: list[Lent] = []  # what the last batch is a view of
+        self.preempted = 0
+        super().__init__(create_env_fn, policy, **options)
+
+    @abstractmethod
+    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
+        """One batch of these deliveries; if it is a view of them, they are in `_lent` after it."""
+
+    @property
+    def handles(self) -> list[WorkerHandle]:
+        """The workers, in their order."""
+        return self.pool.handles if self.pool is not None else []
+
+    @property
+    def num_envs(self) -> int:
+        """The environments of all workers."""
+        return sum(handle.num_envs for handle in self.handles)
+
+    @property
+    def frames_per_batch(self) -> int:
+        frames = [handle.spec.frames for handle in self.handles] or self._frames_of
+        return sum(frames) if self.shares_batch else max(frames)
+
+    # -- batches
+
+    def _gather(self) -> TensorDict:
+        for lent in self._lent:
+            self._pool.release(*lent)
+        self._lent = []
+        return self._gather_all() if self.shares_batch else self._gather_first()
+
+    def _gather_all(self) -> TensorDict:
+        enough = self._enough()
+        self._wait_for(enough)
+        if enough < len(self.handles):
+            self._cut_the_rest()
+            self._wait_for(len(self.handles))
+        taken = [(handle, self._pool.take(handle)) for handle in self.handles]
+        return self._assembled(taken)
+
+    def _enough(self) -> int:
+        """After how many workers the rest is cut short."""
+        return len(self.handles)
+
+    def _cut_the_rest(self) -> None:
+        """Have workers that have not finished hand over what they have."""
+
+    def _wait_for(self, enough: int) -> None:
+        """Wait until so many workers have finished a batch, replacing those that fail."""
+        pool = self._pool
+
+        def enough_have() -> bool:
+            return sum(bool(handle.finished) for handle in pool.handles) >= enough
+
+        def idle() -> list[WorkerHandle]:  # at first, and after a replacement
+            return [h for h in pool.handles if not h.finished and not h.owed]
+
+        while not enough_have() or pool.failed():
+            self._see_to_failures()
+            for handle in idle():
+                pool.order(handle)
+            pool.wait(lambda: bool(enough_have() or pool.failed() or idle()))
+            self._raise_error()
+
+    def _gather_first(self) -> TensorDict:
+        pool = self._pool
+        pool.look()  # others may deliver so fast that nobody ever waits
+        while True:
+            self._see_to_failures()
+            for handle in pool.handles:
+                self._supply(handle)
+            if pool.arrived:
+                break
+            pool.wait(lambda: bool(pool.arrived or pool.failed()))
+            self._raise_error()
+        handle = pool.arrived[0]
+        taken = [(handle, pool.take(handle))]
+        batch = self._assembled(taken)
+        if handle in pool.handles and handle.failure is None:
+            self._supply(handle)
+        return batch
+
+    def _supply(self, handle: WorkerHandle) -> None:
+        """Order as many batches as the worker may finish before the learner takes one."""
+        lent = sum(one is handle for one, _ in self._lent)
+        while handle.owed + len(handle.finished) < self.options.batches_ahead:
+            if handle.owed + len(handle.finished) + lent >= handle.spec.num_blocks:
+                return
+            self._pool.order(handle)
+
+    def _assembled(self, taken: Sequence[Lent]) -> TensorDict:
+        try:
+            return self._assemble(taken)
+        finally:
+            for lent in taken if not self._lent else ():
+                self._pool.release(*lent)
+
+    @property
+    def _pool(self) -> WorkerPool:
+        assert self.pool is not None
+        return self.pool
+
+    # -- failures
+
+    def _see_to_failures(self) -> None:
+        """Replace failed workers if that is wanted; else raise what went wrong."""
+        pool = self._pool
+        with self._recovering:
+            while failed := pool.failed():
+                if self.options.on_worker_failure == "raise":
+                    pool.raise_failures()
+                failure = failed[0].failure
+                assert failure is not None
+                if sum(self._restarts(handle) for handle in pool.handles) >= (
+                    self.options.max_restarts
+                ):
+                    if not getattr(failure, "__notes__", None):
+                        failure.add_note(f"max_restarts={self.options.max_restarts} are used up")
+                    raise failure
+                pool.replace(failed[0])
+
+    @staticmethod
+    def _restarts(handle: WorkerHandle) -> int:
+        restarts: int = handle.frame_counts()["restarts"]
+        return restarts
+
+    def _recover(
+        self, error: WorkerError, generations: Mapping[int, int], *lost: type[WorkerError]
+    ) -> None:
+        """See to the workers that failed in these generations; raise what else the error says.
+
+        lost: the kinds of errors after which a worker counts as failed.
+        """
+        pool = self._pool
+        pool.wait(lambda: bool(pool.failed()), 0.2)  # the worker's own words come first
+        with self._recovering:
+            others = pool.note(error, generations, lost)
+            self._see_to_failures()
+        if others:
+            raise combine(others)
+
+    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        generations = self._pool.generations()
+        # Held in mid-batch, a worker applies weights when its batch is done: too late to wait for.
+        wait = False if self._pool.held and self.options.apply_at != "step" else None
+        everybody = None
+        if self._pool.capacity > len(self.handles):  # schemes count all places, also empty ones
+            everybody = [handle.index for handle in self.handles]
+            worker_ids = _present(everybody, worker_ids)
+        try:
+            self.publisher.publish(by_model, worker_ids, wait=wait, everybody=everybody)
+        except WorkerError as error:  # a successor takes the newest weights when it starts
+            self._recover(error, generations, WorkerDied)
+
+    # -- control
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        return self._ask(method, lambda handle: args)
+
+    def _ask(
+        self,
+        method: str,
+        arguments: Callable[[WorkerHandle], tuple[Any, ...]],
+        chosen: Sequence[WorkerHandle] | None = None,
+    ) -> list[Any]:
+        """Have workers do something; those that are lost over it are replaced, and asked again."""
+        self._raise_error()
+        restarts = self.options.on_worker_failure == "restart"
+        lost = (WorkerDied, WorkerTimeout) if restarts else ()
+        while True:
+            generations = self._pool.generations()
+            try:
+                return self._pool.call(method, arguments, chosen)
+            except WorkerError as error:
+                if self._pool.closed:
+                    raise
+                self._recover(error, generations, *lost)
+
+    @ends_on_interrupt
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed every worker's environments and policy, and start new episodes."""
+        self.seed = check_seed(seed)
+        for handle in self.handles:
+            generation = handle.spec.seeds.generation
+            handle.spec.seeds = Seeds(self.seed, handle.index, generation, static_seed)
+        self._ask("set_seed", lambda handle: (handle.spec.seeds,))
+        return next_seed(self.seed)
+
+    @ends_on_interrupt
+    def reset(self, reset_idx: Any = None) -> None:
+        """Start new episodes in all environments, or in some, counted over all workers."""
+        if reset_idx is None:
+            self._call("reset", None)
+            return
+        which = as_mask(reset_idx, max(h.first_env + h.num_envs for h in self.handles))
+        chosen: dict[WorkerHandle, list[int]] = {}
+        for handle in self.handles:
+            mine = which[handle.first_env : handle.first_env + handle.num_envs]
+            if mine.any():
+                chosen[handle] = [int(i) for i in np.flatnonzero(mine)]
+        self._ask("reset", lambda handle: (chosen[handle],), list(chosen))
+
+    def _hold(self, still: bool) -> None:
+        self._pool.hold(True)
+        try:
+            self._call("hold", still)
+        finally:
+            self._pool.hold(still)
+
+    # -- saving
+
+    def _worker_states(self) -> list[dict[str, Any]]:
+        return self._call("state_dict")
+
+    def _trajectory_states(self) -> list[dict[str, Any]]:
+        return [handle.trajectories.state_dict() for handle in self.handles]
+
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
+        # On their own, workers are ahead of what was delivered: what lay between is gone, and so is
+        # what they collected here before.
+        of = dict(zip(self.handles, states, strict=True))
+        found = self._ask("load_state_dict", lambda handle: (of[handle], base, self.shares_batch))
+        for (handle, state), (same, first) in zip(of.items(), found, strict=True):
+            self._pool.drop_before(handle, first)
+            handle.trajectories.load_state_dict(state["trajectories"], under_way=same)
+            handle.numbered = handle.generation
+            spec = handle.spec
+            spec.seeds = Seeds(**state["seeds"])
+            spec.options["random_frames"] = handle.collected + state.get("random_frames", 0)
+        return [same for same, _ in found]
+
+    def _counters(self) -> dict[str, Any]:
+        workers = self._pool.frame_counts()
+        names = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
+        totals = {name: sum(worker[name] for worker in workers) for name in names}
+        totals["preempted"] += self.preempted
+        return {**totals, "workers": workers}
+
+
+def _present(there: Sequence[int], worker_ids: Any) -> list[int] | None:
+    """Who is named, if all of them are there."""
+    if worker_ids is None:
+        return None
+    chosen = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
+    for one in chosen:
+        if one not in there:
+            known = ", ".join(map(str, there))
+            raise ValueError(f"worker_ids: no collector {one!r}, there are {known}")
+    return chosen

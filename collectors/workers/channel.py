@@ -1,0 +1,156 @@
+"""The trainer's connection to one worker, whether that is a process here or a node elsewhere.
+
+    pool                                channel                          worker
+    ----                                -------                          ------
+    start(spec)                    ->   start it                    ->   make policy, environments
+                                   <-   Hello                       <-
+    meet()                         ->   have it take version 0
+                                   <-   Met                         <-
+    order(serial, versions)        ->   one batch, please           ->   collect
+                                   <-   Batch                       <-
+    ask(number, method, args)      ->   between two steps: do this  ->   do it
+                                   <-   Answer                      <-
+    tell_to_stop(), end(timeout)   ->   stop                        ->   leave
+
+What the worker says is queued until the pool calls `receive`, which never waits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from sync.errors import WorkerError
+
+
+class CannotReplace(RuntimeError):
+    """Nothing here can start a process in the place of a lost one."""
+
+
+class Hello(NamedTuple):
+    """The worker has made its policy and environments."""
+
+    num_envs: int
+    environment: str
+
+
+class Met(NamedTuple):
+    """The worker uses the first version of every model."""
+
+
+class Batch(NamedTuple):
+    """The worker has finished the batch that was ordered under this number."""
+
+    serial: int
+    num_frames: int
+    content: Any
+
+
+class Answer(NamedTuple):
+    """What a control call returned, pickled; or, if it raised, the error's text."""
+
+    number: int
+    ok: bool
+    value: Any
+
+
+class Failed(NamedTuple):
+    """The worker raised; or, with `died`, it is gone. The text follows its name in the message."""
+
+    text: str
+    died: bool = False
+
+
+Event = Hello | Met | Batch | Answer | Failed
+
+
+class WorkerChannel(ABC):
+    """One worker's connection; `start` may be called again after `end`.
+
+    where: the worker's place, for error messages.
+    """
+
+    where: str = ""
+
+    @abstractmethod
+    def start(self, spec: Any, generation: int) -> None:
+        """Start the worker that `spec` describes; returns at once."""
+
+    @abstractmethod
+    def meet(self) -> None:
+        """Have the worker connect its schemes, if it does not do so by itself."""
+
+    @abstractmethod
+    def order(self, serial: int, versions: Mapping[str, int]) -> None:
+        """Have one batch collected with weights no older than these versions, by model."""
+
+    @abstractmethod
+    def release(self, batch: Batch) -> None:
+        """The content of the batch is not needed any more: its memory can be written again."""
+
+    @abstractmethod
+    def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        """Have the worker do something between two steps."""
+
+    @abstractmethod
+    def receive(self) -> list[Event]:
+        """All that has come since the last call."""
+
+    @abstractmethod
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there may be something to receive."""
+
+    @abstractmethod
+    def gone(self) -> str | None:
+        """How the worker's process ended, as it follows "died" in a message; None while it runs."""
+
+    @abstractmethod
+    def must_look(self) -> bool:
+        """Whether the process may be gone without any descriptor showing it."""
+
+    @abstractmethod
+    def silent(self, timeout: float) -> str | None:
+        """Why the worker counts as out of reach; None as long as it does not."""
+
+    @abstractmethod
+    def progress(self) -> Hashable:
+        """Something that changes while the worker makes progress."""
+
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether the worker is known to do something that no batch was ordered for."""
+
+    @abstractmethod
+    def activity(self) -> str:
+        """What the worker does, as it follows "it" in a message."""
+
+    @abstractmethod
+    def stuck(self, timeout: float) -> str:
+        """What the worker does without any progress for so long, as it follows its name."""
+
+    @abstractmethod
+    def frame_counts(self) -> dict[str, Any]:
+        """Frames of this generation, as far as the worker has reported, and what else is known."""
+
+    def refresh(self) -> None:
+        """Ask for counts of this moment, unless they are at hand."""
+
+    def is_fresh(self) -> bool:
+        """Whether the counts that `refresh` asked for have come, or are not to be waited for."""
+        return True
+
+    @abstractmethod
+    def tell_to_stop(self, timeout: float, close_env: bool) -> None:
+        """Ask the worker to end; returns at once."""
+
+    @abstractmethod
+    def end(self, timeout: float) -> None:
+        """Wait so long for the worker's end, then force it."""
+
+    def make_way(self, failure: WorkerError | None) -> None:
+        """End what is left of a worker that failed like this, so that another can be started."""
+        self.end(0.0)
+
+    def close(self) -> None:
+        """Let go of what the channel itself holds."""

@@ -1,0 +1,238 @@
+"""A worker process of this machine: messages by a pipe, counters and frames in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import signal
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from collectors.rollout.frame_block import FrameBlock, FrameLayout
+from collectors.weights.publisher import Publisher
+from collectors.workers.channel import Answer, Batch, Event, Failed, Hello, Met, WorkerChannel
+from collectors.workers.pipe import Pipe, PipeClosed
+from collectors.workers.process import Setup, WorkerSpec, main
+from collectors.workers.shared_counters import (
+    CUT,
+    FRAMES,
+    IDLE,
+    MESSAGES,
+    STAGE,
+    STARTING,
+    STEPS,
+    VERSION,
+    SharedCounters,
+)
+from collectors.workers.startup import default_start_method, sigint_blocked
+from sync.local.process import Watch, must_look
+
+KILL_AFTER_S = 5.0
+
+# A worker that has imported the script sends what it raises.
+_NOT_IMPORTED = (
+    ". It could not import the script, as it printed: what makes a collector must stand below "
+    "`if __name__ == '__main__':`, since workers import the rest"
+)
+
+
+class FilledBlock(NamedTuple):
+    """A block of shared memory with a batch in it."""
+
+    frames: FrameBlock
+    number: int
+    steps: int
+
+
+class LocalChannel(WorkerChannel):
+    """One worker process.
+
+    timeout: how long a message may wait to be read.
+    """
+
+    def __init__(self, index: int, publisher: Publisher, *, ctx: Any, timeout: float):
+        self._index = index
+        self._publisher = publisher
+        self._ctx = ctx
+        self._timeout = timeout
+        self.process: Any = None
+        self.counters = SharedCounters()
+        self._pipe: Pipe | None = None
+        self._watch: Watch | None = None
+        self._blocks: list[FrameBlock] = []
+        self._free: list[int] = []
+
+    def start(self, spec: WorkerSpec, generation: int) -> None:
+        self.close()
+        near, far = Pipe.pair()
+        self._pipe, self.counters = near, SharedCounters()
+        self._blocks, self._free = [], list(range(spec.num_blocks))
+        setup = Setup(
+            worker_idx=self._index,
+            trainer_pid=os.getpid(),
+            pipe=far,
+            counters=self.counters,
+            spec=spec.pack(),
+            schemes=self._publisher.schemes,
+            start_method=default_start_method(),
+            version_base=self._publisher.base,
+        )
+        name = f"lockstep-worker-{self._index}"
+        with sigint_blocked():
+            self.process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
+            try:
+                self.process.start()
+            except (EOFError, ConnectionError, ChildProcessError) as error:
+                self.process = None
+                raise RuntimeError(
+                    f"worker {self._index} could not be started: the fork server, which starts "
+                    f"workers, died at it, or belongs to the process that this one was forked from "
+                    f"({type(error).__name__}: {error}); start_method='spawn' does without"
+                ) from error
+            self._watch = Watch(self.process.pid)
+        far.close()
+
+    def meet(self) -> None:
+        """The worker connects its schemes by itself, after its hello."""
+
+    # -- messages
+
+    def order(self, serial: int, versions: Mapping[str, int]) -> None:
+        self._send("collect", self._free.pop(0), serial, versions)
+
+    def release(self, batch: Batch) -> None:
+        self._free.append(batch.content.number)
+
+    def cut(self, serial: int) -> None:
+        """Have the worker hand over this batch as it is."""
+        self.counters.values[CUT] = serial
+
+    def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        self._send("call", number, method, args)
+
+    def _send(self, *message: Any, timeout: float | None = None) -> None:
+        if self._pipe is None:
+            raise PipeClosed("the worker has ended")
+        self._pipe.send(message, timeout=self._timeout if timeout is None else timeout)
+        self.counters.values[MESSAGES] += 1
+
+    def receive(self) -> list[Event]:
+        if self._pipe is None:
+            return []
+        found = (self._event(message, fds) for message, fds in self._pipe.receive())
+        return [event for events in found for event in events]
+
+    def _event(self, message: tuple[Any, ...], fds: list[int]) -> list[Event]:
+        kind, *rest = message
+        if kind == "batch":
+            number, serial, steps, count = rest
+            if not self._blocks:  # they could not be mapped, which was a failure
+                return []
+            return [Batch(serial, count, FilledBlock(self._blocks[number], number, steps))]
+        if kind == "result":
+            return [Answer(*rest)]
+        if kind == "hello":
+            return [Hello(*rest), Met()]
+        if kind == "error":
+            name, text = rest
+            return [Failed(f"raised {name} while {self.counters.stage}:\n{text.rstrip()}")]
+        layout, count, nbytes = rest
+        try:
+            self._blocks = _map_blocks(layout, count, nbytes, fds)
+        except OSError as error:
+            return [Failed(f"cannot hand over its frames, whose memory cannot be had: {error}")]
+        return []
+
+    def fds(self) -> list[int]:
+        pipe, watch = self._pipe, self._watch
+        fds = [pipe.fileno()] if pipe is not None and not pipe.ended else []
+        return [*fds, *watch.fds()] if watch is not None else fds
+
+    # -- watching
+
+    def gone(self) -> str | None:
+        if self._watch is None or not self._watch.look():
+            return None
+        self.process.join(1.0)
+        code = self.process.exitcode
+        how = f"with exit code {code}"
+        if code is not None and code < 0:
+            known = -code in set(signal.Signals)
+            how = f"by {signal.Signals(-code).name if known else f'signal {-code}'}"
+        starting = self.counters.values[STAGE] == STARTING
+        hint = _NOT_IMPORTED if code == 1 and starting else ""
+        return f" {how} (pid {self.process.pid}) while {self.counters.stage}{hint}"
+
+    def must_look(self) -> bool:
+        return self._watch is not None and (self._watch.gone or must_look())
+
+    def silent(self, timeout: float) -> str | None:
+        return None
+
+    def progress(self) -> Hashable:
+        values = self.counters.values
+        return values[FRAMES], values[STEPS], values[STAGE]
+
+    def is_busy(self) -> bool:
+        return bool(self.counters.values[STAGE] != IDLE)
+
+    def activity(self) -> str:
+        return f"is {self.counters.stage}"
+
+    def stuck(self, timeout: float) -> str:
+        return (
+            f"hangs: it has been {self.counters.stage} for more than timeout={timeout:g} s "
+            f"(pid {self.process.pid})"
+        )
+
+    def frame_counts(self) -> dict[str, Any]:
+        values = self.counters.values
+        made = values[FRAMES]
+        return {
+            "collected": made,
+            "delivered": made,  # to the trainer, whose blocks they are in
+            "dropped": 0,
+            "in_flight": 0,
+            "restarts": 0,
+            "preempted": 0,
+            "pid": None if self.process is None else self.process.pid,
+            "stage": self.counters.stage,
+            "version": values[VERSION],
+        }
+
+    # -- ending
+
+    def tell_to_stop(self, timeout: float, close_env: bool) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError, OSError, ValueError):
+            self._send("stop", close_env, timeout=0.1)
+
+    def end(self, timeout: float) -> None:
+        process, watch = self.process, self._watch
+        if process is None:
+            return
+        if watch is not None and not watch.wait(timeout):
+            watch.kill()  # not by `process`, which knows nobody any more if the fork server died
+            watch.wait(KILL_AFTER_S)
+        process.join(KILL_AFTER_S)
+        with contextlib.suppress(ValueError):
+            process.close()
+        self.process = self._watch = None
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+
+def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fds: list[int]) -> list[FrameBlock]:
+    if not fds:  # no descriptor was free to receive it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    try:
+        whole = torch.frombuffer(mmap.mmap(fds[0], nbytes * count), dtype=torch.uint8)
+    finally:
+        os.close(fds[0])
+    return [FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
