@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import (
     FlattenObservation,
     NormalizeObservation,
@@ -307,7 +309,7 @@ class Bad(gym.Env):
 NAN = np.array([0, np.nan, 0], np.float32)
 WRONG = {
     "shape": ({"observation": np.zeros(4, np.float32)}, r"'observation' as float32 \[4\].*\[3\]"),
-    "dtype": ({"observation": np.zeros(3)}, r"'observation' as float64 \[3\].*float32 \[3\]"),
+    "dtype": ({"observation": np.zeros(3, complex)}, r"as complex128 \[3\].*float32 \[3\]"),
     "type": ({"observation": "three"}, r"'observation' as <U5 \[\]; its space says"),
     "None": ({"observation": None}, r"'observation' as object \[\]; its space says"),
     "NaN": ({"observation": NAN}, r"'observation' is NaN in environment 0, at step 2"),
@@ -327,6 +329,48 @@ def test_what_is_not_as_the_space_says_is_an_error_that_says_so(case):
         pytest.raises((ValueError, TypeError), match=message),
     ):
         collector.next()
+
+
+def vector_of(make, mode):
+    return SyncVectorEnv([make] * 2, autoreset_mode=mode)
+
+
+FORMS = {
+    "plain": lambda make: make(),
+    "AsyncVectorEnv": lambda make: AsyncVectorEnv([make] * 2, context="fork"),
+    **{mode.name: functools.partial(vector_of, mode=mode) for mode in AutoresetMode},
+    "wrapped": lambda make: vector_wrappers.RecordEpisodeStatistics(SyncVectorEnv([make] * 2)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_observations_of_another_width_are_cast_to_what_their_space_says(form):
+    class Wide(Bad):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return observation.astype(np.float64) + 0.1, *rest
+
+    batch = collect(FORMS[form](Wide), frames=10)
+    assert batch["next", "observation"].dtype == torch.float32
+    assert (batch["next", "observation"] == np.float32(0.1)).all()
+
+
+# AsyncVectorEnv casts everything in its own processes, where nobody can see it.
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "AsyncVectorEnv"])
+def test_observations_of_another_kind_are_refused(form):
+    class Broken(Bad):
+        observation_space = spaces.Box(-1, 1, (3,), np.int64)
+
+        def reset(self, **kwargs):
+            super().reset(**kwargs)
+            return np.zeros(3, np.int64), {}
+
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return observation + 0.5, *rest
+
+    with pytest.raises((ValueError, TypeError), match=r"float32.*int64|[Cc]annot cast"):
+        collect(FORMS[form](Broken), frames=10)
 
 
 def test_what_an_observation_lacks_is_named():
