@@ -31,7 +31,7 @@ class Environments(ABC):
     def __init__(self, env: Any, num_envs: int, observation: Any, action: Any):
         self.env = env
         self.num_envs = num_envs
-        self.action_space = action
+        self.observation_space, self.action_space = observation, action
         self.observations = observation_leaves(observation)
         self._plain = len(self.observations) == 1 and not self.observations[0].path
         self.action = action_leaf(action)
