@@ -22,8 +22,7 @@ from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, interaction_type
-from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed
-from collectors.rollout.unhooked import unhook
+from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, untouched_streams
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
@@ -58,6 +57,8 @@ class Collector(BaseCollector):
         self.environments = make_environments(
             create_env_fn,
             dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
+            worker_idx=self.worker_idx or 0,
+            seed=Seeds(self.seed).factory(),
             max_frames=options.max_frames_per_traj,
             halting=not options.reset_when_done,
         )
@@ -77,21 +78,20 @@ class Collector(BaseCollector):
                 compile_policy=options.compile_policy,
                 cudagraph=options.cudagraph_policy,
             )
-        outside = Streams()
-        self._rollout = Rollout(
-            self.environments,
-            acting,
-            self._receiver,
-            Seeds(self.seed),
-            exploration=interaction_type(options.exploration_type),
-            apply_at_step=options.apply_at == "step",
-            random_frames=options.init_random_frames,
-            set_truncated=options.set_truncated,
-            counters=self._shared_counters,
-            poll_control=lambda _: not self._stopping,
-        )
-        self._streams = Streams()
-        outside.resume()
+        with untouched_streams():
+            self._rollout = Rollout(
+                self.environments,
+                acting,
+                self._receiver,
+                Seeds(self.seed),
+                exploration=interaction_type(options.exploration_type),
+                apply_at_step=options.apply_at == "step",
+                random_frames=options.init_random_frames,
+                set_truncated=options.set_truncated,
+                counters=self._shared_counters,
+                poll_control=lambda _: not self._stopping,
+            )
+            self._streams = Streams()
         self._block: FrameBlock | None = None
         if options.weight_updater is not None:
             options.weight_updater.register_collector(self)
@@ -112,8 +112,6 @@ class Collector(BaseCollector):
             policy = _copied(publisher.policy)
         if isinstance(policy, nn.Module) and device is not None:
             policy.to(device)
-        if not options.compile_policy and policy is not publisher.policy:
-            unhook(policy)
         receivers = {}
         for model_id, scheme in publisher.schemes.items():
             receiver = copy.deepcopy(scheme)
@@ -202,11 +200,9 @@ class Collector(BaseCollector):
         """Seed environments and policy, start new episodes; the seed to use for what follows."""
         self._raise_if_shut()
         self.seed = check_seed(seed)
-        with self._lock:
-            outside = Streams()
+        with self._lock, untouched_streams():
             self._rollout.reseed(Seeds(self.seed, static=static_seed))
             self._streams.keep()
-            outside.resume()
         return next_seed(self.seed)
 
     def _worker_states(self) -> list[dict[str, Any]]:

@@ -291,6 +291,7 @@ def _make(spec: NodeSpec) -> Any:
         spec.policy,
         policy_factory=spec.policy_factory,
         frames_per_batch=spec.frames,
+        seed=int(spec.seeds.environments(1)[0]),
         policy_device=None if acts_randomly else spec.policy_device,
         init_random_frames=options["random_frames"],
         weight_sync_schemes=schemes or None,

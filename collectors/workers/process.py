@@ -41,7 +41,6 @@ from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, interaction_type
 from collectors.rollout.seeds import Seeds, Streams
-from collectors.rollout.unhooked import unhook
 from collectors.weights.models import find_model
 from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
@@ -192,8 +191,6 @@ class Worker:
         if isinstance(self.policy, nn.Module) and spec.policy_device is not None:
             self.policy.to(spec.policy_device)
         options = spec.options
-        if not options["compile_policy"]:  # a compiler sees for itself
-            unhook(self.policy)
         self._at_batch = options["apply_at"] == "batch"
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
@@ -205,6 +202,8 @@ class Worker:
         self.environments = environments = make_environments(
             spec.create_env_fn,
             spec.create_env_kwargs,
+            worker_idx=self.worker_idx,
+            seed=spec.seeds.factory(),
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
         )
@@ -246,6 +245,7 @@ class Worker:
             create_env_kwargs=spec.create_env_kwargs or None,
             policy_device=None if self.policy is None else spec.policy_device,
             init_random_frames=options["random_frames"],
+            seed=int(spec.seeds.environments(1)[0]),
             **passed,
         )
         self.num_steps = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium as gym
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tensordict.nn import (
 from torch import nn
 
 from collectors import Collector, MultiSyncCollector
+from collectors.rollout.policy import warn_of_training_mode
 from sync import HogwildWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.support import (
     NUM_ACTIONS,
@@ -111,6 +114,105 @@ def test_hooks_of_a_module_are_called():
     module.register_forward_hook(lambda *_: calls.append(1))
     collect(module, batches=1, weight_sync_schemes={})
     assert len(calls) == 10
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_hook_that_the_first_call_registers_is_called_from_then_on(kind):
+    class Watched(nn.Module):
+        out_keys = ("action", "calls")
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 1)
+            self.calls = None
+
+        def forward(self, observation):
+            self.layer(observation)
+            if self.calls is None:
+                self.calls = 0
+                self.layer.register_forward_hook(self.count)
+            action = torch.zeros(len(observation), dtype=torch.int64)
+            return action, torch.full_like(action, self.calls)
+
+        def count(self, *_):
+            self.calls += 1
+
+    with kind(CodeEnv, Watched(), frames_per_batch=20) as collector:
+        assert collector.next()["calls"].flatten().tolist() == list(range(20))
+
+
+def patched():
+    """A policy's module, and what of torch it calls, as somebody has patched it."""
+    nn.Linear.forward = lambda self, given: given.new_full((len(given), 1), 42.0)
+    policy = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))
+    policy.out_keys = ("value",)
+
+    class Acts(nn.Module):
+        out_keys = ("action", "value")
+
+        def __init__(self):
+            super().__init__()
+            self.net = policy
+
+        def forward(self, observation):
+            value = self.net(observation)
+            return torch.zeros_like(value).long(), value
+
+    return Acts()
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_patched_forward_of_a_layer_takes_effect_in_the_rollout(kind, monkeypatch):
+    monkeypatch.setattr(nn.Linear, "forward", nn.Linear.forward)  # put back afterwards
+    with kind(CodeEnv, patched(), policy_factory=patched, frames_per_batch=20) as collector:
+        assert (collector.next()["value"] == 42).all()
+
+
+class Dropping(nn.Module):
+    """Shows whether its dropout is active."""
+
+    out_keys = ("action", "kept")
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5))
+
+    def forward(self, observation):
+        return by_sum(observation), self.body[1](torch.ones(len(observation), 64)).mean(-1)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_copy_keeps_the_mode_that_the_policy_had_when_the_collector_was_made(kind, recwarn):
+    policy = Dropping().eval()
+    with kind(CodeEnv, policy, frames_per_batch=20) as collector:
+        policy.train()
+        collector.update_policy_weights_()
+        assert (collector.next()["kept"] == 1).all()
+    assert not [one for one in recwarn if "training mode" in str(one.message)]
+    with (
+        pytest.warns(UserWarning, match=r"training mode: body.1 \(Dropout\)\. .*policy.eval"),
+        kind(CodeEnv, policy, frames_per_batch=20) as collector,
+    ):
+        assert (collector.next()["kept"] != 1).any()
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (nn.LSTM(5, 5, num_layers=2, dropout=0.1), r"itself \(LSTM\)"),
+        (nn.Sequential(nn.BatchNorm1d(5)), r"0 \(BatchNorm1d\)"),
+        (nn.Sequential(nn.Dropout(0.0), nn.LayerNorm(5)), None),
+    ],
+)
+def test_what_acts_otherwise_in_training_is_named(module, named, recwarn):
+    warn_of_training_mode(module)
+    found = [str(one.message) for one in recwarn]
+    assert bool(found) == (named is not None)
+    assert named is None or re.search(named, found[0])
+    module.eval()
+    recwarn.clear()
+    warn_of_training_mode(module)
+    assert not recwarn
 
 
 def test_trust_policy_hands_a_tensordict_to_whatever_it_is():
