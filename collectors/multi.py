@@ -139,8 +139,10 @@ class _Workers(BaseCollector):
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         assert self.pool is not None
-        # Held still in mid-batch, a worker takes them when its batch is done: not to be waited for.
-        wait = False if self.pool.held and self.options.apply_at == "batch" else None
+        # An episode may go on for long, or until the next batch is asked for; held still in
+        # mid-batch, a worker takes them when its batch is done. Neither is to be waited for.
+        at = self.options.apply_at
+        wait = False if at == "episode" or (at == "batch" and self.pool.held) else None
         try:
             self.publisher.publish(by_model, worker_ids, wait=wait)
         except WorkerError as error:

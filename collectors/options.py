@@ -11,6 +11,7 @@ import torch
 
 from collectors.option_checks import check_kinds
 from collectors.rollout.policy import interaction_type
+from sync import HogwildWeightSyncScheme, NoWeightSyncScheme
 
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
@@ -65,7 +66,8 @@ class Options:
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
     update_at_each_batch: bool = False
-    apply_at: str = "step"
+    apply_at: str = "step"  # "batch", "episode": keep an episode's weights to its end
+    state_on_update: str = "keep"  # or "zero" the state that the policy carries
     worker_idx: int | None = None  # who this collector is to those above it
     # Trouble
     preemptive_threshold: float | None = None
@@ -173,6 +175,12 @@ class Options:
             if clash:
                 raise ValueError(message)
         check_hosted(self.collector_class)
+        for scheme in dict(self.weight_sync_schemes or {}).values():
+            if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
+                raise ValueError(
+                    f"apply_at='episode' keeps an episode's weights to its end, and those of a "
+                    f"{type(scheme).__name__} change at once: take another scheme"
+                )
 
     def _check_places(self, kind: str) -> None:
         placed = self.env_device
@@ -265,7 +273,8 @@ _AT_LEAST = {
     "worker_idx": 0,
 }
 _CHOICES = {
-    "apply_at": ("step", "batch"),
+    "apply_at": ("step", "batch", "episode"),
+    "state_on_update": ("keep", "zero"),
     "on_worker_failure": ("raise", "restart"),
     "start_method": (None, "forkserver", "spawn", "fork"),
 }
@@ -295,6 +304,7 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "preemptive_threshold": ((SYNC,), "in its batches no worker waits for another"),
     "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
 }
+_AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
 NO_POLICY = "there is no policy, actions are random"
 _OF_A_POLICY = (
     "policy_device",
@@ -304,6 +314,7 @@ _OF_A_POLICY = (
     "compile_policy",
     "cudagraph_policy",
     "apply_at",
+    "state_on_update",
     "weight_sync_schemes",
     "weight_updater",
 )

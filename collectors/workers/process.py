@@ -37,7 +37,7 @@ from collectors.options import Steps
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.hosted_collector import HostedCollector
-from collectors.rollout.loop import Rollout
+from collectors.rollout.loop import Rollout, check_apply_at
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, interaction_type
 from collectors.rollout.seeds import Seeds, Streams
@@ -191,7 +191,6 @@ class Worker:
         options = job.options
         if not options["compile_policy"]:  # a compiler sees for itself
             unhook(self.policy)
-        self._at_batch = options["apply_at"] == "batch"
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
         self.rollout: Any = self._host() if job.collector_class is not None else self._roll_out()
@@ -205,6 +204,7 @@ class Worker:
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
         )
+        check_apply_at(options["apply_at"], environments)
         self.num_steps = Steps(job.frames)(environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
@@ -223,7 +223,9 @@ class Worker:
             self.receiver,
             job.seeds,
             exploration=interaction_type(options["exploration_type"]),
-            apply_at_step=options["apply_at"] == "step",
+            apply_at=options["apply_at"],
+            take_at_start=self._take_due,
+            state_on_update=options["state_on_update"],
             random_frames=options["random_frames"],
             set_truncated=options["set_truncated"],
             counters=self.counters,
@@ -294,10 +296,10 @@ class Worker:
     def _rest(self) -> None:
         """Sleep until there is a message or a version to take, and see to it."""
         self.counters.values[STAGE] = IDLE
-        between = not (self._at_batch and self._order is not None)
+        between = self.rollout.may_take
         if between:
             self.receiver.wait(60.0, [self.pipe.fd])
-        else:  # versions that come now are for after this batch
+        else:  # versions that come now are for after this batch or episode
             wait_for([self.pipe.fd], 60.0)
         if self.pipe.ended:
             raise PipeClosed("the trainer hung up")
@@ -313,18 +315,23 @@ class Worker:
         if isinstance(self.rollout, HostedCollector):
             self.rollout.follow(self.receiver)
 
+    def _take_due(self) -> None:
+        """Take new weights, waiting for those that the order names."""
+        if isinstance(self.receiver, SchemeReceiver) and self._order is not None:
+            self.counters.values[STAGE] = TAKING_WEIGHTS
+            self.receiver.take_at_least(self._order.versions, self._timeout)
+            self._take()
+
     def _collect(self, order: Order) -> None:
         counters, rollout = self.counters.values, self.rollout
-        if isinstance(self.receiver, SchemeReceiver):
-            counters[STAGE] = TAKING_WEIGHTS
-            self.receiver.take_at_least(order.versions, self._timeout)
-            self._take()
+        self._order = order
+        if self.job.options["apply_at"] != "episode" or self.hosted is not None:
+            self._take_due()
         if self._reset_each and self.hosted is None:
             rollout.restart()
         if not self._blocks:
             self._share(rollout.plan(self.num_steps))
         frames = self._blocks[order.block]
-        self._order = order
         self.counters.begin(order.block)
         steps = rollout.collect(frames)
         counters[STAGE] = HANDING_OVER
@@ -443,6 +450,7 @@ PASSED_ON = (
     "cudagraph_policy",
     "exploration_type",
     "apply_at",
+    "state_on_update",
     "set_truncated",
     "timeout",
 )
