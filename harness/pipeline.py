@@ -108,6 +108,7 @@ def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -
         frames_per_batch=config.collector.frames_per_batch,
         weight_sync_schemes={"policy": scheme},
         apply_at=config.sync.apply_at,
+        state_on_update=config.sync.state_on_update,
         **_free_running(config, learner),
         **_placement(config.collector),
         **_episodes(config),

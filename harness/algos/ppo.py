@@ -327,6 +327,8 @@ class PPO:
         mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
         starts = batch["is_init"].clone()
         starts[:, 1:] |= traj_ids[:, 1:] != traj_ids[:, :-1]
+        if self.policy.is_recurrent:  # new weights may have started the state anew
+            starts |= ~batch["state"].any(-1)
         inputs, action = self.policy.prepare(batch["observation"]), batch["action"]
         if not mask.all() and mask.any():  # padding may hold anything: make it something possible
             shape = (*mask.shape, *[1] * (inputs.dim() - 2))

@@ -188,6 +188,22 @@ def _check_sync(config: Config) -> None:
             f"sync={sync.name} with {'sync.link' if delayed else f'sync.wire={sync.wire}'}: "
             "nothing travels there that could be delayed or encoded; take sync=shared_mem"
         )
+    if sync.apply_at == "episode":
+        if config.env.num_envs != 1:
+            raise ConfigError(
+                f"sync.apply_at=episode env.num_envs={config.env.num_envs}: episodes of several "
+                "environments start at different steps; take env.num_envs=1 and more workers"
+            )
+        if sync.name in ("none", "hogwild"):
+            raise ConfigError(
+                f"sync.apply_at=episode sync={sync.name}: its weights change at once, in an "
+                "episode too; take sync=shared_mem"
+            )
+    if sync.state_on_update == "zero" and config.model.name != "lstm":
+        raise ConfigError(
+            f"sync.state_on_update=zero model={config.model.name}: it carries no state; "
+            "take model=lstm"
+        )
     if sync.check_torn and sync.name != "hogwild":
         raise ConfigError(
             f"sync={sync.name} with sync.check_torn=true: its workers never see torn weights; only "

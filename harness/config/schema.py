@@ -50,7 +50,8 @@ class SyncConfig:
     name: Literal["shared_mem", "multiprocess", "hogwild", "none", "distributed", "rpc", "ray"]
     blocking: bool = False
     interval: int = 1
-    apply_at: Literal["step", "batch"] = "step"
+    apply_at: Literal["step", "batch", "episode"] = "step"
+    state_on_update: Literal["keep", "zero"] = "keep"
     max_lag: int | None = None
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
     check_finite: bool | Literal["all"] = True

@@ -225,6 +225,19 @@ def test_each_sync_option_runs(collector, option, version):
     assert records(directory)[-1]["policy/version"] == version
 
 
+@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("sync.apply_at=episode", "env.num_envs=1"),
+        ("sync.state_on_update=zero", "model=lstm", "model.hidden_sizes=[16]"),
+    ],
+)
+def test_sync_options_that_need_another_run_with_it(collector, options):
+    _, directory = start(*SMALL, f"collector={collector}", *options, "evaluation.at_end=false")
+    assert records(directory)[-1]["policy/version"] == 3
+
+
 @pytest.mark.parametrize(
     "option",
     [

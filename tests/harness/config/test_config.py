@@ -139,6 +139,12 @@ def test_a_runs_name_is_one_file_name():
         (["sync.check_torn=true"], ["sync=shared_mem", "sync=hogwild"]),
         (["sync=multiprocess", "sync.zero_copy=true"], ["sync=multiprocess", "sync=shared_mem"]),
         (["sync.zero_copy=true", "sync.wire=int8"], ["sync.wire=int8", "sync.wire=float32"]),
+        (["sync.apply_at=episode"], ["env.num_envs=8", "env.num_envs=1"]),
+        (
+            ["sync.apply_at=episode", "env.num_envs=1", "sync=hogwild"],
+            ["sync=hogwild", "change at once", "sync=shared_mem"],
+        ),
+        (["sync.state_on_update=zero"], ["model=mlp", "model=lstm"]),
         (["sync.check_finite=some"], ["sync.check_finite=some"]),
         (["collector=single", "collector.num_workers=2"], ["multi_sync"]),
         (["collector.devices.policy=[cpu,cpu,cpu]"], ["3 devices", "2 workers"]),
