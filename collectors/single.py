@@ -22,8 +22,7 @@ from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, interaction_type
-from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed
-from collectors.rollout.unhooked import unhook
+from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, untouched_streams
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
@@ -78,23 +77,22 @@ class Collector(BaseCollector):
                 compile_policy=options.compile_policy,
                 cudagraph=options.cudagraph_policy,
             )
-        outside = Streams()
-        self._rollout = Rollout(
-            self.environments,
-            acting,
-            self._receiver,
-            Seeds(self.seed),
-            exploration=interaction_type(options.exploration_type),
-            apply_at=options.apply_at,
-            take_at_start=self._take_due,
-            state_on_update=options.state_on_update,
-            random_frames=options.init_random_frames,
-            set_truncated=options.set_truncated,
-            counters=self._shared_counters,
-            poll_control=lambda _: not self._stopping,
-        )
-        self._streams = Streams()
-        outside.resume()
+        with untouched_streams():
+            self._rollout = Rollout(
+                self.environments,
+                acting,
+                self._receiver,
+                Seeds(self.seed),
+                exploration=interaction_type(options.exploration_type),
+                apply_at=options.apply_at,
+                take_at_start=self._take_due,
+                state_on_update=options.state_on_update,
+                random_frames=options.init_random_frames,
+                set_truncated=options.set_truncated,
+                counters=self._shared_counters,
+                poll_control=lambda _: not self._stopping,
+            )
+            self._streams = Streams()
         self._block: FrameBlock | None = None
         if options.weight_updater is not None:
             options.weight_updater.register_collector(self)
@@ -115,8 +113,6 @@ class Collector(BaseCollector):
             policy = _copied(publisher.policy)
         if isinstance(policy, nn.Module) and device is not None:
             policy.to(device)
-        if not options.compile_policy and policy is not publisher.policy:
-            unhook(policy)
         receivers = {}
         for model_id, scheme in publisher.schemes.items():
             receiver = copy.deepcopy(scheme)
@@ -210,11 +206,9 @@ class Collector(BaseCollector):
         """Seed environments and policy, start new episodes; the seed to use for what follows."""
         self._raise_if_shut()
         self.seed = check_seed(seed)
-        with self._lock:
-            outside = Streams()
+        with self._lock, untouched_streams():
             self._rollout.reseed(Seeds(self.seed, static=static_seed))
             self._streams.keep()
-            outside.resume()
         return next_seed(self.seed)
 
     def _worker_states(self) -> list[dict[str, Any]]:

@@ -6,15 +6,15 @@ neighbouring seeds share one.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-
-from collectors.rollout import numpy_stream
 
 _ENVIRONMENTS, _POLICY, _ACTIONS, _NEXT = range(4)
 
@@ -70,32 +70,66 @@ class Streams:
     """The state of the process's global random streams, kept while somebody else uses them."""
 
     def __init__(self) -> None:
+        self._cuda: list[torch.Tensor] = []  # one a device; empty until CUDA is initialised
         self.keep()
 
     def keep(self) -> None:
         self._torch = torch.get_rng_state()
-        self._numpy = numpy_stream.keep()
+        self._numpy: Any = np.random.get_state(legacy=False)
         self._python = random.getstate()
+        if torch.cuda.is_initialized():
+            self._cuda = torch.cuda.get_rng_state_all()
 
     def resume(self) -> None:
         torch.set_rng_state(self._torch)
-        numpy_stream.resume(self._numpy)
+        np.random.set_state(self._numpy)
         random.setstate(self._python)
+        if torch.cuda.is_initialized():
+            self._resume_cuda()
+
+    def _resume_cuda(self) -> None:
+        """Go on with CUDA's streams; kept before there were any, they start from torch's seed."""
+        if not self._cuda:
+            torch.cuda.manual_seed_all(torch.initial_seed())
+        for device, state in zip(range(torch.cuda.device_count()), self._cuda, strict=False):
+            torch.cuda.set_rng_state(state, device)
 
     def state_dict(self) -> dict[str, Any]:
         """As tensors and plain lists."""
-        name, keys, *rest = self._numpy.told()
-        version, words, gauss = self._python
+        numpy, (version, words, gauss) = self._numpy, self._python
+        keys, position = numpy["state"]["key"], numpy["state"]["pos"]
         return {
             "torch": self._torch.clone(),
-            "numpy": [name, [int(k) for k in keys], *(float(x) for x in rest)],
+            "cuda": [state.clone() for state in self._cuda],
+            "numpy": [
+                numpy["bit_generator"],
+                [int(k) for k in keys],
+                *(float(x) for x in (position, numpy["has_gauss"], numpy["gauss"])),
+            ],
             "python": [version, list(words), gauss],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         name, keys, position, has_gauss, gauss = state["numpy"]
         self._torch = state["torch"].clone()
-        numbers = (name, np.array(keys, np.uint32), int(position), int(has_gauss), gauss)
-        self._numpy = numpy_stream.Kept(state=numbers)
+        self._cuda = [one.clone() for one in state.get("cuda", [])]
+        self._numpy = {
+            "bit_generator": name,
+            "state": {"key": np.array(keys, np.uint32), "pos": int(position)},
+            "has_gauss": int(has_gauss),
+            "gauss": gauss,
+        }
         version, words, python_gauss = state["python"]
         self._python = (version, tuple(words), python_gauss)
+
+
+@contextlib.contextmanager
+def untouched_streams() -> Iterator[None]:
+    """Whatever is seeded or drawn inside leaves the process's random streams as they were."""
+    outside = Streams()
+    try:
+        yield
+    finally:
+        outside.resume()
+        if not torch.cuda.is_initialized():  # what `torch.manual_seed` left for CUDA's first use
+            torch.cuda.manual_seed_all(torch.initial_seed())

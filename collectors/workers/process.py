@@ -41,7 +41,6 @@ from collectors.rollout.loop import Rollout, check_apply_at
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, interaction_type
 from collectors.rollout.seeds import Seeds, Streams
-from collectors.rollout.unhooked import unhook
 from collectors.weights.models import find_model
 from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
@@ -189,8 +188,6 @@ class Worker:
         if isinstance(self.policy, nn.Module) and job.policy_device is not None:
             self.policy.to(job.policy_device)
         options = job.options
-        if not options["compile_policy"]:  # a compiler sees for itself
-            unhook(self.policy)
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
         self.rollout: Any = self._host() if job.collector_class is not None else self._roll_out()

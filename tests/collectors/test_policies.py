@@ -113,6 +113,58 @@ def test_hooks_of_a_module_are_called():
     assert len(calls) == 10
 
 
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_hook_that_the_first_call_registers_is_called_from_then_on(kind):
+    class Watched(nn.Module):
+        out_keys = ("action", "calls")
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 1)
+            self.calls = None
+
+        def forward(self, observation):
+            self.layer(observation)
+            if self.calls is None:
+                self.calls = 0
+                self.layer.register_forward_hook(self.count)
+            action = torch.zeros(len(observation), dtype=torch.int64)
+            return action, torch.full_like(action, self.calls)
+
+        def count(self, *_):
+            self.calls += 1
+
+    with kind(CodeEnv, Watched(), frames_per_batch=20) as collector:
+        assert collector.next()["calls"].flatten().tolist() == list(range(20))
+
+
+def patched():
+    """A policy's module, and what of torch it calls, as somebody has patched it."""
+    nn.Linear.forward = lambda self, given: given.new_full((len(given), 1), 42.0)
+    policy = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))
+    policy.out_keys = ("value",)
+
+    class Acts(nn.Module):
+        out_keys = ("action", "value")
+
+        def __init__(self):
+            super().__init__()
+            self.net = policy
+
+        def forward(self, observation):
+            value = self.net(observation)
+            return torch.zeros_like(value).long(), value
+
+    return Acts()
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_patched_forward_of_a_layer_takes_effect_in_the_rollout(kind, monkeypatch):
+    monkeypatch.setattr(nn.Linear, "forward", nn.Linear.forward)  # put back afterwards
+    with kind(CodeEnv, patched(), policy_factory=patched, frames_per_batch=20) as collector:
+        assert (collector.next()["value"] == 42).all()
+
+
 def test_trust_policy_hands_a_tensordict_to_whatever_it_is():
     given = []
 

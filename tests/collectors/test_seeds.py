@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from collectors.rollout.seeds import Streams
+from collectors import Collector
+from collectors.rollout.seeds import Seeds, Streams, untouched_streams
+from tests.collectors.support import CodeEnv
 
 DRAWS: list[Callable[[], float]] = [
     np.random.rand,
@@ -87,3 +89,60 @@ def test_another_generator_of_numpys_is_kept_too():
         assert np.random.rand(3).tolist() == expected
     finally:
         np.random.set_bit_generator(before)
+
+
+def test_without_cuda_a_state_says_so_and_initialises_nothing():
+    with untouched_streams():
+        Seeds(3).seed_policy()
+    state = Streams().state_dict()
+    later = Streams()
+    later.load_state_dict({**state, "cuda": [torch.arange(16, dtype=torch.uint8)]})
+    if not torch.cuda.is_initialized():
+        assert state["cuda"] == []
+        later.resume()
+        assert not torch.cuda.is_initialized()
+    assert [one.tolist() for one in later.state_dict()["cuda"]] == [list(range(16))]
+    older = {name: value for name, value in state.items() if name != "cuda"}
+    later.load_state_dict(older)
+    assert later.state_dict()["cuda"] == []
+
+
+@pytest.mark.cuda
+def test_cudas_streams_are_kept_and_restored():
+    def draw() -> list[float]:
+        return torch.rand(3, device="cuda").tolist()
+
+    torch.manual_seed(5)
+    draw()
+    streams = Streams()
+    expected = draw()
+    streams.resume()
+    with untouched_streams():
+        Seeds(3).seed_policy()
+        assert draw() != expected
+    assert draw() == expected
+    later = Streams()
+    later.load_state_dict(streams.state_dict())
+    later.resume()
+    assert draw() == expected
+
+
+@pytest.mark.cuda
+def test_a_collector_leaves_cudas_streams_as_they_were():
+    def policy(observation: torch.Tensor) -> torch.Tensor:
+        return (torch.rand(len(observation), device="cuda") * 7).long()
+
+    def actions_after(draws: int) -> tuple[list[int], list[float]]:
+        torch.cuda.manual_seed(1)
+        with Collector(CodeEnv, policy, frames_per_batch=20) as collector:
+            collector.set_seed(0)
+            torch.rand(draws, device="cuda")
+            actions = collector.next()["action"].flatten().tolist()
+            return actions, torch.rand(2, device="cuda").tolist()
+
+    torch.cuda.manual_seed(1)
+    torch.rand(4, device="cuda")
+    expected = torch.rand(2, device="cuda").tolist()
+    actions, after = actions_after(4)
+    assert after == expected
+    assert actions_after(9)[0] == actions
