@@ -48,6 +48,7 @@ class Options:
     split_trajs: bool = False
     trajs_per_batch: int | None = None
     cat_results: str | int | None = None
+    next_observation: str = "all"  # "final": only those that no later frame of their row shows
     use_buffers: bool | None = None
     copy: bool = True
     track_policy_version: Any = True
@@ -171,6 +172,24 @@ class Options:
                 'max_restarts is for on_worker_failure="restart"',
             ),
         ]
+        if self.next_observation == "final":
+            clashes += [
+                (bool(taken), _FINAL.format(name, why))
+                for name, taken, why in (
+                    ("split_trajs=True", self.split_trajs, "it rearranges frames"),
+                    ("trajs_per_batch", self.trajs_per_batch, "it rearranges frames"),
+                    (
+                        "replay_buffer",
+                        self.replay_buffer is not None,
+                        "it samples frames one by one",
+                    ),
+                    (
+                        "collector_class",
+                        self.collector_class is not None,
+                        "it hands over whole frames",
+                    ),
+                )
+            ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
@@ -203,6 +222,11 @@ class Options:
 
     def _check_kind(self, kind: str) -> None:
         like = ASYNC if kind in REMOTE else kind
+        if kind in REMOTE and self.next_observation == "final":
+            raise ValueError(
+                f'next_observation="final" is for collectors of this machine, not for {kind}: what '
+                "travels between machines is whole frames"
+            )
         for name, (kinds, why) in _ONLY_FOR.items():
             if like not in kinds and self._is_told(name):
                 fit = " and ".join(kinds)
@@ -275,6 +299,7 @@ _AT_LEAST = {
 _CHOICES = {
     "apply_at": ("step", "batch", "episode"),
     "state_on_update": ("keep", "zero"),
+    "next_observation": ("all", "final"),
     "on_worker_failure": ("raise", "restart"),
     "start_method": (None, "forkserver", "spawn", "fork"),
 }
@@ -287,6 +312,7 @@ _OF_THE_HOST = (
     "init_random_frames",
     "trajs_per_batch",
     "split_trajs",
+    "next_observation",
     "cat_results",
     "postproc",
     "replay_buffer",
@@ -304,6 +330,10 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "preemptive_threshold": ((SYNC,), "in its batches no worker waits for another"),
     "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
 }
+_FINAL = (
+    'next_observation="final" and {} exclude each other: {}, and a next observation is that of the '
+    "frame behind it in its row"
+)
 _AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
 NO_POLICY = "there is no policy, actions are random"
 _OF_A_POLICY = (

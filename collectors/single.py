@@ -87,6 +87,7 @@ class Collector(BaseCollector):
                 apply_at=options.apply_at,
                 take_at_start=self._take_due,
                 state_on_update=options.state_on_update,
+                next_observation=options.next_observation,
                 random_frames=options.init_random_frames,
                 set_truncated=options.set_truncated,
                 counters=self._shared_counters,

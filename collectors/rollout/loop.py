@@ -59,6 +59,7 @@ class Rollout:
         apply_at: str = "step",
         take_at_start: Callable[[], None] | None = None,
         state_on_update: str = "keep",
+        next_observation: str = "all",
         random_frames: int = 0,
         set_truncated: bool = False,
         counters: SharedCounters | None = None,
@@ -72,6 +73,7 @@ class Rollout:
         self.exploration = exploration
         self.apply_at = apply_at
         self.take_at_start = take_at_start or weights.take
+        self.only_finals = next_observation == "final"
         self.zeroes_state = state_on_update == "zero"
         self.random_frames = random_frames
         self.set_truncated = set_truncated
@@ -133,6 +135,7 @@ class Rollout:
                 self.environments.observations,
                 self.environments.action,
                 {key: value for key, value in outputs.items() if key != ACTION},
+                only_finals=self.only_finals,
             )
         return self.layout
 
@@ -443,8 +446,7 @@ class Rollout:
     def _truncate(self, frames: FrameBlock, t: int) -> None:
         """Mark the block's last frames as truncated, for those who bootstrap there."""
         open_ended = ~(frames.terminated[t] | frames.truncated[t])
-        for array, rows in zip(frames.final_arrays, frames.observation_arrays, strict=True):
-            array[t][open_ended] = rows[t + 1][open_ended]
+        frames.keep_finals(t, open_ended)
         frames.truncated[t] |= open_ended
 
 

@@ -223,6 +223,7 @@ class Worker:
             apply_at=options["apply_at"],
             take_at_start=self._take_due,
             state_on_update=options["state_on_update"],
+            next_observation=options["next_observation"],
             random_frames=options["random_frames"],
             set_truncated=options["set_truncated"],
             counters=self.counters,
@@ -448,6 +449,7 @@ PASSED_ON = (
     "exploration_type",
     "apply_at",
     "state_on_update",
+    "next_observation",
     "set_truncated",
     "timeout",
 )
@@ -456,18 +458,20 @@ PASSED_ON = (
 def check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
     """Raise if policy or environment gave NaN: what is trained on must be numbers."""
     ended = frames.terminated[:steps] | frames.truncated[:steps]
-    any_ended = np.count_nonzero(ended)
+    places = frames.final_places(ended)
     live = frames.live[:steps]
     suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
     if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
         suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
     for i, leaf in enumerate(environments.observations):
         if leaf.dtype.kind == "f":
-            rows, finals = frames.observation_arrays[i], frames.final_arrays[i]
+            rows, finals = frames.observation_arrays[i], frames.final_arrays[i][places]
             name = "/".join(leaf.key)
             suspects.append((name, rows[: steps + 1], None, 1))
-            if any_ended and np.isnan(finals[:steps][ended].sum(dtype=np.float64)):
-                suspects.append((name, finals[:steps], ended, 0))
+            if np.isnan(finals.sum(dtype=np.float64)):
+                shown = np.zeros_like(rows[:steps])
+                shown[ended] = finals
+                suspects.append((name, shown, ended, 0))
     for name, values, counts, ahead in suspects:
         if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
             continue

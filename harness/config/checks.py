@@ -229,9 +229,19 @@ def _check_sync(config: Config) -> None:
 
 def _check_algo(config: Config) -> None:
     collector = config.collector
+    if collector.next_observation == "final" and collector.remote is not None:
+        raise ConfigError(
+            f"collector.next_observation=final collector={collector.name}: whole frames travel "
+            "between machines; it is for collectors of this one, as collector=multi_async"
+        )
     if isinstance(config.algo, SACConfig):
         if config.model.name == "lstm":
             raise ConfigError("algo=sac model=lstm: SAC replays single frames; take model=mlp")
+        if collector.next_observation == "final":
+            raise ConfigError(
+                "collector.next_observation=final algo=sac: SAC replays frames one by one, each "
+                "with its own next observation; it is for algo=ppo"
+            )
         if config.sync.max_lag is not None:
             raise ConfigError(
                 f"sync.max_lag={config.sync.max_lag} algo=sac: SAC replays old frames on purpose; "

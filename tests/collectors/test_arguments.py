@@ -66,6 +66,21 @@ REFUSED = [
     (("single",), {"num_sub_threads": 2}, ValueError, "num_sub_threads=2 is for"),
     (EACH, {"exploration_type": "loud"}, ValueError, "exploration_type='loud'.*random, mode"),
     (EACH, {"apply_at": "once"}, ValueError, "apply_at='once': it is one of 'step', 'batch'"),
+    (EACH, {"next_observation": "none"}, ValueError, "next_observation='none': it is one of 'all'"),
+    *(
+        (EACH, {"next_observation": "final", **told}, ValueError, f'"final" and {next(iter(told))}')
+        for told in (
+            {"split_trajs": True},
+            {"trajs_per_batch": 3},
+            {"replay_buffer": ReplayBuffer(10)},
+        )
+    ),
+    (
+        MULTI,
+        {"next_observation": "final", "collector_class": Collector},
+        ValueError,
+        '"final" and collector_class exclude each other',
+    ),
     (EACH, {"state_on_update": "drop"}, ValueError, "state_on_update='drop': it is one of 'keep'"),
     *(
         (

@@ -154,6 +154,11 @@ def test_a_runs_name_is_one_file_name():
             ["3 workers", "1008"],
         ),
         (["collector.preemptive_threshold=0.5"], ["multi_sync"]),
+        (["algo=sac", "env=pendulum", "collector.next_observation=final"], ["SAC", "algo=ppo"]),
+        (
+            ["collector=rpc", "sync=rpc", "collector.next_observation=final"],
+            ["collector=rpc", "collector=multi_async"],
+        ),
         (["algo=sac", "model=lstm"], ["SAC", "model=mlp"]),
         (["collector.free_running=true"], ["algo=sac"]),
         (["collector=single", "collector.on_worker_failure=restart"], ["no workers"]),
