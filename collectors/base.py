@@ -59,7 +59,7 @@ class BaseCollector(ABC):
             self.options.check_without_policy()
         self.create_env_fn = create_env_fn
         self.policy = policy
-        self.seed = fresh_seed()
+        self.seed = fresh_seed() if self.options.seed is None else int(self.options.seed)
         self.worker_idx = self.options.worker_idx
         self.tracked = PolicyVersion.of(self.options.track_policy_version)
         self.frames = 0  # delivered, also before a resumed run

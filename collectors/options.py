@@ -29,6 +29,7 @@ class Options:
     num_workers: int | None = None  # as many as there are factories, unless told
     frames_per_batch: int | Sequence[int] = 200  # of all workers (async: of one)
     total_frames: int = -1  # for ever
+    seed: int | None = None  # of all random streams, also those of factories; drawn, unless told
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     collector_class: Callable[..., Any] | None = None  # what each worker hosts; or a partial of it
     # Where
@@ -295,6 +296,7 @@ _AT_LEAST = {
     "num_sub_threads": 1,
     "max_restarts": 0,
     "worker_idx": 0,
+    "seed": 0,
 }
 _CHOICES = {
     "apply_at": ("step", "batch", "episode"),
@@ -308,6 +310,7 @@ _OF_THE_HOST = (
     "frames_per_batch",
     "total_frames",
     "create_env_kwargs",
+    "seed",
     "policy_device",
     "init_random_frames",
     "trajs_per_batch",

@@ -58,6 +58,8 @@ class Collector(BaseCollector):
         self.environments = make_environments(
             create_env_fn,
             dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
+            worker_idx=self.worker_idx or 0,
+            seed=Seeds(self.seed).factory(),
             max_frames=options.max_frames_per_traj,
             halting=not options.reset_when_done,
         )

@@ -305,6 +305,7 @@ def _make(job: NodeJob) -> Any:
         job.policy,
         policy_factory=job.policy_factory,
         frames_per_batch=job.frames,
+        seed=int(job.seeds.environments(1)[0]),
         policy_device=None if acts_randomly else job.policy_device,
         init_random_frames=options["random_frames"],
         weight_sync_schemes=schemes or None,

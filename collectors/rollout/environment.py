@@ -77,7 +77,10 @@ class Environments(ABC):
             self.seeds = [int(seed) for seed in seeds]
         if self.history is not None:
             self.history.reset(which, seeds)
+        before = [now.copy() for now in self.current]
         self._put(self.current, None, self._reset(seeds, which))
+        for now, was in zip(self.current, before, strict=True):
+            now[~which] = was[~which]  # a vector that was brought back may not know the others'
         self.fresh[which] = True
         self.lengths[which] = 0
         self.halted[which] = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -16,11 +17,15 @@ def make_environments(
     factory: Callable[..., Any],
     kwargs: dict[str, Any] | None = None,
     *,
+    worker_idx: int = 0,
+    seed: int = 0,
     max_frames: int | None = None,
     halting: bool = False,
 ) -> Environments:
     """Call the factory, and take what it gives by the way its episodes follow each other."""
-    env = factory(**(kwargs or {}))
+    told = {"worker_idx": worker_idx, "seed": seed}
+    wanted = {name: told[name] for name in _asked_for(factory, told)}
+    env = factory(**{**wanted, **(kwargs or {})})
     environments = _adapt(env)
     if max_frames is not None and not environments.can_reset_some:
         environments.close()
@@ -31,6 +36,16 @@ def make_environments(
     environments.max_frames = max_frames
     environments.halting = halting
     return environments
+
+
+def _asked_for(factory: Callable[..., Any], names: Iterable[str]) -> list[str]:
+    """Which of these the factory has parameters for, without a default of its own."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # it cannot say
+        return []
+    open_ = {n for n, one in parameters.items() if one.default is one.empty or one.default is None}
+    return [name for name in names if name in open_]
 
 
 def _adapt(env: Any) -> Environments:

@@ -192,15 +192,24 @@ def _parameters(policy: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _named_arguments(policy: Callable[..., Any], names: list[Key]) -> list[Key]:
-    """The observations that its arguments are named after; all, if some are named otherwise."""
+    """The observations that its arguments are named after; all, if none of them is."""
+    if len(names) == 1 or _takes_tensordict(policy):
+        return names
     wanted: list[Key] = [
         (parameter.name,)
         for parameter in _parameters(policy)
-        if parameter.default is parameter.empty or (parameter.name,) in names
+        if (parameter.name,) in names
+        or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
     ]
-    if len(names) == 1 or not wanted or not set(wanted) <= set(names) or _takes_tensordict(policy):
-        return names
-    return wanted
+    if wanted and set(wanted) <= set(names):
+        return wanted
+    if known := set(wanted) & set(names):
+        raise ValueError(
+            f"the policy's arguments are {shown(wanted)}, of which only {shown(sorted(known))} is "
+            f"named after an observation; the observations are {shown(names)}: name all arguments "
+            "after them, or say by an attribute `in_keys` which the policy is given"
+        )
+    return names
 
 
 def _takes_tensordict(policy: Callable[..., Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_ENVIRONMENTS, _POLICY, _ACTIONS, _NEXT = range(4)
+_ENVIRONMENTS, _POLICY, _ACTIONS, _NEXT, _FACTORY = range(5)
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Seeds:
         if self.static:
             return [self.seed] * count
         return [int(word) for word in self._sequence(_ENVIRONMENTS).generate_state(count)]
+
+    def factory(self) -> int:
+        """A seed for what makes the environments, of 31 bits."""
+        return self.seed if self.static else int(self._sequence(_FACTORY).generate_state(1)[0]) >> 1
 
     def seed_policy(self) -> None:
         """Seed the global streams, which policies draw from, of this process."""

@@ -1,8 +1,8 @@
 """Gymnasium's vectors of environments, one class for each way of starting the next episode.
 
-Those whose members can be reset one by one are reset here (`Members`, `ManualVector`); those of the
-SAME_STEP mode have done it already; in those of the NEXT_STEP mode the step after an end is only a
-reset, and the frame it would make is marked as not live.
+Those whose members can be reset one by one are reset here (`ManualVector`); those of the SAME_STEP
+mode have done it already; in those of the NEXT_STEP mode the step after an end is only a reset, and
+the frame it would make is marked as not live.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import iterate
 
 from collectors.rollout.environment import Array, Environments
 from collectors.rollout.episode_replay import EpisodeReplay
@@ -31,6 +29,8 @@ class Vector(Environments):
         self._seed_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
 
     def step(self, frames: FrameBlock, t: int, action: Array) -> int:
+        if self.history is not None:
+            self.history.actions.append(action.copy())  # an environment may write into its own
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._put(frames.observation_arrays, t + 1, observation)
         told = {"reward": reward, "terminated": terminated, "truncated": truncated}
@@ -97,59 +97,21 @@ class ManualVector(Vector):
         return count
 
 
-# What of gymnasium's SyncVectorEnv is touched from here; without them it is stepped from outside.
-_INSIDES = ("envs", "_env_obs", "_terminations", "_truncations", "_autoreset_envs")
+class SyncVector(ManualVector):
+    """A bare `SyncVectorEnv`, whose members, which are public, can be brought back to a state.
 
-
-class Members(ManualVector):
-    """A bare `SyncVectorEnv`, whose members are stepped and reset here, as it does it itself.
-
-    But it would gather and copy everybody's observations, ends and infos at every step, and in its
-    SAME_STEP mode hand over a final observation that the reset may have overwritten.
+    In its SAME_STEP mode it would reset them before anybody saw their random streams, and hand over
+    a final observation that the reset may have overwritten.
     """
 
-    def __init__(self, env: Any):
+    def __init__(self, env: SyncVectorEnv):
         super().__init__(env)
+        env.autoreset_mode = AutoresetMode.DISABLED
         self.history = EpisodeReplay(env.envs)
 
-    @classmethod
-    def can_step(cls, env: Any) -> bool:
-        """Whether it is bare, and as it is known here."""
-        return type(env) is SyncVectorEnv and all(hasattr(env, name) for name in _INSIDES)
-
-    def step(self, frames: FrameBlock, t: int, action: Array) -> int:
-        self.history.actions.append(action)  # type: ignore[union-attr]
-        arrays, known = frames.observation_arrays, self.env._env_obs
-        terminated, truncated = frames.terminated[t], frames.truncated[t]
-        rewards = []
-        given = iterate(self.env.action_space, action.copy())
-        for i, (member, one) in enumerate(zip(self.env.envs, given, strict=True)):
-            known[i], reward, terminated[i], truncated[i], _ = member.step(one)
-            rewards.append(reward)
-            self._write(arrays, t + 1, i, known[i])
-        try:
-            frames.reward[t] = rewards
-        except (TypeError, ValueError):
-            raise ValueError(f"{self} returned the rewards {rewards!r}, not numbers") from None
-        return self._after(frames, t, None, terminated | truncated, None)
-
-    def _restart(self, frames: FrameBlock, t: int, which: Array) -> None:
-        self.history.reset(which, None)  # type: ignore[union-attr]
-        env = self.env
-        for i in map(int, np.flatnonzero(which)):
-            env._env_obs[i], _ = env.envs[i].reset()
-            self._write(frames.observation_arrays, t + 1, i, env._env_obs[i])
-        for flags in (env._terminations, env._truncations, env._autoreset_envs):
-            flags[which] = False
-
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        repeated = super().load_state_dict(state)
-        if repeated:  # the vector does not know what its members were made to do
-            self.env._env_obs = [
-                _nested(self.env.single_observation_space, self.observations, self.current, member)
-                for member in range(self.num_envs)
-            ]
-        return repeated
+        self.env.reset()  # it does not know what its members are made to do now
+        return super().load_state_dict(state)
 
 
 class SameStepVector(Vector):
@@ -198,6 +160,10 @@ class NextStepVector(Vector):
         self._ended = np.zeros(self.num_envs, bool)
         self._any_ended = False
         self._kept = 0  # the rows before it have their final observations in place
+        # Without shared memory, the step after an end is a reset also where a reset came between
+        # (gymnasium 1.4).
+        inner = env.unwrapped
+        self._resets_twice = isinstance(inner, AsyncVectorEnv) and not inner.shared_memory
 
     def _after(self, frames: FrameBlock, t: int, observation: Any, ended: Array, info: Any) -> int:
         count = self.num_envs
@@ -228,17 +194,18 @@ class NextStepVector(Vector):
             frames.keep_finals(self._kept, ended)
 
     def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
-        self._ended, self._any_ended = np.zeros(self.num_envs, bool), False
+        if not self._resets_twice:
+            self._ended, self._any_ended = np.zeros(self.num_envs, bool), False
         return super()._reset(seeds, which)
 
 
 def adapt_vector(env: Any) -> Vector:
     """The class for this vector's mode."""
-    if Members.can_step(env):
-        return Members(env)
-    # Bare vectors of gymnasium's own reset any member when asked, in every mode; around them,
-    # a wrapper may not know of it.
-    if type(env) in (SyncVectorEnv, AsyncVectorEnv) and _mode(env) is AutoresetMode.NEXT_STEP:
+    if type(env) is SyncVectorEnv:
+        return SyncVector(env)
+    # A bare AsyncVectorEnv resets any member when asked, in every mode; around it, a wrapper may
+    # not know of that, and without shared memory they are reset once more by their next step.
+    if type(env) is AsyncVectorEnv and env.shared_memory and _mode(env) is AutoresetMode.NEXT_STEP:
         return ManualVector(env)
     kinds: dict[AutoresetMode, type[NextStepVector | SameStepVector | ManualVector]] = {
         AutoresetMode.NEXT_STEP: NextStepVector,
@@ -246,22 +213,6 @@ def adapt_vector(env: Any) -> Vector:
         AutoresetMode.DISABLED: ManualVector,
     }
     return kinds[_mode(env)](env)
-
-
-def _nested(space: Any, leaves: list[Leaf], arrays: list[Array], member: int) -> Any:
-    """One member's observation, put together again as its space has it."""
-    if len(leaves) == 1 and not leaves[0].path:
-        return arrays[0][member].copy()
-
-    def build(part: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(part, gym.spaces.Dict):
-            return {name: build(one, (*path, name)) for name, one in part.spaces.items()}
-        if isinstance(part, gym.spaces.Tuple):
-            return tuple(build(one, (*path, i)) for i, one in enumerate(part.spaces))
-        index = next(i for i, leaf in enumerate(leaves) if leaf.path == path)
-        return arrays[index][member].copy()
-
-    return build(space, ())
 
 
 def _mode(env: Any) -> AutoresetMode:

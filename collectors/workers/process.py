@@ -198,6 +198,8 @@ class Worker:
         self.environments = environments = make_environments(
             job.create_env_fn,
             job.create_env_kwargs,
+            worker_idx=self.worker_idx,
+            seed=job.seeds.factory(),
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
         )
@@ -243,6 +245,7 @@ class Worker:
             create_env_kwargs=job.create_env_kwargs or None,
             policy_device=None if self.policy is None else job.policy_device,
             init_random_frames=options["random_frames"],
+            seed=int(job.seeds.environments(1)[0]),
             **passed,
         )
         self.num_steps = 0

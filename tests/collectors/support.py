@@ -146,8 +146,10 @@ class CodeVector(VectorEnv[Any, Any, Any]):
 
 
 _MODES = {mode.name.lower(): mode for mode in AutoresetMode}
-KINDS = ["one", "async", *(f"{make}_{mode}" for make in ("sync", "native") for mode in _MODES)]
-CAN_RESET_SOME = [k for k in KINDS if k not in ("native_next_step", "native_same_step")]
+KINDS = ["one", "async", "async_unshared"]
+KINDS += [f"{make}_{mode}" for make in ("sync", "native") for mode in _MODES]
+RESET_BY_STEPS = ("native_next_step", "async_unshared")  # a step after an end makes no frame
+CAN_RESET_SOME = [k for k in KINDS if k not in (*RESET_BY_STEPS, "native_same_step")]
 
 
 def make_env(kind: str = "one", worker: int = 0, num_envs: int = 3) -> Any:
@@ -163,7 +165,7 @@ def make_env(kind: str = "one", worker: int = 0, num_envs: int = 3) -> Any:
 
     members = [member(i) for i in range(num_envs)]
     if make == "async":
-        return AsyncVectorEnv(members, context="fork")
+        return AsyncVectorEnv(members, shared_memory=mode != "unshared", context="fork")
     return SyncVectorEnv(members, autoreset_mode=_MODES[mode])
 
 

@@ -17,6 +17,7 @@ from collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSync
 from tests.collectors.support import (
     CAN_RESET_SOME,
     KINDS,
+    RESET_BY_STEPS,
     Checker,
     CodeEnv,
     CodePolicy,
@@ -73,7 +74,7 @@ def test_every_frame_is_what_happened(make, kind, copy):
     assert stats["dropped"] == 0
     assert checker.counts["terminated"] > 5
     assert checker.counts["truncated"] > 5
-    if kind != "native_next_step":
+    if kind not in RESET_BY_STEPS:
         assert checker.counts["padding"] == 0
 
 
@@ -115,7 +116,7 @@ def test_long_trajectories_are_cut_as_truncated(kind):
     assert checker.counts["too long"] > 10
 
 
-@pytest.mark.parametrize("kind", ["native_next_step", "native_same_step"])
+@pytest.mark.parametrize("kind", [*RESET_BY_STEPS, "native_same_step"])
 def test_vectors_that_reset_only_as_a_whole_cannot_be_cut(kind):
     with pytest.raises(ValueError, match=r"max_frames_per_traj=3.*only be reset as a whole"):
         build(Collector, kind, max_frames_per_traj=3)

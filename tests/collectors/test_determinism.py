@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
 from tensordict.nn import InteractionType, interaction_type
 from torch import nn
@@ -269,6 +269,25 @@ def test_a_state_can_be_taken_again_from_where_it_was_loaded():
         assert_same([collector.next()], [one])
         assert collector.load_state_dict(again)
         assert_same([collector.next()], [one])
+
+
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
+def test_a_vector_goes_on_in_every_mode_and_may_be_reset_in_part_at_once(mode):
+    def sampling():
+        told = {"num_envs": 3, "mode": mode}
+        return Collector(make_env, Sampling(), create_env_kwargs=told, frames_per_batch=60)
+
+    with sampling() as first:
+        first.set_seed(3)
+        for _ in range(3):
+            first.next()
+        state = first.state_dict()
+        first.reset([1])
+        expected = first.next()
+    with sampling() as second:
+        assert second.load_state_dict(state)
+        second.reset([1])
+        assert_same([second.next()], [expected])
 
 
 def normalised(**kwargs):

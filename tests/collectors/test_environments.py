@@ -245,6 +245,26 @@ def test_a_function_is_given_the_observations_that_its_arguments_are_named_after
     assert torch.equal(batch["action"], expected)
 
 
+@pytest.mark.parametrize(
+    ("policy", "names"),
+    [
+        (lambda obs, position: obs, "'obs', 'position'"),
+        (lambda position, *rest: position, "'position', 'rest'"),
+        (lambda desired, wanted, low=0: desired, "'desired', 'wanted'"),
+    ],
+)
+@pytest.mark.parametrize("module", [False, True], ids=["function", "module"])
+def test_arguments_of_which_only_some_are_named_after_observations_are_refused(
+    policy, names, module
+):
+    if module:
+        function, policy = policy, nn.Module()
+        policy.forward = function
+    message = rf"arguments are {names}.*'achieved', 'desired', 'position'.*in_keys"
+    with pytest.raises(ValueError, match=message):
+        collect(Goals(), policy)
+
+
 def test_environments_are_made_with_their_arguments():
     checker = Checker([2, 3])
     with MultiSyncCollector(

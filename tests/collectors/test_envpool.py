@@ -14,6 +14,21 @@ def make_pool():
     return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=5)
 
 
+def start(seed):
+    def make(seed):
+        return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=seed)
+
+    with MultiSyncCollector(make, None, num_workers=2, frames_per_batch=80, seed=seed) as collector:
+        return collector.next()["observation"][:, 0]
+
+
+def test_pools_that_take_a_seed_differ_between_workers_and_come_again_with_the_same_seed():
+    first = start(3)
+    assert len(first.unique(dim=0)) == 8
+    assert torch.equal(start(3), first)
+    assert not torch.equal(start(4), first)
+
+
 @pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
 def test_pools_are_stepped_and_their_resets_are_no_frames(kind):
     with kind(make_pool, frames_per_batch=320) as collector:
