@@ -95,7 +95,7 @@ class Options:
         check_kinds(options)
         options._check_kind(kind)
         options._check_ranges()
-        options._check_pairs()
+        options._check_pairs(kind)
         options._check_places(kind)
         return options
 
@@ -121,7 +121,7 @@ class Options:
                 "above 0 and up to 1"
             )
 
-    def _check_pairs(self) -> None:
+    def _check_pairs(self, kind: str) -> None:
         clashes = [
             (
                 self.weight_updater is not None and self.weight_sync_schemes is not None,
@@ -172,29 +172,24 @@ class Options:
                 self.on_worker_failure == "raise" and self.max_restarts != 10,
                 'max_restarts is for on_worker_failure="restart"',
             ),
+            (kind == ASYNC and not self.reset_when_done, NEVER_DONE.format(kind)),
+            (
+                kind in REMOTE and self.next_observation == "final",
+                f'next_observation="final" is for collectors of this machine, not for {kind}: '
+                "what travels between machines is whole frames",
+            ),
         ]
-        if self.next_observation == "final":
-            clashes += [
-                (bool(taken), _FINAL.format(name, why))
-                for name, taken, why in (
-                    ("split_trajs=True", self.split_trajs, "it rearranges frames"),
-                    ("trajs_per_batch", self.trajs_per_batch, "it rearranges frames"),
-                    (
-                        "replay_buffer",
-                        self.replay_buffer is not None,
-                        "it samples frames one by one",
-                    ),
-                    (
-                        "collector_class",
-                        self.collector_class is not None,
-                        "it hands over whole frames",
-                    ),
-                )
-            ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
         check_hosted(self.collector_class)
+        if self.next_observation == "final":
+            for name, why in _NOT_WITH_FINALS.items():
+                if self._is_told(name):
+                    raise ValueError(
+                        f'next_observation="final" and {name} exclude each other: {why}, and what '
+                        "followed a frame may lie in the next frame of its row"
+                    )
         for scheme in dict(self.weight_sync_schemes or {}).values():
             if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
                 raise ValueError(
@@ -223,11 +218,6 @@ class Options:
 
     def _check_kind(self, kind: str) -> None:
         like = ASYNC if kind in REMOTE else kind
-        if kind in REMOTE and self.next_observation == "final":
-            raise ValueError(
-                f'next_observation="final" is for collectors of this machine, not for {kind}: what '
-                "travels between machines is whole frames"
-            )
         for name, (kinds, why) in _ONLY_FOR.items():
             if like not in kinds and self._is_told(name):
                 fit = " and ".join(kinds)
@@ -333,11 +323,17 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "preemptive_threshold": ((SYNC,), "in its batches no worker waits for another"),
     "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
 }
-_FINAL = (
-    'next_observation="final" and {} exclude each other: {}, and a next observation is that of the '
-    "frame behind it in its row"
-)
+_NOT_WITH_FINALS = {
+    "split_trajs": "it rearranges frames",
+    "trajs_per_batch": "it rearranges frames",
+    "replay_buffer": "it gives frames out one by one",
+    "collector_class": "it hands over whole frames",
+}
 _AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
+NEVER_DONE = (
+    f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
+    "one whose episodes have ended has nothing to hand over"
+)
 NO_POLICY = "there is no policy, actions are random"
 _OF_A_POLICY = (
     "policy_device",

@@ -25,7 +25,8 @@ class Environments(ABC):
     """All the environments of one worker, stepped together.
 
     max_frames: cut trajectories that get this long, as truncated.
-    halting: leave an environment alone after its episode's end, until `reset`.
+    halting: no frame comes from an environment after its episode's end, until `reset`. A vector
+        steps all of its members nevertheless, so they start episodes of which nobody sees a frame.
     """
 
     def __init__(self, env: Any, num_envs: int, observation: Any, action: Any):
@@ -252,6 +253,8 @@ class OneEnv(Environments):
             return 1 if not self.halting else self._halt(frames, t, self.halted)
         count = 1 if not self.halting else self._halt(frames, t, np.ones(1, bool))
         frames.keep_finals(t, _ONE)
+        if self.halting:
+            return count
         self._length = 0
         self.history.reset(_ONE, None)  # type: ignore[union-attr]
         observation, _ = self.env.reset()

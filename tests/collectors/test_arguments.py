@@ -66,6 +66,12 @@ REFUSED = [
     (("single",), {"num_sub_threads": 2}, ValueError, "num_sub_threads=2 is for"),
     (EACH, {"exploration_type": "loud"}, ValueError, "exploration_type='loud'.*random, mode"),
     (EACH, {"apply_at": "once"}, ValueError, "apply_at='once': it is one of 'step', 'batch'"),
+    (
+        ("async",),
+        {"reset_when_done": False},
+        ValueError,
+        "reset_when_done=False is for .*, not for MultiAsyncCollector: its workers run ahead",
+    ),
     (EACH, {"next_observation": "none"}, ValueError, "next_observation='none': it is one of 'all'"),
     *(
         (EACH, {"next_observation": "final", **told}, ValueError, f'"final" and {next(iter(told))}')
