@@ -25,6 +25,7 @@ from collectors.data.batch import frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
+from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import fresh_seed
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
 from collectors.weights.policy_version import PolicyVersion, VersionMap
@@ -94,6 +95,7 @@ class BaseCollector(ABC):
         options, source = self.options, self.policy
         if source is None and options.policy_factory is not None:
             source = per_worker(options.policy_factory, self.num_workers, "policy_factory")[0]()
+        warn_of_training_mode(source)
         if not sends_weights(source, options.weight_sync_schemes):
             options.check_without_weights()
         check_apart(source, options.weight_sync_schemes or {})

@@ -32,7 +32,7 @@ class Environments(ABC):
     def __init__(self, env: Any, num_envs: int, observation: Any, action: Any):
         self.env = env
         self.num_envs = num_envs
-        self.action_space = action
+        self.observation_space, self.action_space = observation, action
         self.observations = observation_leaves(observation)
         self._plain = len(self.observations) == 1 and not self.observations[0].path
         self.action = action_leaf(action)
@@ -203,11 +203,12 @@ class Environments(ABC):
             array[row, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
 
     def _checked(self, leaf: Leaf, value: Any, shape: tuple[int, ...]) -> Array:
+        """The observation, if it is of its space's shape and casts to its type.
+
+        By the rule of gymnasium's vectors: numbers of one kind do, float64 to float32 for instance.
+        """
         array = np.asarray(value)
-        kinds_match = array.dtype == leaf.dtype or (
-            not isinstance(value, np.ndarray) and array.dtype.kind == leaf.dtype.kind
-        )
-        if array.shape != shape or not kinds_match:
+        if array.shape != shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
             raise ValueError(
                 f"{self} returned the observation {'/'.join(leaf.key)!r} as {array.dtype} "
                 f"{list(array.shape)}; its space says {leaf.dtype} {list(shape)}"

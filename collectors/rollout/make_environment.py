@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from collectors.rollout.environment import Environments, OneEnv
+from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector
+
+STATISTICS = {"NormalizeObservation", "NormalizeReward"}  # wrappers that gather some
 
 
 def make_environments(
@@ -27,6 +31,8 @@ def make_environments(
     wanted = {name: told[name] for name in _asked_for(factory, told)}
     env = factory(**{**wanted, **(kwargs or {})})
     environments = _adapt(env)
+    if worker_idx == 0:  # once for all workers
+        _warn_of_what_is_lost(env, environments)
     if max_frames is not None and not environments.can_reset_some:
         environments.close()
         raise ValueError(
@@ -46,6 +52,34 @@ def _asked_for(factory: Callable[..., Any], names: Iterable[str]) -> list[str]:
         return []
     open_ = {n for n, one in parameters.items() if one.default is one.empty or one.default is None}
     return [name for name in names if name in open_]
+
+
+def _warn_of_what_is_lost(env: Any, environments: Environments) -> None:
+    """Say what of this environment is not in batches, or differs between workers."""
+    if texts := text_keys(environments.observation_space):
+        names = ", ".join(repr(name_of(key)) for key in texts)
+        warnings.warn(
+            f"{environments}: Text observations are left out of batches: {names}. To use one, "
+            "encode it as numbers by a wrapper in create_env_fn",
+            stacklevel=2,
+        )
+    for name in sorted(STATISTICS & set(_chain(env))):
+        warnings.warn(
+            f"{environments}: the statistics of {name} differ between workers and are lost on "
+            "resume. With run.py, algo.normalise_observations=true and algo.normalise_rewards=true "
+            "(PPO) keep one set, which travels with the weights and is in checkpoints",
+            stacklevel=2,
+        )
+
+
+def _chain(env: Any) -> Iterator[str]:
+    """The classes of an environment and of all that it wraps, by name."""
+    while env is not None:
+        yield type(env).__name__
+        if isinstance(env, SyncVectorEnv):
+            for member in env.envs[:1]:
+                yield from _chain(member)
+        env = env.env if isinstance(env, gym.Wrapper | VectorWrapper) else None
 
 
 def _adapt(env: Any) -> Environments:

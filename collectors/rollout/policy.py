@@ -8,6 +8,7 @@ starts it with zeros; to learn their shape, it is given None once.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,15 @@ ACTION: Key = ("action",)
 IS_INIT: Key = ("is_init",)
 NEXT = "next"
 _DISCARDED: Key = ("_",)  # tensordict's way of naming an output that nobody wants
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Whoever acts beside a collector that runs free may explore otherwise; tensordict 0.14 knows one
 # way for all threads.
 _PER_THREAD = "thread_local" in inspect.signature(set_interaction_type).parameters
@@ -147,6 +157,26 @@ class PolicyCaller:
             raise ValueError(f"the policy put out {shown(list(given))}, but no 'action'")
         named: dict[Key, Any] = {key: given[key] for key in keys}
         return named
+
+
+def warn_of_training_mode(policy: Any) -> None:
+    """Say so if the policy would act with dropout, or normalise by the batch at hand."""
+    modules = policy.named_modules() if isinstance(policy, nn.Module) else ()
+    active = [f"{name or 'itself'} ({type(m).__name__})" for name, m in modules if _is_noisy(m)]
+    if active:
+        warnings.warn(
+            f"the policy acts in training mode: {', '.join(active[:5])}"
+            f"{', …' if len(active) > 5 else ''}. Collectors leave the mode as it is; if that is "
+            "not wanted, call policy.eval() before the collector copies the policy, and "
+            "policy.train() for updates",
+            stacklevel=2,
+        )
+
+
+def _is_noisy(module: nn.Module) -> bool:
+    rate = module.p if isinstance(module, _DROPOUTS) else getattr(module, "dropout", 0)
+    drops = isinstance(rate, int | float) and rate > 0
+    return module.training and (drops or isinstance(module, _BATCH_NORMS))
 
 
 def interaction_type(name: str | InteractionType) -> InteractionType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,10 +44,17 @@ def key_of(name: str) -> Key:
 
 
 def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
-    """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
-    leaves = list(_leaves(space, (), ()))
+    """The arrays of an observation: "observation" for a plain space, a Dict space's own keys.
+
+    What `text_keys` gives is left out.
+    """
+    texts = text_keys(space)
+    leaves = [_leaf(*part) for part in _parts(space, (), ()) if part[1] not in texts]
     if not leaves:
-        raise TypeError("the observation space holds nothing that a policy could be called with")
+        raise TypeError(
+            "the observation space holds nothing that a policy could be called with"
+            + (f", only text: {', '.join(map(name_of, texts))}" if texts else "")
+        )
     taken = {leaf.key[0] for leaf in leaves} & (RESERVED | ENDS)
     if taken:
         raise ValueError(
@@ -55,33 +63,46 @@ def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
     return leaves
 
 
+def text_keys(space: spaces.Space[Any]) -> list[Key]:
+    """The Text spaces inside a Dict or Tuple space, which batches do without."""
+    parts = _parts(space, (), ())
+    return [key for part, key, _ in parts if key and isinstance(part, spaces.Text)]
+
+
 def action_leaf(space: spaces.Space[Any]) -> Leaf:
     """The array of an action."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise TypeError(
-            f"{type(space).__name__} action spaces are not supported: flatten the actions with a "
-            "wrapper (Box, Discrete, MultiDiscrete and MultiBinary are)"
+            f"{type(space).__name__} action spaces are not supported (Box, Discrete, MultiDiscrete "
+            "and MultiBinary are): flatten the actions in create_env_fn, by gymnasium.wrappers."
+            "TransformAction(env, lambda action: spaces.unflatten(env.action_space, action), "
+            "spaces.flatten_space(env.action_space))"
         )
-    (leaf,) = _leaves(space, ("action",), ())
-    return leaf
+    return _leaf(space, ("action",), ())
 
 
-def _leaves(space: spaces.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf]:
+def _parts(
+    space: spaces.Space[Any], key: Key, path: tuple[Any, ...]
+) -> Iterator[tuple[spaces.Space[Any], Key, tuple[Any, ...]]]:
+    """The spaces that Dict and Tuple spaces are made of, and where each is."""
     if isinstance(space, spaces.Dict):
-        items: Any = space.spaces.items()
+        inner: Iterable[tuple[Any, spaces.Space[Any]]] = space.spaces.items()
     elif isinstance(space, spaces.Tuple):
-        items = enumerate(space.spaces)
-    elif isinstance(space, _ARRAYS):
-        assert space.dtype is not None
-        return [Leaf(key or ROOT, tuple(space.shape or ()), np.dtype(space.dtype), path)]
+        inner = enumerate(space.spaces)
     else:
+        yield space, key, path
+        return
+    for name, part in inner:
+        yield from _parts(part, (*key, str(name)), (*path, name))
+
+
+def _leaf(space: spaces.Space[Any], key: Key, path: tuple[Any, ...]) -> Leaf:
+    if not isinstance(space, _ARRAYS):
         raise TypeError(
             f"{type(space).__name__} spaces have no fixed array form; supported are "
             "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them"
         )
-    return [
-        leaf for name, part in items for leaf in _leaves(part, (*key, str(name)), (*path, name))
-    ]
+    return Leaf(key or ROOT, tuple(space.shape or ()), np.dtype(space.dtype), path)
 
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import (
     FlattenObservation,
     NormalizeObservation,
+    NormalizeReward,
     RecordEpisodeStatistics,
     TimeLimit,
+    TransformAction,
 )
 from gymnasium.wrappers import vector as vector_wrappers
 from torch import nn
@@ -144,6 +148,71 @@ def test_observations_are_recorded_as_they_were_shown(name, mode):
         assert first.numpy().dtype == np.asarray(shown[0]).dtype
 
 
+WITH_TEXT = {
+    "Dict": spaces.Dict(mission=spaces.Text(9), where=spaces.Discrete(5)),
+    "nested": spaces.Dict(told=spaces.Dict(mission=spaces.Text(9)), where=spaces.Discrete(5)),
+    "Tuple": spaces.Tuple([spaces.Text(9), spaces.Discrete(5)]),
+}
+
+
+@pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [("Dict", "mission", "where"), ("nested", "told/mission", "where"), ("Tuple", "0", "1")],
+)
+def test_text_among_other_observations_is_left_out_by_name(name, text, key, mode):
+    envs = [SpaceEnv(WITH_TEXT[name]) for _ in range(2 if mode else 1)]
+    env = SyncVectorEnv([lambda e=e: e for e in envs], autoreset_mode=mode) if mode else envs[0]
+    with pytest.warns(UserWarning, match=f"SpaceEnv|SyncVectorEnv.*left out of batches: '{text}'"):
+        batch = collect(env, lambda where: where % 2, frames=20 * len(envs))
+    assert set(batch.keys()) >= {key}
+    assert not {"mission", "told", "0"} & set(batch.keys())
+    assert torch.equal(batch["action"], batch[key] % 2)
+    find = nested(WITH_TEXT[name])[(key,)]
+    for row, member in zip(batch[key].tolist(), envs, strict=True):
+        shown = [int(find(one)) for one in member.shown]
+        assert row == [one for i, one in enumerate(shown) if i % 6 != 5][:20]
+
+
+@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+def test_of_several_workers_one_says_what_is_left_out(kind, capfd):
+    def make():
+        return NormalizeReward(SpaceEnv(WITH_TEXT["Dict"]))
+
+    # What is forked would write, or record, where its parent did when it was started.
+    with kind(make, None, num_workers=2, frames_per_batch=20, start_method="spawn") as collector:
+        for _ in range(4):
+            collector.next()
+    told = capfd.readouterr().err
+    assert told.count("left out of batches: 'mission'") == 1
+    assert told.count("the statistics of NormalizeReward differ between workers") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrap", "names"),
+    [
+        (lambda: NormalizeObservation(TimeLimit(CodeEnv(), 9)), ["NormalizeObservation"]),
+        (
+            lambda: TimeLimit(NormalizeReward(NormalizeObservation(CodeEnv())), 9),
+            ["NormalizeObservation", "NormalizeReward"],
+        ),
+        (lambda: SyncVectorEnv([lambda: NormalizeReward(CodeEnv())] * 2), ["NormalizeReward"]),
+        (
+            lambda: vector_wrappers.NormalizeObservation(SyncVectorEnv([CodeEnv] * 2)),
+            ["NormalizeObservation"],
+        ),
+        (lambda: RecordEpisodeStatistics(CodeEnv()), []),
+    ],
+)
+def test_wrappers_whose_statistics_are_each_workers_own_are_named(wrap, names, recwarn):
+    collect(wrap())
+    told = [str(one.message) for one in recwarn if "statistics of" in str(one.message)]
+    assert len(told) == len(names)
+    for text, name in zip(told, names, strict=True):
+        assert f"statistics of {name} differ" in text
+        assert "algo.normalise_observations=true" in text
+
+
 def test_images_in_bytes_stay_bytes_through_workers():
     def make():
         return SpaceEnv(IMAGE)
@@ -265,6 +334,24 @@ def test_arguments_of_which_only_some_are_named_after_observations_are_refused(
         collect(Goals(), policy)
 
 
+ACTS_BY_PARTS = {
+    "Dict": spaces.Dict(turn=spaces.Box(-1, 1, (2,), np.float32), fire=spaces.Discrete(3)),
+    "Tuple": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)]),
+}
+
+
+@pytest.mark.parametrize("name", ACTS_BY_PARTS)
+def test_actions_of_several_parts_can_be_flattened_as_the_error_says(name):
+    env = SpaceEnv(action=ACTS_BY_PARTS[name])
+    with pytest.raises(TypeError, match=r"flatten.*TransformAction.*flatten_space") as refused:
+        collect(env)
+    told = str(refused.value).partition("gymnasium.wrappers.")[2]
+    names = {"TransformAction": TransformAction, "spaces": spaces, "env": env}
+    batch = collect(eval(told, names), lambda _: torch.tensor([[0.5, 1, 0, 0, 1][:5]]))
+    assert batch["action"].shape == (1, 20, 5)
+    assert len(env.told) == 20
+
+
 def test_environments_are_made_with_their_arguments():
     checker = Checker([2, 3])
     with MultiSyncCollector(
@@ -307,7 +394,7 @@ class Bad(gym.Env):
 NAN = np.array([0, np.nan, 0], np.float32)
 WRONG = {
     "shape": ({"observation": np.zeros(4, np.float32)}, r"'observation' as float32 \[4\].*\[3\]"),
-    "dtype": ({"observation": np.zeros(3)}, r"'observation' as float64 \[3\].*float32 \[3\]"),
+    "dtype": ({"observation": np.zeros(3, complex)}, r"as complex128 \[3\].*float32 \[3\]"),
     "type": ({"observation": "three"}, r"'observation' as <U5 \[\]; its space says"),
     "None": ({"observation": None}, r"'observation' as object \[\]; its space says"),
     "NaN": ({"observation": NAN}, r"'observation' is NaN in environment 0, at step 2"),
@@ -327,6 +414,48 @@ def test_what_is_not_as_the_space_says_is_an_error_that_says_so(case):
         pytest.raises((ValueError, TypeError), match=message),
     ):
         collector.next()
+
+
+def vector_of(make, mode):
+    return SyncVectorEnv([make] * 2, autoreset_mode=mode)
+
+
+FORMS = {
+    "plain": lambda make: make(),
+    "AsyncVectorEnv": lambda make: AsyncVectorEnv([make] * 2, context="fork"),
+    **{mode.name: functools.partial(vector_of, mode=mode) for mode in AutoresetMode},
+    "wrapped": lambda make: vector_wrappers.RecordEpisodeStatistics(SyncVectorEnv([make] * 2)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_observations_of_another_width_are_cast_to_what_their_space_says(form):
+    class Wide(Bad):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return observation.astype(np.float64) + 0.1, *rest
+
+    batch = collect(FORMS[form](Wide), frames=10)
+    assert batch["next", "observation"].dtype == torch.float32
+    assert (batch["next", "observation"] == np.float32(0.1)).all()
+
+
+# AsyncVectorEnv casts everything in its own processes, where nobody can see it.
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "AsyncVectorEnv"])
+def test_observations_of_another_kind_are_refused(form):
+    class Broken(Bad):
+        observation_space = spaces.Box(-1, 1, (3,), np.int64)
+
+        def reset(self, **kwargs):
+            super().reset(**kwargs)
+            return np.zeros(3, np.int64), {}
+
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return observation + 0.5, *rest
+
+    with pytest.raises((ValueError, TypeError), match=r"float32.*int64|[Cc]annot cast"):
+        collect(FORMS[form](Broken), frames=10)
 
 
 def test_what_an_observation_lacks_is_named():
@@ -464,6 +593,11 @@ def test_a_vector_without_final_observations_is_refused_where_they_are_due():
             spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))),
             spaces.Discrete(2),
             "Sequence spaces have no fixed array form",
+        ),
+        (
+            spaces.Dict(a=spaces.Text(5), b=spaces.Tuple([spaces.Text(2)])),
+            spaces.Discrete(2),
+            "holds nothing.*only text: a, b/0",
         ),
         (CARTPOLE, spaces.Dict(a=spaces.Discrete(2)), "Dict action spaces are not supported"),
         (CARTPOLE, spaces.Tuple([spaces.Discrete(2)]), "Tuple action spaces are not supported"),

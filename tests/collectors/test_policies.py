@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium as gym
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tensordict.nn import (
 from torch import nn
 
 from collectors import Collector, MultiSyncCollector
+from collectors.rollout.policy import warn_of_training_mode
 from sync import HogwildWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.support import (
     NUM_ACTIONS,
@@ -163,6 +166,53 @@ def test_a_patched_forward_of_a_layer_takes_effect_in_the_rollout(kind, monkeypa
     monkeypatch.setattr(nn.Linear, "forward", nn.Linear.forward)  # put back afterwards
     with kind(CodeEnv, patched(), policy_factory=patched, frames_per_batch=20) as collector:
         assert (collector.next()["value"] == 42).all()
+
+
+class Dropping(nn.Module):
+    """Shows whether its dropout is active."""
+
+    out_keys = ("action", "kept")
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5))
+
+    def forward(self, observation):
+        return by_sum(observation), self.body[1](torch.ones(len(observation), 64)).mean(-1)
+
+
+@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
+def test_a_copy_keeps_the_mode_that_the_policy_had_when_the_collector_was_made(kind, recwarn):
+    policy = Dropping().eval()
+    with kind(CodeEnv, policy, frames_per_batch=20) as collector:
+        policy.train()
+        collector.update_policy_weights_()
+        assert (collector.next()["kept"] == 1).all()
+    assert not [one for one in recwarn if "training mode" in str(one.message)]
+    with (
+        pytest.warns(UserWarning, match=r"training mode: body.1 \(Dropout\)\. .*policy.eval"),
+        kind(CodeEnv, policy, frames_per_batch=20) as collector,
+    ):
+        assert (collector.next()["kept"] != 1).any()
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (nn.LSTM(5, 5, num_layers=2, dropout=0.1), r"itself \(LSTM\)"),
+        (nn.Sequential(nn.BatchNorm1d(5)), r"0 \(BatchNorm1d\)"),
+        (nn.Sequential(nn.Dropout(0.0), nn.LayerNorm(5)), None),
+    ],
+)
+def test_what_acts_otherwise_in_training_is_named(module, named, recwarn):
+    warn_of_training_mode(module)
+    found = [str(one.message) for one in recwarn]
+    assert bool(found) == (named is not None)
+    assert named is None or re.search(named, found[0])
+    module.eval()
+    recwarn.clear()
+    warn_of_training_mode(module)
+    assert not recwarn
 
 
 def test_trust_policy_hands_a_tensordict_to_whatever_it_is():
