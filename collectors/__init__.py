@@ -15,6 +15,7 @@ import sync  # noqa: F401 - before anything here that imports tensordict
 
 if TYPE_CHECKING:
     from collectors.base import BaseCollector
+    from collectors.data.next_observations import next_observations, next_values
     from collectors.data.replay_buffer import ReplayBuffer
     from collectors.multi import MultiAsyncCollector, MultiCollector, MultiSyncCollector
     from collectors.remote.distributed import DistributedCollector
@@ -34,6 +35,8 @@ __all__ = [
     "RPCCollector",
     "RayCollector",
     "ReplayBuffer",
+    "next_observations",
+    "next_values",
 ]
 
 _WHERE = {
@@ -47,6 +50,8 @@ _WHERE = {
     "RPCCollector": "remote.rpc",
     "RayCollector": "remote.ray",
     "ReplayBuffer": "data.replay_buffer",
+    "next_observations": "data.next_observations",
+    "next_values": "data.next_observations",
 }
 
 

@@ -11,6 +11,7 @@ import torch
 
 from collectors.option_checks import check_kinds
 from collectors.rollout.policy import interaction_type
+from sync import HogwildWeightSyncScheme, NoWeightSyncScheme
 
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
@@ -48,6 +49,7 @@ class Options:
     split_trajs: bool = False
     trajs_per_batch: int | None = None
     cat_results: str | int | None = None
+    next_observation: str = "all"  # "final": only those that no later frame of their row shows
     use_buffers: bool | None = None
     copy: bool = True
     track_policy_version: Any = True
@@ -66,7 +68,8 @@ class Options:
     weight_sync_schemes: Mapping[str, Any] | None = None
     weight_recv_schemes: Mapping[str, Any] | None = None
     update_at_each_batch: bool = False
-    apply_at: str = "step"
+    apply_at: str = "step"  # "batch", "episode": keep an episode's weights to its end
+    state_on_update: str = "keep"  # or "zero" the state that the policy carries
     worker_idx: int | None = None  # who this collector is to those above it
     # Trouble
     preemptive_threshold: float | None = None
@@ -93,7 +96,7 @@ class Options:
         check_kinds(options)
         options._check_kind(kind)
         options._check_ranges()
-        options._check_pairs()
+        options._check_pairs(kind)
         options._check_places(kind)
         return options
 
@@ -119,7 +122,7 @@ class Options:
                 "above 0 and up to 1"
             )
 
-    def _check_pairs(self) -> None:
+    def _check_pairs(self, kind: str) -> None:
         clashes = [
             (
                 self.weight_updater is not None and self.weight_sync_schemes is not None,
@@ -170,11 +173,30 @@ class Options:
                 self.on_worker_failure == "raise" and self.max_restarts != 10,
                 'max_restarts is for on_worker_failure="restart"',
             ),
+            (kind == ASYNC and not self.reset_when_done, NEVER_DONE.format(kind)),
+            (
+                kind in REMOTE and self.next_observation == "final",
+                f'next_observation="final" is for collectors of this machine, not for {kind}: '
+                "what travels between machines is whole frames",
+            ),
         ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
         check_hosted(self.collector_class)
+        if self.next_observation == "final":
+            for name, why in _NOT_WITH_FINALS.items():
+                if self._is_told(name):
+                    raise ValueError(
+                        f'next_observation="final" and {name} exclude each other: {why}, and what '
+                        "followed a frame may lie in the next frame of its row"
+                    )
+        for scheme in dict(self.weight_sync_schemes or {}).values():
+            if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
+                raise ValueError(
+                    f"apply_at='episode' keeps an episode's weights to its end, and those of a "
+                    f"{type(scheme).__name__} change at once: take another scheme"
+                )
 
     def _check_places(self, kind: str) -> None:
         placed = self.env_device
@@ -269,7 +291,9 @@ _AT_LEAST = {
     "seed": 0,
 }
 _CHOICES = {
-    "apply_at": ("step", "batch"),
+    "apply_at": ("step", "batch", "episode"),
+    "state_on_update": ("keep", "zero"),
+    "next_observation": ("all", "final"),
     "on_worker_failure": ("raise", "restart"),
     "start_method": (None, "forkserver", "spawn", "fork"),
 }
@@ -283,6 +307,7 @@ _OF_THE_HOST = (
     "init_random_frames",
     "trajs_per_batch",
     "split_trajs",
+    "next_observation",
     "cat_results",
     "postproc",
     "replay_buffer",
@@ -301,6 +326,17 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "batches_ahead": ((ASYNC,), "its workers begin a batch when it is asked for"),
     "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
 }
+_NOT_WITH_FINALS = {
+    "split_trajs": "it rearranges frames",
+    "trajs_per_batch": "it rearranges frames",
+    "replay_buffer": "it gives frames out one by one",
+    "collector_class": "it hands over whole frames",
+}
+_AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
+NEVER_DONE = (
+    f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
+    "one whose episodes have ended has nothing to hand over"
+)
 NO_POLICY = "there is no policy, actions are random"
 _OF_A_POLICY = (
     "policy_device",
@@ -310,6 +346,7 @@ _OF_A_POLICY = (
     "compile_policy",
     "cudagraph_policy",
     "apply_at",
+    "state_on_update",
     "weight_sync_schemes",
     "weight_updater",
 )

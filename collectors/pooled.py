@@ -179,8 +179,10 @@ class PooledCollector(BaseCollector):
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         generations = self._pool.generations()
-        # Held in mid-batch, a worker applies weights when its batch is done: too late to wait for.
-        wait = False if self._pool.held and self.options.apply_at != "step" else None
+        # An episode may last for long, or until the next batch is ordered. A worker that is held
+        # in mid-batch applies weights when that is done. Neither is waited for.
+        at = self.options.apply_at
+        wait = False if at == "episode" or (at == "batch" and self._pool.held) else None
         everybody = None
         if self._pool.capacity > len(self.handles):  # schemes count all places, also empty ones
             everybody = [handle.index for handle in self.handles]

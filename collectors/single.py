@@ -85,7 +85,10 @@ class Collector(BaseCollector):
                 self._receiver,
                 Seeds(self.seed),
                 exploration=interaction_type(options.exploration_type),
-                apply_at_step=options.apply_at == "step",
+                apply_at=options.apply_at,
+                take_at_start=self._take_due,
+                state_on_update=options.state_on_update,
+                next_observation=options.next_observation,
                 random_frames=options.init_random_frames,
                 set_truncated=options.set_truncated,
                 counters=self._shared_counters,
@@ -121,6 +124,11 @@ class Collector(BaseCollector):
             receivers[model_id] = receiver
         return SchemeReceiver(receivers), policy
 
+    def _take_due(self) -> None:
+        """Take all that was published, waiting for what is on its way."""
+        if isinstance(self._receiver, SchemeReceiver):
+            self._receiver.take_at_least(self.publisher.promised[0], self.options.timeout)
+
     @property
     def num_envs(self) -> int:
         """The environments."""
@@ -146,7 +154,7 @@ class Collector(BaseCollector):
     def _collect(self) -> TensorDict:
         options, rollout = self.options, self._rollout
         assert self.environments is not None
-        if self._receiver.has_news():
+        if options.apply_at != "episode" and self._receiver.has_news():
             self._receiver.take()
         if options.reset_at_each_iter:
             rollout.restart()
@@ -175,8 +183,8 @@ class Collector(BaseCollector):
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
-        if not isinstance(self._receiver, SchemeReceiver):
-            return
+        if not isinstance(self._receiver, SchemeReceiver) or self.options.apply_at == "episode":
+            return  # an episode may be under way, and go on for long
         schemes = [self.publisher.schemes[model_id] for model_id in by_model]
         deadline = time.monotonic() + self.options.timeout
         while True:  # a thread that collects takes them between two steps; else this one does

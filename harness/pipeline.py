@@ -108,6 +108,7 @@ def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -
         frames_per_batch=config.collector.frames_per_batch,
         weight_sync_schemes={"policy": scheme},
         apply_at=config.sync.apply_at,
+        state_on_update=config.sync.state_on_update,
         **_free_running(config, learner),
         **_placement(config.collector),
         **_episodes(config),
@@ -144,6 +145,7 @@ def _episodes(config: Config) -> dict[str, Any]:
         "exploration_type": collector.exploration,
         "max_frames_per_traj": collector.max_frames_per_traj,
         "reset_at_each_iter": collector.reset_at_each_iter,
+        "next_observation": collector.next_observation,
         "init_random_frames": getattr(config.algo, "learning_starts", 0),
     }
 

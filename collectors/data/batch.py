@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, UnbatchedTensor
 from torch import Tensor
 
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
@@ -22,6 +22,7 @@ TRAJ_IDS: Key = ("collector", "traj_ids")
 WORKER: Key = ("collector", "worker")
 ENV: Key = ("collector", "env")
 VERSION: Key = ("policy_version",)
+FINAL: Key = ("next", "final")
 
 
 class Trajectories:
@@ -71,7 +72,7 @@ class Trajectories:
         self._current = np.array(state["current"], np.int64) if goes_on else None
 
 
-_NUMBERS = ("version", "ids", "envs")  # what is not handed out as it lies in the block
+_NUMBERS = ("version", "ids", "envs", "place")  # what is not handed out as it lies in the block
 
 
 @dataclass
@@ -151,10 +152,15 @@ def assemble(
     if buffer is None:
         buffer = buffer_for(parts, num_steps, stamps)
     row = 0
+    finals: list[list[Tensor]] = []
     for part in parts:
-        _fill(buffer.rows(row, part.num_envs), part, num_steps)
+        places = _Places(part, num_steps)
+        _fill(buffer.rows(row, part.num_envs), part, places)
+        if FINAL in buffer.tensors:
+            numbers = buffer.tensors[FINAL][row : row + part.num_envs]
+            finals.append(_finals(part, places, numbers, sum(len(one[0]) for one in finals)))
         row += part.num_envs
-    return _tensordict(buffer.tensors, buffer.shape)
+    return _with_finals(_tensordict(buffer.tensors, buffer.shape), parts, finals)
 
 
 def buffer_for(parts: Sequence[Part], num_steps: int, stamps: bool) -> BatchBuffer:
@@ -168,24 +174,25 @@ def _fields(
 ) -> Iterator[tuple[Key, tuple[int, ...], torch.dtype]]:
     """Everything that a batch holds."""
     for name, field in layout.fields.items():
-        if name not in _NUMBERS:
+        if name not in _NUMBERS and not (layout.only_finals and name.startswith("next/")):
             yield field.key, field.shape, field.dtype
+    if layout.only_finals:
+        yield FINAL, (), torch.int64
     yield DONE, (), torch.bool
     for key in (TRAJ_IDS, WORKER, ENV, *([VERSION] if stamps else [])):
         yield key, (), torch.int64
 
 
-def _fill(target: dict[Key, np.ndarray[Any, Any]], part: Part, num_steps: int) -> None:
+def _fill(target: dict[Key, np.ndarray[Any, Any]], part: Part, places: _Places) -> None:
     """Copy one block into its rows of the batch."""
     frames, layout, num_envs = part.frames, part.frames.layout, part.num_envs
-    places = _Places(part, num_steps)
     for name, field in layout.fields.items():
         if name not in _NUMBERS and not name.startswith("next/") and field.key in target:
             places.copy(frames.bytes[name], target[field.key])
     ended = np.flatnonzero(places.pick(part.ended()))
     for i, field in enumerate(layout.observations):
         follows = target.get(("next", *field.key))
-        if follows is None:  # it takes no memory
+        if follows is None:  # it takes no memory, or is left out
             continue
         if layout.hosted:  # complete: what lies in the row after a frame may be padding
             places.copy(frames.bytes[f"next/{i}"], follows)
@@ -196,9 +203,39 @@ def _fill(target: dict[Key, np.ndarray[Any, Any]], part: Part, num_steps: int) -
     np.bitwise_or(target[TERMINATED], target[TRUNCATED], out=target[DONE])
     places.copy(part.numbered().reshape(-1, 1).view(np.uint8), target[TRAJ_IDS])
     target[WORKER].view(np.int64)[...] = part.worker
-    target[ENV].view(np.int64).reshape(num_envs, num_steps)[...] = part.environments()
+    target[ENV].view(np.int64).reshape(num_envs, -1)[...] = part.environments()
     if VERSION in target:
         places.copy(frames.bytes["version"], target[VERSION])
+
+
+def _finals(part: Part, places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
+    """What followed the frames whose next observation no later frame of their row shows.
+
+    numbers: told for each frame where that lies among the finals, counted from `first`, or -1.
+    """
+    frames, num_envs = part.frames, part.num_envs
+    ended = places.pick(part.ended())
+    chosen = np.flatnonzero(ended | places.last(num_envs))
+    ended, source = ended[chosen], places.source[chosen]
+    numbers.fill_(-1).view(-1)[torch.from_numpy(chosen)] = torch.arange(first, first + len(chosen))
+    kept = frames.tensors["place"].view(-1).numpy()[source[ended]]
+    found = []
+    for observed, finals in zip(frames.observed, frames.final_arrays, strict=True):
+        after = observed[num_envs + source]
+        after[ended] = finals[kept]
+        found.append(torch.from_numpy(after))
+    return found
+
+
+def _with_finals(
+    batch: TensorDict, parts: Sequence[Part], finals: Sequence[Sequence[Tensor]]
+) -> TensorDict:
+    """The batch with these beside it, whatever their number: they have no place in its shape."""
+    if finals:
+        fields = parts[0].frames.layout.observations
+        for field, values in zip(fields, zip(*finals, strict=True), strict=True):
+            batch["next"].set(("finals", *field.key), UnbatchedTensor(torch.cat(values)))
+    return batch
 
 
 class _Places:
@@ -230,6 +267,14 @@ class _Places:
             if self.padding is not None:
                 target[self.padding] = 0
 
+    def last(self, num_envs: int) -> np.ndarray[Any, Any]:
+        """Which places hold the last frame of their row."""
+        frames = np.ones((num_envs, len(self.source) // num_envs + 1), bool)
+        frames[:, -1] = False
+        if self.padding is not None:
+            frames[:, :-1].flat[self.padding] = False
+        return (frames[:, :-1] & ~frames[:, 1:]).reshape(-1)
+
     def pick(self, flags: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """These flags [time, environments] in the places of the batch; False where no frame is."""
         if not flags.size:
@@ -250,23 +295,29 @@ def _as_views(part: Part, num_steps: int, stamps: bool) -> TensorDict:
     """The block itself as [environments, time]; `next` is completed in it."""
     frames, layout = part.frames, part.frames.layout
     ended = torch.from_numpy(part.ended())
-    completed = [] if layout.hosted else zip(frames.finals, frames.observations, strict=True)
+    complete = layout.hosted or layout.only_finals
+    completed = [] if complete else zip(frames.finals, frames.observations, strict=True)
     for finals, rows in completed:
         mask = ended.reshape(*ended.shape, *[1] * (rows.ndim - 2))
         torch.where(mask, finals, rows[1 : num_steps + 1], out=finals)
+    shape = (part.num_envs, num_steps)
+    known = {key for key, *_ in _fields(layout, stamps)}
     views = {
         field.key: frames.tensors[name][:num_steps].transpose(0, 1)
         for name, field in layout.fields.items()
-        if name not in _NUMBERS
+        if name not in _NUMBERS and field.key in known
     }
-    shape = (part.num_envs, num_steps)
+    kept = []
+    if layout.only_finals:
+        views[FINAL] = torch.empty(shape, dtype=torch.int64)
+        kept.append(_finals(part, _Places(part, num_steps), views[FINAL], 0))
     views[DONE] = ended.T
     views[TRAJ_IDS] = torch.from_numpy(part.numbered().T)
     views[WORKER] = torch.full((1, 1), part.worker).expand(shape)
     views[ENV] = torch.from_numpy(part.environments()).expand(shape)
     if stamps:
         views[VERSION] = frames.tensors["version"].transpose(0, 1)
-    return _tensordict(views, shape)
+    return _with_finals(_tensordict(views, shape), [part], kept)
 
 
 def _tensordict(fields: dict[Key, Tensor], batch_size: tuple[int, int]) -> TensorDict:

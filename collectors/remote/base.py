@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.data.batch import Trajectories
-from collectors.options import NO_POLICY, check_graphs, per_worker, share_frames
+from collectors.options import NEVER_DONE, NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.pooled import Lent, PooledCollector
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
@@ -70,6 +70,8 @@ class RemoteCollector(PooledCollector):
         for name in ("num_workers", "start_method", "cat_results", "preemptive_threshold"):
             if options.get(name) is not None:
                 raise ValueError(_REFUSED[name].format(kind=self.kind, value=options[name]))
+        if not remote.sync and options.get("reset_when_done") is False:
+            raise ValueError(NEVER_DONE.format(f"{self.kind} with sync=False"))
         if options.get("copy") is False:
             raise ValueError("copy=False hands out views of memory that other machines do not have")
         super().__init__(factories, policy, num_workers=n, **options)

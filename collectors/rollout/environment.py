@@ -25,7 +25,8 @@ class Environments(ABC):
     """All the environments of one worker, stepped together.
 
     max_frames: cut trajectories that get this long, as truncated.
-    halting: leave an environment alone after its episode's end, until `reset`.
+    halting: no frame comes from an environment after its episode's end, until `reset`. A vector
+        steps all of its members nevertheless, so they start episodes of which nobody sees a frame.
     """
 
     def __init__(self, env: Any, num_envs: int, observation: Any, action: Any):
@@ -110,12 +111,10 @@ class Environments(ABC):
     ) -> None:
         """Start anew at row `t`; what was under way there ends as truncated, if it has a frame."""
         self.end(frames, t)
-        before = [now.copy() for now in self.current]
         self.reset(seeds, which)
         if t > 0:
             under_way = ~(frames.terminated[t - 1] | frames.truncated[t - 1]) & self.fresh
-            for rows, was in zip(frames.final_arrays, before, strict=True):
-                rows[t - 1][under_way] = was[under_way]
+            frames.keep_finals(t - 1, under_way)
             frames.truncated[t - 1] |= under_way
         self.begin(frames, t)
 
@@ -254,7 +253,9 @@ class OneEnv(Environments):
         if not (terminated or truncated):
             return 1 if not self.halting else self._halt(frames, t, self.halted)
         count = 1 if not self.halting else self._halt(frames, t, np.ones(1, bool))
-        self._write(frames.final_arrays, t, 0, observation)
+        frames.keep_finals(t, _ONE)
+        if self.halting:
+            return count
         self._length = 0
         self.history.reset(_ONE, None)  # type: ignore[union-attr]
         observation, _ = self.env.reset()

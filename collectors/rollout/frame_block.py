@@ -2,7 +2,9 @@
 
 A block is one flat piece of memory, so that a worker's can be shared and handed over by number.
 Observations have one row more than the rest: row t + 1 is what follows step t, or, where an episode
-ended there, what the next one starts with; the true final observation then lies in `next`.
+ended there, what the next one starts with; the true final observation then lies in the finals, in
+the place of its step, or, with `only_finals`, in the next free one. Memory of those that stay free
+is never touched, and so never taken.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class FrameLayout:
     outputs: tuple[Field, ...]
     action: Field
     hosted: bool = False  # filled by a collector, which numbers trajectories and environments
+    only_finals: bool = False  # batches hold next observations only where no later frame has them
 
     @classmethod
     def of(
@@ -49,6 +52,8 @@ class FrameLayout:
         observations: list[Leaf],
         action: Leaf,
         outputs: dict[Key, Tensor],
+        *,
+        only_finals: bool = False,
     ) -> FrameLayout:
         """The layout for these leaves, and for what the policy puts out beside the action."""
         return cls(
@@ -63,6 +68,7 @@ class FrameLayout:
                 for key, value in outputs.items()
             ),
             Field(action.key, num_steps, action.shape, torch_dtype(action.dtype)),
+            only_finals=only_finals,
         )
 
     @cached_property
@@ -80,6 +86,8 @@ class FrameLayout:
         named["is_init"] = Field(("is_init",), steps + 1, (), torch.bool)
         named["live"] = Field(("collector", "mask"), steps, (), torch.bool)
         named["version"] = Field(("policy_version",), steps, (), torch.int64)
+        if self.only_finals:
+            named["place"] = Field(("next", "final"), steps, (), torch.int64)
         if self.hosted:
             named["ids"] = Field(("collector", "traj_ids"), steps, (), torch.int64)
             named["envs"] = Field(("collector", "env"), steps, (), torch.int64)
@@ -112,6 +120,7 @@ class FrameBlock:
         self.layout = layout
         self.buffer = buffer
         self.num_steps = 0  # how many of the rows are filled
+        self._num_finals = 0
         tensors = {}
         for name, field in layout.fields.items():
             offset, shape = layout.places[name]
@@ -140,8 +149,37 @@ class FrameBlock:
         return [tensor.numpy() for tensor in self.observations]
 
     @cached_property
+    def observed(self) -> list[np.ndarray[Any, Any]]:
+        """The observations as [rows * environments, *shape]."""
+        return [tensor.flatten(0, 1).numpy() for tensor in self.observations]
+
+    @cached_property
     def final_arrays(self) -> list[np.ndarray[Any, Any]]:
-        return [tensor.numpy() for tensor in self.finals]
+        """The final observations [places, *shape]; `final_places` says whose is where."""
+        return [tensor.flatten(0, 1).numpy() for tensor in self.finals]
+
+    def final_places(self, ended: np.ndarray[Any, Any], t: int = 0) -> np.ndarray[Any, Any]:
+        """Where those that `ended` masks, [environments] or [steps from `t` on], have finals."""
+        where = t * self.layout.num_envs + np.flatnonzero(ended)
+        if not self.layout.only_finals:
+            return where
+        places: np.ndarray[Any, Any] = self.tensors["place"].view(-1).numpy()[where]
+        return places
+
+    def new_finals(self, t: int, ended: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Places for the finals of those that end at step `t`, or in the steps from it on."""
+        if self.layout.only_finals:
+            where = t * self.layout.num_envs + np.flatnonzero(ended)
+            before, self._num_finals = self._num_finals, self._num_finals + len(where)
+            self.tensors["place"].view(-1).numpy()[where] = np.arange(before, self._num_finals)
+        return self.final_places(ended, t)
+
+    def keep_finals(self, t: int, ended: np.ndarray[Any, Any]) -> None:
+        """Keep what the row after each of these ends holds now, before the next episode's start."""
+        places = self.new_finals(t, ended)
+        after = (t + 1) * self.layout.num_envs + np.flatnonzero(ended)
+        for finals, observed in zip(self.final_arrays, self.observed, strict=True):
+            finals[places] = observed[after]
 
     @cached_property
     def bytes(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -157,14 +195,14 @@ class FrameBlock:
 
     def begin(self) -> None:
         """Forget what an earlier use wrote where this one may not write."""
-        self.num_steps = 0
+        self.num_steps = self._num_finals = 0
         self.is_init.fill(False)
         self.live.fill(True)
 
 
 def allocate(layout: FrameLayout) -> FrameBlock:
     """A block in this process's own memory."""
-    return FrameBlock(layout, torch.zeros(layout.nbytes, dtype=torch.uint8))
+    return FrameBlock(layout, torch.from_numpy(np.zeros(layout.nbytes, np.uint8)))
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -51,6 +51,7 @@ class HostedCollector:
         self.counters = counters.values
         self.poll_control = poll_control
         self.frames: FrameBlock | None = None
+        self.may_take = True  # between two batches; the hosted collector decides when to apply
         self.layout: FrameLayout | None = None
         self._first: TensorDict | None = None
         self.stamps = VersionMap()

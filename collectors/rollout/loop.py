@@ -41,8 +41,11 @@ class Rollout:
     """One worker's environments and policy, and where they are in their episodes.
 
     acting: None for random actions.
-    weights: brings new versions of the policy; `apply_at_step` has it asked before every step.
-    attend: called before a step for which there is a message; False ends the block early.
+    weights: brings new versions of the policy. With apply_at="step" it is asked before every step,
+        with "episode" where an episode starts; before a batch, the caller takes what there is.
+    take_at_start: takes new weights where an episode starts, if not as at a step.
+    state_on_update: "zero" clears the policy's state wherever it gets new weights.
+    poll_control: called before every step; False ends the block early.
     """
 
     def __init__(
@@ -53,7 +56,10 @@ class Rollout:
         seeds: Seeds,
         *,
         exploration: InteractionType = InteractionType.RANDOM,
-        apply_at_step: bool = True,
+        apply_at: str = "step",
+        take_at_start: Callable[[], None] | None = None,
+        state_on_update: str = "keep",
+        next_observation: str = "all",
         random_frames: int = 0,
         set_truncated: bool = False,
         counters: SharedCounters | None = None,
@@ -65,7 +71,10 @@ class Rollout:
         if acting is not None:
             acting.call = weights.watched(acting.call)
         self.exploration = exploration
-        self.apply_at_step = apply_at_step
+        self.apply_at = apply_at
+        self.take_at_start = take_at_start or weights.take
+        self.only_finals = next_observation == "final"
+        self.zeroes_state = state_on_update == "zero"
         self.random_frames = random_frames
         self.set_truncated = set_truncated
         self.counters = (counters or SharedCounters()).values
@@ -75,10 +84,25 @@ class Rollout:
         self.t = 0
         self.state: dict[Key, Tensor] = {}
         self._first: dict[Key, Tensor] | None = None
-        self._first_version = 0  # of the weights that put it out
+        self._used_version = 0  # of the weights that the policy was called with last
         self._begun = False
         self._lost = False  # a block was left in the middle: nobody knows where the episodes are
+        check_apply_at(apply_at, environments)
+        if self.zeroes_state and not (acting and acting.state_keys):
+            raise ValueError(
+                "state_on_update='zero' is for a policy that carries state, which this one does "
+                "not: it puts out no ('next', key) for a key that it takes"
+            )
         self.reseed(seeds)
+
+    @property
+    def may_take(self) -> bool:
+        """Whether weights may change before the next step."""
+        if self.apply_at == "episode":
+            frames = self.frames
+            starts = self.environments.fresh if frames is None else frames.is_init[self.t]
+            return self._lost or bool(starts.all())
+        return self.apply_at == "step" or self.frames is None
 
     def reseed(self, seeds: Seeds) -> None:
         """Draw from these streams from now on, and start new episodes with them."""
@@ -111,6 +135,7 @@ class Rollout:
                 self.environments.observations,
                 self.environments.action,
                 {key: value for key, value in outputs.items() if key != ACTION},
+                only_finals=self.only_finals,
             )
         return self.layout
 
@@ -130,7 +155,7 @@ class Rollout:
         self.counters[STAGE] = ACTING
         if self._first is None:
             streams = Streams()
-            self._first_version = self.weights.version
+            self._use(self.weights.version)
             rows = [torch.from_numpy(array) for array in self.environments.current]
             with torch.no_grad(), exploring(self.exploration):
                 if self.acting.state_keys and not self.state:
@@ -224,8 +249,9 @@ class Rollout:
             self.poll_control,
         )
         write, step = self._writer(frames), environments.step
-        versions, at_step, halting = frames.version, self.apply_at_step, environments.halting
-        made, used = counters[FRAMES], self._first_version
+        versions, starts, halting = frames.version, frames.is_init, environments.halting
+        at_step, at_episode = self.apply_at == "step", self.apply_at == "episode"
+        made, used = counters[FRAMES], self._used_version
         counters[VERSION] = weights.version
         for t in range(num_steps):
             self.t = t
@@ -233,9 +259,11 @@ class Rollout:
                 return
             if at_step and weights.has_news():
                 weights.take()
+            elif at_episode and starts[t, 0]:
+                self.take_at_start()
             version = weights.version
             if version != used:
-                self._first = None  # what the policy said for this row, it said with older weights
+                self._use(version)
                 used = counters[VERSION] = version
             counters[STAGE] = ACTING
             if self.random_frames > 0 or self.acting is None:
@@ -257,6 +285,14 @@ class Rollout:
                 self.t = t + 1
                 return
         self.t = num_steps
+
+    def _use(self, version: int) -> None:
+        """Note which weights the policy is called with from here on."""
+        if version != self._used_version:
+            self._used_version = version
+            self._first = None  # what the policy said for this row, it said with older weights
+            if self.zeroes_state:
+                self._clear_state(None)
 
     def _random_actions(self, frames: FrameBlock, t: int) -> np.ndarray[Any, Any]:
         environments = self.environments
@@ -379,6 +415,7 @@ class Rollout:
             "seeds": asdict(self.seeds),
             "begun": self._begun,
             "random_frames": self.random_frames,
+            "used_version": self._used_version,
             "actions": self.actions.bit_generator.state,
             "environments": self.environments.state_dict() if self._begun else {},
             "state": {name_of(key): value.clone() for key, value in self.state.items()},
@@ -387,11 +424,14 @@ class Rollout:
     def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
         """Go on from there; False if the environments had to start new episodes instead.
 
-        Without `goes_on`, and in the midst of a block, they start new ones in any case.
+        Without `goes_on`, and in the midst of a block, they start new ones in any case; with
+        apply_at="episode" too, as the weights that they began with are gone.
         """
         self.seeds = Seeds(**state["seeds"])
         self.random_frames = int(state["random_frames"])
+        self._used_version = int(state["used_version"])
         self.actions.bit_generator.state = state["actions"]
+        goes_on = goes_on and (self.apply_at != "episode" or not state["begun"])
         if self.frames is not None or not goes_on:
             self.restart()
             return False
@@ -406,9 +446,19 @@ class Rollout:
     def _truncate(self, frames: FrameBlock, t: int) -> None:
         """Mark the block's last frames as truncated, for those who bootstrap there."""
         open_ended = ~(frames.terminated[t] | frames.truncated[t])
-        for array, rows in zip(frames.final_arrays, frames.observation_arrays, strict=True):
-            array[t][open_ended] = rows[t + 1][open_ended]
+        frames.keep_finals(t, open_ended)
         frames.truncated[t] |= open_ended
+
+
+def check_apply_at(apply_at: str, environments: Environments) -> None:
+    """Refuse to apply weights where episodes start if several start at different steps."""
+    if apply_at == "episode" and environments.num_envs > 1:
+        raise ValueError(
+            f"apply_at='episode' needs one environment a worker, and this one has "
+            f"{environments.num_envs} ({environments}): their episodes start at different steps, "
+            "and a policy has one version at a time; give each worker one environment, or take "
+            "apply_at='step' or 'batch'"
+        )
 
 
 def _check_unchanged(observations: Sequence[Tensor]) -> None:

@@ -61,10 +61,6 @@ class Vector(Environments):
         frames.truncated[t] |= over
         return over
 
-    def _keep_finals(self, frames: FrameBlock, t: int, ended: Array, observation: Any) -> None:
-        for leaf, array in zip(self.observations, frames.final_arrays, strict=True):
-            array[t][ended] = leaf.of(observation)[ended]
-
     def _restart(self, frames: FrameBlock, t: int, which: Array) -> None:
         """Reset these members now; the row after `t` starts their next episodes."""
         if self.history is not None:
@@ -95,7 +91,7 @@ class ManualVector(Vector):
         self.started = bool(np.count_nonzero(ended))
         count = self._halt(frames, t, ended) if self.halting else self.num_envs
         if self.started:
-            self._keep_finals(frames, t, ended, observation)
+            frames.keep_finals(t, ended)
             self._restart(frames, t, ended)
             frames.is_init[t + 1] = ended
         return count
@@ -132,11 +128,12 @@ class SameStepVector(Vector):
         if not self.started:
             return self._halt(frames, t, ended) if self.halting else self.num_envs
         if over is not None:
-            self._keep_finals(frames, t, over, observation)
+            frames.keep_finals(t, over)
             self._restart(frames, t, over)
-        for member in np.flatnonzero(ended):
+        places = frames.new_finals(t, ended)
+        for place, member in zip(places, np.flatnonzero(ended), strict=True):
             for leaf, array in zip(self.observations, frames.final_arrays, strict=True):
-                array[t, member] = self._final(info, leaf, int(member))
+                array[place] = self._final(info, leaf, int(member))
         ended = ended if over is None else ended | over
         frames.is_init[t + 1] = ended
         return self._halt(frames, t, ended) if self.halting else self.num_envs
@@ -193,9 +190,8 @@ class NextStepVector(Vector):
         super().end(frames, num_steps)
         rows = slice(self._kept, num_steps)
         ended = frames.terminated[rows] | frames.truncated[rows]
-        pairs = zip(frames.final_arrays, frames.observation_arrays, strict=True)
-        for finals, observations in pairs if ended.any() else ():
-            finals[rows][ended] = observations[self._kept + 1 : num_steps + 1][ended]
+        if ended.any():
+            frames.keep_finals(self._kept, ended)
 
     def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
         if not self._resets_twice:

@@ -37,7 +37,7 @@ from collectors.options import Steps
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.hosted_collector import HostedCollector
-from collectors.rollout.loop import Rollout
+from collectors.rollout.loop import Rollout, check_apply_at
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, interaction_type
 from collectors.rollout.seeds import Seeds, Streams
@@ -191,7 +191,6 @@ class Worker:
         if isinstance(self.policy, nn.Module) and spec.policy_device is not None:
             self.policy.to(spec.policy_device)
         options = spec.options
-        self._at_batch = options["apply_at"] == "batch"
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
         self.rollout: Any = self._host() if spec.collector_class is not None else self._roll_out()
@@ -207,6 +206,7 @@ class Worker:
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
         )
+        check_apply_at(options["apply_at"], environments)
         self.num_steps = Steps(spec.frames)(environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
@@ -225,7 +225,10 @@ class Worker:
             self.receiver,
             spec.seeds,
             exploration=interaction_type(options["exploration_type"]),
-            apply_at_step=options["apply_at"] == "step",
+            apply_at=options["apply_at"],
+            take_at_start=self._take_due,
+            state_on_update=options["state_on_update"],
+            next_observation=options["next_observation"],
             random_frames=options["random_frames"],
             set_truncated=options["set_truncated"],
             counters=self.counters,
@@ -297,10 +300,10 @@ class Worker:
     def _rest(self) -> None:
         """Sleep until there is a message or a version to take, and see to it."""
         self.counters.values[STAGE] = IDLE
-        between = not (self._at_batch and self._order is not None)
+        between = self.rollout.may_take
         if between:
             self.receiver.wait(60.0, [self.pipe.fd])
-        else:  # versions that come now are for after this batch
+        else:  # versions that come now are for after this batch or episode
             wait_for([self.pipe.fd], 60.0)
         if self.pipe.ended:
             raise PipeClosed("the trainer hung up")
@@ -316,18 +319,23 @@ class Worker:
         if isinstance(self.rollout, HostedCollector):
             self.rollout.follow(self.receiver)
 
+    def _take_due(self) -> None:
+        """Take new weights, waiting for those that the order names."""
+        if isinstance(self.receiver, SchemeReceiver) and self._order is not None:
+            self.counters.values[STAGE] = TAKING_WEIGHTS
+            self.receiver.take_at_least(self._order.versions, self._timeout)
+            self._take()
+
     def _collect(self, order: Order) -> None:
         counters, rollout = self.counters.values, self.rollout
-        if isinstance(self.receiver, SchemeReceiver):
-            counters[STAGE] = TAKING_WEIGHTS
-            self.receiver.take_at_least(order.versions, self._timeout)
-            self._take()
+        self._order = order
+        if self.spec.options["apply_at"] != "episode" or self.hosted is not None:
+            self._take_due()
         if self._reset_each and self.hosted is None:
             rollout.restart()
         if not self._blocks:
             self._share(rollout.plan(self.num_steps))
         frames = self._blocks[order.block]
-        self._order = order
         before = counters[FRAMES]
         steps = rollout.collect(frames)
         counters[STAGE] = HANDING_OVER
@@ -449,6 +457,8 @@ PASSED_ON = (
     "cudagraph_policy",
     "exploration_type",
     "apply_at",
+    "state_on_update",
+    "next_observation",
     "set_truncated",
     "timeout",
 )
@@ -457,18 +467,20 @@ PASSED_ON = (
 def check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
     """Raise if policy or environment gave NaN: what is trained on must be numbers."""
     ended = frames.terminated[:steps] | frames.truncated[:steps]
-    any_ended = np.count_nonzero(ended)
+    places = frames.final_places(ended)
     live = frames.live[:steps]
     suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
     if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
         suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
     for i, leaf in enumerate(environments.observations):
         if leaf.dtype.kind == "f":
-            rows, finals = frames.observation_arrays[i], frames.final_arrays[i]
+            rows, finals = frames.observation_arrays[i], frames.final_arrays[i][places]
             name = "/".join(leaf.key)
             suspects.append((name, rows[: steps + 1], None, 1))
-            if any_ended and np.isnan(finals[:steps][ended].sum(dtype=np.float64)):
-                suspects.append((name, finals[:steps], ended, 0))
+            if np.isnan(finals.sum(dtype=np.float64)):
+                shown = np.zeros_like(rows[:steps])
+                shown[ended] = finals
+                suspects.append((name, shown, ended, 0))
     for name, values, counts, ahead in suspects:
         if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
             continue

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import interaction_type
 from torch import Tensor, nn
 
+from collectors import next_observations
 from harness.algos.batches import Means, sequences
 from harness.algos.returns import Steps, continues, explained_variance, gae, vtrace
 from harness.algos.state import FlatAdam, seeded, weights
@@ -327,6 +328,8 @@ class PPO:
         mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
         starts = batch["is_init"].clone()
         starts[:, 1:] |= traj_ids[:, 1:] != traj_ids[:, :-1]
+        if self.policy.is_recurrent:  # new weights may have started the state anew
+            starts |= ~batch["state"].any(-1)
         inputs, action = self.policy.prepare(batch["observation"]), batch["action"]
         if not mask.all() and mask.any():  # padding may hold anything: make it something possible
             shape = (*mask.shape, *[1] * (inputs.dim() - 2))
@@ -347,17 +350,17 @@ class PPO:
         that truly came next looked at itself.
         """
         network = self.policy.encoder
-        mask, next_key = batch["collector", "mask"], ("next", "observation")
+        mask = batch["collector", "mask"]
         goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
         cut = mask & ~goes_on & ~batch["next", "terminated"]
         if isinstance(network, LSTMEncoder):
             features, after = network.unroll(rows["inputs"], rows["state"][:, 0], rows["starts"])
             rows["state"][:, 1:] = after[:, :-1]
-            next_inputs = self.policy.prepare(batch[next_key][cut])
+            next_inputs = self.policy.prepare(next_observations(batch, cut))
             next_features, _ = network(next_inputs, after[cut])
         else:
             features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
-            next_inputs = self.policy.prepare(batch[next_key][cut])
+            next_inputs = self.policy.prepare(next_observations(batch, cut))
             next_features = network(next_inputs) if self.critic.encoder is None else next_inputs
         head = self.policy.head
         log_prob = head.log_prob(head(features), rows["action"])

@@ -188,6 +188,22 @@ def _check_sync(config: Config) -> None:
             f"sync={sync.name} with {'sync.link' if delayed else f'sync.wire={sync.wire}'}: "
             "nothing travels there that could be delayed or encoded; take sync=shared_mem"
         )
+    if sync.apply_at == "episode":
+        if config.env.num_envs != 1:
+            raise ConfigError(
+                f"sync.apply_at=episode env.num_envs={config.env.num_envs}: episodes of several "
+                "environments start at different steps; take env.num_envs=1 and more workers"
+            )
+        if sync.name in ("none", "hogwild"):
+            raise ConfigError(
+                f"sync.apply_at=episode sync={sync.name}: its weights change at once, in an "
+                "episode too; take sync=shared_mem"
+            )
+    if sync.state_on_update == "zero" and config.model.name != "lstm":
+        raise ConfigError(
+            f"sync.state_on_update=zero model={config.model.name}: it carries no state; "
+            "take model=lstm"
+        )
     if sync.check_torn and sync.name != "hogwild":
         raise ConfigError(
             f"sync={sync.name} with sync.check_torn=true: its workers never see torn weights; only "
@@ -213,9 +229,19 @@ def _check_sync(config: Config) -> None:
 
 def _check_algo(config: Config) -> None:
     collector = config.collector
+    if collector.next_observation == "final" and collector.remote is not None:
+        raise ConfigError(
+            f"collector.next_observation=final collector={collector.name}: whole frames travel "
+            "between machines; it is for collectors of this one, as collector=multi_async"
+        )
     if isinstance(config.algo, SACConfig):
         if config.model.name == "lstm":
             raise ConfigError("algo=sac model=lstm: SAC replays single frames; take model=mlp")
+        if collector.next_observation == "final":
+            raise ConfigError(
+                "collector.next_observation=final algo=sac: SAC replays frames one by one, each "
+                "with its own next observation; it is for algo=ppo"
+            )
         if config.sync.max_lag is not None:
             raise ConfigError(
                 f"sync.max_lag={config.sync.max_lag} algo=sac: SAC replays old frames on purpose; "

@@ -32,6 +32,7 @@ class CollectorConfig:
     max_frames_per_traj: int | None = None
     exploration: Literal["random", "mode", "mean", "deterministic"] = "random"
     reset_at_each_iter: bool = False
+    next_observation: Literal["all", "final"] = "all"
     preemptive_threshold: float | None = None
     free_running: bool = False
     compile_policy: bool = False
@@ -50,7 +51,8 @@ class SyncConfig:
     name: Literal["shared_mem", "multiprocess", "hogwild", "none", "distributed", "rpc", "ray"]
     blocking: bool = False
     interval: int = 1
-    apply_at: Literal["step", "batch"] = "step"
+    apply_at: Literal["step", "batch", "episode"] = "step"
+    state_on_update: Literal["keep", "zero"] = "keep"
     max_lag: int | None = None
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
     check_finite: bool | Literal["all"] = True

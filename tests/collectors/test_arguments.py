@@ -25,7 +25,9 @@ from collectors import (
 from collectors.options import _ONLY_FOR, Options
 from collectors.workers.process import Worker
 from sync import (
+    HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
     VanillaLocalWeightUpdater,
 )
@@ -64,6 +66,37 @@ REFUSED = [
     (("single",), {"num_sub_threads": 2}, ValueError, "num_sub_threads=2 is for"),
     (EACH, {"exploration_type": "loud"}, ValueError, "exploration_type='loud'.*random, mode"),
     (EACH, {"apply_at": "once"}, ValueError, "apply_at='once': it is one of 'step', 'batch'"),
+    (
+        ("async",),
+        {"reset_when_done": False},
+        ValueError,
+        "reset_when_done=False is for .*, not for MultiAsyncCollector: its workers run ahead",
+    ),
+    (EACH, {"next_observation": "none"}, ValueError, "next_observation='none': it is one of 'all'"),
+    *(
+        (EACH, {"next_observation": "final", **told}, ValueError, f'"final" and {next(iter(told))}')
+        for told in (
+            {"split_trajs": True},
+            {"trajs_per_batch": 3},
+            {"replay_buffer": ReplayBuffer(10)},
+        )
+    ),
+    (
+        MULTI,
+        {"next_observation": "final", "collector_class": Collector},
+        ValueError,
+        '"final" and collector_class exclude each other',
+    ),
+    (EACH, {"state_on_update": "drop"}, ValueError, "state_on_update='drop': it is one of 'keep'"),
+    *(
+        (
+            EACH,
+            {"apply_at": "episode", "weight_sync_schemes": {"policy": scheme()}},
+            ValueError,
+            f"apply_at='episode'.*{scheme.__name__} change at once",
+        )
+        for scheme in (HogwildWeightSyncScheme, NoWeightSyncScheme)
+    ),
     (MULTI, {"on_worker_failure": "cry"}, ValueError, "on_worker_failure='cry': it is one of"),
     (MULTI, {"start_method": "thread"}, ValueError, "start_method='thread': it is one of"),
     (("single",), {"start_method": "fork"}, ValueError, "start_method='fork' is for"),
@@ -220,6 +253,7 @@ OF_A_POLICY = {
     "init_random_frames": 20,
     "policy_device": "cpu",
     "apply_at": "batch",
+    "state_on_update": "zero",
     "weight_sync_schemes": {"policy": SharedMemWeightSyncScheme()},
     "weight_updater": updater(),
 }

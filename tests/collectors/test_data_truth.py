@@ -215,7 +215,7 @@ def test_set_truncated_marks_the_last_frame_of_every_environment(make, kind):
 @pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
 def test_without_reset_when_done_there_is_one_episode_each(make, kind):
     collector, counts, checking = build(make, kind, reset_when_done=False, steps=9)
-    checker = Checker(counts, **checking, skips=True)
+    checker = Checker(counts, **checking, skips=kind != "one")  # vectors step all their members
     with collector:
         for round_ in range(1, 4):
             batch = collector.next()

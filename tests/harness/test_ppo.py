@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 
+from collectors import Collector
 from harness.algos.ppo import PPO, PPOConfig, policy_loss_of, value_loss_of
 from harness.models import ModelConfig
-from tests.harness.rollouts import PlainCollector, noise
+from tests.harness.rollouts import Noise, PlainCollector, noise
 
 VECTOR = Box(-1, 1, (3,), np.float32)
 DISCRETE = Discrete(3)
@@ -253,6 +255,23 @@ def test_nothing_is_learned_from_random_actions():
     batch = rollout(ppo)
     batch["policy_version"][1] = -1
     assert ppo.update(batch, 0)["train/dropped"] == 21
+
+
+def test_a_state_that_new_weights_zeroed_is_zero_to_the_learner_too():
+    ppo = learner("lstm", objective="decoupled", normalise_observations=False)
+    batches = []
+    with Collector(
+        partial(Noise, VECTOR, DISCRETE), ppo.policy, frames_per_batch=6, state_on_update="zero"
+    ) as collector:
+        for _ in range(8):
+            batches.append(collector.next())
+            collector.update_policy_weights_()
+    batch = torch.cat(batches, 1)
+    zeroed = ~batch["state"].any(-1)
+    assert (zeroed & ~batch["is_init"]).any()
+    rows = ppo.assess(batch, 8)[0]
+    mask = rows["mask"]
+    torch.testing.assert_close(rows["proximal"][mask], rows["behaviour"][mask])
 
 
 # -- padding

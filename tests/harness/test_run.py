@@ -225,11 +225,25 @@ def test_each_sync_option_runs(collector, option, version):
     assert records(directory)[-1]["policy/version"] == version
 
 
+@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("sync.apply_at=episode", "env.num_envs=1"),
+        ("sync.state_on_update=zero", "model=lstm", "model.hidden_sizes=[16]"),
+    ],
+)
+def test_sync_options_that_need_another_run_with_it(collector, options):
+    _, directory = start(*SMALL, f"collector={collector}", *options, "evaluation.at_end=false")
+    assert records(directory)[-1]["policy/version"] == 3
+
+
 @pytest.mark.parametrize(
     "option",
     [
         "collector.exploration=mode",
         "collector.reset_at_each_iter=true",
+        "collector.next_observation=final",
         "collector.max_frames_per_traj=10",
         "collector.devices.policy=[cpu,cpu]",
         "collector.num_threads=2",
@@ -470,3 +484,15 @@ def test_told_so_a_sweep_leaves_out_what_is_impossible_and_says_why(capsys):
     jobs = [path.name for path in Path("outputs/mine").iterdir() if path.is_dir()]
     assert jobs == ["collector=single"]
     assert run.main(["-m", *SMALL, "collector=multi_sync", *given[1:]]) == 2
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_a_run_learns_the_same_without_the_next_observations_that_it_has_twice(model):
+    """Both are the same bits: the learner looks at those of ends and rows alone."""
+    weights = []
+    for how in ("all", "final"):
+        options = ("collector=single", f"model={model}", "model.hidden_sizes=[16]")
+        _, directory = start(*SMALL, *options, f"collector.next_observation={how}")
+        last = records(directory)[-1]
+        weights.append({key: value for key, value in last.items() if key.startswith("train/")})
+    assert weights[0] == weights[1]

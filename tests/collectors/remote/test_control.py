@@ -50,6 +50,8 @@ from tests.promises.probe import stop, wait_until
         ),
         ({"preemptive_threshold": 0.5}, ValueError, "cannot cut what others collect"),
         ({"cat_results": "stack"}, ValueError, "cat_results='stack' is not for RPCCollector"),
+        ({"next_observation": "final"}, ValueError, "collectors of this machine, not for RPC"),
+        ({"sync": False, "reset_when_done": False}, ValueError, "not for RPCCollector with sync="),
         ({"copy": False}, ValueError, "memory that other machines do not have"),
         ({"frames_per_bach": 3}, TypeError, "did you mean 'frames_per_batch'"),
         ({"num_colectors": 3}, TypeError, "did you mean 'num_collectors'"),

@@ -1,0 +1,243 @@
+"""When new weights are applied: an episode may keep those that it began with, state or lose it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gymnasium as gym
+import pytest
+import torch
+
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WorkerError
+from tests.collectors.support import Checker, CodeEnv, CodePolicy, all_accounted_for, make_env
+from tests.collectors.test_data_truth import ALL, build
+
+IDS = {"ids": lambda make: make.__name__}
+SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
+LOCKED = [Collector, MultiSyncCollector]  # whose frames are made when they are asked for
+
+
+def publish(collector):
+    with torch.no_grad():
+        collector.policy.number += 1
+    collector.update_policy_weights_()
+    return collector.policy_version
+
+
+def versions_by_trajectory(batches):
+    """The versions of each trajectory's frames, by its number."""
+    found = {}
+    for batch in batches:
+        mask = batch["collector", "mask"]
+        numbers, stamps = batch["collector", "traj_ids"][mask], batch["policy_version"][mask]
+        for number, stamp in zip(numbers.tolist(), stamps.tolist(), strict=True):
+            found.setdefault(number, set()).add(stamp)
+    return found
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("make", ALL, **IDS)
+def test_an_episode_ends_with_the_weights_that_it_began_with(make, scheme):
+    collector, counts, checking = build(
+        make, "one", steps=5, apply_at="episode", weight_sync_schemes={"policy": scheme()}
+    )
+    checker, batches, published = Checker(counts, **checking), [], 0
+    with collector:
+        for _ in range(40):
+            batch = collector.next()
+            checker.check(batch)
+            batches.append(batch)
+            if make in LOCKED:  # an episode has the newest that there were before its batch
+                assert (batch["policy_version"][batch["is_init"]] == published).all()
+            published = publish(collector)
+        assert all_accounted_for(collector.stats())
+    found = versions_by_trajectory(batches)
+    assert all(len(versions) == 1 for versions in found.values())
+    assert len(set().union(*found.values())) > 10
+    assert any(not batch["is_init"][:, 0].all() for batch in batches)  # some go on from before
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("make", ALL, **IDS)
+def test_nobody_waits_for_an_episode_to_end_and_a_reset_ends_it(make, scheme):
+    sync = {"policy": scheme(sync=True, timeout=0.2)}
+    workers = {} if make is Collector else {"num_workers": 2}
+    with make(
+        partial(CodeEnv, endless=True),
+        CodePolicy(),
+        frames_per_batch=10,
+        apply_at="episode",
+        weight_sync_schemes=sync,
+        **workers,
+    ) as collector:
+        batches = []
+        for _ in range(5):
+            batches.append(collector.next())
+            publish(collector)
+        assert all(len(versions) == 1 for versions in versions_by_trajectory(batches).values())
+        assert 0 in batches[0]["policy_version"]
+        collector.reset()
+        while (versions := collector.next()["policy_version"].unique().tolist()) != [5]:
+            assert make is MultiAsyncCollector  # it has made frames before
+            assert versions[-1] <= 5
+
+
+@pytest.mark.parametrize("make", ALL, **IDS)
+def test_with_several_environments_a_worker_it_is_refused_with_the_reason(make):
+    expected = ValueError if make is Collector else WorkerError
+    why = r"apply_at='episode' needs one environment a worker, and this one has 3 .*'batch'"
+    with pytest.raises(expected, match=why):
+        build(make, apply_at="episode")
+
+
+@pytest.mark.parametrize("hosted", [Collector, partial(MultiSyncCollector, start_method="fork")])
+def test_a_hosted_collector_applies_where_its_episodes_start(hosted):
+    checker, batches = Checker([1, 1]), []
+    with MultiSyncCollector(
+        make_env,
+        CodePolicy(),
+        create_env_kwargs=[{"worker": worker} for worker in range(2)],
+        num_workers=2,
+        frames_per_batch=10,
+        collector_class=hosted,
+        apply_at="episode",
+    ) as collector:
+        for _ in range(20):
+            batches.append(collector.next())
+            checker.check(batches[-1])
+            publish(collector)
+    found = versions_by_trajectory(batches)
+    assert all(len(versions) == 1 for versions in found.values())
+    assert len(set().union(*found.values())) > 5
+
+
+@pytest.mark.parametrize("make", [MultiSyncCollector, MultiAsyncCollector], **IDS)
+def test_a_pause_in_an_episode_does_not_bring_it_new_weights(make):
+    with make(
+        partial(CodeEnv, endless=True), CodePolicy(), frames_per_batch=10, apply_at="episode"
+    ) as collector:
+        for _ in range(3):
+            assert (collector.next()["policy_version"] == 0).all()
+            with collector.pause():
+                publish(collector)
+
+
+@pytest.mark.parametrize("make", LOCKED, **IDS)
+def test_a_state_that_is_loaded_starts_new_episodes_as_their_weights_are_gone(make):
+    collector, counts, checking = build(make, "one", steps=5, apply_at="episode")
+    checker = Checker(counts, **checking, cuts=True, skips=True)
+    with collector:
+        checker.check(collector.next())
+        publish(collector)
+        state = collector.state_dict()
+        assert not collector.load_state_dict(state)
+        checker.expect_start()
+        checker.check(collector.next())
+    assert not checker.must_start
+
+
+# What becomes of the state that a policy carries
+
+
+class Counts(torch.nn.Module):
+    """Counts its calls of an episode in its state, and shows what it was given."""
+
+    in_keys = ("observation", "count", "is_init")
+    out_keys = ("action", "weights", "shown", ("next", "count"))
+
+    def __init__(self):
+        super().__init__()
+        self.number = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation, count, is_init):
+        if count is None:
+            count = torch.zeros(len(observation), 2)
+        assert not count[is_init].any()
+        action = torch.zeros(len(observation), dtype=torch.int64)
+        weights = self.number.expand(len(action)).clone()
+        return action, weights, count[:, 0].clone(), count + 1
+
+
+def expected_counts(batch, before, how):
+    """What each frame must show, from the stamps, and the state after the batch by row."""
+    rows, steps = batch.batch_size
+    shown, stamps = torch.zeros(rows, steps), batch["policy_version"]
+    for row in range(rows):
+        count, version = before.get(row, (0, 0))
+        for t in range(steps):
+            updated = int(stamps[row, t]) != version
+            if batch["is_init"][row, t] or (updated and how == "zero"):
+                count = 0
+            version = int(stamps[row, t])
+            shown[row, t] = count
+            count += 1
+        before[row] = count, version
+    return shown
+
+
+@pytest.mark.parametrize("how", ["keep", "zero"])
+@pytest.mark.parametrize("kind", ["one", "sync_same_step"])
+@pytest.mark.parametrize("make", ALL, **IDS)
+def test_new_weights_leave_a_policys_state_or_zero_it(make, kind, how):
+    like, *_ = build(make, kind, steps=5)
+    like.shutdown()
+    workers = {} if make is Collector else {"num_workers": 2}
+    told = [{"kind": kind, "worker": worker} for worker in range(2)]
+    with make(
+        make_env,
+        Counts(),
+        create_env_kwargs=told[0] if make is Collector else told,
+        frames_per_batch=like.frames_per_batch,
+        state_on_update=how,
+        **workers,
+    ) as collector:
+        states = [{}, {}]  # async: a batch is one worker's
+        mid_episode = 0
+        for number in range(24):
+            batch = collector.next()
+            worker = int(batch["collector", "worker"][0, 0]) if make is MultiAsyncCollector else 0
+            shown = expected_counts(batch, states[worker], how)
+            assert torch.equal(batch["shown"], shown)
+            assert torch.equal(batch["count"][..., 0], shown)  # the state that the batch holds
+            assert torch.equal(batch["weights"], batch["policy_version"].float())
+            steps = batch["observation"][..., 3]
+            assert torch.equal(batch["is_init"], steps == 0)
+            mid_episode += int(((shown == 0) & ~batch["is_init"]).sum())
+            if number % 3 == 0:
+                publish(collector)
+    assert (mid_episode > 0) == (how == "zero")
+
+
+def cart_pole():
+    return gym.make("CartPole-v1")
+
+
+def test_a_state_is_zeroed_by_new_weights_also_after_it_was_saved():
+    def run(save):
+        def make():
+            return Collector(cart_pole, Counts(), frames_per_batch=3, state_on_update="zero")
+
+        shown = []
+        collector = make()
+        collector.set_seed(1)
+        for number in range(12):
+            shown.append(collector.next()["shown"])
+            if number == 5:
+                publish(collector)
+            if save and number in (4, 5, 8):
+                state, weights = collector.state_dict(), collector.policy.state_dict()
+                collector.shutdown()
+                collector = make()
+                collector.policy.load_state_dict(weights)
+                collector.update_policy_weights_()
+                assert collector.load_state_dict(state)
+        collector.shutdown()
+        return torch.cat(shown)
+
+    assert torch.equal(run(save=True), run(save=False))
+
+
+def test_a_policy_that_carries_no_state_has_none_to_zero():
+    with pytest.raises(ValueError, match=r"state_on_update='zero' is for a policy that carries"):
+        Collector(CodeEnv, CodePolicy(), frames_per_batch=4, state_on_update="zero")
