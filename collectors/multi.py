@@ -60,6 +60,7 @@ class _Workers(BaseCollector):
             ctx=self._ctx,
             timeout=options.timeout,
             start_timeout=options.start_timeout,
+            resume_timeout=options.resume_timeout,
         )
         self.pool.start()
         self._first_env = np.concatenate([[0], np.cumsum([m.num_envs for m in self.pool.members])])
@@ -187,14 +188,18 @@ class _Workers(BaseCollector):
     # -- control
 
     def _call(
-        self, method: str, *args: Any, members: Sequence[WorkerHandle] | None = None
+        self,
+        method: str,
+        *args: Any,
+        members: Sequence[WorkerHandle] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
         assert self.pool is not None
         self._raise_error()
         while True:
             generations = [member.generation for member in self.pool.members]
             try:
-                return self.pool.call(method, *args, members=members)
+                return self.pool.call(method, *args, members=members, timeout=timeout)
             except WorkerError as error:
                 if self.options.on_worker_failure == "restart" and isinstance(error, WorkerTimeout):
                     self.pool.give_up(error, generations)
@@ -220,7 +225,11 @@ class _Workers(BaseCollector):
         # On their own, workers are ahead of what was delivered: what lay between is gone, and so is
         # what they made here before.
         goes_on = self.shares_batch
-        found = self._call("load_state_dict", lambda member: (states[member.worker], base, goes_on))
+        found = self._call(
+            "load_state_dict",
+            lambda member: (states[member.worker], base, goes_on),
+            timeout=self.options.timeout + self.options.resume_timeout,
+        )
         for member, state, (same, last) in zip(self.pool.members, states, found, strict=True):
             member.outdated = last
             member.trajectories.load_state_dict(state["trajectories"], under_way=same)

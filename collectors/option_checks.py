@@ -22,7 +22,7 @@ def check_kinds(options: Any) -> None:
                     continue
                 if not fits(one):
                     raise TypeError(f"{name}={shown(one)}: it must be {kind}")
-    for name in ("timeout", "start_timeout"):
+    for name in ("timeout", "start_timeout", "resume_timeout"):
         if not 0 < getattr(options, name) <= LONGEST_S:
             raise ValueError(
                 f"{name}={getattr(options, name)}: seconds, above 0 and up to {LONGEST_S:g}"
@@ -74,12 +74,17 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         is_whole,
         "a whole number",
     ),
-    (("timeout", "start_timeout", "preemptive_threshold"), _is_number, "a number"),
+    (
+        ("timeout", "start_timeout", "resume_timeout", "preemptive_threshold"),
+        _is_number,
+        "a number",
+    ),
     (
         (
             "reset_at_each_iter",
             "reset_when_done",
             "set_truncated",
+            "resume_episodes",
             "split_trajs",
             "use_buffers",
             "copy",

@@ -42,6 +42,8 @@ class Options:
     reset_when_done: bool = True
     exploration_type: Any = "random"
     set_truncated: bool = False
+    resume_episodes: bool = True  # load_state_dict replays the episodes under way
+    resume_timeout: float = 300.0  # of a worker, to replay them; then new ones are started
     # The form of batches
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False

@@ -61,6 +61,8 @@ class Collector(BaseCollector):
             dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
             max_frames=options.max_frames_per_traj,
             halting=not options.reset_when_done,
+            resume_episodes=options.resume_episodes,
+            resume_timeout=options.resume_timeout,
         )
         self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
         self._shared_counters = SharedCounters()

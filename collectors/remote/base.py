@@ -335,6 +335,7 @@ class RemoteCollector(BaseCollector):
         method: str,
         arguments: Callable[[NodeHandle], tuple[Any, ...]],
         chosen: Sequence[NodeHandle] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
         """Have hosts do something; those that are lost over it are replaced, and asked again."""
         assert self.seats is not None
@@ -342,7 +343,7 @@ class RemoteCollector(BaseCollector):
         while True:
             generations = self._generations()
             try:
-                return self.seats.call(method, arguments, chosen)
+                return self.seats.call(method, arguments, chosen, timeout)
             except WorkerError as error:
                 self._recover(error, generations, WorkerDied, WorkerTimeout)
 
@@ -392,7 +393,14 @@ class RemoteCollector(BaseCollector):
         # On their own, hosts are ahead of what was delivered: what lay between is gone, and so is
         # what they made here before.
         of = {seat.host: state for seat, state in zip(self.hosts, states, strict=True)}
-        found = self._ask("load_state_dict", lambda seat: (of[seat.host], base, self.sync))
+        timeout, held = self.options.timeout + self.options.resume_timeout, self.seats.held
+        self.seats.hold(True)  # no frames are expected of a host that replays episodes
+        try:
+            found = self._ask(
+                "load_state_dict", lambda seat: (of[seat.host], base, self.sync), timeout=timeout
+            )
+        finally:
+            self.seats.hold(held)
         for seat, (same, first) in zip(self.hosts, found, strict=True):
             self.seats.drop_before(seat, first)
             seat.trajectories.load_state_dict(of[seat.host]["trajectories"], under_way=same)

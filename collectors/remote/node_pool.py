@@ -197,6 +197,7 @@ class NodePool:
         method: str,
         arguments: Callable[[NodeHandle], tuple[Any, ...]] = lambda seat: (),
         seats: Iterable[NodeHandle] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
         """Have hosts do something; their results."""
         chosen = list(self.seats if seats is None else seats)
@@ -204,7 +205,7 @@ class NodePool:
             seat.host: self._ask(seat, far.control, method, cloudpickle.dumps(arguments(seat)))
             for seat in chosen
         }
-        self._await(chosen, asked, f"asked to {method}", self._timeout, "timeout")
+        self._await(chosen, asked, f"asked to {method}", timeout or self._timeout, "timeout")
         return [cloudpickle.loads(asked[seat.host].result().value) for seat in chosen]
 
     def hold(self, still: bool) -> None:

@@ -233,7 +233,8 @@ class OneEnv(Environments):
         self.history = EpisodeReplay([env])
 
     def step(self, frames: FrameBlock, t: int, action: Array) -> int:
-        self.history.actions.append(action)  # type: ignore[union-attr]
+        if self.history is not None:
+            self.history.actions.append(action)
         given = int(action[0]) if self._discrete else action[0].copy()
         observation, reward, terminated, truncated, _ = self.env.step(given)
         self._write(frames.observation_arrays, t + 1, 0, observation)
@@ -252,7 +253,8 @@ class OneEnv(Environments):
         count = 1 if not self.halting else self._halt(frames, t, np.ones(1, bool))
         self._write(frames.final_arrays, t, 0, observation)
         self._length = 0
-        self.history.reset(_ONE, None)  # type: ignore[union-attr]
+        if self.history is not None:
+            self.history.reset(_ONE, None)
         observation, _ = self.env.reset()
         self._write(frames.observation_arrays, t + 1, 0, observation)
         frames.is_init[t + 1, 0] = self.started = True

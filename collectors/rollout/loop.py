@@ -26,6 +26,7 @@ from collectors.weights.receiver import WeightReceiver
 from collectors.workers.shared_counters import (
     ACTING,
     FRAMES,
+    REPLAYING,
     RESETTING,
     STAGE,
     STEPPING,
@@ -396,6 +397,7 @@ class Rollout:
             self.restart()
             return False
         self._begun, self._first, self._lost = bool(state["begun"]), None, False
+        self.counters[STAGE] = REPLAYING
         exact = not self._begun or self.environments.load_state_dict(state["environments"])
         saved = {key_of(name): value.clone() for name, value in state["state"].items()}
         self.state = saved or self.state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from collectors.rollout.environment import Environments, OneEnv
+from collectors.rollout.episode_replay import writes_files
 from collectors.rollout.vector_environment import adapt_vector
 
 
@@ -18,6 +20,8 @@ def make_environments(
     *,
     max_frames: int | None = None,
     halting: bool = False,
+    resume_episodes: bool = True,
+    resume_timeout: float = math.inf,
 ) -> Environments:
     """Call the factory, and take what it gives by the way its episodes follow each other."""
     env = factory(**(kwargs or {}))
@@ -30,6 +34,11 @@ def make_environments(
         )
     environments.max_frames = max_frames
     environments.halting = halting
+    history = environments.history
+    if history is not None:
+        history.timeout = resume_timeout
+        if not resume_episodes or any(map(writes_files, history.members)):
+            environments.history = None
     return environments
 
 

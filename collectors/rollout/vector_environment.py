@@ -122,7 +122,8 @@ class Members(ManualVector):
         return type(env) is SyncVectorEnv and all(hasattr(env, name) for name in _INSIDES)
 
     def step(self, frames: FrameBlock, t: int, action: Array) -> int:
-        self.history.actions.append(action)  # type: ignore[union-attr]
+        if self.history is not None:
+            self.history.actions.append(action)
         arrays, known = frames.observation_arrays, self.env._env_obs
         terminated, truncated = frames.terminated[t], frames.truncated[t]
         rewards = []
@@ -142,7 +143,8 @@ class Members(ManualVector):
             final[t][ended] = rows[t + 1][ended]
 
     def _restart(self, frames: FrameBlock, t: int, which: Array) -> None:
-        self.history.reset(which, None)  # type: ignore[union-attr]
+        if self.history is not None:
+            self.history.reset(which, None)
         env = self.env
         for i in map(int, np.flatnonzero(which)):
             env._env_obs[i], _ = env.envs[i].reset()

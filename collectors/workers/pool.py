@@ -28,6 +28,7 @@ from collectors.workers.shared_counters import (
     FRAMES,
     IDLE,
     MESSAGES,
+    REPLAYING,
     STAGE,
     STARTING,
     STEPS,
@@ -54,6 +55,7 @@ class WorkerPool:
         ctx: Any,
         timeout: float,
         start_timeout: float,
+        resume_timeout: float,
     ):
         self.members = [
             WorkerHandle(
@@ -71,6 +73,8 @@ class WorkerPool:
         self._ctx = ctx
         self._timeout = timeout
         self._start_timeout = start_timeout
+        # How long a worker may be at what takes longer than a step, and what the limit is called.
+        self._limits = {REPLAYING: (timeout + resume_timeout, "timeout + resume_timeout")}
         self._news = threading.Condition(threading.RLock())
         self._ending = threading.RLock()  # one thread at a time ends a worker
         self._listener: int | None = None  # the thread that listens
@@ -307,11 +311,13 @@ class WorkerPool:
             rests = counters[STAGE] == IDLE and (self.held or not member.ordered)
             if seen != member.seen or rests or member.failure is not None:
                 member.seen, member.seen_at = seen, now
-            elif now - member.seen_at > self._timeout and member.greeted:
+                continue
+            limit, name = self._limits.get(counters[STAGE], (self._timeout, "timeout"))
+            if now - member.seen_at > limit and member.greeted:
                 member.failure = WorkerTimeout(
                     member.worker,
                     f"{member} hangs: it has been {member.counters.stage} for "
-                    f"more than timeout={self._timeout:g} s (pid {member.process.pid})",
+                    f"more than {name}={limit:g} s (pid {member.process.pid})",
                 )
 
     def take(self, member: WorkerHandle) -> Full:

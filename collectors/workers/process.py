@@ -204,6 +204,8 @@ class Worker:
             job.create_env_kwargs,
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
+            resume_episodes=options["resume_episodes"],
+            resume_timeout=options["resume_timeout"],
         )
         self.num_steps = Steps(job.frames)(environments.num_envs)
         self._greet(environments.num_envs, str(environments))
@@ -444,6 +446,8 @@ PASSED_ON = (
     "exploration_type",
     "apply_at",
     "set_truncated",
+    "resume_episodes",
+    "resume_timeout",
     "timeout",
 )
 

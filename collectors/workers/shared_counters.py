@@ -19,8 +19,19 @@ _RANGES = 8
 MAX_BLOCKS = 64
 OPEN = -1
 
-STAGES = ("starting", "idle", "resetting", "acting", "stepping", "taking weights", "handing over")
-STARTING, IDLE, RESETTING, ACTING, STEPPING, TAKING_WEIGHTS, HANDING_OVER = range(len(STAGES))
+STAGES = (
+    "starting",
+    "idle",
+    "resetting",
+    "acting",
+    "stepping",
+    "taking weights",
+    "handing over",
+    "replaying episodes",
+)
+STARTING, IDLE, RESETTING, ACTING, STEPPING, TAKING_WEIGHTS, HANDING_OVER, REPLAYING = range(
+    len(STAGES)
+)
 
 
 class SharedCounters:

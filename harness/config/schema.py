@@ -32,6 +32,7 @@ class CollectorConfig:
     max_frames_per_traj: int | None = None
     exploration: Literal["random", "mode", "mean", "deterministic"] = "random"
     reset_at_each_iter: bool = False
+    resume_episodes: bool = True
     preemptive_threshold: float | None = None
     free_running: bool = False
     compile_policy: bool = False

@@ -230,6 +230,7 @@ def test_each_sync_option_runs(collector, option, version):
     [
         "collector.exploration=mode",
         "collector.reset_at_each_iter=true",
+        "collector.resume_episodes=false",
         "collector.max_frames_per_traj=10",
         "collector.devices.policy=[cpu,cpu]",
         "collector.num_threads=2",
