@@ -15,6 +15,7 @@ from collectors.base import BaseCollector, as_mask
 from collectors.data.batch import BatchBuffer, Part, assemble, buffer_for
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers import interrupts
 from collectors.workers.handle import Full, WorkerHandle
@@ -361,7 +362,7 @@ class MultiSyncCollector(_Workers):
         by_worker = batch.reshape(len(counts), counts[0], batch.batch_size[1])
         if how == "stack":
             return by_worker
-        joined: TensorDict = torch.cat(list(by_worker.unbind(0)), how)  # type: ignore[arg-type,assignment]
+        joined: TensorDict = torch.cat(list(by_worker.unbind(0)), how)  # type: ignore[assignment]
         return joined
 
 
@@ -432,7 +433,10 @@ class MultiAsyncCollector(_Workers):
             self._order(member, full.block)
 
 
-def MultiCollector(create_env_fn: Any, policy: Any = None, *, sync: bool, **options: Any) -> Any:
+@function_takes(MultiArguments)
+def MultiCollector(
+    create_env_fn: Any, policy: Any = None, *, sync: bool, **options: Any
+) -> MultiSyncCollector | MultiAsyncCollector:
     """A `MultiSyncCollector` or a `MultiAsyncCollector`, as `sync` says."""
     if not isinstance(sync, bool):
         raise TypeError(f"sync={sync!r}: it must be True or False")

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from tensordict.nn import InteractionType
 
-from collectors.option_checks import check_kinds
+from collectors.option_checks import check_kinds, each
 from collectors.rollout.policy import interaction_type
+from collectors.weights.policy_version import PolicyVersion
+from sync import LocalWeightUpdaterBase, RemoteWeightUpdaterBase, WeightSyncScheme
 
+Device = str | int | torch.device | None
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
 
@@ -31,16 +35,16 @@ class Options:
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     collector_class: Callable[..., Any] | None = None  # what each worker hosts; or a partial of it
     # Where
-    device: Any = None  # for policy and batches, where those are not named
-    policy_device: Any = None
-    storing_device: Any = None
-    env_device: Any = None
+    device: Device | Sequence[Device] = None  # for policy and batches, where those are not named
+    policy_device: Device | Sequence[Device] = None
+    storing_device: Device | Sequence[Device] = None
+    env_device: Device | Sequence[Device] = None
     # Episodes and exploration
     max_frames_per_traj: int | None = None
     init_random_frames: int = 0
     reset_at_each_iter: bool = False
     reset_when_done: bool = True
-    exploration_type: Any = "random"
+    exploration_type: str | InteractionType = "random"
     set_truncated: bool = False
     resume_episodes: bool = True  # load_state_dict replays the episodes under way
     resume_timeout: float = 300.0  # of a worker, to replay them; then new ones are started
@@ -48,10 +52,10 @@ class Options:
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False
     trajs_per_batch: int | None = None
-    cat_results: str | int | None = None
+    cat_results: Literal["stack"] | int | None = None
     use_buffers: bool | None = None
     copy: bool = True
-    track_policy_version: Any = True
+    track_policy_version: bool | str | PolicyVersion = True
     # Where batches go
     replay_buffer: Any = None
     extend_buffer: bool = True
@@ -63,19 +67,19 @@ class Options:
     num_threads: int | None = None
     num_sub_threads: int = 1
     # Weights
-    weight_updater: Any = None
-    weight_sync_schemes: Mapping[str, Any] | None = None
-    weight_recv_schemes: Mapping[str, Any] | None = None
+    weight_updater: LocalWeightUpdaterBase | RemoteWeightUpdaterBase | None = None
+    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
+    weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
     update_at_each_batch: bool = False
-    apply_at: str = "step"
+    apply_at: Literal["step", "batch"] = "step"
     worker_idx: int | None = None  # who this collector is to those above it
     # Trouble
     preemptive_threshold: float | None = None
-    on_worker_failure: str = "raise"
+    on_worker_failure: Literal["raise", "restart"] = "raise"
     max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
     start_timeout: float = 120.0  # until all workers are there
-    start_method: str | None = None
+    start_method: Literal["forkserver", "spawn", "fork"] | None = None
 
     @classmethod
     def of(cls, kind: str, arguments: Mapping[str, Any], further: Iterable[str] = ()) -> Options:
@@ -177,11 +181,10 @@ class Options:
         check_hosted(self.collector_class)
 
     def _check_places(self, kind: str) -> None:
-        placed = self.env_device
-        for one in placed if isinstance(placed, list | tuple) else [placed]:
+        for one in each(self.env_device):
             if one is not None and torch.device(one).type != "cpu":
                 raise ValueError(
-                    f"env_device={placed}: gymnasium environments live in CPU memory; "
+                    f"env_device={self.env_device}: gymnasium environments live in CPU memory; "
                     "policy_device and storing_device can be elsewhere"
                 )
         stored = self.storing()
@@ -192,8 +195,7 @@ class Options:
             )
         if self.cudagraph_policy and kind not in REMOTE:  # those name the devices of their hosts
             placed = self.policy_device if self.policy_device is not None else self.device
-            many = isinstance(placed, Sequence) and not isinstance(placed, str)
-            check_graphs(placed if many else [placed])
+            check_graphs(each(placed))
 
     def _check_kind(self, kind: str) -> None:
         like = ASYNC if kind in REMOTE else kind
@@ -245,7 +247,7 @@ class Options:
         """Where batches are handed out; None for where they are made."""
         placed = self.storing_device if self.storing_device is not None else self.device
         if isinstance(placed, Sequence) and not isinstance(placed, str):
-            distinct = {str(torch.device(device)) for device in placed}
+            distinct = {str(torch.device(device)) for device in each(placed)}
             if len(distinct) > 1:
                 raise ValueError(
                     f"storing_device: a batch is in one place, not in {', '.join(sorted(distinct))}"

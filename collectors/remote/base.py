@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import math
 import threading
 from abc import abstractmethod
@@ -22,10 +21,11 @@ from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeJob
 from collectors.remote.node_handle import Full, NodeHandle
 from collectors.remote.node_pool import NodePool
-from collectors.remote.options import RemoteOptions, places, share
+from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
 from collectors.remote.packed_batch import nest, stack
 from collectors.rollout.seeds import Seeds, check_seed, next_seed
 from collectors.rollout.spaces import Key
+from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers import interrupts
@@ -50,8 +50,9 @@ class RemoteCollector(BaseCollector):
     seats: NodePool | None = None
     launcher: Launcher | None = None
 
+    @takes(RemoteArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
-        self.remote = remote = RemoteOptions.take(options)
+        self.remote = remote = taken(RemoteOptions, options)
         n = remote.num_collectors
         if n is None:
             n = self._count(create_env_fn, remote.num_workers_per_collector)
@@ -79,10 +80,6 @@ class RemoteCollector(BaseCollector):
         if options.get("copy") is False:
             raise ValueError("copy=False hands out views of memory that other machines do not have")
         super().__init__(factories, policy, num_workers=n, **options)
-
-    def _further_arguments(self) -> Iterable[str]:
-        own = inspect.signature(type(self).__init__).parameters
-        return [*RemoteOptions.__dataclass_fields__, *own]
 
     @staticmethod
     def _count(create_env_fn: Any, num_workers: int) -> int:
