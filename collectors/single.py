@@ -93,6 +93,8 @@ class Collector(BaseCollector):
             counters=self._shared_counters,
             poll_control=lambda _: not self._stopping,
         )
+        if options.compile_policy:  # here, where whoever hosts this collector allows for it
+            self._rollout.plan(self._steps)
         self._streams = Streams()
         outside.resume()
         self._block: FrameBlock | None = None

@@ -25,6 +25,7 @@ from collectors.rollout.spaces import Key, is_reserved, key_of, name_of, sample
 from collectors.weights.receiver import WeightReceiver
 from collectors.workers.shared_counters import (
     ACTING,
+    COMPILING,
     FRAMES,
     REPLAYING,
     RESETTING,
@@ -128,7 +129,7 @@ class Rollout:
         """The policy's outputs for the first step: their shapes are known only now."""
         if self.acting is None:
             return {}
-        self.counters[STAGE] = ACTING
+        self.counters[STAGE] = COMPILING if self.acting.compiles else ACTING
         if self._first is None:
             streams = Streams()
             self._first_version = self.weights.version

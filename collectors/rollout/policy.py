@@ -66,6 +66,7 @@ class PolicyCaller:
         if self.out_keys is not None and ACTION not in self.out_keys:
             raise ValueError(f"the policy puts out {shown(self.out_keys)}, but no 'action'")
         self.call = self._calling(policy, trusted)
+        self.compiles = bool(compile_policy)  # in its first call
         if compile_policy:
             options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
             self.call = torch.compile(self.call, **options)

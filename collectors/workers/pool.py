@@ -25,6 +25,7 @@ from collectors.workers.handle import Full, WorkerHandle
 from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.process import Job, Setup, main
 from collectors.workers.shared_counters import (
+    COMPILING,
     FRAMES,
     IDLE,
     MESSAGES,
@@ -74,7 +75,10 @@ class WorkerPool:
         self._timeout = timeout
         self._start_timeout = start_timeout
         # How long a worker may be at what takes longer than a step, and what the limit is called.
-        self._limits = {REPLAYING: (timeout + resume_timeout, "timeout + resume_timeout")}
+        self._limits = {
+            COMPILING: (start_timeout, "start_timeout"),
+            REPLAYING: (timeout + resume_timeout, "timeout + resume_timeout"),
+        }
         self._news = threading.Condition(threading.RLock())
         self._ending = threading.RLock()  # one thread at a time ends a worker
         self._listener: int | None = None  # the thread that listens
@@ -93,6 +97,7 @@ class WorkerPool:
                 self._launch(member, memory)
             self._await_greetings(self.members)
             self._hand_over(None)
+            self._compile(self.members)
         except BaseException:
             self.close(timeout=1.0)
             raise
@@ -161,6 +166,11 @@ class WorkerPool:
             self.raise_failures()
             raise
 
+    def _compile(self, members: list[WorkerHandle]) -> None:
+        """Have compiled policies called for the first time, which may take as long as a start."""
+        if self.jobs[0].options["compile_policy"]:
+            self.call("compile", members=members, timeout=self._start_timeout)
+
     def replace(self, member: WorkerHandle) -> None:
         """Put a fresh worker in the place of a failed one, which may fail in its turn."""
         self._end(member, timeout=0.0)
@@ -177,6 +187,7 @@ class WorkerPool:
         try:
             self._await_greetings([member])
             self._hand_over(member.worker)
+            self._compile([member])
             if self.held:
                 self.tell(member, "pause", True)
         except WorkerError as error:

@@ -389,6 +389,11 @@ class Worker:
     def do_stats(self) -> dict[str, Any]:
         return {"stage": self.counters.stage, "version": self.receiver.version, "pid": os.getpid()}
 
+    def do_compile(self) -> None:
+        """Call the policy for the first time, unless a hosted collector has done so."""
+        if self.hosted is None:
+            self.rollout.plan(self.num_steps)
+
     def do_getattr_env(self, name: str) -> Any:
         if self.hosted is not None:
             return self.hosted.getattr_env(name)

@@ -28,10 +28,10 @@ STAGES = (
     "taking weights",
     "handing over",
     "replaying episodes",
+    "compiling",
 )
-STARTING, IDLE, RESETTING, ACTING, STEPPING, TAKING_WEIGHTS, HANDING_OVER, REPLAYING = range(
-    len(STAGES)
-)
+STARTING, IDLE, RESETTING, ACTING, STEPPING, TAKING_WEIGHTS, HANDING_OVER = range(7)
+REPLAYING, COMPILING = 7, 8
 
 
 class SharedCounters:
