@@ -36,7 +36,7 @@ class Options:
     collector_class: Callable[..., Any] | None = None  # what each worker hosts; or a partial of it
     # Where
     device: Device | Sequence[Device] = None  # for policy and batches, where those are not named
-    policy_device: Device | Sequence[Device] = None
+    policy_device: Device | Sequence[Device] = None  # None: where its parameters are
     storing_device: Device | Sequence[Device] = None
     env_device: Device | Sequence[Device] = None
     # Episodes and exploration
