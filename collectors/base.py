@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, Self, TypeVar
 
@@ -28,6 +28,7 @@ from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
 from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import fresh_seed
+from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
 from collectors.weights.policy_version import PolicyVersion, VersionMap
 from collectors.weights.publisher import Publisher
@@ -66,12 +67,13 @@ class BaseCollector(ABC):
 
     kind = "Collector"
 
+    @takes(Arguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._shut = True  # until there is something to shut down
         self._cut_short = False  # whether an interrupt ended its shutdown
         self._interrupted = False  # whether an interrupt ended it
         self._pid = os.getpid()
-        self.options = Options.of(self.kind, options, self._further_arguments())
+        self.options = Options.of(self.kind, options, inspect.signature(type(self)).parameters)
         check_factory(create_env_fn)
         self.num_workers = count_workers(self.kind, create_env_fn, self.options.num_workers)
         if policy is not None and not callable(policy):
@@ -119,10 +121,6 @@ class BaseCollector(ABC):
             options.check_without_weights()
         check_apart(source, options.weight_sync_schemes or {})
         return source
-
-    def _further_arguments(self) -> Iterable[str]:
-        """What it can be told besides `options.py`."""
-        return ()
 
     # -- what a kind of collector defines
 
@@ -571,21 +569,6 @@ def as_mask(chosen: Any, num_envs: int) -> np.ndarray[Any, Any]:
     which[indices if indices.size else []] = True
     return which
 
-
-def _signature() -> inspect.Signature:
-    """The constructor's, with every option, for help() and editors."""
-    given = list(inspect.signature(BaseCollector.__init__).parameters.values())[:3]
-    options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
-        )
-        for name, field in Options.__dataclass_fields__.items()
-    ]
-    return inspect.Signature([*given, *options])
-
-
-_init: Callable[..., None] = BaseCollector.__init__
-_init.__signature__ = _signature()  # type: ignore[attr-defined]
 
 _OPEN: weakref.WeakSet[BaseCollector] = weakref.WeakSet()
 

@@ -13,6 +13,7 @@ from collectors.data.batch import BatchBuffer, Part, Trajectories, assemble, buf
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.pooled import Lent, PooledCollector
 from collectors.rollout.seeds import Seeds
+from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.local_channel import LocalChannel
@@ -53,7 +54,13 @@ class _LocalCollector(PooledCollector):
             options.weight_updater.register_collector(self)
 
     def _handle(self, index: int, spec: WorkerSpec) -> WorkerHandle:
-        channel = LocalChannel(index, self.publisher, ctx=self._ctx, timeout=self.options.timeout)
+        channel = LocalChannel(
+            index,
+            self.publisher,
+            ctx=self._ctx,
+            timeout=self.options.timeout,
+            resume_timeout=self.options.resume_timeout,
+        )
         numbering = Trajectories(index, self.num_workers)
         device = str(spec.policy_device or "cpu")
         return WorkerHandle(index, channel, spec, numbering, device=device)
@@ -147,7 +154,7 @@ class MultiSyncCollector(_LocalCollector):
         by_worker = batch.reshape(len(counts), counts[0], batch.batch_size[1])
         if how == "stack":
             return by_worker
-        joined: TensorDict = torch.cat(list(by_worker.unbind(0)), how)  # type: ignore[arg-type,assignment]
+        joined: TensorDict = torch.cat(list(by_worker.unbind(0)), how)  # type: ignore[assignment]
         return joined
 
 
@@ -194,7 +201,10 @@ def _check_alike(parts: Sequence[Part]) -> None:
                 )
 
 
-def MultiCollector(create_env_fn: Any, policy: Any = None, *, sync: bool, **options: Any) -> Any:
+@function_takes(MultiArguments)
+def MultiCollector(
+    create_env_fn: Any, policy: Any = None, *, sync: bool, **options: Any
+) -> MultiSyncCollector | MultiAsyncCollector:
     """A `MultiSyncCollector` or a `MultiAsyncCollector`, as `sync` says."""
     if not isinstance(sync, bool):
         raise TypeError(f"sync={sync!r}: it must be True or False")

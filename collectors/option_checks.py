@@ -17,18 +17,18 @@ def check_kinds(options: Any) -> None:
     for names, fits, kind in _KINDS:
         for name in names:
             value = getattr(options, name)
-            for one in _each(value) if name in _FOR_EACH else [value]:
+            for one in each(value) if name in _FOR_EACH else [value]:
                 if one is None and name in _MAY_BE_NONE:
                     continue
                 if not fits(one):
                     raise TypeError(f"{name}={shown(one)}: it must be {kind}")
-    for name in ("timeout", "start_timeout"):
+    for name in ("timeout", "start_timeout", "resume_timeout"):
         if not 0 < getattr(options, name) <= LONGEST_S:
             raise ValueError(
                 f"{name}={getattr(options, name)}: seconds, above 0 and up to {LONGEST_S:g}"
             )
     for name in ("device", "policy_device", "storing_device", "env_device"):
-        for one in _each(getattr(options, name)):
+        for one in each(getattr(options, name)):
             if one is not None:
                 _check_device(name, one)
     how = options.cat_results
@@ -76,12 +76,17 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         is_whole,
         "a whole number",
     ),
-    (("timeout", "start_timeout", "preemptive_threshold"), _is_number, "a number"),
+    (
+        ("timeout", "start_timeout", "resume_timeout", "preemptive_threshold"),
+        _is_number,
+        "a number",
+    ),
     (
         (
             "reset_at_each_iter",
             "reset_when_done",
             "set_truncated",
+            "resume_episodes",
             "split_trajs",
             "use_buffers",
             "copy",
@@ -134,7 +139,7 @@ _MAY_BE_NONE = {
 }
 
 
-def _each(value: Any) -> Sequence[Any]:
+def each(value: Any) -> Sequence[Any]:
     """What there is for each worker, or the one value for all."""
     is_many = isinstance(value, Sequence) and not isinstance(value, str)
     return value if is_many else [value]

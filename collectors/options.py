@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from tensordict.nn import InteractionType
 
-from collectors.option_checks import check_kinds
+from collectors.option_checks import check_kinds, each
 from collectors.rollout.policy import interaction_type
-from sync import HogwildWeightSyncScheme, NoWeightSyncScheme
+from collectors.weights.policy_version import PolicyVersion
+from sync import (
+    HogwildWeightSyncScheme,
+    LocalWeightUpdaterBase,
+    NoWeightSyncScheme,
+    RemoteWeightUpdaterBase,
+    WeightSyncScheme,
+)
 
+Device = str | int | torch.device | None
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
 
@@ -33,26 +42,29 @@ class Options:
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     collector_class: Callable[..., Any] | None = None  # what each worker hosts; or a partial of it
     # Where
-    device: Any = None  # for policy and batches, where those are not named
-    policy_device: Any = None
-    storing_device: Any = None
-    env_device: Any = None
+    device: Device | Sequence[Device] = None  # for policy and batches, where those are not named
+    policy_device: Device | Sequence[Device] = None  # None: where its parameters are
+    storing_device: Device | Sequence[Device] = None
+    env_device: Device | Sequence[Device] = None
     # Episodes and exploration
     max_frames_per_traj: int | None = None
     init_random_frames: int = 0
     reset_at_each_iter: bool = False
     reset_when_done: bool = True
-    exploration_type: Any = "random"
+    exploration_type: str | InteractionType = "random"
     set_truncated: bool = False
+    resume_episodes: bool = True  # load_state_dict replays the episodes under way
+    resume_timeout: float = 300.0  # of a worker, to replay them; then new ones are started
     # The form of batches
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False
     trajs_per_batch: int | None = None
-    cat_results: str | int | None = None
-    next_observation: str = "all"  # "final": only those that no later frame of their row shows
+    cat_results: Literal["stack"] | int | None = None
+    # "final": only those that no later frame of their row shows
+    next_observation: Literal["all", "final"] = "all"
     use_buffers: bool | None = None
     copy: bool = True
-    track_policy_version: Any = True
+    track_policy_version: bool | str | PolicyVersion = True
     # Where batches go
     replay_buffer: Any = None
     extend_buffer: bool = True
@@ -64,21 +76,22 @@ class Options:
     num_threads: int | None = None
     num_sub_threads: int = 1
     # Weights
-    weight_updater: Any = None
-    weight_sync_schemes: Mapping[str, Any] | None = None
-    weight_recv_schemes: Mapping[str, Any] | None = None
+    weight_updater: LocalWeightUpdaterBase | RemoteWeightUpdaterBase | None = None
+    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
+    weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
     update_at_each_batch: bool = False
-    apply_at: str = "step"  # "batch", "episode": keep an episode's weights to its end
-    state_on_update: str = "keep"  # or "zero" the state that the policy carries
+    # When new weights are applied; "episode": its end has the weights of its beginning
+    apply_at: Literal["step", "batch", "episode"] = "step"
+    state_on_update: Literal["keep", "zero"] = "keep"  # what the policy carries
     worker_idx: int | None = None  # who this collector is to those above it
     # Trouble
     preemptive_threshold: float | None = None
     batches_ahead: int = 2  # that an async worker may finish before the learner takes one
-    on_worker_failure: str = "raise"
+    on_worker_failure: Literal["raise", "restart"] = "raise"
     max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
     start_timeout: float = 120.0  # until all workers are there
-    start_method: str | None = None
+    start_method: Literal["forkserver", "spawn", "fork"] | None = None
 
     @classmethod
     def of(cls, kind: str, arguments: Mapping[str, Any], further: Iterable[str] = ()) -> Options:
@@ -199,11 +212,10 @@ class Options:
                 )
 
     def _check_places(self, kind: str) -> None:
-        placed = self.env_device
-        for one in placed if isinstance(placed, list | tuple) else [placed]:
+        for one in each(self.env_device):
             if one is not None and torch.device(one).type != "cpu":
                 raise ValueError(
-                    f"env_device={placed}: gymnasium environments live in CPU memory; "
+                    f"env_device={self.env_device}: gymnasium environments live in CPU memory; "
                     "policy_device and storing_device can be elsewhere"
                 )
         stored = self.storing()
@@ -214,8 +226,7 @@ class Options:
             )
         if self.cudagraph_policy and kind not in REMOTE:  # those name the devices of their hosts
             placed = self.policy_device if self.policy_device is not None else self.device
-            many = isinstance(placed, Sequence) and not isinstance(placed, str)
-            check_graphs(placed if many else [placed])
+            check_graphs(each(placed))
 
     def _check_kind(self, kind: str) -> None:
         like = ASYNC if kind in REMOTE else kind
@@ -267,7 +278,7 @@ class Options:
         """Where batches are handed out; None for where they are made."""
         placed = self.storing_device if self.storing_device is not None else self.device
         if isinstance(placed, Sequence) and not isinstance(placed, str):
-            distinct = {str(torch.device(device)) for device in placed}
+            distinct = {str(torch.device(device)) for device in each(placed)}
             if len(distinct) > 1:
                 raise ValueError(
                     f"storing_device: a batch is in one place, not in {', '.join(sorted(distinct))}"

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.signatures import Arguments, takes
 from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.pool import WorkerPool
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
@@ -34,6 +35,7 @@ class PooledCollector(BaseCollector):
     pool: WorkerPool | None = None
     _frames_of: Sequence[int]  # of each worker in a batch
 
+    @takes(Arguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._recovering = threading.RLock()  # one thread at a time replaces workers
         self._lent: list[Lent] = []  # what the last batch is a view of
@@ -202,6 +204,7 @@ class PooledCollector(BaseCollector):
         method: str,
         arguments: Callable[[WorkerHandle], tuple[Any, ...]],
         chosen: Sequence[WorkerHandle] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
         """Have workers do something; those that are lost over it are replaced, and asked again."""
         self._raise_error()
@@ -210,7 +213,7 @@ class PooledCollector(BaseCollector):
         while True:
             generations = self._pool.generations()
             try:
-                return self._pool.call(method, arguments, chosen)
+                return self._pool.call(method, arguments, chosen, timeout)
             except WorkerError as error:
                 if self._pool.closed:
                     raise
@@ -259,7 +262,16 @@ class PooledCollector(BaseCollector):
         # On their own, workers are ahead of what was delivered: what lay between is gone, and so is
         # what they collected here before.
         of = dict(zip(self.handles, states, strict=True))
-        found = self._ask("load_state_dict", lambda handle: (of[handle], base, self.shares_batch))
+        timeout, held = self.options.timeout + self.options.resume_timeout, self._pool.held
+        self._pool.hold(True)  # no frames are expected of a worker that replays episodes
+        try:
+            found = self._ask(
+                "load_state_dict",
+                lambda handle: (of[handle], base, self.shares_batch),
+                timeout=timeout,
+            )
+        finally:
+            self._pool.hold(held)
         for (handle, state), (same, first) in zip(of.items(), found, strict=True):
             self._pool.drop_before(handle, first)
             handle.trajectories.load_state_dict(state["trajectories"], under_way=same)

@@ -61,6 +61,8 @@ class Collector(BaseCollector):
             seed=Seeds(self.seed).factory(),
             max_frames=options.max_frames_per_traj,
             halting=not options.reset_when_done,
+            resume_episodes=options.resume_episodes,
+            resume_timeout=options.resume_timeout,
         )
         self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
         self._shared_counters = SharedCounters()
@@ -94,6 +96,8 @@ class Collector(BaseCollector):
                 counters=self._shared_counters,
                 poll_control=lambda _: not self._stopping,
             )
+            if options.compile_policy:  # here, where whoever hosts this collector allows for it
+                self._rollout.plan(self._steps)
             self._streams = Streams()
         self._block: FrameBlock | None = None
         if options.weight_updater is not None:

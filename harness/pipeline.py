@@ -146,6 +146,7 @@ def _episodes(config: Config) -> dict[str, Any]:
         "max_frames_per_traj": collector.max_frames_per_traj,
         "reset_at_each_iter": collector.reset_at_each_iter,
         "next_observation": collector.next_observation,
+        "resume_episodes": collector.resume_episodes,
         "init_random_frames": getattr(config.algo, "learning_starts", 0),
     }
 

@@ -36,4 +36,6 @@ def combine(failures: Mapping[int, WorkerError]) -> WorkerError:
     if not others:
         return first
     text = "\n".join(str(failure) for failure in failures.values())
-    return WorkerError(first.worker_idx, f"{len(failures)} workers failed:\n{text}", failures)
+    kinds = {type(failure) for failure in failures.values()}
+    kind = kinds.pop() if len(kinds) == 1 else WorkerError
+    return kind(first.worker_idx, f"{len(failures)} workers failed:\n{text}", failures)

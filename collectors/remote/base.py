@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from collectors.pooled import Lent, PooledCollector
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.node_channel import NodeChannel, Pulse
-from collectors.remote.options import RemoteOptions, places, share
+from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
 from collectors.remote.packed_batch import stack
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import Key
+from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
@@ -45,8 +45,9 @@ class RemoteCollector(PooledCollector):
     _room = 1  # places for so many times the collectors that there are at first
     launcher: Launcher | None = None
 
+    @takes(RemoteArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
-        self.remote = remote = RemoteOptions.take(options)
+        self.remote = remote = taken(RemoteOptions, options)
         n = remote.num_collectors
         if n is None:
             n = self._count(create_env_fn, remote.num_workers_per_collector)
@@ -75,10 +76,6 @@ class RemoteCollector(PooledCollector):
         if options.get("copy") is False:
             raise ValueError("copy=False hands out views of memory that other machines do not have")
         super().__init__(factories, policy, num_workers=n, **options)
-
-    def _further_arguments(self) -> Iterable[str]:
-        own = inspect.signature(type(self).__init__).parameters
-        return [*RemoteOptions.__dataclass_fields__, *own]
 
     @staticmethod
     def _count(create_env_fn: Any, num_workers: int) -> int:

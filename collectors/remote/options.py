@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import torch
 
 from collectors.options import ASYNC, SINGLE, SYNC, check_hosted
+from collectors.signatures import Arguments
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +25,7 @@ class RemoteOptions:
     collector_class: Callable[..., Any] | None = None  # what each is; or a partial of it
     max_collectors: int | None = None  # places for those that are added later
 
-    @classmethod
-    def take(cls, options: dict[str, Any]) -> RemoteOptions:
-        """Take these out of all options; the rest are those of every collector."""
-        given = {
-            name: options.pop(name) for name in list(options) if name in cls.__dataclass_fields__
-        }
-        taken = cls(**given)
-        taken._check()
-        return taken
-
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         for name in ("num_collectors", "num_workers_per_collector", "max_collectors"):
             value = getattr(self, name)
             if value is None and name != "num_workers_per_collector":
@@ -69,6 +62,17 @@ class RemoteOptions:
         from collectors.single import Collector
 
         return Collector if self.num_workers_per_collector == 1 else MultiSyncCollector
+
+
+@dataclass(frozen=True)
+class RemoteArguments(Arguments, RemoteOptions):
+    """What every remote collector takes."""
+
+
+def taken(kind: type[T], options: dict[str, Any]) -> T:
+    """Take the fields of this dataclass out of all options."""
+    names = [field.name for field in fields(kind) if field.name in options]  # type: ignore[arg-type]
+    return kind(**{name: options.pop(name) for name in names})
 
 
 def kind_of(collector_class: Any) -> str | None:

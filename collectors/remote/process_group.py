@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
 from collectors.remote.local_processes import Processes
 from collectors.remote.node import close_all
+from collectors.remote.options import RemoteArguments, taken
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
+from collectors.signatures import takes
 from collectors.workers.channel import CannotReplace
 from collectors.workers.startup import ignore_signals
 
@@ -85,8 +88,9 @@ class ProcessGroupLauncher(Launcher):
                 self._processes.end_all(timeout)
 
 
-class ProcessGroupCollector(RemoteCollector):
-    """Collectors in processes that join this one.
+@dataclass(frozen=True, kw_only=True)
+class JoiningOptions:
+    """How processes join.
 
     launcher: "local" starts them here; "env" takes the ranks that torchrun or a scheduler started:
         rank 0 makes this collector, all others call `serve_rank`. None: "env" if there are ranks.
@@ -94,22 +98,28 @@ class ProcessGroupCollector(RemoteCollector):
     address: what this process's connections bind to; `host` unless told.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        launcher: str | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        address: str | None = None,
-        **options: Any,
-    ):
-        if not 0 <= port <= 65535:
-            raise ValueError(f"port={port}: expected 0 to 65535")
-        self._host, self._port, self._address = host, port, address
+    launcher: Literal["local", "env"] | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    address: str | None = None
+
+
+@dataclass(frozen=True)
+class JoiningArguments(RemoteArguments, JoiningOptions):
+    """What collectors in processes that join take."""
+
+
+class ProcessGroupCollector(RemoteCollector):
+    """Collectors in processes that join this one, as `JoiningOptions` say."""
+
+    @takes(JoiningArguments)
+    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
+        joining = taken(JoiningOptions, options)
+        if not 0 <= joining.port <= 65535:
+            raise ValueError(f"port={joining.port}: expected 0 to 65535")
+        self._host, self._port, self._address = joining.host, joining.port, joining.address
         self._ranks: Ranks | None = None
-        if check_launcher(launcher) == "env":
+        if check_launcher(joining.launcher) == "env":
             self._ranks = Ranks.of()
             if self._ranks.rank != 0:
                 raise ValueError(

@@ -10,13 +10,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collectors.base import ends_on_interrupt
 from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
+from collectors.remote.options import RemoteArguments, taken
 from collectors.rollout.seeds import Seeds
+from collectors.signatures import takes
 from collectors.workers.channel import CannotReplace
 from sync import WeightSyncScheme
 from sync.remote.engine import PeerDied
@@ -286,34 +289,43 @@ def _shown(resources: Mapping[str, float]) -> str:
     return ", ".join(shown) or "nothing"
 
 
-class RayCollector(RemoteCollector):
-    """Collectors in actors of a Ray cluster; some can be added and removed while it runs.
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Which Ray cluster, and what of it.
 
     address: of the cluster ("auto" for the one of this machine). None: the one that this process is
         connected with, or one that is started here, and ended with the last collector in it.
     ray_init_config: further arguments of `ray.init`.
     remote_configs: what an actor takes of the cluster, as `num_cpus`, `num_gpus`, `resources` and
         `scheduling_strategy`; one for all, or a list with one for each collector.
+    """
 
-    There is room for twice as many collectors as at first, unless `max_collectors` says otherwise.
+    address: str | None = None
+    ray_init_config: Mapping[str, Any] | None = None
+    remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class RayArguments(RemoteArguments, ClusterOptions):
+    """What a `RayCollector` takes."""
+
+
+class RayCollector(RemoteCollector):
+    """Collectors in actors of a Ray cluster, as `ClusterOptions` say.
+
+    Some can be added and removed while it runs. There is room for twice as many as at first, unless
+    `max_collectors` says otherwise.
     """
 
     kind = "RayCollector"
     _room = 2
 
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        address: str | None = None,
-        ray_init_config: Mapping[str, Any] | None = None,
-        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
-    ):
-        self._address = address
-        self._init_config = dict(ray_init_config or {})
-        self._configs = remote_configs or {}
+    @takes(RayArguments)
+    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
+        cluster = taken(ClusterOptions, options)
+        self._address = cluster.address
+        self._init_config = dict(cluster.ray_init_config or {})
+        self._configs = cluster.remote_configs or {}
         for config in [self._configs] if isinstance(self._configs, Mapping) else self._configs:
             for name in _REFUSED:
                 if name in config:

@@ -203,12 +203,9 @@ class Environments(ABC):
             array[row, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
 
     def _checked(self, leaf: Leaf, value: Any, shape: tuple[int, ...]) -> Array:
-        """The observation, if it is of its space's shape and casts to its type.
-
-        By the rule of gymnasium's vectors: numbers of one kind do, float64 to float32 for instance.
-        """
+        """The observation, if it is of its space's shape and kind: float64 is cast to float32."""
         array = np.asarray(value)
-        if array.shape != shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        if array.shape != shape or array.dtype.kind != leaf.dtype.kind:
             raise ValueError(
                 f"{self} returned the observation {'/'.join(leaf.key)!r} as {array.dtype} "
                 f"{list(array.shape)}; its space says {leaf.dtype} {list(shape)}"
@@ -236,7 +233,8 @@ class OneEnv(Environments):
         self.history = EpisodeReplay([env])
 
     def step(self, frames: FrameBlock, t: int, action: Array) -> int:
-        self.history.actions.append(action)  # type: ignore[union-attr]
+        if self.history is not None:
+            self.history.actions.append(action)
         given = int(action[0]) if self._discrete else action[0].copy()
         observation, reward, terminated, truncated, _ = self.env.step(given)
         self._write(frames.observation_arrays, t + 1, 0, observation)
@@ -257,7 +255,8 @@ class OneEnv(Environments):
         if self.halting:
             return count
         self._length = 0
-        self.history.reset(_ONE, None)  # type: ignore[union-attr]
+        if self.history is not None:
+            self.history.reset(_ONE, None)
         observation, _ = self.env.reset()
         self._write(frames.observation_arrays, t + 1, 0, observation)
         frames.is_init[t + 1, 0] = self.started = True

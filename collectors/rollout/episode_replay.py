@@ -1,26 +1,43 @@
-"""What every environment was given since its episode began, so that it can be brought there again.
+"""Replays the episodes under way of a saved collector, so that a resumed one goes on in them.
 
-A gymnasium environment cannot be saved, but it can be repeated: its random stream as it was before
-the reset, the reset, the same actions. Whether the repetition came out the same is checked by
-whoever asks for it, against the observation and reward that were saved.
+A gymnasium environment cannot be saved. It can be given again what it was given since its episode
+began: the random stream as it was before the reset, the reset, and the actions. The caller compares
+the outcome with the observation and the reward that were saved.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.wrappers import RecordVideo
 
 Array = np.ndarray[Any, Any]
-LONGEST = 200_000  # steps; an environment that goes on for longer is not repeated
+LONGEST = 200_000  # steps; an episode that goes on for longer is not replayed
+
+
+def writes_files(env: Any) -> bool:
+    """Whether an environment or a wrapper writes files, which a replay would write again.
+
+    A wrapper of a user's own says so by an attribute `writes_files = True`.
+    """
+    while not (isinstance(env, RecordVideo) or getattr(env, "writes_files", False)):
+        if not isinstance(env, gym.Wrapper):
+            return False
+        env = env.env
+    return True
 
 
 class EpisodeReplay:
-    """Starts and actions of the members of one vector."""
+    """Random streams and actions of the environments of one vector, since their episodes began."""
 
     def __init__(self, members: list[Any]):
         self.members = members
+        self.timeout = math.inf  # seconds that a replay may take
         self.actions: list[Array] = []
         self._starts: list[dict[str, Any] | None] = [None] * len(members)
         self._since = [0] * len(members)
@@ -46,53 +63,46 @@ class EpisodeReplay:
         self._since = [since - first for since in self._since]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Each member's start and actions; empty for one that cannot be repeated."""
+        """Each member's start and actions; empty for one that cannot be replayed."""
         states: list[dict[str, Any]] = []
         for i, start in enumerate(self._starts):
-            if start is None:
-                states.append({})
-                continue
-            given = [
-                torch.from_numpy(np.asarray(a[i]).copy()) for a in self.actions[self._since[i] :]
-            ]
-            actions = torch.stack(given) if given else torch.zeros(0)
-            states.append({**start, "actions": actions})
+            given = np.array([actions[i] for actions in self.actions[self._since[i] :]])
+            states.append({} if start is None else {**start, "actions": torch.from_numpy(given)})
         return states
 
     def repeat(self, states: list[dict[str, Any]], action: Any) -> list[tuple[Any, Any]] | None:
         """Bring every member to where these states were taken; their last observations and rewards.
 
-        action: turns a row of actions into what one member is given. None if any cannot be.
+        action: turns a row of actions into what one member is given. None if a member cannot be
+        brought there, or not in time.
         """
         if len(states) != len(self.members) or not all(states):
             return None
+        deadline = time.monotonic() + self.timeout
         reached = []
-        longest = max(len(state["actions"]) for state in states)
-        self.actions = []
-        padding = None
-        for i, state in enumerate(states):
-            member = self.members[i]
-            if "seed" in state:
-                observation, _ = member.reset(seed=int(state["seed"]))
-                self._starts[i] = {"seed": int(state["seed"])}
-            else:
+        for member, state in zip(self.members, states, strict=True):
+            if "rng" in state:
                 member.unwrapped.np_random.bit_generator.state = state["rng"]
-                observation, _ = member.reset()
-                self._starts[i] = {"rng": state["rng"]}
-            self._since[i] = longest - len(state["actions"])
+            observation, _ = member.reset(seed=state.get("seed"))
             over, reward = False, None
             for row in state["actions"].numpy():
-                if over:  # it takes another course, and may not be stepped past its end
+                # Where it takes another course, it may not be stepped past its end.
+                if over or time.monotonic() > deadline:
                     return None
                 observation, reward, terminated, truncated, _ = member.step(action(row))
                 over = terminated or truncated
             reached.append((observation, reward))
-        shape = next((s["actions"].shape[1:] for s in states if len(s["actions"])), None)
-        dtype = next((s["actions"].numpy().dtype for s in states if len(s["actions"])), None)
-        for t in range(longest if shape is not None else 0):
-            padding = np.zeros((len(states), *shape), dtype)  # type: ignore[misc]
-            for i, state in enumerate(states):
-                if t >= self._since[i]:
-                    padding[i] = state["actions"][t - self._since[i]].numpy()
-            self.actions.append(padding)
+        self._adopt(states)
         return reached
+
+    def _adopt(self, states: list[dict[str, Any]]) -> None:
+        """Go on recording from these states."""
+        given = [state["actions"].numpy() for state in states]
+        longest = max(given, key=len)
+        merged = np.zeros((len(longest), len(given), *longest.shape[1:]), longest.dtype)
+        for i, rows in enumerate(given):
+            self._since[i] = len(longest) - len(rows)
+            if len(rows):
+                merged[self._since[i] :, i] = rows
+        self.actions = list(merged)
+        self._starts = [{k: v for k, v in one.items() if k != "actions"} for one in states]

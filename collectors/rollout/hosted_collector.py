@@ -26,6 +26,7 @@ from collectors.weights.policy_version import VersionMap
 from collectors.weights.receiver import WeightReceiver
 from collectors.workers.shared_counters import (
     FRAMES,
+    REPLAYING,
     STAGE,
     STEPPING,
     STEPS,
@@ -113,6 +114,7 @@ class HostedCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
+        self.counters[STAGE] = REPLAYING
         exact: bool = self.collector.load_state_dict(state["collector"])
         self.stamps.load_state_dict(state["stamps"])
         self._first = None

@@ -25,7 +25,9 @@ from collectors.rollout.spaces import Key, is_reserved, key_of, name_of, sample
 from collectors.weights.receiver import WeightReceiver
 from collectors.workers.shared_counters import (
     ACTING,
+    COMPILING,
     FRAMES,
+    REPLAYING,
     RESETTING,
     STAGE,
     STEPPING,
@@ -152,7 +154,7 @@ class Rollout:
         """The policy's outputs for the first step: their shapes are known only now."""
         if self.acting is None:
             return {}
-        self.counters[STAGE] = ACTING
+        self.counters[STAGE] = COMPILING if self.acting.compiles else ACTING
         if self._first is None:
             streams = Streams()
             self._use(self.weights.version)
@@ -436,6 +438,7 @@ class Rollout:
             self.restart()
             return False
         self._begun, self._first, self._lost = bool(state["begun"]), None, False
+        self.counters[STAGE] = REPLAYING
         exact = not self._begun or self.environments.load_state_dict(state["environments"])
         saved = {key_of(name): value.clone() for name, value in state["state"].items()}
         self.state = saved or self.state

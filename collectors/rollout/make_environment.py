@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from collectors.rollout.environment import Environments, OneEnv
+from collectors.rollout.episode_replay import writes_files
 from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector
 
@@ -25,6 +27,8 @@ def make_environments(
     seed: int = 0,
     max_frames: int | None = None,
     halting: bool = False,
+    resume_episodes: bool = True,
+    resume_timeout: float = math.inf,
 ) -> Environments:
     """Call the factory, and take what it gives by the way its episodes follow each other."""
     told = {"worker_idx": worker_idx, "seed": seed}
@@ -41,6 +45,11 @@ def make_environments(
         )
     environments.max_frames = max_frames
     environments.halting = halting
+    history = environments.history
+    if history is not None:
+        history.timeout = resume_timeout
+        if not resume_episodes or any(map(writes_files, history.members)):
+            environments.history = None
     return environments
 
 

@@ -22,6 +22,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 
+from collectors.rollout.device_transfer import DeviceTransfer, device_of
 from collectors.rollout.spaces import Key, Leaf
 
 ACTION: Key = ("action",)
@@ -56,7 +57,10 @@ class PolicyCaller:
         cudagraph: bool = False,
     ):
         self.policy = policy
+        if device is None:
+            device = device_of(policy)
         self.device = device if device is not None and device.type != "cpu" else None
+        self._transfer = None if self.device is None else DeviceTransfer(self.device)
         names = [leaf.key for leaf in observations]
         if hasattr(policy, "in_keys"):
             self.in_keys = [as_key(k) for k in policy.in_keys]
@@ -76,6 +80,7 @@ class PolicyCaller:
         if self.out_keys is not None and ACTION not in self.out_keys:
             raise ValueError(f"the policy puts out {shown(self.out_keys)}, but no 'action'")
         self.call = self._calling(policy, trusted)
+        self.compiles = bool(compile_policy)  # in its first call
         if compile_policy:
             options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
             self.call = torch.compile(self.call, **options)
@@ -85,10 +90,11 @@ class PolicyCaller:
             self.call = CudaGraphModule(self.call)
 
     def __call__(self, inputs: Sequence[Tensor]) -> dict[Key, Tensor]:
-        """What the policy puts out for these inputs, by key; where it computes it."""
-        if self.device is not None:
-            inputs = [None if t is None else t.to(self.device, non_blocking=True) for t in inputs]
-        return self.read(self.call(*inputs))
+        """What the policy puts out for these inputs, by key, in the host's memory."""
+        if self._transfer is None:
+            return self.read(self.call(*inputs))
+        outputs = self.read(self.call(*self._transfer.to_device(inputs)))
+        return dict(zip(outputs, self._transfer.to_host([*outputs.values()]), strict=True))
 
     def read(self, result: Any) -> dict[Key, Tensor]:
         """What a call returned, by key."""

@@ -110,7 +110,8 @@ class SyncVector(ManualVector):
         self.history = EpisodeReplay(env.envs)
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        self.env.reset()  # it does not know what its members are made to do now
+        if self.history is not None:
+            self.env.reset()  # it does not know what its members are made to do now
         return super().load_state_dict(state)
 
 

@@ -125,6 +125,10 @@ class WorkerChannel(ABC):
     def activity(self) -> str:
         """What the worker does, as it follows "it" in a message."""
 
+    def patience(self, timeout: float) -> float:
+        """For how long the worker may do what it does without any progress."""
+        return timeout
+
     @abstractmethod
     def stuck(self, timeout: float) -> str:
         """What the worker does without any progress for so long, as it follows its name."""

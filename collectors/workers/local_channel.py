@@ -22,6 +22,7 @@ from collectors.workers.shared_counters import (
     FRAMES,
     IDLE,
     MESSAGES,
+    REPLAYING,
     STAGE,
     STARTING,
     STEPS,
@@ -52,13 +53,16 @@ class LocalChannel(WorkerChannel):
     """One worker process.
 
     timeout: how long a message may wait to be read.
+    resume_timeout: how long the worker may replay episodes, beside that.
     """
 
-    def __init__(self, index: int, publisher: Publisher, *, ctx: Any, timeout: float):
+    def __init__(
+        self, index: int, publisher: Publisher, *, ctx: Any, timeout: float, resume_timeout: float
+    ):
         self._index = index
         self._publisher = publisher
         self._ctx = ctx
-        self._timeout = timeout
+        self._timeout, self._resume_timeout = timeout, resume_timeout
         self.process: Any = None
         self.counters = SharedCounters()
         self._pipe: Pipe | None = None
@@ -136,7 +140,9 @@ class LocalChannel(WorkerChannel):
         if kind == "result":
             return [Answer(*rest)]
         if kind == "hello":
-            return [Hello(*rest), Met()]
+            return [Hello(*rest)]
+        if kind == "met":
+            return [Met()]
         if kind == "error":
             name, text = rest
             return [Failed(f"raised {name} while {self.counters.stage}:\n{text.rstrip()}")]
@@ -182,6 +188,10 @@ class LocalChannel(WorkerChannel):
 
     def activity(self) -> str:
         return f"is {self.counters.stage}"
+
+    def patience(self, timeout: float) -> float:
+        replaying = self.counters.values[STAGE] == REPLAYING
+        return timeout + self._resume_timeout if replaying else timeout
 
     def stuck(self, timeout: float) -> str:
         return (

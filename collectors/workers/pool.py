@@ -112,7 +112,7 @@ class WorkerPool:
             if failures := self._failures(handles):
                 raise combine(failures) from None
             raise
-        self._await(handles, lambda handle: handle.met, self._timeout, "timeout")
+        self._await(handles, lambda handle: handle.met, self._start_timeout, "start_timeout")
 
     def _await(
         self,
@@ -284,8 +284,8 @@ class WorkerPool:
             rests = not channel.is_busy() and (self.held or not handle.owed)
             if progress != handle.last_progress or rests:
                 handle.last_progress, handle.moved_at = progress, now
-            elif now - handle.moved_at > self._timeout:
-                text = f"{handle} {channel.stuck(self._timeout)}"
+            elif now - handle.moved_at > (limit := channel.patience(self._timeout)):
+                text = f"{handle} {channel.stuck(limit)}"
                 handle.failure = WorkerTimeout(handle.index, text)
 
     def look(self) -> None:
@@ -398,16 +398,18 @@ class WorkerPool:
         method: str,
         arguments: Callable[[WorkerHandle], tuple[Any, ...]] = lambda handle: (),
         handles: Iterable[WorkerHandle] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
         """Have workers do something between two steps; their results.
 
         One that another thread replaces meanwhile is asked again.
         """
         chosen = list(self.handles if handles is None else handles)
-        deadline = awake_s() + self._timeout
+        limit = self._timeout if timeout is None else timeout
+        deadline = awake_s() + limit
         answers: dict[int, tuple[bool, Any]] = {}
         while left := [handle for handle in chosen if handle.index not in answers]:
-            answers |= self._ask(left, method, arguments, deadline)
+            answers |= self._ask(left, method, arguments, limit, deadline)
         results = []
         for handle in chosen:
             ok, value = answers[handle.index]
@@ -422,6 +424,7 @@ class WorkerPool:
         handles: Iterable[WorkerHandle],
         method: str,
         arguments: Callable[[WorkerHandle], tuple[Any, ...]],
+        limit: float,
         deadline: float,
     ) -> dict[int, tuple[bool, Any]]:
         """The answers by worker, without those of whoever was replaced before it gave one."""
@@ -449,7 +452,7 @@ class WorkerPool:
                 elif handle.failure is not None:
                     failures[handle.index] = handle.failure
                 elif handle.generation == generation:
-                    text = f"{handle} did not answer {method!r} within timeout={self._timeout:g} s"
+                    text = f"{handle} did not answer {method!r} within timeout={limit:g} s"
                     activity = handle.channel.activity()
                     failures[handle.index] = WorkerTimeout(handle.index, f"{text}: it {activity}")
         if failures:

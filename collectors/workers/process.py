@@ -4,7 +4,8 @@
     -------                                   ------
     start the process                    ->   make policy and environments
                                          <-   hello (number of environments), or the error
-    publish version 0 (schemes)          <->  apply it
+    publish version 0 (schemes)          <->  apply it; compile the policy if told
+                                         <-   met
     collect (block b)                    ->   queue it; plan the blocks at the first, share them
                                          <-   blocks (layout, descriptor)
                                               fill block b
@@ -194,6 +195,9 @@ class Worker:
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
         self.rollout: Any = self._host() if spec.collector_class is not None else self._roll_out()
+        if options["compile_policy"] and self.hosted is None:
+            self.rollout.plan(self.num_steps)  # calls the policy, for the first time
+        self.pipe.send(("met",))
 
     def _roll_out(self) -> Rollout:
         """Step environments here."""
@@ -205,6 +209,8 @@ class Worker:
             seed=spec.seeds.factory(),
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
+            resume_episodes=options["resume_episodes"],
+            resume_timeout=options["resume_timeout"],
         )
         check_apply_at(options["apply_at"], environments)
         self.num_steps = Steps(spec.frames)(environments.num_envs)
@@ -460,6 +466,8 @@ PASSED_ON = (
     "state_on_update",
     "next_observation",
     "set_truncated",
+    "resume_episodes",
+    "resume_timeout",
     "timeout",
 )
 

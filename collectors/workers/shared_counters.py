@@ -14,8 +14,19 @@ from sync.local.memory import AnonymousMemory, as_bytes
 FRAMES, STEPS, STAGE, VERSION = range(4)
 # Written by the trainer.
 MESSAGES, CUT = 4, 5
-STAGES = ("starting", "idle", "resetting", "acting", "stepping", "taking weights", "handing over")
-STARTING, IDLE, RESETTING, ACTING, STEPPING, TAKING_WEIGHTS, HANDING_OVER = range(len(STAGES))
+STAGES = (
+    "starting",
+    "idle",
+    "resetting",
+    "acting",
+    "stepping",
+    "taking weights",
+    "handing over",
+    "replaying episodes",
+    "compiling",
+)
+STARTING, IDLE, RESETTING, ACTING, STEPPING, TAKING_WEIGHTS, HANDING_OVER = range(7)
+REPLAYING, COMPILING = 7, 8
 
 
 class SharedCounters:

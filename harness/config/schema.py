@@ -33,6 +33,7 @@ class CollectorConfig:
     exploration: Literal["random", "mode", "mean", "deterministic"] = "random"
     reset_at_each_iter: bool = False
     next_observation: Literal["all", "final"] = "all"
+    resume_episodes: bool = True
     preemptive_threshold: float | None = None
     free_running: bool = False
     compile_policy: bool = False

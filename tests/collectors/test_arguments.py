@@ -358,12 +358,6 @@ def test_workers_that_cannot_be_put_together_are_refused():
         )
 
 
-def test_the_signature_shows_every_option():
-    shown = inspect.signature(Collector).parameters
-    assert set(Options.__dataclass_fields__) <= set(shown)
-    assert shown["copy"].default is True
-
-
 # What is accepted does something (what is not here has tests beside it: data, policies, failures)
 
 

@@ -83,7 +83,7 @@ def test_an_interrupted_call_ends_the_collector(kind, call, most, capfd):
             collector.next()
             with Interrupt(number, *CODE) as interrupt:
                 CALLS[call](collector)
-            if interrupt.fired and not collector._interrupted:  # before the call, or after it
+            if not collector._interrupted:  # it came before the call or after it, or not at all
                 collector.shutdown()
             with pytest.raises(RuntimeError, match="the collector was shut down"):
                 collector.next()

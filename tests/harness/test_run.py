@@ -244,6 +244,7 @@ def test_sync_options_that_need_another_run_with_it(collector, options):
         "collector.exploration=mode",
         "collector.reset_at_each_iter=true",
         "collector.next_observation=final",
+        "collector.resume_episodes=false",
         "collector.max_frames_per_traj=10",
         "collector.devices.policy=[cpu,cpu]",
         "collector.num_threads=2",

@@ -1,0 +1,80 @@
+"""One copy to a policy's device and one back for each call, whatever it takes and gives.
+
+inputs  --pack-->  page-locked bytes  --copy-->  bytes on the device  --view-->  the policy
+outputs --pack-->  bytes on the device  --copy-->  bytes here  --view-->  the frames
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ALIGNED = 16  # bytes, as vectorised kernels like their inputs
+
+
+def device_of(policy: Any) -> torch.device | None:
+    """Where a module's tensors are; None for what has none."""
+    tensors = [*policy.parameters(), *policy.buffers()] if isinstance(policy, nn.Module) else []
+    return tensors[0].device if tensors else None
+
+
+class DeviceTransfer:
+    """Carries the inputs and outputs of one policy."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._copied: torch.cuda.Event | None = None  # when `_staging` may be written again
+
+    def to_device(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """These tensors on the device, in memory that no later call writes to."""
+        given = [tensor for tensor in tensors if tensor is not None]
+        on_cuda = self.device.type == "cuda"
+        if self._copied is not None:
+            self._copied.synchronize()
+        if self._staging.numel() != _nbytes(given):
+            self._staging = torch.empty(_nbytes(given), dtype=torch.uint8, pin_memory=on_cuda)
+        _pack(given, self._staging)
+        there = iter(_views(self._staging.to(self.device, non_blocking=True, copy=True), given))
+        if on_cuda:
+            self._copied = torch.cuda.current_stream(self.device).record_event()
+        return [None if tensor is None else next(there) for tensor in tensors]
+
+    def to_host(self, values: Sequence[Any]) -> list[Any]:
+        """These values with every tensor of the device in the host's memory."""
+        kind = self.device.type
+        there = [v for v in values if isinstance(v, Tensor) and v.device.type == kind]
+        if len(there) > 1:
+            packed = torch.empty(_nbytes(there), dtype=torch.uint8, device=self.device)
+            _pack(there, packed)
+            here = _views(packed.cpu(), there)
+        else:
+            here = [tensor.cpu() for tensor in there]
+        found = dict(zip(map(id, there), here, strict=True))
+        return [found.get(id(value), value) for value in values]
+
+
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum(_rounded(tensor.nbytes) for tensor in tensors)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def _pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
+    for view, tensor in zip(_views(buffer, tensors), tensors, strict=True):
+        view.copy_(tensor)
+
+
+def _views(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors like these, which lie in the buffer's bytes one after the other."""
+    found, start = [], 0
+    for tensor in like:
+        part = buffer[start : start + tensor.nbytes]
+        found.append(part.view(tensor.dtype).view(tensor.shape))
+        start += _rounded(tensor.nbytes)
+    return found

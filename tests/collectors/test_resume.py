@@ -1,0 +1,155 @@
+"""Replaying episodes on resume is bounded in time, can be switched off, and rewrites no file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import RecordVideo
+
+from collectors import Collector, MultiSyncCollector
+from sync.errors import WorkerTimeout
+from tests.collectors.remote.support import make as make_remote
+from tests.collectors.support import CodeEnv, CodePolicy, same_bits
+
+STEPS = 20
+
+
+class Slow(CodeEnv):
+    """One endless episode, whose first `slow` steps take a while."""
+
+    def __init__(self, slow: int = 0, pause: float = 0.15):
+        super().__init__(endless=True)
+        self.slow, self.pause = slow, pause
+
+    def step(self, action):
+        if self.steps < self.slow:
+            time.sleep(self.pause)
+        return super().step(action)
+
+
+def single(create_env_fn=Slow, **options):
+    return Collector(create_env_fn, CodePolicy(), frames_per_batch=STEPS, **options)
+
+
+def multi(create_env_fn=Slow, **options):
+    options.setdefault("timeout", 2.0)
+    return MultiSyncCollector(
+        create_env_fn, CodePolicy(), num_workers=2, frames_per_batch=2 * STEPS, **options
+    )
+
+
+def hosts(create_env_fn=Slow, **options):
+    options.setdefault("timeout", 2.0)
+    options["frames_per_batch"] = 2 * STEPS
+    return make_remote("distributed", create_env_fn, CodePolicy(), **options)
+
+
+def interrupted(make, **options):
+    """The state of a collector after one batch, and the batch that follows."""
+    with make(**options) as first:
+        first.next()
+        return first.state_dict(), first.next()
+
+
+@pytest.mark.parametrize("make", [multi, hosts])
+def test_a_replay_may_take_longer_than_a_worker_may_be_silent(make):
+    state, expected = interrupted(make)
+    with make(create_env_kwargs={"slow": STEPS}) as second:
+        assert second.load_state_dict(state) is True
+        assert same_bits(second.next(), expected)
+
+
+@pytest.mark.parametrize("make", [single, multi, hosts])
+def test_a_replay_that_takes_too_long_is_given_up_for_new_episodes(make):
+    state, _ = interrupted(make)
+    with make(create_env_kwargs={"slow": STEPS}, resume_timeout=0.3) as second:
+        assert second.load_state_dict(state) is False
+        assert second.next()["is_init"][:, 0].all()
+        assert second.stats()["restarts"] == 0
+
+
+def test_a_replay_that_hangs_is_a_worker_that_hangs():
+    state, _ = interrupted(multi)
+    kwargs = {"slow": STEPS, "pause": 3600.0}
+    with (
+        pytest.raises(WorkerTimeout, match="replaying episodes"),
+        multi(create_env_kwargs=kwargs, timeout=1.0, resume_timeout=0.5) as second,
+    ):
+        second.load_state_dict(state)
+
+
+@pytest.mark.parametrize("make", [single, multi, hosts])
+def test_without_resume_episodes_nothing_is_recorded_and_new_episodes_start(make):
+    state, _ = interrupted(make, resume_episodes=False)
+    assert "'members': []" in str(state["workers"])
+    with make(resume_episodes=False) as second:
+        assert second.load_state_dict(state) is False
+        assert second.next()["is_init"][:, 0].all()
+
+
+class Rendered(CodeEnv):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__(endless=True)
+        self.render_mode = "rgb_array"
+
+    def render(self):
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+class Video(RecordVideo):
+    """Gymnasium's recorder, without an encoder."""
+
+    def stop_recording(self):
+        path = Path(self.video_folder) / f"{self._video_name}.npy"
+        np.save(path, np.stack(self.recorded_frames))
+        self.recorded_frames, self.recording = [], False
+
+
+class Log(gym.Wrapper):
+    """A user's own wrapper, which says that it writes files."""
+
+    writes_files = True
+
+    def __init__(self, env, folder):
+        super().__init__(env)
+        self.folder = Path(folder)
+        self.folder.mkdir()
+
+    def step(self, action):
+        with (self.folder / "steps.txt").open("a") as file:
+            file.write(f"{action}\n")
+        return self.env.step(action)
+
+
+def recorded(folder):
+    return Video(Rendered(), folder, episode_trigger=lambda _: True, video_length=3)
+
+
+def logged(folder):
+    return gym.wrappers.TimeLimit(Log(Slow(), folder), 1000)
+
+
+def vector(folder):
+    return gym.vector.SyncVectorEnv([lambda: recorded(folder)])
+
+
+@pytest.mark.parametrize("make_env", [recorded, logged, vector])
+def test_a_resumed_collector_writes_no_file_again(make_env, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "moviepy", ModuleType("moviepy"))
+    state, _ = interrupted(
+        single, create_env_fn=make_env, create_env_kwargs={"folder": tmp_path / "first"}
+    )
+    assert list(tmp_path.joinpath("first").iterdir())
+    kwargs = {"folder": tmp_path / "second"}
+    with single(create_env_fn=make_env, create_env_kwargs=kwargs) as second:
+        assert second.load_state_dict(state) is False
+        assert not list(tmp_path.joinpath("second").iterdir())
+        assert second.next()["is_init"][0, 0]
