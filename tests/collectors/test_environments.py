@@ -458,6 +458,56 @@ def test_observations_of_another_kind_are_refused(form):
         collect(FORMS[form](Broken), frames=10)
 
 
+OLD = {
+    "a four-tuple": (lambda full: full[:3] + full[4:], r"4 values.*\(observation, reward, term"),
+    "one value": (lambda full: full[0], r"returned .*array.*\(observation, reward, terminated"),
+    "nothing": (lambda full: None, r"returned None.*\(observation, reward, terminated"),
+    "terminated None": (lambda full: (*full[:2], None, *full[3:]), "returned terminated=None"),
+    "truncated None": (lambda full: (*full[:3], None, full[4]), "returned truncated=None"),
+    "truncated a dict": (lambda full: (*full[:3], {}, full[4]), "returned truncated={}"),
+}
+
+
+@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
+@pytest.mark.parametrize("case", OLD)
+def test_what_step_returns_in_another_form_is_shown(case, vector):
+    change, message = OLD[case]
+
+    class Old(CodeVector if vector else CodeEnv):
+        def step(self, action):
+            return change(super().step(action))
+
+    env = Old(0, 3, AutoresetMode.SAME_STEP) if vector else Old()
+    with pytest.raises((ValueError, TypeError), match=rf"(?s)Old.*{message}"):
+        collect(env, frames=12)
+
+
+@pytest.mark.parametrize("reset", ["observation", "three"])
+@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
+def test_what_reset_returns_in_another_form_is_shown(reset, vector):
+    class Old(CodeVector if vector else CodeEnv):
+        def reset(self, **kwargs):
+            observation, info = super().reset(**kwargs)
+            return observation if reset == "observation" else (observation, info, None)
+
+    env = Old(0, 3, AutoresetMode.SAME_STEP) if vector else Old()
+    with pytest.raises(TypeError, match=r"(?s)Old.*reset.*returned.*\(observation, info\)"):
+        collect(env, frames=12)
+
+
+def test_ends_may_be_numbers_of_numpy():
+    class Numbered(CodeEnv):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, np.int64(terminated), np.array(truncated), info
+
+    checker = Checker([1])
+    with Collector(Numbered, CodePolicy(), frames_per_batch=60) as collector:
+        checker.check(collector.next())
+    assert checker.counts["terminated"]
+    assert checker.counts["truncated"]
+
+
 def test_what_an_observation_lacks_is_named():
     class Forgetful(Goals):
         def _show(self):
