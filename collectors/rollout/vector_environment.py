@@ -215,12 +215,17 @@ def adapt_vector(env: Any) -> Vector:
 
 
 def _mode(env: Any) -> AutoresetMode:
-    told = env.metadata.get("autoreset_mode")
+    """Who starts the next episode, by the vector's attribute or its metadata.
+
+    The attribute counts, as classes may share their metadata (those of ale-py 0.12 do).
+    """
+    told = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     try:
         return AutoresetMode(told)
     except ValueError:
         known = ", ".join(map(str, AutoresetMode))
         raise ValueError(
             f"{type(env.unwrapped).__name__} has metadata['autoreset_mode'] = {told!r}: it must "
-            f"say who starts the next episode after an end, by one of {known}"
+            f"say who starts the next episode after an end, by one of {known}; set it in "
+            "create_env_fn if the vector's authors did not"
         ) from None

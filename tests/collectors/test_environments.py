@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import gymnasium as gym
 import numpy as np
@@ -620,9 +621,25 @@ def test_a_vector_that_does_not_say_how_it_resets_is_refused(told):
     env = CodeVector(0, 3, AutoresetMode.SAME_STEP)
     env.metadata = told
     with pytest.raises(
-        ValueError, match=r"CodeVector has metadata\['autoreset_mode'\] = .*SAME_STEP"
+        ValueError,
+        match=r"CodeVector has metadata\['autoreset_mode'\] = .*SAME_STEP.*create_env_fn",
     ):
         collect(env)
+
+
+def test_a_vectors_own_attribute_says_its_mode_whatever_is_in_metadata_that_classes_share():
+    """As ale-py's AtariVectorEnv does: it writes into the metadata of all vectors."""
+
+    def make(mode, other):
+        env = CodeVector(0, 3, mode)
+        env.autoreset_mode = mode
+        env.metadata = {"autoreset_mode": other}
+        return env
+
+    for mode, other in itertools.permutations(AutoresetMode, 2):
+        made = functools.partial(make, mode, other)
+        with Collector(made, CodePolicy(), frames_per_batch=90) as collector:
+            Checker([3]).check(collector.next())
 
 
 def test_a_vector_without_final_observations_is_refused_where_they_are_due():
