@@ -64,9 +64,9 @@ def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
 
 
 def text_keys(space: spaces.Space[Any]) -> list[Key]:
-    """The Text spaces inside a Dict or Tuple space, which batches do without."""
+    """The spaces of strings inside a Dict or Tuple space, which batches do without."""
     parts = _parts(space, (), ())
-    return [key for part, key, _ in parts if key and isinstance(part, spaces.Text)]
+    return [key for part, key, _ in parts if key and part.dtype is not None and part.dtype == str]
 
 
 def action_leaf(space: spaces.Space[Any]) -> Leaf:

@@ -149,8 +149,22 @@ def test_observations_are_recorded_as_they_were_shown(name, mode):
         assert first.numpy().dtype == np.asarray(shown[0]).dtype
 
 
+class Mission(spaces.Space):
+    """A space of strings that is no `Text`, like MiniGrid's."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def sample(self, mask=None, probability=None):
+        return "get the key"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
 WITH_TEXT = {
     "Dict": spaces.Dict(mission=spaces.Text(9), where=spaces.Discrete(5)),
+    "of its own": spaces.Dict(mission=Mission(), where=spaces.Discrete(5)),
     "nested": spaces.Dict(told=spaces.Dict(mission=spaces.Text(9)), where=spaces.Discrete(5)),
     "Tuple": spaces.Tuple([spaces.Text(9), spaces.Discrete(5)]),
 }
@@ -159,7 +173,12 @@ WITH_TEXT = {
 @pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
 @pytest.mark.parametrize(
     ("name", "text", "key"),
-    [("Dict", "mission", "where"), ("nested", "told/mission", "where"), ("Tuple", "0", "1")],
+    [
+        ("Dict", "mission", "where"),
+        ("of its own", "mission", "where"),
+        ("nested", "told/mission", "where"),
+        ("Tuple", "0", "1"),
+    ],
 )
 def test_text_among_other_observations_is_left_out_by_name(name, text, key, mode):
     envs = [SpaceEnv(WITH_TEXT[name]) for _ in range(2 if mode else 1)]
