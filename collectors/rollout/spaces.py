@@ -74,9 +74,9 @@ def action_leaf(space: spaces.Space[Any]) -> Leaf:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise TypeError(
             f"{type(space).__name__} action spaces are not supported (Box, Discrete, MultiDiscrete "
-            "and MultiBinary are): flatten the actions in create_env_fn, by gymnasium.wrappers."
-            "TransformAction(env, lambda action: spaces.unflatten(env.action_space, action), "
-            "spaces.flatten_space(env.action_space))"
+            "and MultiBinary are): flatten the actions in create_env_fn, with space = "
+            "env.action_space, by gymnasium.wrappers.TransformAction(env, lambda action: "
+            "spaces.unflatten(space, action), spaces.flatten_space(space))"
         )
     return _leaf(space, ("action",), ())
 

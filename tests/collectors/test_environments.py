@@ -367,6 +367,7 @@ def test_actions_of_several_parts_can_be_flattened_as_the_error_says(name):
         collect(env)
     told = str(refused.value).partition("gymnasium.wrappers.")[2]
     names = {"TransformAction": TransformAction, "spaces": spaces, "env": env}
+    names["space"] = env.action_space
     batch = collect(eval(told, names), lambda _: torch.tensor([[0.5, 1, 0, 0, 1][:5]]))
     assert batch["action"].shape == (1, 20, 5)
     assert len(env.told) == 20
