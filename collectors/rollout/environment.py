@@ -6,6 +6,7 @@ lies in the block's finals.
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -212,6 +213,37 @@ class Environments(ABC):
             )
         return array
 
+    def _of_step(self, returned: Any) -> Any:
+        return self._in_form("step", returned, "observation, reward, terminated, truncated, info")
+
+    def _of_reset(self, returned: Any) -> Any:
+        return self._in_form("reset", returned, "observation, info")
+
+    def _in_form(self, method: str, returned: Any, form: str) -> Any:
+        """What a method returned, if it has as many parts as gymnasium says."""
+        if isinstance(returned, tuple | list):
+            if len(returned) == form.count(",") + 1:
+                return returned
+            kinds = ", ".join(type(value).__name__ for value in returned)
+            shown = f"{len(returned)} values ({kinds})"
+        else:
+            shown = reprlib.repr(returned)
+        raise TypeError(f"{self}: {method}() returned {shown}; gymnasium's form is ({form})")
+
+    def _check_numbers(self, told: dict[str, Any], shape: tuple[int, ...]) -> None:
+        """Refuse rewards and ends that are not numbers or flags, one for each environment."""
+        for name, value in told.items():
+            array = np.asarray(value)
+            if array.dtype.kind not in "biuf":
+                raise ValueError(
+                    f"{self} returned {name}={value!r}; numbers, or True and False, are expected"
+                )
+            if array.shape != shape and array.size * self.num_envs != 1:
+                raise ValueError(
+                    f"{self} returned {name} of shape {list(array.shape)}, "
+                    f"not one for each of {self.num_envs} environments"
+                )
+
     def _halt(self, frames: FrameBlock, t: int, ended: Array) -> int:
         """Mark what halted environments do as no frames; how many frames are left."""
         frames.live[t] = ~self.halted
@@ -221,6 +253,7 @@ class Environments(ABC):
 
 
 _ONE = np.ones(1, bool)
+_BOOLS = {bool, np.bool_}
 
 
 class OneEnv(Environments):
@@ -236,12 +269,14 @@ class OneEnv(Environments):
         if self.history is not None:
             self.history.actions.append(action)
         given = int(action[0]) if self._discrete else action[0].copy()
-        observation, reward, terminated, truncated, _ = self.env.step(given)
+        observation, reward, terminated, truncated, _ = self._of_step(self.env.step(given))
         self._write(frames.observation_arrays, t + 1, 0, observation)
         try:
             frames.reward[t, 0] = reward
         except (TypeError, ValueError):
             raise ValueError(f"{self} returned the reward {reward!r}, not a number") from None
+        if type(terminated) not in _BOOLS or type(truncated) not in _BOOLS:
+            self._check_numbers({"terminated": terminated, "truncated": truncated}, (1,))
         self._length += 1
         if self._length == self.max_frames and not terminated:
             truncated = True
@@ -257,7 +292,7 @@ class OneEnv(Environments):
         self._length = 0
         if self.history is not None:
             self.history.reset(_ONE, None)
-        observation, _ = self.env.reset()
+        observation, _ = self._of_reset(self.env.reset())
         self._write(frames.observation_arrays, t + 1, 0, observation)
         frames.is_init[t + 1, 0] = self.started = True
         return count
@@ -268,7 +303,8 @@ class OneEnv(Environments):
 
     def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
         self._length = 0
-        observation, _ = self.env.reset(seed=None if seeds is None else int(seeds[0]))
+        seed = None if seeds is None else int(seeds[0])
+        observation, _ = self._of_reset(self.env.reset(seed=seed))
         return observation
 
     def attribute(self, name: str) -> Any:

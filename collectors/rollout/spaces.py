@@ -64,9 +64,9 @@ def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
 
 
 def text_keys(space: spaces.Space[Any]) -> list[Key]:
-    """The Text spaces inside a Dict or Tuple space, which batches do without."""
+    """The spaces of strings inside a Dict or Tuple space, which batches do without."""
     parts = _parts(space, (), ())
-    return [key for part, key, _ in parts if key and isinstance(part, spaces.Text)]
+    return [key for part, key, _ in parts if key and part.dtype is not None and part.dtype == str]
 
 
 def action_leaf(space: spaces.Space[Any]) -> Leaf:
@@ -74,9 +74,9 @@ def action_leaf(space: spaces.Space[Any]) -> Leaf:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise TypeError(
             f"{type(space).__name__} action spaces are not supported (Box, Discrete, MultiDiscrete "
-            "and MultiBinary are): flatten the actions in create_env_fn, by gymnasium.wrappers."
-            "TransformAction(env, lambda action: spaces.unflatten(env.action_space, action), "
-            "spaces.flatten_space(env.action_space))"
+            "and MultiBinary are): flatten the actions in create_env_fn, with space = "
+            "env.action_space, by gymnasium.wrappers.TransformAction(env, lambda action: "
+            "spaces.unflatten(space, action), spaces.flatten_space(space))"
         )
     return _leaf(space, ("action",), ())
 

@@ -31,15 +31,10 @@ class Vector(Environments):
     def step(self, frames: FrameBlock, t: int, action: Array) -> int:
         if self.history is not None:
             self.history.actions.append(action.copy())  # an environment may write into its own
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self._of_step(self.env.step(action))
         self._put(frames.observation_arrays, t + 1, observation)
         told = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        for name, value in told.items():
-            if np.shape(value) != (self.num_envs,):
-                raise ValueError(
-                    f"{self} returned {name} of shape {list(np.shape(value))}, "
-                    f"not one for each of {self.num_envs} environments"
-                )
+        self._check_numbers(told, (self.num_envs,))
         frames.reward[t] = reward
         frames.terminated[t] = terminated
         frames.truncated[t] = truncated
@@ -72,7 +67,7 @@ class Vector(Environments):
         seed: Any = None
         if seeds is not None:
             seed = [int(seed) for seed in seeds] if self._seed_each else int(seeds[0])
-        observation, _ = self.env.reset(seed=seed, options=options)
+        observation, _ = self._of_reset(self.env.reset(seed=seed, options=options))
         return observation
 
     def attribute(self, name: str) -> Any:
@@ -217,12 +212,17 @@ def adapt_vector(env: Any) -> Vector:
 
 
 def _mode(env: Any) -> AutoresetMode:
-    told = env.metadata.get("autoreset_mode")
+    """Who starts the next episode, by the vector's attribute or its metadata.
+
+    The attribute counts, as classes may share their metadata (those of ale-py 0.12 do).
+    """
+    told = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     try:
         return AutoresetMode(told)
     except ValueError:
         known = ", ".join(map(str, AutoresetMode))
         raise ValueError(
             f"{type(env.unwrapped).__name__} has metadata['autoreset_mode'] = {told!r}: it must "
-            f"say who starts the next episode after an end, by one of {known}"
+            f"say who starts the next episode after an end, by one of {known}; set it in "
+            "create_env_fn if the vector's authors did not"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import gymnasium as gym
 import numpy as np
@@ -148,8 +149,22 @@ def test_observations_are_recorded_as_they_were_shown(name, mode):
         assert first.numpy().dtype == np.asarray(shown[0]).dtype
 
 
+class Mission(spaces.Space):
+    """A space of strings that is no `Text`, like MiniGrid's."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def sample(self, mask=None, probability=None):
+        return "get the key"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
 WITH_TEXT = {
     "Dict": spaces.Dict(mission=spaces.Text(9), where=spaces.Discrete(5)),
+    "of its own": spaces.Dict(mission=Mission(), where=spaces.Discrete(5)),
     "nested": spaces.Dict(told=spaces.Dict(mission=spaces.Text(9)), where=spaces.Discrete(5)),
     "Tuple": spaces.Tuple([spaces.Text(9), spaces.Discrete(5)]),
 }
@@ -158,7 +173,12 @@ WITH_TEXT = {
 @pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
 @pytest.mark.parametrize(
     ("name", "text", "key"),
-    [("Dict", "mission", "where"), ("nested", "told/mission", "where"), ("Tuple", "0", "1")],
+    [
+        ("Dict", "mission", "where"),
+        ("of its own", "mission", "where"),
+        ("nested", "told/mission", "where"),
+        ("Tuple", "0", "1"),
+    ],
 )
 def test_text_among_other_observations_is_left_out_by_name(name, text, key, mode):
     envs = [SpaceEnv(WITH_TEXT[name]) for _ in range(2 if mode else 1)]
@@ -347,6 +367,7 @@ def test_actions_of_several_parts_can_be_flattened_as_the_error_says(name):
         collect(env)
     told = str(refused.value).partition("gymnasium.wrappers.")[2]
     names = {"TransformAction": TransformAction, "spaces": spaces, "env": env}
+    names["space"] = env.action_space
     batch = collect(eval(told, names), lambda _: torch.tensor([[0.5, 1, 0, 0, 1][:5]]))
     assert batch["action"].shape == (1, 20, 5)
     assert len(env.told) == 20
@@ -456,6 +477,56 @@ def test_observations_of_another_kind_are_refused(form):
 
     with pytest.raises((ValueError, TypeError), match=r"float32.*int64|[Cc]annot cast"):
         collect(FORMS[form](Broken), frames=10)
+
+
+OLD = {
+    "a four-tuple": (lambda full: full[:3] + full[4:], r"4 values.*\(observation, reward, term"),
+    "one value": (lambda full: full[0], r"returned .*array.*\(observation, reward, terminated"),
+    "nothing": (lambda full: None, r"returned None.*\(observation, reward, terminated"),
+    "terminated None": (lambda full: (*full[:2], None, *full[3:]), "returned terminated=None"),
+    "truncated None": (lambda full: (*full[:3], None, full[4]), "returned truncated=None"),
+    "truncated a dict": (lambda full: (*full[:3], {}, full[4]), "returned truncated={}"),
+}
+
+
+@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
+@pytest.mark.parametrize("case", OLD)
+def test_what_step_returns_in_another_form_is_shown(case, vector):
+    change, message = OLD[case]
+
+    class Old(CodeVector if vector else CodeEnv):
+        def step(self, action):
+            return change(super().step(action))
+
+    env = Old(0, 3, AutoresetMode.SAME_STEP) if vector else Old()
+    with pytest.raises((ValueError, TypeError), match=rf"(?s)Old.*{message}"):
+        collect(env, frames=12)
+
+
+@pytest.mark.parametrize("reset", ["observation", "three"])
+@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
+def test_what_reset_returns_in_another_form_is_shown(reset, vector):
+    class Old(CodeVector if vector else CodeEnv):
+        def reset(self, **kwargs):
+            observation, info = super().reset(**kwargs)
+            return observation if reset == "observation" else (observation, info, None)
+
+    env = Old(0, 3, AutoresetMode.SAME_STEP) if vector else Old()
+    with pytest.raises(TypeError, match=r"(?s)Old.*reset.*returned.*\(observation, info\)"):
+        collect(env, frames=12)
+
+
+def test_ends_may_be_numbers_of_numpy():
+    class Numbered(CodeEnv):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, np.int64(terminated), np.array(truncated), info
+
+    checker = Checker([1])
+    with Collector(Numbered, CodePolicy(), frames_per_batch=60) as collector:
+        checker.check(collector.next())
+    assert checker.counts["terminated"]
+    assert checker.counts["truncated"]
 
 
 def test_what_an_observation_lacks_is_named():
@@ -570,9 +641,25 @@ def test_a_vector_that_does_not_say_how_it_resets_is_refused(told):
     env = CodeVector(0, 3, AutoresetMode.SAME_STEP)
     env.metadata = told
     with pytest.raises(
-        ValueError, match=r"CodeVector has metadata\['autoreset_mode'\] = .*SAME_STEP"
+        ValueError,
+        match=r"CodeVector has metadata\['autoreset_mode'\] = .*SAME_STEP.*create_env_fn",
     ):
         collect(env)
+
+
+def test_a_vectors_own_attribute_says_its_mode_whatever_is_in_metadata_that_classes_share():
+    """As ale-py's AtariVectorEnv does: it writes into the metadata of all vectors."""
+
+    def make(mode, other):
+        env = CodeVector(0, 3, mode)
+        env.autoreset_mode = mode
+        env.metadata = {"autoreset_mode": other}
+        return env
+
+    for mode, other in itertools.permutations(AutoresetMode, 2):
+        made = functools.partial(make, mode, other)
+        with Collector(made, CodePolicy(), frames_per_batch=90) as collector:
+            Checker([3]).check(collector.next())
 
 
 def test_a_vector_without_final_observations_is_refused_where_they_are_due():
