@@ -49,6 +49,7 @@ class Options:
     split_trajs: bool = False
     trajs_per_batch: int | None = None
     cat_results: str | int | None = None
+    info_keys: Sequence[str] | Mapping[str, Any] = ()  # with what stands where info lacks them
     next_observation: str = "all"  # "final": only those that no later frame of their row shows
     use_buffers: bool | None = None
     copy: bool = True

@@ -62,6 +62,7 @@ class Collector(BaseCollector):
             seed=Seeds(self.seed).factory(),
             max_frames=options.max_frames_per_traj,
             halting=not options.reset_when_done,
+            info_keys=options.info_keys,
         )
         self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
         self._shared_counters = SharedCounters()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from collectors.rollout.environment import Environments, OneEnv
+from collectors.rollout.infos import Infos
 from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector
 
@@ -25,6 +26,7 @@ def make_environments(
     seed: int = 0,
     max_frames: int | None = None,
     halting: bool = False,
+    info_keys: Iterable[str] | Mapping[str, Any] = (),
 ) -> Environments:
     """Call the factory, and take what it gives by the way its episodes follow each other."""
     told = {"worker_idx": worker_idx, "seed": seed}
@@ -41,6 +43,8 @@ def make_environments(
         )
     environments.max_frames = max_frames
     environments.halting = halting
+    if info_keys:
+        environments.infos = Infos(info_keys, environments)
     return environments
 
 

@@ -202,6 +202,7 @@ class Worker:
             seed=job.seeds.factory(),
             max_frames=options["max_frames_per_traj"],
             halting=not options["reset_when_done"],
+            info_keys=options["info_keys"],
         )
         check_apply_at(options["apply_at"], environments)
         self.num_steps = Steps(job.frames)(environments.num_envs)
@@ -453,6 +454,7 @@ PASSED_ON = (
     "apply_at",
     "state_on_update",
     "next_observation",
+    "info_keys",
     "set_truncated",
     "timeout",
 )
