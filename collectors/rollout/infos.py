@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from collectors.rollout.frame_block import torch_dtype
-
-if TYPE_CHECKING:
-    from collectors.rollout.environment import Environments
+from collectors.rollout.spaces import Leaf
 
 Array = np.ndarray[Any, Any]
 
@@ -22,8 +20,8 @@ class Infos:
     each name, which then says the type and the shape, too.
     """
 
-    def __init__(self, keys: Iterable[str] | Mapping[str, Any], owner: Environments):
-        if any(leaf.key[0] == "info" for leaf in owner.observations):
+    def __init__(self, keys: Iterable[str] | Mapping[str, Any], leaves: Iterable[Leaf], owner: str):
+        if any(leaf.key[0] == "info" for leaf in leaves):
             raise ValueError("info_keys: an observation is named 'info', as their place; rename it")
         self._owner = owner
         self._expected = [] if isinstance(keys, Mapping) else list(keys)  # of the first step

@@ -44,7 +44,7 @@ def make_environments(
     environments.max_frames = max_frames
     environments.halting = halting
     if info_keys:
-        environments.infos = Infos(info_keys, environments)
+        environments.infos = Infos(info_keys, environments.observations, str(environments))
     return environments
 
 

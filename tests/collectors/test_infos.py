@@ -147,3 +147,11 @@ def test_what_names_no_entries_is_refused(keys):
         Collector(make, frames_per_batch=4, info_keys=keys)
     with pytest.raises(TypeError, match="'lives' is 'three', expected a number"):
         Collector(make, frames_per_batch=4, info_keys={"lives": "three"})
+
+
+def test_an_observation_may_not_be_where_entries_of_info_are():
+    class Named(Telling):
+        observation_space = gym.spaces.Dict({"info": CodeEnv.observation_space})
+
+    with pytest.raises(ValueError, match="an observation is named 'info'"):
+        Collector(Named, frames_per_batch=4, info_keys=["lives"])
