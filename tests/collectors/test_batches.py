@@ -27,7 +27,7 @@ def block(num_envs, num_steps, live, ends):
     place = 100 * np.arange(num_steps + 1)[:, None] + np.arange(num_envs) + 1
     for array in frames.observation_arrays:
         array[...] = place.reshape(*place.shape, *[1] * (array.ndim - 2))
-    for array in frames.final_arrays:
+    for array in (tensor.numpy() for tensor in frames.finals):
         array[...] = -place[:-1].reshape(num_steps, num_envs, *[1] * (array.ndim - 2))
     frames.outputs[0].copy_(torch.from_numpy(place[:-1]))
     frames.action.copy_(torch.from_numpy(place[:-1] % 9))
