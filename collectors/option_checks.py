@@ -57,6 +57,11 @@ def _are_schemes(value: Any) -> bool:
     return _is_mapping(value) and all(isinstance(v, WeightSyncScheme) for v in value.values())
 
 
+def _are_names(value: Any) -> bool:
+    many = isinstance(value, Sequence | Mapping) and not isinstance(value, str)
+    return many and all(isinstance(name, str) for name in value)
+
+
 _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     (
         (
@@ -116,6 +121,7 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         lambda value: isinstance(value, LocalWeightUpdaterBase | RemoteWeightUpdaterBase),
         "a LocalWeightUpdaterBase or a RemoteWeightUpdaterBase",
     ),
+    (("info_keys",), _are_names, "names of entries of info, or a dict of them"),
     (("replay_buffer",), lambda value: hasattr(value, "extend"), "a buffer that one can extend()"),
 ]
 _FOR_EACH = {"frames_per_batch", "policy_factory", "create_env_kwargs"}

@@ -62,6 +62,7 @@ class Options:
     cat_results: Literal["stack"] | int | None = None
     # "final": only those that no later frame of their row shows
     next_observation: Literal["all", "final"] = "all"
+    info_keys: Sequence[str] | Mapping[str, Any] = ()  # with what stands where info lacks them
     use_buffers: bool | None = None
     copy: bool = True
     track_policy_version: bool | str | PolicyVersion = True

@@ -63,6 +63,7 @@ class Collector(BaseCollector):
             halting=not options.reset_when_done,
             resume_episodes=options.resume_episodes,
             resume_timeout=options.resume_timeout,
+            info_keys=options.info_keys,
         )
         self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
         self._shared_counters = SharedCounters()

@@ -17,6 +17,7 @@ import torch
 
 from collectors.rollout.episode_replay import EpisodeReplay
 from collectors.rollout.frame_block import FrameBlock
+from collectors.rollout.infos import Infos
 from collectors.rollout.spaces import Leaf, action_leaf, observation_leaves
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +47,7 @@ class Environments(ABC):
         self.rewards = np.zeros(num_envs, np.float32)  # of the last step
         self.halted = np.zeros(num_envs, bool)
         self.seeds: list[int] = []
+        self.infos: Infos | None = None  # what is kept of what steps tell besides
         self.history: EpisodeReplay | None = None  # for those whose members are reset here
 
     # -- what a kind of environment defines
@@ -269,7 +271,9 @@ class OneEnv(Environments):
         if self.history is not None:
             self.history.actions.append(action)
         given = int(action[0]) if self._discrete else action[0].copy()
-        observation, reward, terminated, truncated, _ = self._of_step(self.env.step(given))
+        observation, reward, terminated, truncated, info = self._of_step(self.env.step(given))
+        if self.infos is not None:
+            self.infos.write((array[t] for array in frames.infos), info)
         self._write(frames.observation_arrays, t + 1, 0, observation)
         try:
             frames.reward[t, 0] = reward

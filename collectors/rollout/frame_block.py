@@ -9,6 +9,7 @@ is never touched, and so never taken.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,6 +43,7 @@ class FrameLayout:
     outputs: tuple[Field, ...]
     action: Field
     hosted: bool = False  # filled by a collector, which numbers trajectories and environments
+    infos: tuple[Field, ...] = ()
     only_finals: bool = False  # batches hold next observations only where no later frame has them
 
     @classmethod
@@ -53,6 +55,7 @@ class FrameLayout:
         action: Leaf,
         outputs: dict[Key, Tensor],
         *,
+        infos: Mapping[str, np.ndarray[Any, Any]] | None = None,
         only_finals: bool = False,
     ) -> FrameLayout:
         """The layout for these leaves, and for what the policy puts out beside the action."""
@@ -68,6 +71,10 @@ class FrameLayout:
                 for key, value in outputs.items()
             ),
             Field(action.key, num_steps, action.shape, torch_dtype(action.dtype)),
+            infos=tuple(
+                Field(("next", "info", name), num_steps, value.shape, torch_dtype(value.dtype))
+                for name, value in (infos or {}).items()
+            ),
             only_finals=only_finals,
         )
 
@@ -79,6 +86,7 @@ class FrameLayout:
         for i, field in enumerate(self.observations):
             named[f"next/{i}"] = Field(("next", *field.key), steps, field.shape, field.dtype)
         named |= {f"out/{i}": field for i, field in enumerate(self.outputs)}
+        named |= {f"info/{i}": field for i, field in enumerate(self.infos)}
         named["action"] = self.action
         named["reward"] = Field(("next", "reward"), steps, (), torch.float32)
         for name in ("terminated", "truncated"):
@@ -131,6 +139,7 @@ class FrameBlock:
         self.observations = [tensors[f"obs/{i}"] for i in range(count)]
         self.finals = [tensors[f"next/{i}"] for i in range(count)]
         self.outputs = [tensors[f"out/{i}"] for i in range(len(layout.outputs))]
+        self.infos = [tensors[f"info/{i}"].numpy() for i in range(len(layout.infos))]
         self.action = tensors["action"]
         self.reward = tensors["reward"].numpy()
         self.terminated = tensors["terminated"].numpy()

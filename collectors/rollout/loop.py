@@ -130,13 +130,14 @@ class Rollout:
         """What a block of so many steps holds. The first call asks the policy, for its outputs."""
         if self.layout is None or self.layout.num_steps != num_steps:
             self._begin_episodes()
-            outputs = self._first_outputs()
+            outputs, infos = self._first_outputs(), self.environments.infos
             self.layout = FrameLayout.of(
                 self.environments.num_envs,
                 num_steps,
                 self.environments.observations,
                 self.environments.action,
                 {key: value for key, value in outputs.items() if key != ACTION},
+                infos=None if infos is None else infos.absent,
                 only_finals=self.only_finals,
             )
         return self.layout

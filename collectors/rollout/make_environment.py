@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from collectors.rollout.environment import Environments, OneEnv
 from collectors.rollout.episode_replay import writes_files
+from collectors.rollout.infos import Infos
 from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector
 
@@ -29,6 +30,7 @@ def make_environments(
     halting: bool = False,
     resume_episodes: bool = True,
     resume_timeout: float = math.inf,
+    info_keys: Iterable[str] | Mapping[str, Any] = (),
 ) -> Environments:
     """Call the factory, and take what it gives by the way its episodes follow each other."""
     told = {"worker_idx": worker_idx, "seed": seed}
@@ -50,6 +52,8 @@ def make_environments(
         history.timeout = resume_timeout
         if not resume_episodes or any(map(writes_files, history.members)):
             environments.history = None
+    if info_keys:
+        environments.infos = Infos(info_keys, environments.observations, str(environments))
     return environments
 
 

@@ -38,7 +38,10 @@ class Vector(Environments):
         frames.reward[t] = reward
         frames.terminated[t] = terminated
         frames.truncated[t] = truncated
-        return self._after(frames, t, observation, frames.terminated[t] | frames.truncated[t], info)
+        ended = frames.terminated[t] | frames.truncated[t]
+        if self.infos is not None:
+            self.infos.write_all((array[t] for array in frames.infos), info, ended)
+        return self._after(frames, t, observation, ended, info)
 
     @abstractmethod
     def _after(self, frames: FrameBlock, t: int, observation: Any, ended: Array, info: Any) -> int:

@@ -211,6 +211,7 @@ class Worker:
             halting=not options["reset_when_done"],
             resume_episodes=options["resume_episodes"],
             resume_timeout=options["resume_timeout"],
+            info_keys=options["info_keys"],
         )
         check_apply_at(options["apply_at"], environments)
         self.num_steps = Steps(spec.frames)(environments.num_envs)
@@ -465,6 +466,7 @@ PASSED_ON = (
     "apply_at",
     "state_on_update",
     "next_observation",
+    "info_keys",
     "set_truncated",
     "resume_episodes",
     "resume_timeout",

@@ -1,0 +1,81 @@
+"""The entries of `info` that a user names: how they are typed, and found in what a step tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from collectors.rollout.frame_block import torch_dtype
+from collectors.rollout.spaces import Leaf
+
+Array = np.ndarray[Any, Any]
+
+
+class Infos:
+    """Writes the named entries of each step's info into a block.
+
+    keys: names, whose entries are numbers and NaN where a step lacks them; or what stands there for
+    each name, which then says the type and the shape, too.
+    """
+
+    def __init__(self, keys: Iterable[str] | Mapping[str, Any], leaves: Iterable[Leaf], owner: str):
+        if any(leaf.key[0] == "info" for leaf in leaves):
+            raise ValueError("info_keys: an observation is named 'info', as their place; rename it")
+        self._owner = owner
+        self._expected = [] if isinstance(keys, Mapping) else list(keys)  # of the first step
+        given = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, float("nan"))
+        self.absent = {name: _typed(name, value) for name, value in given.items()}
+
+    def write(self, rows: Iterable[Array], told: Mapping[str, Any]) -> None:
+        """One environment's entries, into the row of each name."""
+        if self._expected:
+            self._check(told)
+        for (name, absent), row in zip(self.absent.items(), rows, strict=True):
+            row[0] = self._fit(name, told[name], absent) if name in told else absent
+
+    def write_all(self, rows: Iterable[Array], told: Mapping[str, Any], ended: Array) -> None:
+        """All environments' entries, each with a mask of those that have it, as gymnasium's vectors
+        tell them. Where an ended one was reset at once, its last step's lie in "final_info"."""
+        final = told.get("final_info", {})
+        if self._expected:
+            self._check({**told, **final})
+        are_final = ended & told.get("_final_info", bool(final))
+        for (name, absent), row in zip(self.absent.items(), rows, strict=True):
+            row[...] = absent
+            for info, whose in ((told, ~are_final), (final, are_final)):
+                if name in info:
+                    mask = whose & info.get(f"_{name}", True)
+                    row[mask] = self._fit(name, info[name], row)[mask]
+
+    def _check(self, told: Mapping[str, Any]) -> None:
+        """At the first step, all that were named without a value must be there."""
+        if missing := [name for name in self._expected if name not in told]:
+            known = ", ".join(repr(n) for n in told if not n.startswith("_")) or "nothing"
+            raise ValueError(
+                f"info_keys: the info of the first step of {self._owner} has no {missing[0]!r}, it "
+                f"has {known}; for an entry that comes at some steps only, say what stands at the "
+                f"others, as info_keys={{{missing[0]!r}: False}}"
+            )
+        self._expected.clear()
+
+    def _fit(self, name: str, value: Any, like: Array) -> Array:
+        """The entry as an array, if it is what batches hold."""
+        array = np.asarray(value)
+        if array.shape != like.shape or not np.can_cast(array.dtype, like.dtype, "same_kind"):
+            raise ValueError(
+                f"info_keys: {self._owner} told {name!r} as {array.dtype} {list(array.shape)}, and "
+                f"batches hold {like.dtype} {list(like.shape)}; say what it is like by a value of "
+                f"its type and shape, as info_keys={{{name!r}: np.zeros(3)}}"
+            )
+        return array
+
+
+def _typed(name: str, value: Any) -> Array:
+    """What stands where there is no entry; Python's own numbers as batches have them."""
+    array = np.asarray(value, np.float32 if isinstance(value, float) else None)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"info_keys: {name!r} is {value!r}, expected a number or an array of them")
+    torch_dtype(array.dtype)
+    return array
