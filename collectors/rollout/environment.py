@@ -205,12 +205,12 @@ class Environments(ABC):
             array[row, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
 
     def _checked(self, leaf: Leaf, value: Any, shape: tuple[int, ...]) -> Array:
-        """The observation, if it is of its space's shape and casts to its type.
+        """The observation, if it is of its space's shape and kind; who writes it down casts it.
 
-        By the rule of gymnasium's vectors: numbers of one kind do, float64 to float32 for instance.
+        So do gymnasium's vectors: float64 to float32, for instance.
         """
         array = np.asarray(value)
-        if array.shape != shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        if array.shape != shape or array.dtype.kind != leaf.dtype.kind:
             raise ValueError(
                 f"{self} returned the observation {'/'.join(leaf.key)!r} as {array.dtype} "
                 f"{list(array.shape)}; its space says {leaf.dtype} {list(shape)}"
