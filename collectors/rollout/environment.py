@@ -205,10 +205,7 @@ class Environments(ABC):
             array[row, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
 
     def _checked(self, leaf: Leaf, value: Any, shape: tuple[int, ...]) -> Array:
-        """The observation, if it is of its space's shape and kind; who writes it down casts it.
-
-        So do gymnasium's vectors: float64 to float32, for instance.
-        """
+        """The observation, if it is of its space's shape and kind: float64 is cast to float32."""
         array = np.asarray(value)
         if array.shape != shape or array.dtype.kind != leaf.dtype.kind:
             raise ValueError(
