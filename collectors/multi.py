@@ -173,8 +173,7 @@ class MultiAsyncCollector(_LocalCollector):
 
     def _open(self) -> None:
         super()._open()
-        for handle in self.handles:
-            self._supply(handle)
+        self._supply()
 
     def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
         parts = [self._part(handle, delivery) for handle, delivery in taken]

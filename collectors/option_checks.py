@@ -74,6 +74,7 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
             "num_threads",
             "num_sub_threads",
             "batches_ahead",
+            "max_lag",
             "max_restarts",
             "worker_idx",
             "seed",
@@ -126,6 +127,7 @@ _KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
 ]
 _FOR_EACH = {"frames_per_batch", "policy_factory", "create_env_kwargs"}
 _MAY_BE_NONE = {
+    "max_lag",
     "num_workers",
     "max_frames_per_traj",
     "trajs_per_batch",

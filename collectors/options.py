@@ -88,6 +88,7 @@ class Options:
     # Trouble
     preemptive_threshold: float | None = None
     batches_ahead: int = 2  # that an async worker may finish before the learner takes one
+    max_lag: int | None = None  # pace async workers so that no batch is more versions old
     on_worker_failure: Literal["raise", "restart"] = "raise"
     max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
@@ -292,6 +293,7 @@ _DEVICES = ("device", "policy_device", "storing_device", "env_device")
 _AT_LEAST = {
     "num_workers": 1,
     "batches_ahead": 1,
+    "max_lag": 0,
     "frames_per_batch": 1,
     "max_frames_per_traj": 1,
     "init_random_frames": 0,
@@ -335,6 +337,7 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "start_method": (_MULTI, "it starts no processes"),
     "start_timeout": (_MULTI, "it starts no processes"),
     "preemptive_threshold": ((SYNC,), "in its batches no worker waits for another"),
+    "max_lag": ((ASYNC,), "its batches have the newest weights"),
     "batches_ahead": ((ASYNC,), "its workers begin a batch when it is asked for"),
     "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
 }

@@ -107,26 +107,47 @@ class PooledCollector(BaseCollector):
         pool.look()  # others may deliver so fast that nobody ever waits
         while True:
             self._see_to_failures()
-            for handle in pool.handles:
-                self._supply(handle)
-            if pool.arrived:
+            self._supply()
+            if handle := self._next_to_take():
                 break
-            pool.wait(lambda: bool(pool.arrived or pool.failed()))
+            pool.wait(lambda: bool(self._next_to_take() or pool.failed()))
             self._raise_error()
-        handle = pool.arrived[0]
         taken = [(handle, pool.take(handle))]
         batch = self._assembled(taken)
-        if handle in pool.handles and handle.failure is None:
-            self._supply(handle)
+        if not pool.failed():
+            self._supply(updates=1)
         return batch
 
-    def _supply(self, handle: WorkerHandle) -> None:
-        """Order as many batches as the worker may finish before the learner takes one."""
-        lent = sum(one is handle for one, _ in self._lent)
-        while handle.owed + len(handle.finished) < self.options.batches_ahead:
-            if handle.owed + len(handle.finished) + lent >= handle.spec.num_blocks:
-                return
-            self._pool.order(handle)
+    def _supply(self, updates: int = 0) -> None:
+        """Order as many batches as workers may finish before the learner takes one.
+
+        updates: how many versions will be published before the next batch is taken.
+        """
+        pool, ahead, limit = self._pool, self.options.batches_ahead, self.options.max_lag
+        lent = [handle for handle, _ in self._lent]
+        for count in range(ahead):
+            for handle in sorted(pool.handles, key=lambda handle: handle.serial):
+                under_way = handle.owed + len(handle.finished)
+                # It is taken after those under way, each of which may bring a version.
+                if limit is not None and len(pool.versions_under_way()) + updates > limit:
+                    return
+                if under_way <= count and under_way + lent.count(handle) < handle.spec.num_blocks:
+                    pool.order(handle)
+
+    def _next_to_take(self) -> WorkerHandle | None:
+        """Whose batch comes next: the first to arrive that makes no other one too old."""
+        pool, limit = self._pool, self.options.max_lag
+        if limit is None:
+            return pool.arrived[0] if pool.arrived else None
+        under_way, newest = pool.versions_under_way(), self.publisher.version
+        for handle in list(pool.arrived):
+            left = under_way.copy()
+            left.remove(handle.finished[0].version)
+            if all(newest + 1 + i - version <= limit for i, version in enumerate(left)):
+                return handle
+            if handle.finished[0].version == under_way[0]:  # several versions came in between
+                return handle
+        return None
 
     def _assembled(self, taken: Sequence[Lent]) -> TensorDict:
         try:

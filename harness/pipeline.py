@@ -16,7 +16,7 @@ from harness.algos.sac import SAC
 from harness.config import ConfigError
 from harness.config.hosts import JoiningConfig, RayConfig
 from harness.config.link import make_link
-from harness.config.remote import num_hosts
+from harness.config.remote import is_asynchronous, num_hosts
 from harness.config.schema import CollectorConfig, Config, SyncConfig
 from harness.envs import EnvConfig, EnvFactory
 from harness.learners import Learner, OffPolicy, OnPolicy
@@ -113,12 +113,9 @@ def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -
         **_placement(config.collector),
         **_episodes(config),
         **_workers(config.collector),
+        **_pacing(config),
+        seed=config.seed,
     )
-    try:
-        collector.set_seed(config.seed)
-    except BaseException:
-        collector.shutdown()
-        raise
     made: BaseCollector = collector
     return made
 
@@ -166,6 +163,17 @@ def _workers(config: CollectorConfig) -> dict[str, Any]:
     if config.preemptive_threshold is not None:
         options["preemptive_threshold"] = config.preemptive_threshold
     return options
+
+
+def _pacing(config: Config) -> dict[str, Any]:
+    """How far asynchronous workers may be ahead of the learner."""
+    if not is_asynchronous(config.collector):
+        return {}
+    waits = config.sync.on_stale == "wait"
+    return {
+        "batches_ahead": config.collector.batches_ahead,
+        "max_lag": config.sync.max_lag if waits else None,
+    }
 
 
 def _hosts(config: CollectorConfig) -> dict[str, Any]:

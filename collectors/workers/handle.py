@@ -12,10 +12,11 @@ from sync.errors import WorkerError
 
 
 class Delivery(NamedTuple):
-    """A finished batch, and the generation of the worker that made it."""
+    """A finished batch, the generation of the worker that made it, and the version at its order."""
 
     batch: Batch
     generation: int
+    version: int
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class WorkerHandle:
     met: bool = False  # it uses the first version of every model
     failure: WorkerError | None = None
     serial: int = 0  # of the last batch that was ordered
-    owed: int = 0  # batches that were ordered and have not come
+    ordered: dict[int, int] = field(default_factory=dict)  # batches that have not come: versions
     cut: int = -1  # the batch that the worker was told to hand over as it is
     finished: deque[Delivery] = field(default_factory=deque)
     answers: dict[int, tuple[bool, Any]] = field(default_factory=dict)
@@ -59,6 +60,11 @@ class WorkerHandle:
     def described(self) -> str:
         """The same without its name, for errors of schemes, which number workers themselves."""
         return ", ".join(part for part in (self.channel.where, self.environment) if part)
+
+    @property
+    def owed(self) -> int:
+        """How many batches were ordered and have not come."""
+        return len(self.ordered)
 
     @property
     def collected(self) -> int:
@@ -86,7 +92,8 @@ class WorkerHandle:
         self.earlier += counts["collected"]
         self.dropped += counts["collected"] - self.taken - waiting
         self.restarts += counts["restarts"]
-        self.taken = self.serial = self.owed = 0
+        self.taken = self.serial = 0
+        self.ordered.clear()
         self.cut = -1
         self.hello, self.met = None, False
         self.answers.clear()

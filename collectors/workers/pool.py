@@ -238,8 +238,8 @@ class WorkerPool:
 
     def _handle(self, handle: WorkerHandle, event: Event) -> None:
         if isinstance(event, Batch):
-            handle.owed -= 1
-            self._deliver(handle, Delivery(event, handle.generation))
+            version = handle.ordered.pop(event.serial)
+            self._deliver(handle, Delivery(event, handle.generation, version))
         elif isinstance(event, Answer):
             handle.answers[event.number] = (event.ok, event.value)
         elif isinstance(event, Hello):
@@ -343,9 +343,17 @@ class WorkerPool:
             if not handle.owed:
                 handle.moved_at = awake_s()  # until now it owed nothing
             handle.serial += 1
-            handle.owed += 1
+            handle.ordered[handle.serial] = self.publisher.version
             versions = dict(self.publisher.promised[handle.index])
             self._send(handle, lambda: handle.channel.order(handle.serial, versions))
+
+    def versions_under_way(self) -> list[int]:
+        """The version at the order of every batch that was not taken yet, the oldest first."""
+        with self._news:
+            handles = list(self.handles)
+            ordered = [version for handle in handles for version in handle.ordered.values()]
+            finished = [one.version for handle in handles for one in handle.finished]
+            return sorted([*ordered, *finished])
 
     def take(self, handle: WorkerHandle) -> Delivery:
         """The oldest delivery of a worker, which counts as delivered to the learner now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.algos.sac import SACConfig
 from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.link import make_link
-from harness.config.remote import REMOTE, check_remote, num_hosts
+from harness.config.remote import REMOTE, check_remote, is_asynchronous, num_hosts
 from harness.config.schema import CollectorConfig, Config
 from harness.envs import find
 
@@ -46,6 +46,7 @@ def _check_amounts(config: Config) -> None:
         "collector.frames_per_batch": (config.collector.frames_per_batch, 1),
         "collector.num_threads": (config.collector.num_threads, 1),
         "collector.max_frames_per_traj": (config.collector.max_frames_per_traj, 1),
+        "collector.batches_ahead": (config.collector.batches_ahead, 1),
         "collector.max_restarts": (config.collector.max_restarts, 0),
         "sync.interval": (config.sync.interval, 1),
         "sync.max_lag": (config.sync.max_lag, 0),
@@ -113,6 +114,11 @@ def _check_workers(collector: CollectorConfig, num_envs: int) -> None:
             )
         if not 0 < share <= 1:
             raise ConfigError(f"collector.preemptive_threshold={share}: expected 0 < share <= 1")
+    if collector.batches_ahead != 2 and not is_asynchronous(collector):
+        raise ConfigError(
+            f"collector.batches_ahead={collector.batches_ahead} needs collector=multi_async: "
+            f"with {kind} a batch is begun when the learner asks for it"
+        )
     if collector.on_worker_failure == "restart" and collector.name == "single":
         raise ConfigError("collector.on_worker_failure=restart: collector=single has no workers")
     if collector.num_threads != 1 and collector.name == "single":
@@ -203,6 +209,12 @@ def _check_sync(config: Config) -> None:
         raise ConfigError(
             f"sync.state_on_update=zero model={config.model.name}: it carries no state; "
             "take model=lstm"
+        )
+    if sync.on_stale == "wait" and (sync.max_lag is None or not is_asynchronous(collector)):
+        missing = "sync.max_lag" if sync.max_lag is None else "collector=multi_async"
+        raise ConfigError(
+            f"sync.on_stale=wait needs {missing}: asynchronous workers wait so that no frame lags "
+            "by more than max_lag"
         )
     if sync.check_torn and sync.name != "hogwild":
         raise ConfigError(

@@ -30,6 +30,13 @@ def build_remote(collector: Any) -> Any:
     return {**collector, "remote": build(kind, given or {}, "collector.remote")}
 
 
+def is_asynchronous(collector: CollectorConfig) -> bool:
+    """Whether workers collect at their own pace, and batches are one worker's."""
+    if collector.remote is not None:
+        return collector.remote.asynchronous
+    return collector.name == "multi_async"
+
+
 def num_hosts(collector: CollectorConfig) -> int:
     """How many hosts the workers are spread over; 0 where they are this machine's."""
     remote = collector.remote

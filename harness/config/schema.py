@@ -35,6 +35,7 @@ class CollectorConfig:
     next_observation: Literal["all", "final"] = "all"
     resume_episodes: bool = True
     preemptive_threshold: float | None = None
+    batches_ahead: int = 2
     free_running: bool = False
     compile_policy: bool = False
     cudagraph_policy: bool = False
@@ -55,6 +56,7 @@ class SyncConfig:
     apply_at: Literal["step", "batch", "episode"] = "step"
     state_on_update: Literal["keep", "zero"] = "keep"
     max_lag: int | None = None
+    on_stale: Literal["drop", "wait"] = "drop"
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
     check_finite: bool | Literal["all"] = True
     zero_copy: bool = False

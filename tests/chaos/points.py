@@ -38,7 +38,6 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
     "connecting": [
         ("collectors.workers.pool:WorkerPool._connect", 1),
         ("sync.scheme:WeightSyncScheme.connect", 1),
-        ("collectors.pooled:PooledCollector.set_seed", 1),
     ],
     "collecting": [("harness.runner:Runner.collect", 15)],
     "updating": [("harness.runner:Runner.update", 15), ("harness.learners:OnPolicy.learn", 15)],

@@ -14,6 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from sync import SharedMemWeightSyncScheme
 from tests.collectors.support import (
     CAN_RESET_SOME,
     KINDS,
@@ -577,3 +578,47 @@ def test_the_batch_that_was_full_first_is_first_whoever_is_faster(tmp_path):
             gate.let(1000)
     for gate in gates:
         gate.close()
+
+
+class Slow(CodeEnv):
+    def step(self, action):
+        time.sleep(0.005)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_paced_workers_make_no_batch_that_is_too_old(max_lag):
+    """Versions are applied before a batch only, and one worker is slow."""
+    kwargs = [{"worker": worker} for worker in range(3)]
+    schemes = {"policy": SharedMemWeightSyncScheme(sync=False)}  # a slow worker is not waited for
+    options = {"frames_per_batch": 10, "apply_at": "batch", "weight_sync_schemes": schemes}
+    checker, lags, workers = Checker([1, 1, 1]), [], set()
+    with MultiAsyncCollector(
+        [Slow, CodeEnv, CodeEnv],
+        CodePolicy(),
+        create_env_kwargs=kwargs,
+        max_lag=max_lag,
+        **options,
+    ) as collector:
+        while checker.counts["frames"] < 400:
+            batch = collector.next()
+            checker.check(batch)
+            workers.add(int(batch["collector", "worker"][0, 0]))
+            lags.append(collector.policy_version - int(batch["policy_version"].min()))
+            with torch.no_grad():
+                collector.policy.number += 1
+            collector.update_policy_weights_()
+        assert collector.stats()["dropped"] == 0
+    assert max(lags) == max_lag
+    assert workers == {0, 1, 2}
+
+
+@pytest.mark.parametrize("batches_ahead", [1, 3])
+def test_a_worker_is_ahead_by_so_many_batches_and_then_waits(batches_ahead):
+    options = {"frames_per_batch": 10, "batches_ahead": batches_ahead}
+    checker = Checker([1])
+    with MultiAsyncCollector(CodeEnv, CodePolicy(), **options) as collector:
+        for _ in range(5):
+            wait_until(lambda: collector.stats()["in_flight"] == 10 * batches_ahead)
+            assert collector.stats()["workers"][0]["stage"] in ("handing over", "idle")
+            checker.check(collector.next())

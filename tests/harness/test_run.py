@@ -497,3 +497,29 @@ def test_a_run_learns_the_same_without_the_next_observations_that_it_has_twice(m
         last = records(directory)[-1]
         weights.append({key: value for key, value in last.items() if key.startswith("train/")})
     assert weights[0] == weights[1]
+
+
+def test_workers_that_wait_make_no_frame_that_lags_more_than_max_lag():
+    options = ["collector.batches_ahead=4", "sync.max_lag=1", "sync.on_stale=wait"]
+    status, directory = start(
+        *SMALL, "collector=multi_async", "sync.apply_at=batch", *options, "evaluation.at_end=false"
+    )
+    assert status == 0
+    lags = [record["policy/lag_max"] for record in records(directory)]
+    assert max(lags) <= 1
+    assert records(directory)[-1]["policy/dropped"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["sync.on_stale=wait"], "sync.on_stale=wait needs sync.max_lag"),
+        (["sync.on_stale=wait", "sync.max_lag=1"], "needs collector=multi_async"),
+        (["collector.batches_ahead=1"], "collector.batches_ahead=1 needs collector=multi_async"),
+        (["collector.batches_ahead=0"], "collector.batches_ahead=0: expected 1 or more"),
+    ],
+)
+def test_options_of_pacing_that_cannot_work_are_refused(options, complaint, capfd):
+    status, _ = start(*SMALL, "collector=multi_sync", *options)
+    assert status == 2
+    assert complaint in capfd.readouterr().err
