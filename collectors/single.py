@@ -268,7 +268,7 @@ class Collector(BaseCollector):
             after.callback(self._lock.release)
             if self.environments is not None and close_env:
                 after.callback(self.environments.close)
-            if getattr(self, "_intake", None) is not None:
+            if getattr(self, "_receiver", None) is not None:
                 self._receiver.close()
 
 
