@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from collectors.options import Steps
+from collectors.options import steps_of
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.hosted_collector import HostedCollector
@@ -214,7 +214,7 @@ class Worker:
             info_keys=options["info_keys"],
         )
         check_apply_at(options["apply_at"], environments)
-        self.num_steps = Steps(spec.frames)(environments.num_envs)
+        self.num_steps = steps_of(spec.frames, environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
         if self.policy is not None:
