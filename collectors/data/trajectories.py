@@ -107,33 +107,31 @@ class TrajectoryAssembler:
         return {
             "latest": {str(env): number for env, number in self._latest.items()},
             "open": {
-                str(number): _named(torch.cat(parts))  # type: ignore[arg-type]
+                str(number): by_name(torch.cat(parts))  # type: ignore[arg-type]
                 for number, parts in self._open.items()
             },
-            "done": [_named(trajectory) for trajectory in self._done],
+            "done": [by_name(trajectory) for trajectory in self._done],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._latest = {int(env): int(number) for env, number in state["latest"].items()}
         self._open = defaultdict(list)
         for number, fields in state["open"].items():
-            self._open[int(number)] = [_nested(fields)]
-        self._done = [_nested(fields) for fields in state["done"]]
+            self._open[int(number)] = [by_key(fields)]
+        self._done = [by_key(fields) for fields in state["done"]]
         waiting = [*self._done, *(piece for (piece,) in self._open.values())]
         self.frames = sum(trajectory.batch_size[0] for trajectory in waiting)
 
 
-def _named(trajectory: Any) -> dict[str, Tensor]:
-    keys = list(trajectory.keys(True, True))
-    return {name_of(key): trajectory.get(key).clone() for key in keys}
+def by_name(frames: TensorDictBase) -> dict[str, Tensor]:
+    """A copy of the frames' tensors, by name."""
+    return {name_of(key): frames.get(key).clone() for key in frames.keys(True, True)}
 
 
-def _nested(fields: dict[str, Tensor]) -> TensorDict:
-    length = len(next(iter(fields.values())))
-    trajectory = TensorDict({}, batch_size=[length])
-    for name, value in fields.items():
-        trajectory.set(key_of(name), value)
-    return trajectory
+def by_key(tensors: dict[str, Tensor]) -> TensorDict:
+    """The frames of which `by_name` gave the tensors."""
+    length = len(next(iter(tensors.values())))
+    return TensorDict({key_of(name): tensor for name, tensor in tensors.items()}, [length])
 
 
 def _cut(trajectory: TensorDictBase) -> TensorDictBase:
