@@ -129,10 +129,7 @@ class Options:
                 value, fit = getattr(self, name), " and ".join(kinds)
                 raise ValueError(f"{name}={value!r} is for {fit}, not for {kind}: {why}")
         if like != SINGLE and self.use_buffers is False:
-            raise ValueError(
-                f"use_buffers=False is for {SINGLE}, not for {kind}: workers hand over frames in "
-                "buffers"
-            )
+            raise ValueError(f"use_buffers=False is for {SINGLE}: workers put frames in buffers")
         if kind == SINGLE:
             for name in ("frames_per_batch", "policy_factory", "create_env_kwargs", *_DEVICES):
                 if is_list(getattr(self, name)):
@@ -142,9 +139,7 @@ class Options:
         check_minimum(self, 0, "init_random_frames", "max_restarts", "worker_idx", "seed")
         check_minimum(self, 1, *_AT_LEAST_ONE)
         if self.total_frames != -1 and self.total_frames < 1:
-            raise ValueError(
-                f"total_frames={self.total_frames}: a number of frames, or -1 for no end"
-            )
+            raise ValueError(f"total_frames={self.total_frames}: a number of frames, or -1")
         for name in ("timeout", "start_timeout", "resume_timeout"):
             seconds = getattr(self, name)
             if not 0 < seconds <= LONGEST_S:
@@ -152,9 +147,7 @@ class Options:
         interaction_type(self.exploration_type)
         share = self.preemptive_threshold
         if share is not None and not 0 < share <= 1:
-            raise ValueError(
-                f"preemptive_threshold={share}: a share of the workers, above 0 and up to 1"
-            )
+            raise ValueError(f"preemptive_threshold={share}: a share, above 0 and up to 1")
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             raise TypeError(f"replay_buffer={self.replay_buffer!r}: it has no extend()")
 
@@ -166,7 +159,7 @@ class Options:
         preempts, hosts = self.preemptive_threshold is not None, self.collector_class is not None
         finals = self.next_observation == "final"
         senders = (self.weight_updater, self.weight_sync_schemes)
-        raises = self.on_worker_failure == "raise"
+        raises, stores = self.on_worker_failure == "raise", self.replay_buffer is not None
         clashes = [
             (None not in senders, "weight_updater and weight_sync_schemes exclude each other"),
             (split and whole, "trajs_per_batch splits trajectories, too: leave split_trajs out"),
@@ -178,30 +171,23 @@ class Options:
             (endless and limited, f"max_frames_per_traj cuts by a reset, {_NO_RESETS}"),
             (endless and whole, f"trajs_per_batch waits for many episodes, {_NO_RESETS}"),
             (hosts and preempts, "preemptive_threshold cannot cut a batch of a collector_class"),
-            (
-                self.replay_buffer is None and not self.extend_buffer,
-                "extend_buffer=False needs a replay_buffer",
-            ),
+            (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
             (raises and self.max_restarts != 10, 'max_restarts is for on_worker_failure="restart"'),
             (kind == ASYNC and endless, NEVER_DONE.format(kind)),
             (kind in REMOTE and finals, _LOCAL_FINALS.format(kind)),
+            (finals and split, _NOT_WITH_FINALS.format("split_trajs")),
+            (finals and whole, _NOT_WITH_FINALS.format("trajs_per_batch")),
+            (finals and stores, _NOT_WITH_FINALS.format("replay_buffer")),
+            (finals and hosts, _NOT_WITH_FINALS.format("collector_class")),
         ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
         check_hosted(self.collector_class)
-        if finals:
-            for name, why in _NOT_WITH_FINALS.items():
-                if self._is_set(name):
-                    raise ValueError(
-                        f'next_observation="final" and {name} exclude each other: {why}'
-                    )
         for scheme in dict(self.weight_sync_schemes or {}).values():
             if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
-                raise ValueError(
-                    f"apply_at='episode' keeps weights for an episode; those of a "
-                    f"{type(scheme).__name__} change at once"
-                )
+                name = type(scheme).__name__
+                raise ValueError(f"apply_at='episode': the weights of a {name} change at once")
 
     def _check_devices(self, kind: str) -> None:
         for name in _DEVICES:
@@ -209,14 +195,11 @@ class Options:
                 check_device(one, name)
         simulated = ["cpu" if one is None else one for one in each(self.env_device)]
         if any(torch.device(one).type != "cpu" for one in simulated):
-            raise ValueError(
-                f"env_device={self.env_device}: gymnasium environments are in CPU memory"
-            )
+            raise ValueError(f"env_device={self.env_device}: environments are in CPU memory")
         stored = self.storing()
         if self.no_cuda_sync and (stored is None or stored.type != "cuda"):
-            raise ValueError(
-                f"no_cuda_sync=True needs a CUDA storing_device, it is {stored or 'cpu'}"
-            )
+            given = stored or "cpu"
+            raise ValueError(f"no_cuda_sync=True needs a CUDA storing_device, it is {given}")
         if self.cudagraph_policy and kind not in REMOTE:  # nodes have devices of their own
             check_graphs(each(self.device if self.policy_device is None else self.policy_device))
 
@@ -280,18 +263,13 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "batches_ahead": ((ASYNC,), "a batch is started when it is asked for"),
     "cat_results": ((SYNC,), "a batch has frames of one worker"),
 }
-_NOT_WITH_FINALS = {
-    "split_trajs": "it rearranges frames",
-    "trajs_per_batch": "it rearranges frames",
-    "replay_buffer": "it stores single frames",
-    "collector_class": "it hands over whole frames",
-}
 _AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
 NEVER_DONE = (
     f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
     "one whose episodes have ended has nothing to hand over"
 )
 _NO_RESETS = "and reset_when_done=False forbids resets"
+_NOT_WITH_FINALS = 'next_observation="final" and {} exclude each other: it needs whole frames'
 _LOCAL_FINALS = 'next_observation="final" is for collectors of this machine, not for {}'
 NO_POLICY = "there is no policy, actions are random"
 _OF_A_POLICY = (
@@ -335,9 +313,8 @@ def check_graphs(devices: Iterable[Any]) -> None:
     """Refuse CUDA graphs of a policy that is not on a CUDA device."""
     for one in devices:
         if one is None or torch.device(one).type != "cuda":
-            raise ValueError(
-                f"cudagraph_policy=True needs a CUDA policy_device, it is {one or 'cpu'}"
-            )
+            given = one or "cpu"
+            raise ValueError(f"cudagraph_policy=True needs a CUDA policy_device, it is {given}")
 
 
 def per_worker(value: Any, num_workers: int, name: str) -> list[Any]:
@@ -365,14 +342,12 @@ def count_workers(kind: str, create_env_fn: Any, num_workers: int | None) -> int
 
 def check_factory(create_env_fn: Any) -> None:
     """Refuse what is no function, or list of functions."""
-    for one in create_env_fn if isinstance(create_env_fn, Sequence) else [create_env_fn]:
+    for one in each(create_env_fn):
         if is_list(one):  # those of a hosted collector's workers
             check_factory(one)
         elif not callable(one):
-            raise TypeError(
-                f"create_env_fn must be a function that makes an environment, "
-                f"got {type(one).__name__}"
-            )
+            kind = type(one).__name__
+            raise TypeError(f"create_env_fn must be a function that makes environments, got {kind}")
 
 
 def share_frames(

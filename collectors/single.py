@@ -25,7 +25,7 @@ from collectors.rollout.policy import PolicyCaller, interaction_type
 from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, untouched_streams
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
-from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
+from collectors.weights.receiver import SchemeReceiver, WeightReceiver
 from collectors.workers.process import check_numbers
 from collectors.workers.shared_counters import FRAMES, SharedCounters
 from sync.errors import WorkerTimeout
@@ -272,7 +272,7 @@ class Collector(BaseCollector):
                 self._receiver.close()
 
 
-class Direct(FixedWeights):
+class Direct(WeightReceiver):
     """The trainer's own policy: its version is what was last announced."""
 
     def __init__(self, publisher: Publisher):

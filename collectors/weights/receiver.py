@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -12,16 +11,18 @@ from sync import WeightSyncScheme
 from sync.local.waiting import wait_for
 
 
-class WeightReceiver(ABC):
-    """Source of a rollout's weights. `version` is that of the weights in use."""
+class WeightReceiver:
+    """Source of a rollout's weights: for a policy without weights, or with the trainer's own.
+
+    `version` is that of the weights in use.
+    """
 
     version: int = 0
 
-    @abstractmethod
     def has_news(self) -> bool:
         """Whether there is a newer version to take. It is asked before every step."""
+        return False
 
-    @abstractmethod
     def take(self) -> None:
         """Use the newest version from now on."""
 
@@ -35,16 +36,6 @@ class WeightReceiver(ABC):
 
     def close(self) -> None:
         """End the connection to the sender."""
-
-
-class FixedWeights(WeightReceiver):
-    """For a policy without weights, or with the trainer's own."""
-
-    def has_news(self) -> bool:
-        return False
-
-    def take(self) -> None:
-        return
 
 
 class SchemeReceiver(WeightReceiver):
