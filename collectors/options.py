@@ -317,12 +317,12 @@ def check_graphs(devices: Iterable[Any]) -> None:
             raise ValueError(f"cudagraph_policy=True needs a CUDA policy_device, it is {given}")
 
 
-def per_worker(value: Any, num_workers: int, name: str) -> list[Any]:
+def per_worker(value: Any, count: int, name: str, whose: str = "workers") -> list[Any]:
     """One value for each worker, from one for all or a list of them."""
     if not is_list(value):
-        return [value] * num_workers
-    if len(value) != num_workers:
-        raise ValueError(f"{name} has {len(value)} entries for {num_workers} workers")
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} entries for {count} {whose}")
     return list(value)
 
 

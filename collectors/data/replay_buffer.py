@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import torch
@@ -102,16 +101,14 @@ class ReplayBuffer:
 
         Returns how many were added. Raises the error that ended the collector.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while self.written < frames:
+
+        def over() -> bool:
+            if self.written < frames:
                 self._raise_failure()
-                if self._ended:
-                    break
-                remaining = 1.0 if deadline is None else deadline - time.monotonic()
-                if remaining <= 0:
-                    break
-                self._changed.wait(min(remaining, 1.0))
+            return self.written >= frames or self._ended
+
+        with self._changed:
+            self._changed.wait_for(over, timeout)
             return self.written
 
     def fail(self, error: BaseException) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from collectors.option_checks import as_device, check_minimum, check_types, is_list
-from collectors.options import ASYNC, SINGLE, SYNC, check_hosted
+from collectors.options import ASYNC, SINGLE, SYNC, check_hosted, per_worker
 from collectors.signatures import Arguments
 
 T = TypeVar("T")
@@ -90,8 +90,5 @@ def share(value: Any, num_collectors: int, num_workers: int, name: str) -> Any:
 
 def places(device: Any, num_collectors: int, name: str) -> list[torch.device | None]:
     """The policy's device in each collector. Only the node can tell whether it has that."""
-    if not is_list(device):
-        return [as_device(device, name)] * num_collectors
-    if len(device) != num_collectors:
-        raise ValueError(f"{name} has {len(device)} entries for {num_collectors} collectors")
-    return [as_device(one, name) for one in device]
+    devices = per_worker(device, num_collectors, name, "collectors")
+    return [as_device(one, name) for one in devices]
