@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
-from collectors.data.batch import BatchBuffer, Part, Trajectories, assemble, buffer_for
+from collectors.data.batch import Part, Trajectories, assemble, buffer_for
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.pooled import Lent, PooledCollector
 from collectors.rollout.seeds import Seeds
+from collectors.rollout.spaces import Key
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
@@ -112,7 +114,7 @@ class MultiSyncCollector(_LocalCollector):
     """
 
     kind = SYNC
-    _buffer: BatchBuffer | None = None  # with copy=False, for all batches
+    _buffer: dict[Key, Tensor] | None = None  # with copy=False, for all batches
 
     def _open(self) -> None:
         super()._open()

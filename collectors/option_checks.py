@@ -1,173 +1,119 @@
-"""Whether each option is of a kind that it can be: one clear line, before anything starts."""
+"""Checks of options against their declared types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import types
+import typing
+from collections import abc
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from sync import LocalWeightUpdaterBase, RemoteWeightUpdaterBase, WeightSyncScheme
-from sync.local.waiting import LONGEST_S
+
+def check_types(options: Any) -> None:
+    """Raise for the first field of a dataclass whose value does not fit its type."""
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name)
+        if fits(value, hint):
+            continue
+        if any(get_origin(one) is Literal for one in (hint, *get_args(hint))):
+            raise ValueError(f"{name}={shown(value)}: it is {describe(hint)}")
+        raise TypeError(f"{name}={shown(value)}: it must be {describe(hint)}")
 
 
-def check_kinds(options: Any) -> None:
-    """Refuse options that are not of their kind, and devices that are not here."""
-    for names, fits, kind in _KINDS:
-        for name in names:
-            value = getattr(options, name)
-            for one in each(value) if name in _FOR_EACH else [value]:
-                if one is None and name in _MAY_BE_NONE:
-                    continue
-                if not fits(one):
-                    raise TypeError(f"{name}={shown(one)}: it must be {kind}")
-    for name in ("timeout", "start_timeout", "resume_timeout"):
-        if not 0 < getattr(options, name) <= LONGEST_S:
-            raise ValueError(
-                f"{name}={getattr(options, name)}: seconds, above 0 and up to {LONGEST_S:g}"
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type that an annotation names."""
+    args = get_args(hint)
+    match get_origin(hint):
+        case typing.Union | types.UnionType:
+            return any(fits(value, one) for one in args)
+        case typing.Literal:
+            return any(type(value) is type(one) and value == one for one in args)
+        case abc.Callable:
+            return callable(value)
+        case abc.Sequence:
+            return is_list(value) and all(fits(one, args[0]) for one in value)
+        case abc.Mapping:
+            return isinstance(value, abc.Mapping) and all(
+                fits(key, args[0]) and fits(one, args[1]) for key, one in value.items()
             )
-    for name in ("device", "policy_device", "storing_device", "env_device"):
-        for one in each(getattr(options, name)):
-            if one is not None:
-                _check_device(name, one)
-    how = options.cat_results
-    if how not in (None, "stack", 0, 1, -1, -2) or isinstance(how, bool):
-        raise ValueError(f"cat_results={how!r}: it is 'stack', or a dimension of a batch, 0 or 1")
+    if hint is int:
+        return is_whole(value)
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, hint)
 
 
-def is_whole(value: Any) -> bool:
-    """Whether this is an integer, and no flag."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def describe(hint: Any) -> str:
+    """An annotation in words."""
+    args = get_args(hint)
+    match get_origin(hint):
+        case typing.Union | types.UnionType:
+            return " or ".join(map(describe, args))
+        case typing.Literal:
+            return f"one of {', '.join(map(repr, args))}"
+        case abc.Callable:
+            return "callable"
+        case abc.Sequence:
+            return f"a list, each {describe(args[0])}"
+        case abc.Mapping:
+            return "a dict" if args[1] is Any else f"a dict, each value a {describe(args[1])}"
+    return _WORDS.get(hint) or str(hint.__name__)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _are_schemes(value: Any) -> bool:
-    return _is_mapping(value) and all(isinstance(v, WeightSyncScheme) for v in value.values())
-
-
-def _are_names(value: Any) -> bool:
-    many = isinstance(value, Sequence | Mapping) and not isinstance(value, str)
-    return many and all(isinstance(name, str) for name in value)
-
-
-_KINDS: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
-    (
-        (
-            "frames_per_batch",
-            "total_frames",
-            "num_workers",
-            "max_frames_per_traj",
-            "init_random_frames",
-            "trajs_per_batch",
-            "num_threads",
-            "num_sub_threads",
-            "batches_ahead",
-            "max_lag",
-            "max_restarts",
-            "worker_idx",
-            "seed",
-        ),
-        is_whole,
-        "a whole number",
-    ),
-    (
-        ("timeout", "start_timeout", "resume_timeout", "preemptive_threshold"),
-        _is_number,
-        "a number",
-    ),
-    (
-        (
-            "reset_at_each_iter",
-            "reset_when_done",
-            "set_truncated",
-            "resume_episodes",
-            "split_trajs",
-            "use_buffers",
-            "copy",
-            "extend_buffer",
-            "trust_policy",
-            "cudagraph_policy",
-            "no_cuda_sync",
-            "update_at_each_batch",
-        ),
-        _is_flag,
-        "True or False",
-    ),
-    (
-        ("compile_policy",),
-        lambda value: _is_flag(value) or _is_mapping(value),
-        "True, False or the arguments of torch.compile",
-    ),
-    (("policy_factory", "postproc", "collector_class"), callable, "callable"),
-    (("create_env_kwargs",), _is_mapping, "the arguments of create_env_fn by name"),
-    (
-        ("weight_sync_schemes", "weight_recv_schemes"),
-        _are_schemes,
-        "a dict of schemes by model, as {'policy': SharedMemWeightSyncScheme()}",
-    ),
-    (
-        ("weight_updater",),
-        lambda value: isinstance(value, LocalWeightUpdaterBase | RemoteWeightUpdaterBase),
-        "a LocalWeightUpdaterBase or a RemoteWeightUpdaterBase",
-    ),
-    (("info_keys",), _are_names, "names of entries of info, or a dict of them"),
-    (("replay_buffer",), lambda value: hasattr(value, "extend"), "a buffer that one can extend()"),
-]
-_FOR_EACH = {"frames_per_batch", "policy_factory", "create_env_kwargs"}
-_MAY_BE_NONE = {
-    "max_lag",
-    "num_workers",
-    "max_frames_per_traj",
-    "trajs_per_batch",
-    "num_threads",
-    "worker_idx",
-    "seed",
-    "preemptive_threshold",
-    "use_buffers",
-    "policy_factory",
-    "postproc",
-    "collector_class",
-    "create_env_kwargs",
-    "weight_sync_schemes",
-    "weight_recv_schemes",
-    "weight_updater",
-    "replay_buffer",
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    types.NoneType: "None",
 }
 
 
-def each(value: Any) -> Sequence[Any]:
-    """What there is for each worker, or the one value for all."""
-    is_many = isinstance(value, Sequence) and not isinstance(value, str)
-    return value if is_many else [value]
+def check_minimum(options: Any, minimum: int, *names: str) -> None:
+    """Refuse options, or entries of lists, below the minimum."""
+    for name in names:
+        value = getattr(options, name)
+        if any(one is not None and one < minimum for one in each(value)):
+            raise ValueError(f"{name}={value!r}: it must be at least {minimum}")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an integer and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a sequence and no string."""
+    return isinstance(value, abc.Sequence) and not isinstance(value, str)
+
+
+def each(value: Any) -> abc.Sequence[Any]:
+    """The entries of a list, or the one value."""
+    return value if is_list(value) else [value]
 
 
 def shown(value: Any) -> str:
-    """The value if it is short; what it is if not."""
+    """A short value itself, or the name of its type."""
     if isinstance(value, int | float | str | None):
         return repr(value)
     return f"<{type(value).__name__}>"
 
 
-def _check_device(name: str, value: Any) -> None:
+def as_device(value: Any, name: str) -> torch.device | None:
+    """The device that an option names, whether this machine has it or not."""
     try:
-        device = torch.device(value)
+        return None if value is None else torch.device(value)
     except (RuntimeError, TypeError):
         raise ValueError(
             f"{name}={value!r}: no device of torch, as 'cpu' or 'cuda:0' are"
         ) from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
+
+
+def check_device(value: Any, name: str) -> None:
+    """Refuse a device that this machine does not have."""
+    device, count = as_device(value, name), torch.cuda.device_count()
+    if device is not None and device.type == "cuda" and (device.index or 0) >= count:
         here = f"there are {count} CUDA devices here" if count else "there is no CUDA device here"
         raise ValueError(f"{name}={value!r}: {here}")

@@ -1,4 +1,4 @@
-"""What a collector can be told, checked before anything is started."""
+"""The options of collectors, and the checks before anything is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Any, Literal
 import torch
 from tensordict.nn import InteractionType
 
-from collectors.option_checks import check_kinds, each
+from collectors.option_checks import (
+    as_device,
+    check_device,
+    check_minimum,
+    check_types,
+    each,
+    is_list,
+)
 from collectors.rollout.policy import interaction_type
 from collectors.weights.policy_version import PolicyVersion
 from sync import (
@@ -20,6 +27,7 @@ from sync import (
     RemoteWeightUpdaterBase,
     WeightSyncScheme,
 )
+from sync.local.waiting import LONGEST_S
 
 Device = str | int | torch.device | None
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
@@ -28,21 +36,21 @@ REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The keyword arguments of every collector. Some are only for some of them.
+    """The keyword arguments of all collectors; some of them are for certain collectors only.
 
-    Many can be one value, or a list with one for each worker.
+    A list gives one value for each worker.
     """
 
     # What is collected, and by whom
-    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None
-    num_workers: int | None = None  # as many as there are factories, unless told
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any] | None] | None = None
+    num_workers: int | None = None  # None: one for each factory
     frames_per_batch: int | Sequence[int] = 200  # of all workers (async: of one)
-    total_frames: int = -1  # for ever
-    seed: int | None = None  # of all random streams, also those of factories; drawn, unless told
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
-    collector_class: Callable[..., Any] | None = None  # what each worker hosts; or a partial of it
+    total_frames: int = -1  # -1: no end
+    seed: int | None = None  # of all random streams, also those of factories; None: drawn
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None
+    collector_class: Callable[..., Any] | None = None  # what each worker runs; or a partial of it
     # Where
-    device: Device | Sequence[Device] = None  # for policy and batches, where those are not named
+    device: Device | Sequence[Device] = None  # default of policy_device and storing_device
     policy_device: Device | Sequence[Device] = None  # None: where its parameters are
     storing_device: Device | Sequence[Device] = None
     env_device: Device | Sequence[Device] = None
@@ -53,16 +61,16 @@ class Options:
     reset_when_done: bool = True
     exploration_type: str | InteractionType = "random"
     set_truncated: bool = False
-    resume_episodes: bool = True  # load_state_dict replays the episodes under way
-    resume_timeout: float = 300.0  # of a worker, to replay them; then new ones are started
+    resume_episodes: bool = True  # load_state_dict replays unfinished episodes
+    resume_timeout: float = 300.0  # of a worker, to replay them; after it, new ones start
     # The form of batches
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False
     trajs_per_batch: int | None = None
-    cat_results: Literal["stack"] | int | None = None
-    # "final": only those that no later frame of their row shows
+    cat_results: Literal["stack", 0, 1, -1, -2] | None = None  # a number: a dimension of a batch
+    # "final": only those that are not the observation of the next frame in their row
     next_observation: Literal["all", "final"] = "all"
-    info_keys: Sequence[str] | Mapping[str, Any] = ()  # with what stands where info lacks them
+    info_keys: Sequence[str] | Mapping[str, Any] = ()  # a mapping gives values for missing entries
     use_buffers: bool | None = None
     copy: bool = True
     track_policy_version: bool | str | PolicyVersion = True
@@ -81,25 +89,25 @@ class Options:
     weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
     weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
     update_at_each_batch: bool = False
-    # When new weights are applied; "episode": its end has the weights of its beginning
+    # When new weights are applied; "episode": only between two episodes
     apply_at: Literal["step", "batch", "episode"] = "step"
-    state_on_update: Literal["keep", "zero"] = "keep"  # what the policy carries
-    worker_idx: int | None = None  # who this collector is to those above it
+    state_on_update: Literal["keep", "zero"] = "keep"  # the policy's recurrent state
+    worker_idx: int | None = None  # of this collector, where it is a worker of another
     # Trouble
     preemptive_threshold: float | None = None
-    batches_ahead: int = 2  # that an async worker may finish before the learner takes one
+    batches_ahead: int = 2  # how many an async worker may finish before the learner takes one
     max_lag: int | None = None  # pace async workers so that no batch is more versions old
     on_worker_failure: Literal["raise", "restart"] = "raise"
     max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
-    start_timeout: float = 120.0  # until all workers are there
+    start_timeout: float = 120.0  # until all workers have started
     start_method: Literal["forkserver", "spawn", "fork"] | None = None
 
     @classmethod
     def of(cls, kind: str, arguments: Mapping[str, Any], further: Iterable[str] = ()) -> Options:
-        """The options of a collector of this kind, or an error that says what is wrong.
+        """The checked options of a collector of this kind.
 
-        further: arguments that it has besides.
+        further: other arguments that it has; an error may suggest them for a misspelt name.
         """
         known = cls.__dataclass_fields__
         for name in arguments:
@@ -108,211 +116,180 @@ class Options:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{kind}() has no argument {name!r}{hint}")
         options = cls(**arguments)
-        check_kinds(options)
+        check_types(options)
+        options._check_values()
         options._check_kind(kind)
-        options._check_ranges()
-        options._check_pairs(kind)
-        options._check_places(kind)
+        options._check_combinations(kind)
+        options._check_devices(kind)
         return options
 
-    def _check_ranges(self) -> None:
-        for name, low in _AT_LEAST.items():
-            value = getattr(self, name)
-            many = isinstance(value, Sequence) and not isinstance(value, str)
-            for one in value if many else [value]:
-                if one is not None and one < low:
-                    raise ValueError(f"{name}={value!r}: it must be at least {low}")
-        if self.total_frames != -1 and self.total_frames < 1:
-            raise ValueError(
-                f"total_frames={self.total_frames}: a number of frames, or -1 for no end"
-            )
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                shown = ", ".join(map(repr, choices))
-                raise ValueError(f"{name}={getattr(self, name)!r}: it is one of {shown}")
-        interaction_type(self.exploration_type)
-        if self.preemptive_threshold is not None and not 0 < self.preemptive_threshold <= 1:
-            raise ValueError(
-                f"preemptive_threshold={self.preemptive_threshold}: a share of the workers, "
-                "above 0 and up to 1"
-            )
+    def _check_kind(self, kind: str) -> None:
+        like = ASYNC if kind in REMOTE else kind
+        for name, (kinds, why) in _ONLY_FOR.items():
+            if like not in kinds and self._is_set(name):
+                value, fit = getattr(self, name), " and ".join(kinds)
+                raise ValueError(f"{name}={value!r} is for {fit}, not for {kind}: {why}")
+        if like != SINGLE and self.use_buffers is False:
+            raise ValueError(f"use_buffers=False is for {SINGLE}: workers put frames in buffers")
+        if kind == SINGLE:
+            for name in ("frames_per_batch", "policy_factory", "create_env_kwargs", *_DEVICES):
+                if is_list(getattr(self, name)):
+                    raise ValueError(f"{name} is a list; {kind} is one worker and takes one value")
 
-    def _check_pairs(self, kind: str) -> None:
+    def _check_values(self) -> None:
+        check_minimum(
+            self, 0, "max_lag", "init_random_frames", "max_restarts", "worker_idx", "seed"
+        )
+        check_minimum(self, 1, *_AT_LEAST_ONE)
+        if self.total_frames != -1 and self.total_frames < 1:
+            raise ValueError(f"total_frames={self.total_frames}: a number of frames, or -1")
+        for name in ("timeout", "start_timeout", "resume_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds <= LONGEST_S:
+                raise ValueError(f"{name}={seconds}: seconds, above 0 and up to {LONGEST_S:g}")
+        interaction_type(self.exploration_type)
+        share = self.preemptive_threshold
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"preemptive_threshold={share}: a share, above 0 and up to 1")
+        if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
+            raise TypeError(f"replay_buffer={self.replay_buffer!r}: it has no extend()")
+
+    def _check_combinations(self, kind: str) -> None:
+        whole, split = self.trajs_per_batch is not None, self.split_trajs
+        views, no_buffers = not self.copy, self.use_buffers is False
+        by_worker = self.cat_results not in (None, 0)
+        endless, limited = not self.reset_when_done, self.max_frames_per_traj is not None
+        preempts, hosts = self.preemptive_threshold is not None, self.collector_class is not None
+        finals = self.next_observation == "final"
+        senders = (self.weight_updater, self.weight_sync_schemes)
+        raises, stores = self.on_worker_failure == "raise", self.replay_buffer is not None
         clashes = [
-            (
-                self.weight_updater is not None and self.weight_sync_schemes is not None,
-                "weight_updater and weight_sync_schemes exclude each other",
-            ),
-            (
-                self.split_trajs and self.trajs_per_batch is not None,
-                "trajs_per_batch gives whole trajectories already: leave split_trajs out",
-            ),
-            (
-                self.set_truncated and self.trajs_per_batch is not None,
-                "set_truncated ends trajectories where batches end, trajs_per_batch gathers them "
-                "beyond that: give one",
-            ),
-            (
-                self.cat_results not in (None, 0) and self.split_trajs,
-                "cat_results arranges frames by worker, split_trajs by trajectory: give one",
-            ),
-            (
-                self.cat_results not in (None, 0) and self.trajs_per_batch is not None,
-                "cat_results arranges frames by worker, trajs_per_batch by trajectory: give one",
-            ),
-            (
-                self.use_buffers is False and not self.copy,
-                "copy=False hands out views of buffers, which use_buffers=False does without",
-            ),
-            (
-                not self.copy and (self.split_trajs or self.trajs_per_batch is not None),
-                "copy=False hands out views, and whole trajectories are made by copying",
-            ),
-            (
-                not self.reset_when_done and self.max_frames_per_traj is not None,
-                "max_frames_per_traj cuts by a reset, which reset_when_done=False forbids",
-            ),
-            (
-                self.trajs_per_batch is not None and not self.reset_when_done,
-                "trajs_per_batch waits for many episodes; with reset_when_done=False there is one",
-            ),
-            (
-                self.collector_class is not None and self.preemptive_threshold is not None,
-                "preemptive_threshold cuts between two steps, which a hosted collector_class hides",
-            ),
-            (
-                self.replay_buffer is None and not self.extend_buffer,
-                "extend_buffer=False says how to fill a replay_buffer, and there is none",
-            ),
-            (
-                self.on_worker_failure == "raise" and self.max_restarts != 10,
-                'max_restarts is for on_worker_failure="restart"',
-            ),
-            (kind == ASYNC and not self.reset_when_done, NEVER_DONE.format(kind)),
-            (
-                kind in REMOTE and self.next_observation == "final",
-                f'next_observation="final" is for collectors of this machine, not for {kind}: '
-                "what travels between machines is whole frames",
-            ),
+            (None not in senders, "weight_updater and weight_sync_schemes exclude each other"),
+            (split and whole, "trajs_per_batch splits trajectories, too: leave split_trajs out"),
+            (self.set_truncated and whole, "set_truncated cuts, trajs_per_batch joins: give one"),
+            (by_worker and split, "cat_results sorts by worker, split_trajs by trajectory"),
+            (by_worker and whole, "cat_results sorts by worker, trajs_per_batch by trajectory"),
+            (views and no_buffers, "copy=False hands out buffers, use_buffers=False has none"),
+            (views and (split or whole), "copy=False hands out views, trajectories are copies"),
+            (endless and limited, f"max_frames_per_traj cuts by a reset, {_NO_RESETS}"),
+            (endless and whole, f"trajs_per_batch waits for many episodes, {_NO_RESETS}"),
+            (hosts and preempts, "preemptive_threshold cannot cut a batch of a collector_class"),
+            (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
+            (raises and self.max_restarts != 10, 'max_restarts is for on_worker_failure="restart"'),
+            (kind == ASYNC and endless, NEVER_DONE.format(kind)),
+            (kind in REMOTE and finals, _LOCAL_FINALS.format(kind)),
+            (finals and split, _NOT_WITH_FINALS.format("split_trajs")),
+            (finals and whole, _NOT_WITH_FINALS.format("trajs_per_batch")),
+            (finals and stores, _NOT_WITH_FINALS.format("replay_buffer")),
+            (finals and hosts, _NOT_WITH_FINALS.format("collector_class")),
         ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
         check_hosted(self.collector_class)
-        if self.next_observation == "final":
-            for name, why in _NOT_WITH_FINALS.items():
-                if self._is_told(name):
-                    raise ValueError(
-                        f'next_observation="final" and {name} exclude each other: {why}, and what '
-                        "followed a frame may lie in the next frame of its row"
-                    )
         for scheme in dict(self.weight_sync_schemes or {}).values():
             if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
-                raise ValueError(
-                    f"apply_at='episode' keeps an episode's weights to its end, and those of a "
-                    f"{type(scheme).__name__} change at once: take another scheme"
-                )
+                name = type(scheme).__name__
+                raise ValueError(f"apply_at='episode': the weights of a {name} change at once")
 
-    def _check_places(self, kind: str) -> None:
-        for one in each(self.env_device):
-            if one is not None and torch.device(one).type != "cpu":
-                raise ValueError(
-                    f"env_device={self.env_device}: gymnasium environments live in CPU memory; "
-                    "policy_device and storing_device can be elsewhere"
-                )
+    def _check_devices(self, kind: str) -> None:
+        for name in _DEVICES:
+            for one in each(getattr(self, name)):
+                check_device(one, name)
+        simulated = ["cpu" if one is None else one for one in each(self.env_device)]
+        if any(torch.device(one).type != "cpu" for one in simulated):
+            raise ValueError(f"env_device={self.env_device}: environments are in CPU memory")
         stored = self.storing()
         if self.no_cuda_sync and (stored is None or stored.type != "cuda"):
-            raise ValueError(
-                "no_cuda_sync=True says not to wait for batches that go to a CUDA storing_device, "
-                f"it is {stored or 'cpu'}"
-            )
-        if self.cudagraph_policy and kind not in REMOTE:  # those name the devices of their hosts
-            placed = self.policy_device if self.policy_device is not None else self.device
-            check_graphs(each(placed))
+            given = stored or "cpu"
+            raise ValueError(f"no_cuda_sync=True needs a CUDA storing_device, it is {given}")
+        if self.cudagraph_policy and kind not in REMOTE:  # nodes have devices of their own
+            check_graphs(each(self.device if self.policy_device is None else self.policy_device))
 
-    def _check_kind(self, kind: str) -> None:
-        like = ASYNC if kind in REMOTE else kind
-        for name, (kinds, why) in _ONLY_FOR.items():
-            if like not in kinds and self._is_told(name):
-                fit = " and ".join(kinds)
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is for {fit}, not for {kind}: {why}"
-                )
-        if like != SINGLE and self.use_buffers is False:
-            raise ValueError(
-                f"use_buffers=False is for {SINGLE}, not for {kind}: workers hand over what they "
-                "collect in buffers"
-            )
-        if kind == SINGLE:
-            for name in ("frames_per_batch", "policy_factory", "create_env_kwargs", *_DEVICES):
-                value = getattr(self, name)
-                if isinstance(value, Sequence) and not isinstance(value, str):
-                    raise ValueError(f"{name} is a list; {kind} is one worker and takes one value")
-
-    def _is_told(self, name: str) -> bool:
-        """Whether an option is something else than what it is of itself."""
+    def _is_set(self, name: str) -> bool:
+        """Whether an option differs from its default."""
         given, default = getattr(self, name), getattr(Options(), name)
         if name == "exploration_type":
             return interaction_type(given) != interaction_type(default)
         return bool(given != default)
 
     def check_without_policy(self) -> None:
-        """Refuse what only a policy could follow."""
+        """Refuse options that need a policy."""
         for name in _OF_A_POLICY:
-            if self._is_told(name):
+            if self._is_set(name):
                 raise ValueError(f"{name}: {NO_POLICY}")
 
     def check_without_weights(self) -> None:
-        """Refuse what says how weights are sent."""
+        """Refuse options that need weights to send."""
         reason = "the policy has none" if self.weight_sync_schemes is None else "there is no scheme"
         for name in ("weight_updater", "update_at_each_batch"):
-            if self._is_told(name):
+            if self._is_set(name):
                 raise ValueError(f"{name}: no weights are sent, {reason}")
 
     def devices(self, num_workers: int) -> list[torch.device | None]:
         """The policy's device on each worker."""
-        placed = self.policy_device if self.policy_device is not None else self.device
-        name = "policy_device" if self.policy_device is not None else "device"
-        devices = per_worker(placed, num_workers, name)
-        return [None if device is None else torch.device(device) for device in devices]
+        name = "device" if self.policy_device is None else "policy_device"
+        given = self.device if self.policy_device is None else self.policy_device
+        return [as_device(one, name) for one in per_worker(given, num_workers, name)]
 
     def storing(self) -> torch.device | None:
-        """Where batches are handed out; None for where they are made."""
-        placed = self.storing_device if self.storing_device is not None else self.device
-        if isinstance(placed, Sequence) and not isinstance(placed, str):
-            distinct = {str(torch.device(device)) for device in each(placed)}
-            if len(distinct) > 1:
-                raise ValueError(
-                    f"storing_device: a batch is in one place, not in {', '.join(sorted(distinct))}"
-                )
-            placed = placed[0]
-        return None if placed is None else torch.device(placed)
+        """The device of batches; None: where they are made."""
+        given = self.device if self.storing_device is None else self.storing_device
+        devices = {str(as_device(one, "storing_device")) for one in each(given)}
+        if len(devices) > 1:
+            raise ValueError(
+                f"storing_device: a batch is in one place, not in {', '.join(sorted(devices))}"
+            )
+        return as_device(each(given)[0], "storing_device")
 
 
 _DEVICES = ("device", "policy_device", "storing_device", "env_device")
-_AT_LEAST = {
-    "num_workers": 1,
-    "batches_ahead": 1,
-    "max_lag": 0,
-    "frames_per_batch": 1,
-    "max_frames_per_traj": 1,
-    "init_random_frames": 0,
-    "trajs_per_batch": 1,
-    "num_threads": 1,
-    "num_sub_threads": 1,
-    "max_restarts": 0,
-    "worker_idx": 0,
-    "seed": 0,
+_AT_LEAST_ONE = (
+    "num_workers",
+    "batches_ahead",
+    "frames_per_batch",
+    "max_frames_per_traj",
+    "trajs_per_batch",
+    "num_threads",
+    "num_sub_threads",
+)
+_MULTI = (SYNC, ASYNC)
+_ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
+    "num_workers": (_MULTI, "it is one worker"),
+    "collector_class": (_MULTI, "it has no workers"),
+    "num_sub_threads": (_MULTI, "it has no workers; num_threads is for this process"),
+    "on_worker_failure": (_MULTI, "it has no workers"),
+    "max_restarts": (_MULTI, "it has no workers"),
+    "start_method": (_MULTI, "it starts no processes"),
+    "start_timeout": (_MULTI, "it starts no processes"),
+    "preemptive_threshold": ((SYNC,), "no worker waits for another"),
+    "max_lag": ((ASYNC,), "its batches have the newest weights"),
+    "batches_ahead": ((ASYNC,), "a batch is started when it is asked for"),
+    "cat_results": ((SYNC,), "a batch has frames of one worker"),
 }
-_CHOICES = {
-    "apply_at": ("step", "batch", "episode"),
-    "state_on_update": ("keep", "zero"),
-    "next_observation": ("all", "final"),
-    "on_worker_failure": ("raise", "restart"),
-    "start_method": (None, "forkserver", "spawn", "fork"),
-}
-# What a hosted collector is told by its worker, and what its frames come in.
-_OF_THE_HOST = (
+_AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
+NEVER_DONE = (
+    f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
+    "one whose episodes have ended has nothing to hand over"
+)
+_NO_RESETS = "and reset_when_done=False forbids resets"
+_NOT_WITH_FINALS = 'next_observation="final" and {} exclude each other: it needs whole frames'
+_LOCAL_FINALS = 'next_observation="final" is for collectors of this machine, not for {}'
+NO_POLICY = "there is no policy, actions are random"
+_OF_A_POLICY = (
+    "policy_device",
+    "init_random_frames",
+    "exploration_type",
+    "trust_policy",
+    "compile_policy",
+    "cudagraph_policy",
+    "apply_at",
+    "state_on_update",
+    "weight_sync_schemes",
+    "weight_updater",
+)
+# Options of the outer collector, which a collector_class may not set.
+_OF_THE_OUTER = (
     "frames_per_batch",
     "total_frames",
     "create_env_kwargs",
@@ -327,130 +304,76 @@ _OF_THE_HOST = (
     "replay_buffer",
     "track_policy_version",
 )
-_MULTI = (SYNC, ASYNC)
-_ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
-    "num_workers": (_MULTI, "it is one worker"),
-    "collector_class": (_MULTI, "it has no workers that could host one"),
-    "num_sub_threads": (_MULTI, "it has no workers; num_threads is for this process"),
-    "on_worker_failure": (_MULTI, "it has no workers that could fail"),
-    "max_restarts": (_MULTI, "it has no workers that could fail"),
-    "start_method": (_MULTI, "it starts no processes"),
-    "start_timeout": (_MULTI, "it starts no processes"),
-    "preemptive_threshold": ((SYNC,), "in its batches no worker waits for another"),
-    "max_lag": ((ASYNC,), "its batches have the newest weights"),
-    "batches_ahead": ((ASYNC,), "its workers begin a batch when it is asked for"),
-    "cat_results": ((SYNC,), "in its batches there are no several workers to put together"),
-}
-_NOT_WITH_FINALS = {
-    "split_trajs": "it rearranges frames",
-    "trajs_per_batch": "it rearranges frames",
-    "replay_buffer": "it gives frames out one by one",
-    "collector_class": "it hands over whole frames",
-}
-_AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
-NEVER_DONE = (
-    f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
-    "one whose episodes have ended has nothing to hand over"
-)
-NO_POLICY = "there is no policy, actions are random"
-_OF_A_POLICY = (
-    "policy_device",
-    "init_random_frames",
-    "exploration_type",
-    "trust_policy",
-    "compile_policy",
-    "cudagraph_policy",
-    "apply_at",
-    "state_on_update",
-    "weight_sync_schemes",
-    "weight_updater",
-)
 
 
 def check_hosted(collector_class: Any) -> None:
-    """Refuse what a hosted collector was told that is not its to be told."""
+    """Refuse options that the outer collector sets for those that it runs."""
     for name in getattr(collector_class, "keywords", ()):
-        if name in _OF_THE_HOST:
+        if name in _OF_THE_OUTER:
             raise ValueError(f"{name} in collector_class: tell the collector that hosts it, not it")
 
 
 def check_graphs(devices: Iterable[Any]) -> None:
-    """Refuse CUDA graphs of policies that are elsewhere."""
+    """Refuse CUDA graphs of a policy that is not on a CUDA device."""
     for one in devices:
         if one is None or torch.device(one).type != "cuda":
-            raise ValueError(
-                f"cudagraph_policy=True needs a CUDA policy_device, it is {one or 'cpu'}"
-            )
+            given = one or "cpu"
+            raise ValueError(f"cudagraph_policy=True needs a CUDA policy_device, it is {given}")
 
 
-def per_worker(value: Any, num_workers: int, name: str) -> list[Any]:
+def per_worker(value: Any, count: int, name: str, whose: str = "workers") -> list[Any]:
     """One value for each worker, from one for all or a list of them."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != num_workers:
-            raise ValueError(f"{name} has {len(value)} entries for {num_workers} workers")
-        return list(value)
-    return [value] * num_workers
+    if not is_list(value):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} entries for {count} {whose}")
+    return list(value)
 
 
 def count_workers(kind: str, create_env_fn: Any, num_workers: int | None) -> int:
-    """How many workers there are, from the factories and from what was said."""
-    if isinstance(create_env_fn, Sequence):
-        if not create_env_fn:
-            raise ValueError("create_env_fn is an empty list: give one factory for each worker")
-        if kind == SINGLE and len(create_env_fn) > 1:
-            raise ValueError(
-                f"create_env_fn has {len(create_env_fn)} factories, and {kind} one worker"
-            )
-        if num_workers is not None and num_workers != len(create_env_fn):
-            raise ValueError(
-                f"num_workers={num_workers}, but create_env_fn has {len(create_env_fn)} factories"
-            )
-        return len(create_env_fn)
-    return num_workers or 1
+    """The number of workers: as given, or one for each factory."""
+    if not isinstance(create_env_fn, Sequence):
+        return num_workers or 1
+    count = len(create_env_fn)
+    if not count:
+        raise ValueError("create_env_fn is an empty list: give one factory for each worker")
+    if kind == SINGLE and count > 1:
+        raise ValueError(f"create_env_fn has {count} factories, and {kind} one worker")
+    if num_workers not in (None, count):
+        raise ValueError(f"num_workers={num_workers}, but create_env_fn has {count} factories")
+    return count
 
 
 def check_factory(create_env_fn: Any) -> None:
-    """Refuse what makes no environments."""
-    for one in create_env_fn if isinstance(create_env_fn, Sequence) else [create_env_fn]:
-        if isinstance(one, Sequence) and not isinstance(one, str):  # a hosted collector's workers
+    """Refuse what is no function, or list of functions."""
+    for one in each(create_env_fn):
+        if is_list(one):  # those of a hosted collector's workers
             check_factory(one)
         elif not callable(one):
-            raise TypeError(
-                f"create_env_fn must be a function that makes an environment, "
-                f"got {type(one).__name__}"
-            )
-
-
-class Steps:
-    """How many steps a block has, so that all environments together make so many frames."""
-
-    def __init__(self, frames: int):
-        self.frames = frames
-
-    def __call__(self, num_envs: int) -> int:
-        if self.frames % num_envs:
-            low = self.frames // num_envs * num_envs
-            near = f"{low} or {low + num_envs}" if low else str(num_envs)
-            raise ValueError(
-                f"{self.frames} frames cannot be shared evenly by {num_envs} environments: "
-                f"for instance {near} can"
-            )
-        return self.frames // num_envs
+            kind = type(one).__name__
+            raise TypeError(f"create_env_fn must be a function that makes environments, got {kind}")
 
 
 def share_frames(
     frames_per_batch: int | Sequence[int], num_workers: int, *, each: bool
 ) -> list[int]:
-    """The frames of each worker in a batch; with `each`, a single number is every worker's own."""
-    if isinstance(frames_per_batch, Sequence):
+    """The frames of each worker in a batch. With `each`, one number is not divided."""
+    if each or isinstance(frames_per_batch, Sequence):
         return per_worker(frames_per_batch, num_workers, "frames_per_batch")
-    if each:
-        return [frames_per_batch] * num_workers
-    if frames_per_batch % num_workers:
-        low = frames_per_batch // num_workers * num_workers
-        near = f"{low} or {low + num_workers}" if low else str(num_workers)
+    told = f"frames_per_batch={frames_per_batch}"
+    return [_divide(told, frames_per_batch, num_workers, "workers")] * num_workers
+
+
+def steps_of(frames: int, num_envs: int) -> int:
+    """The steps in which these environments make so many frames."""
+    return _divide(f"{frames} frames", frames, num_envs, "environments")
+
+
+def _divide(told: str, frames: int, count: int, sharers: str) -> int:
+    if frames % count:
+        low = frames // count * count
+        near = f"{low} or {low + count}" if low else str(count)
         raise ValueError(
-            f"frames_per_batch={frames_per_batch} cannot be shared evenly by {num_workers} "
-            f"workers: for instance {near} can"
+            f"{told} cannot be shared evenly by {count} {sharers}: for instance {near} can"
         )
-    return [frames_per_batch // num_workers] * num_workers
+    return frames // count

@@ -1,10 +1,9 @@
-"""Constructors whose options an editor, mypy and `help()` see, from the one list in `options.py`.
+"""Signatures of constructors that take `**options`, from the one list in `options.py`.
 
     @takes(Arguments)
     def __init__(self, create_env_fn, policy=None, **options): ...
 
-mypy and editors then check a call as if it called `Arguments`, a dataclass that has every option as
-a field. `help()` shows its parameters.
+For mypy, editors and `help()`, the constructor has the parameters of the dataclass `Arguments`.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ class MultiArguments(Arguments):
 def takes(
     arguments: Callable[P, object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Show a constructor as one that takes what this dataclass does."""
+    """Give a constructor the signature of this dataclass."""
     return functools.partial(_show, arguments.__init__)
 
 
 def function_takes(arguments: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """The same for a function."""
+    """Give a function the signature of this dataclass."""
     return functools.partial(_show, arguments)
 
 
 def _show(like: Callable[..., Any], called: Callable[..., Any]) -> Callable[..., Any]:
-    # `inspect.signature` follows `__wrapped__`; nothing else of the function is changed.
+    # Only sets `__wrapped__`, which `inspect.signature` follows.
     return functools.update_wrapper(called, like, assigned=(), updated=())

@@ -16,7 +16,7 @@ from torch import nn
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.data.batch import Part, Trajectories, assemble, frames_of
-from collectors.options import SINGLE, Steps, per_worker
+from collectors.options import SINGLE, per_worker, steps_of
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
@@ -25,7 +25,7 @@ from collectors.rollout.policy import PolicyCaller, interaction_type
 from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, untouched_streams
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
-from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
+from collectors.weights.receiver import SchemeReceiver, WeightReceiver
 from collectors.workers.process import check_numbers
 from collectors.workers.shared_counters import FRAMES, SharedCounters
 from sync.errors import WorkerTimeout
@@ -65,7 +65,7 @@ class Collector(BaseCollector):
             resume_timeout=options.resume_timeout,
             info_keys=options.info_keys,
         )
-        self._steps = Steps(int(options.frames_per_batch))(self.environments.num_envs)  # type: ignore[arg-type]
+        self._steps = steps_of(self.frames_per_batch, self.environments.num_envs)
         self._shared_counters = SharedCounters()
         self._trajectories = Trajectories()
         self._delivered = self._dropped = 0
@@ -272,7 +272,7 @@ class Collector(BaseCollector):
                 self._receiver.close()
 
 
-class Direct(FixedWeights):
+class Direct(WeightReceiver):
     """The trainer's own policy: its version is what was last announced."""
 
     def __init__(self, publisher: Publisher):

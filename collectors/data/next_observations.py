@@ -1,13 +1,12 @@
-"""The observations that followed a batch's frames, in whichever form the batch has them.
+"""The next observations of a batch's frames, for both values of `next_observation`.
 
-With `next_observation="all"` they lie in ("next", "observation"). With "final" a batch holds only
-those that no later frame of the same row shows:
+With "all" they are in ("next", "observation"). With "final" a batch has only those that are not the
+observation of the next frame in the same row:
 
-    ("next", "finals", "observation")   [finals, ...]: where an episode ended, and each row's last
-    ("next", "final")                   [environments, time]: a frame's place among them, or -1
+    ("next", "finals", "observation")   [finals, ...]: at ends of episodes, and each row's last
+    ("next", "final")                   [environments, time]: a frame's index in them, or -1
 
-What followed a frame is then its own final, or, at -1, what the next frame in its row observed.
-That holds for any rows of a batch, but not for frames that are taken out of them.
+At -1, the next observation is that of the next frame in the row. So rows must be kept whole.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from torch import Tensor
 def next_observations(
     batch: TensorDictBase, frames: Tensor | None = None, key: str | tuple[str, ...] = "observation"
 ) -> Tensor:
-    """What followed each frame [environments, time, ...]; zero where there is no frame.
+    """The next observation of each frame [environments, time, ...]; zero for padding.
 
-    frames: a mask [environments, time], for those alone, [frames, ...]. key: of the observation.
+    frames: a mask [environments, time] of the wanted frames; then the result is [frames, ...].
+    key: of the observation.
     """
     name = (key,) if isinstance(key, str) else key
     finals = batch.get(("next", "finals", *name), None)
@@ -33,10 +33,9 @@ def next_observations(
 
 
 def next_values(batch: TensorDictBase, values: Tensor, final_values: Tensor) -> Tensor:
-    """What each frame's next observation is worth [environments, time, ...].
+    """The value of each frame's next observation [environments, time, ...].
 
-    values: what the observations of all frames are worth. final_values: what the observations in
-    batch["next", "finals"] are worth.
+    values: of the observations. final_values: of the observations in batch["next", "finals"].
     """
     return _followers(batch, values, final_values, None)
 
@@ -44,15 +43,15 @@ def next_values(batch: TensorDictBase, values: Tensor, final_values: Tensor) -> 
 def _followers(
     batch: TensorDictBase, shown: Tensor, finals: Tensor, frames: Tensor | None
 ) -> Tensor:
-    """For these frames, or for all in their places: the entry of the next frame, or the final."""
+    """The entries of the next frames in `shown`, or those in `finals`."""
     chosen = batch["collector", "mask"] if frames is None else frames
     rows, steps = chosen.nonzero(as_tuple=True)
     places, after = batch["next", "final"][rows, steps], steps + 1
     is_final = places >= 0
     if bool((~is_final & (after == shown.shape[1])).any()):
         raise ValueError(
-            "a row of this batch was cut behind a frame whose next observation lies in the frame "
-            "that followed: keep rows whole, or give the mask of the frames that you want"
+            "a row of this batch was cut behind a frame whose next observation is in the frame "
+            "after it: keep rows whole, or give a mask of the wanted frames"
         )
     found = shown[rows, after.clamp(max=shown.shape[1] - 1)]
     found[is_final] = finals[places[is_final]]

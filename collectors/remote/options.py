@@ -1,15 +1,16 @@
-"""What a remote collector can be told besides what every collector can."""
+"""The options that only remote collectors have."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
 
-from collectors.options import ASYNC, SINGLE, SYNC, check_hosted
+from collectors.option_checks import as_device, check_minimum, check_types, is_list
+from collectors.options import ASYNC, SINGLE, SYNC, check_hosted, per_worker
 from collectors.signatures import Arguments
 
 T = TypeVar("T")
@@ -17,30 +18,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteOptions:
-    """Who collects where."""
+    """The number and kind of the collectors on other nodes."""
 
-    num_collectors: int | None = None  # as many as there are factories, or one
-    num_workers_per_collector: int = 1  # rollout workers in each of them
+    num_collectors: int | None = None  # None: one for each factory
+    num_workers_per_collector: int = 1
     sync: bool = True  # all make one batch together, or each its own
-    collector_class: Callable[..., Any] | None = None  # what each is; or a partial of it
+    collector_class: Callable[..., Any] | None = None  # what each node runs; or a partial of it
     max_collectors: int | None = None  # places for those that are added later
 
     def __post_init__(self) -> None:
-        for name in ("num_collectors", "num_workers_per_collector", "max_collectors"):
-            value = getattr(self, name)
-            if value is None and name != "num_workers_per_collector":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r}: it must be a whole number")
-            if value < 1:
-                raise ValueError(f"{name}={value}: it must be at least 1")
-        if not isinstance(self.sync, bool):
-            raise TypeError(f"sync={self.sync!r}: it must be True or False")
+        check_types(self)
+        check_minimum(self, 1, "num_collectors", "num_workers_per_collector", "max_collectors")
         kind = kind_of(self.collector_class)
         if self.collector_class is not None and kind not in (SINGLE, SYNC, ASYNC):
+            name = getattr(self.collector_class, "__name__", type(self.collector_class).__name__)
             raise ValueError(
-                f"collector_class={_name(self.collector_class)}: a host runs a {SINGLE}, a {SYNC} "
-                f"or a {ASYNC}"
+                f"collector_class={name}: a host runs a {SINGLE}, a {SYNC} or a {ASYNC}"
             )
         check_hosted(self.collector_class)
         if kind == SINGLE and self.num_workers_per_collector > 1:
@@ -49,13 +42,10 @@ class RemoteOptions:
                 f"workers; take collector_class={SYNC}"
             )
         if kind == ASYNC and self.sync:
-            raise ValueError(
-                f"collector_class={ASYNC} hands over frames made before they were asked for, which "
-                "sync=True rules out: take sync=False"
-            )
+            raise ValueError(f"collector_class={ASYNC} runs ahead of sync=True: take sync=False")
 
     def hosted(self) -> Callable[..., Any]:
-        """The collector that each host runs."""
+        """The collector that each node runs."""
         if self.collector_class is not None:
             return self.collector_class
         from collectors.multi import MultiSyncCollector
@@ -85,7 +75,7 @@ def kind_of(collector_class: Any) -> str | None:
 
 def share(value: Any, num_collectors: int, num_workers: int, name: str) -> Any:
     """One value for each collector, from one for all, one each, or one for each worker."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not is_list(value):
         return value
     if num_workers > 1 and len(value) == num_collectors * num_workers:
         starts = range(0, len(value), num_workers)
@@ -99,20 +89,6 @@ def share(value: Any, num_collectors: int, num_workers: int, name: str) -> Any:
 
 
 def places(device: Any, num_collectors: int, name: str) -> list[torch.device | None]:
-    """The policy's device in each collector. Whether it is there, only its host can tell."""
-    many = isinstance(device, Sequence) and not isinstance(device, str)
-    if many and len(device) != num_collectors:
-        raise ValueError(f"{name} has {len(device)} entries for {num_collectors} collectors")
-    found = []
-    for one in device if many else [device] * num_collectors:
-        try:
-            found.append(None if one is None else torch.device(one))
-        except (RuntimeError, TypeError):
-            raise ValueError(
-                f"{name}={one!r}: no device of torch, as 'cpu' or 'cuda:0' are"
-            ) from None
-    return found
-
-
-def _name(made: Any) -> str:
-    return str(getattr(made, "__name__", type(made).__name__))
+    """The policy's device in each collector. Only the node can tell whether it has that."""
+    devices = per_worker(device, num_collectors, name, "collectors")
+    return [as_device(one, name) for one in devices]

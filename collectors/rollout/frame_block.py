@@ -190,18 +190,6 @@ class FrameBlock:
         for finals, observed in zip(self.final_arrays, self.observed, strict=True):
             finals[places] = observed[after]
 
-    @cached_property
-    def bytes(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Every field as the bytes of each frame: [rows * environments, bytes]."""
-        return {
-            name: tensor.view(-1)
-            .view(torch.uint8)
-            .numpy()
-            .reshape(tensor.shape[0] * tensor.shape[1], -1)
-            for name, tensor in self.tensors.items()
-            if tensor.numel()
-        }
-
     def begin(self) -> None:
         """Forget what an earlier use wrote where this one may not write."""
         self.num_steps = self._num_finals = 0

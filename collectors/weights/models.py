@@ -14,12 +14,12 @@ POLICY = "policy"
 
 
 def sends_weights(policy: Any, schemes: Mapping[str, WeightSyncScheme] | None) -> bool:
-    """Whether there are weights to send: as the schemes say, or of a policy that has some."""
+    """Whether there are weights to send: through given schemes, or of a policy with weights."""
     return isinstance(policy, nn.Module) if schemes is None else bool(schemes)
 
 
 def check_apart(policy: Any, schemes: Mapping[str, WeightSyncScheme]) -> None:
-    """Refuse a tensor that several schemes bring: the one would undo what the other brought."""
+    """Refuse a tensor that several schemes send."""
     models = {model_id: find_model(policy, model_id) for model_id in schemes}
     owners: dict[int, str] = {}
     for model_id, model in models.items() if len(models) > 1 else ():
@@ -29,8 +29,8 @@ def check_apart(policy: Any, schemes: Mapping[str, WeightSyncScheme]) -> None:
             owner = owners.setdefault(id(slot.tensor), model_id)
             if owner != model_id:
                 raise ValueError(
-                    f"weight_sync_schemes: {slot.name!r} of {model_id!r} is in {owner!r}, too, and "
-                    "a tensor comes by one scheme: give each part of the policy one, or all of it"
+                    f"weight_sync_schemes: {slot.name!r} of {model_id!r} is in {owner!r}, too: "
+                    "send each tensor through one scheme"
                 )
 
 
@@ -44,7 +44,6 @@ def find_model(policy: Any, model_id: str) -> Any:
             found = found[int(part)] if part.isdigit() else getattr(found, part)
         except (AttributeError, IndexError, TypeError):
             raise ValueError(
-                f"no model {model_id!r}: it is 'policy', or the path of a part of the policy, and "
-                f"{type(found).__name__} has no {part!r}"
+                f"no model {model_id!r} in the policy: {type(found).__name__} has no {part!r}"
             ) from None
     return found

@@ -1,4 +1,4 @@
-"""The version of the policy: as a number, as a UUID, and as those above count it."""
+"""Versions of the policy: as numbers, as UUIDs, and as counted by an outer collector."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 INT, UUID = "int", "uuid"
+_HALF = ">i8"  # of the bytes of a UUID
 
 
 class PolicyVersion:
-    """How versions are shown: 0, 1, 2, … or a UUID for each, derived from a run's own.
+    """The form of versions: 0, 1, 2, … or a UUID for each, derived from the UUID of a run.
 
-    Frames carry the number in any case; `stamp` turns numbers into UUIDs, as two 64-bit halves.
+    Workers stamp frames with numbers; `stamp` turns these into UUIDs, as two 64-bit halves.
     """
 
     def __init__(self, version_type: str = INT, *, run: uuid.UUID | None = None):
@@ -28,15 +29,13 @@ class PolicyVersion:
 
     @classmethod
     def of(cls, track: object) -> PolicyVersion | None:
-        """From what `track_policy_version` may be: False, True, "int", "uuid" or one of these."""
-        if track is False or track is None:
+        """From the option `track_policy_version`."""
+        if track is False:
             return None
         if isinstance(track, PolicyVersion):
             return track
-        if track is True:
-            return cls()
-        if track in (INT, UUID):
-            return cls(str(track))
+        if track is True or track in (INT, UUID):
+            return cls(INT if track is True else str(track))
         raise ValueError(
             f"track_policy_version={track!r}: it is True, False, 'int', 'uuid' or a PolicyVersion"
         )
@@ -51,55 +50,42 @@ class PolicyVersion:
         return uuid.uuid5(self.run, str(number))
 
     def stamp(self, numbers: Tensor) -> Tensor:
-        """What a batch shows: the numbers themselves, or [..., 2] halves of their UUIDs."""
+        """The entry of a batch: these numbers, or the halves of their UUIDs, [..., 2]."""
         if self.version_type == INT:
             return numbers
         known, where = torch.unique(numbers, return_inverse=True)
-        halves = [_halves(self.uuid(int(number))) for number in known]
-        return torch.tensor(halves, dtype=torch.int64).reshape(-1, 2)[where]
+        uuids = b"".join(self.uuid(int(number)).bytes for number in known)
+        halves = np.frombuffer(uuids, _HALF).astype(np.int64).reshape(-1, 2)
+        return torch.from_numpy(halves)[where]
 
     @staticmethod
     def read(halves: Tensor) -> UUIDType:
         """The UUID of one stamp."""
-        high, low = (int(half) & _MASK for half in halves)
-        return uuid.UUID(int=high << 64 | low)
+        return uuid.UUID(bytes=halves.numpy().astype(_HALF).tobytes())
 
 
 class VersionMap:
-    """The version of those above behind each version of a collector whose weights they send."""
+    """The outer collector's version behind each version of an inner one that gets its weights."""
 
     def __init__(self) -> None:
         self._outer = np.zeros(1, np.int64)
         self.newest = 0
 
     def note(self, inner: int, outer: int) -> None:
-        """The collector's version `inner`, and all after it, hold the `outer` of those above."""
-        grown = self._outer
-        if inner >= len(grown):
-            grown = np.full(max(inner + 1, 2 * len(self._outer)), self._outer[-1])
-            grown[: len(self._outer)] = self._outer
-        grown[inner:] = outer
-        self._outer, self.newest = grown, outer
+        """Note that the versions from `inner` on hold the outer collector's version `outer`."""
+        missing = max(0, inner + 1 - len(self._outer))
+        known = np.pad(self._outer, (0, missing), mode="edge")
+        known[inner:] = outer
+        self._outer, self.newest = known, outer
 
     def translate(self, stamps: Tensor) -> Tensor:
-        """The versions of those above; random actions have none."""
+        """The outer versions. Stamps of random actions are negative, and stay as they are."""
         inner = stamps.numpy()
-        return torch.from_numpy(np.where(inner < 0, inner, self._outer[np.maximum(inner, 0)]))
+        outer = self._outer[np.clip(inner, 0, len(self._outer) - 1)]
+        return torch.from_numpy(np.where(inner < 0, inner, outer))
 
     def state_dict(self) -> dict[str, Any]:
         return {"outer": torch.from_numpy(self._outer.copy()), "newest": self.newest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._outer, self.newest = state["outer"].numpy().copy(), int(state["newest"])
-
-
-_MASK = (1 << 64) - 1
-
-
-def _halves(value: uuid.UUID) -> tuple[int, int]:
-    high, low = value.int >> 64, value.int & _MASK
-    return _signed(high), _signed(low)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word

@@ -1,8 +1,8 @@
-"""The trainer's side of weight synchronisation: what publishes versions to the workers."""
+"""Publishes versions of the weights to the workers, through one scheme for each model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ from sync.updaters import LocalWeightUpdaterBase, MultiProcessedRemoteWeightUpda
 
 
 class Publisher:
-    """The trainer's side: the schemes, their sources, what version each worker was promised."""
+    """The sending side of all schemes.
+
+    promised: by worker and model, the newest version that was published to it.
+    """
 
     def __init__(
         self,
@@ -25,7 +28,6 @@ class Publisher:
         schemes: Mapping[str, WeightSyncScheme] | None,
         *,
         devices: Sequence[torch.device | None],
-        default: type[WeightSyncScheme] = SharedMemWeightSyncScheme,
         updater: Any = None,
         ctx: Any = None,
     ):
@@ -36,24 +38,25 @@ class Publisher:
         if isinstance(updater, MultiProcessedRemoteWeightUpdate):
             updater.serve(devices)
         if schemes is None:
-            scheme = getattr(updater, "scheme", None)
-            schemes = {POLICY: scheme or default()} if sends_weights(policy, schemes) else {}
+            scheme = getattr(updater, "scheme", None) or SharedMemWeightSyncScheme()
+            schemes = {POLICY: scheme} if sends_weights(policy, schemes) else {}
         self.schemes = dict(schemes)
         self.promised: dict[int, dict[str, int]] = {w: {} for w in range(len(devices))}
         for model_id, scheme in self.schemes.items():
-            if scheme.version != NEVER and scheme.initialized_on_sender:
+            if not scheme.initialized_on_sender:
+                model = find_model(policy, model_id)
+                scheme.init_on_sender(
+                    model_id=model_id, model=model, devices=list(devices), ctx=ctx
+                )
+            elif scheme.version != NEVER:
                 raise ValueError(
                     f"the scheme of {model_id!r} serves another collector: give each its own"
                 )
-            if scheme.initialized_on_sender:
-                if scheme.num_workers != len(devices):
-                    raise ValueError(
-                        f"the scheme of {model_id!r} was initialised for {scheme.num_workers} "
-                        f"workers; this collector has {len(devices)}"
-                    )
-                continue
-            model = find_model(policy, model_id)
-            scheme.init_on_sender(model_id=model_id, model=model, devices=list(devices), ctx=ctx)
+            elif scheme.num_workers != len(devices):
+                raise ValueError(
+                    f"the scheme of {model_id!r} was initialised for {scheme.num_workers} "
+                    f"workers; this collector has {len(devices)}"
+                )
 
     @property
     def version(self) -> int:
@@ -84,15 +87,11 @@ class Publisher:
         elif model_id is not None:
             by_model = {model_id: weights}
         elif weights is not None:
-            by_model = {
-                POLICY
-                if POLICY in self.schemes or not self.schemes
-                else next(iter(self.schemes)): weights
-            }
+            by_model = {self._main_id: weights}
         else:
             by_model = dict.fromkeys(self.schemes)
             if not by_model and self.policy is not None:
-                raise ValueError(self._why_nothing_is_sent())
+                raise ValueError(f"no weights are sent: {self._why_none()}")
         for name in by_model:
             if name not in self.schemes:
                 known = ", ".join(map(repr, self.schemes)) or f"none: {self._why_none()}"
@@ -100,16 +99,11 @@ class Publisher:
         return by_model
 
     def _why_none(self) -> str:
-        has_some = isinstance(self.policy, nn.Module)
-        return "weight_sync_schemes={} says so" if has_some else "the policy has no weights"
-
-    def _why_nothing_is_sent(self) -> str:
         if isinstance(self.policy, nn.Module):
-            return f"no weights are sent: {self._why_none()}"
+            return "weight_sync_schemes={} says so"
         return (
-            f"no weights are sent: the policy is a {type(self.policy).__name__}, not an nn.Module. "
-            "Make it one, or name the module in it that has some, its `net` say, as "
-            "weight_sync_schemes={'net': SharedMemWeightSyncScheme()}"
+            f"the policy is a {type(self.policy).__name__}, not an nn.Module; name a module in it, "
+            "as weight_sync_schemes={'net': SharedMemWeightSyncScheme()}"
         )
 
     def publish(
@@ -120,19 +114,23 @@ class Publisher:
         wait: bool | None = None,
         everybody: list[int] | None = None,
     ) -> None:
-        """Publish the next version of these models; `wait` overrides what the schemes say.
+        """Publish the next version of these models, then raise the errors of workers.
 
-        everybody: who there is, if not all places are taken.
-
-        All are published before it is raised what went wrong at workers.
+        wait: False does not wait for workers, whatever the schemes say.
+        everybody: the existing workers, where places are free for more.
         """
         failures: dict[int, WorkerError] = {}
         for model_id, weights in by_model.items():
             some = everybody if worker_ids is None and not is_by_worker(weights) else worker_ids
+            scheme = self.schemes[model_id]
+            before = scheme.version
             try:
                 self._publish_one(model_id, weights, some, wait)
             except WorkerError as error:
                 failures = {**error.failures, **failures}
+            for worker, version in scheme.addressed.items():
+                if version > before:  # an updater may leave workers out
+                    self.promised[worker][model_id] = version
         if failures:
             raise combine(failures)
 
@@ -145,44 +143,24 @@ class Publisher:
             if weights is not None:
                 scheme.apply_weights(weights)
             return
-        before = scheme.version
-        try:
-            pulls = isinstance(self.updater, LocalWeightUpdaterBase)
-            if pulls and weights is None:
-                self.updater.update_weights()  # into what is then published
-            if self.updater is not None and not pulls and model_id == POLICY:
-                self._push(scheme, weights, worker_ids, wait)
-            elif wait is False:
-                scheme.send_async(weights, worker_ids)
-            else:
-                scheme.send(weights, worker_ids)
-        except WorkerError:
-            self._note_promised(model_id, before)
-            raise
-        self._note_promised(model_id, before)
-
-    def _note_promised(self, model_id: str, before: int) -> None:
-        """Note to whom versions after `before` were published; an updater may leave workers out."""
-        for worker, version in self.schemes[model_id].addressed.items():
-            if version > before:
-                self.promised[worker][model_id] = version
+        pulls = isinstance(self.updater, LocalWeightUpdaterBase)
+        if pulls and weights is None:
+            self.updater.update_weights()  # into what is then published
+        if self.updater is not None and not pulls and model_id == POLICY:
+            self._push(scheme, weights, worker_ids, wait)
+        elif wait is False:
+            scheme.send_async(weights, worker_ids)
+        else:
+            scheme.send(weights, worker_ids)
 
     def _push(self, scheme: Any, weights: Any, worker_ids: Any, wait: bool | None) -> None:
-        """Have the updater send, without waiting if that is told."""
+        """Send through the updater, without waiting if `wait` is False."""
         sync = scheme.sync
         scheme.sync = sync and wait is not False
         try:
             self.updater.update_weights(weights, worker_ids)
         finally:
             scheme.sync = sync
-
-    def is_in_use(self, workers: Iterable[int]) -> bool:
-        """Whether these workers use all that was published for them."""
-        return all(
-            self.schemes[model_id].acknowledged[worker] >= version
-            for worker in workers
-            for model_id, version in self.promised[worker].items()
-        )
 
     def stats(self) -> dict[str, Any]:
         return {model_id: scheme.stats for model_id, scheme in self.schemes.items()}

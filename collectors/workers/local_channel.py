@@ -87,17 +87,16 @@ class LocalChannel(WorkerChannel):
         )
         name = f"lockstep-worker-{self._index}"
         with sigint_blocked():
-            self.process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
+            process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
             try:
-                self.process.start()
+                process.start()
             except (EOFError, ConnectionError, ChildProcessError) as error:
-                self.process = None
                 raise RuntimeError(
                     f"worker {self._index} could not be started: the fork server, which starts "
                     f"workers, died at it, or belongs to the process that this one was forked from "
                     f"({type(error).__name__}: {error}); start_method='spawn' does without"
                 ) from error
-            self._watch = Watch(self.process.pid)
+            self.process, self._watch = process, Watch(process.pid)
         far.close()
 
     def meet(self) -> None:

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from collectors.options import Steps
+from collectors.options import steps_of
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.hosted_collector import HostedCollector
@@ -43,7 +43,7 @@ from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, interaction_type
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.weights.models import find_model
-from collectors.weights.receiver import FixedWeights, SchemeReceiver, WeightReceiver
+from collectors.weights.receiver import SchemeReceiver, WeightReceiver
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.shared_counters import (
     CUT,
@@ -182,7 +182,7 @@ class Worker:
         self._close_env = True
         self.environments: Environments | None = None
         self.hosted: Any = None
-        self.receiver: WeightReceiver = FixedWeights()
+        self.receiver: WeightReceiver = WeightReceiver()
 
     def prepare(self) -> None:
         """Make policy and environments, and take version 0."""
@@ -214,7 +214,7 @@ class Worker:
             info_keys=options["info_keys"],
         )
         check_apply_at(options["apply_at"], environments)
-        self.num_steps = Steps(spec.frames)(environments.num_envs)
+        self.num_steps = steps_of(spec.frames, environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
         if self.policy is not None:
@@ -293,7 +293,7 @@ class Worker:
             )
             scheme.connect(background=False)
         if not schemes:
-            return FixedWeights()
+            return WeightReceiver()
         return SchemeReceiver(schemes, self._setup.version_base)
 
     def run(self) -> None:
