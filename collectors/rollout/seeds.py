@@ -45,9 +45,9 @@ class Seeds:
         np.random.seed(int(numpy_seed))
         random.seed(int(python_seed))
 
-    def actions(self) -> np.random.Generator:
-        """The stream of random actions."""
-        return np.random.default_rng(self._sequence(_ACTIONS))
+    def actions(self) -> int:
+        """A seed for random actions."""
+        return int(self._sequence(_ACTIONS).generate_state(1)[0])
 
     def _sequence(self, purpose: int) -> np.random.SeedSequence:
         return np.random.SeedSequence([self.seed, self.worker, self.generation, purpose])

@@ -115,26 +115,3 @@ def is_reserved(key: Key, observations: list[Key]) -> bool:
     if key[0] == "next":
         return len(key) == 1 or key[1] in ENDS or key[1:] in observations
     return key in observations or (key[0] in RESERVED and key != ("action",))
-
-
-def sample(space: spaces.Space[Any], leaf: Leaf, rng: np.random.Generator, n: int) -> np.ndarray:
-    """`n` random actions, drawn from `rng` and not from the space's own stream."""
-    shape = (n, *leaf.shape)
-    if isinstance(space, spaces.Discrete):
-        return rng.integers(space.start, space.start + space.n, shape, dtype=leaf.dtype)
-    if isinstance(space, spaces.MultiDiscrete):
-        return rng.integers(space.start, space.start + space.nvec, shape, dtype=leaf.dtype)
-    if isinstance(space, spaces.MultiBinary):
-        return rng.integers(0, 2, shape, dtype=leaf.dtype)
-    assert isinstance(space, spaces.Box)
-    if np.issubdtype(space.dtype, np.integer):
-        return rng.integers(space.low, space.high, shape, dtype=leaf.dtype, endpoint=True)
-    # Where a side is open, the distributions that gymnasium itself samples from.
-    low, high = np.broadcast_to(space.low, shape), np.broadcast_to(space.high, shape)
-    below, above = np.isfinite(low), np.isfinite(high)
-    drawn = rng.normal(size=shape)
-    tail = rng.exponential(size=shape)
-    drawn = np.where(below & ~above, np.where(below, low, 0) + tail, drawn)
-    drawn = np.where(~below & above, np.where(above, high, 0) - tail, drawn)
-    inside = rng.uniform(np.where(below, low, 0), np.where(above, high, 1))
-    return np.where(below & above, inside, drawn).astype(leaf.dtype)
