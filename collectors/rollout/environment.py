@@ -40,6 +40,7 @@ class Environments(ABC):
     def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any):
         self.env = env
         self.num_envs = num_envs
+        self._batch_shape: tuple[int, ...] = (num_envs,)  # of the observations that `env` returns
         self.observation_space, self.action_space = observation_space, action_space
         self.observations = observation_leaves(observation_space)
         self.action = action_leaf(action_space)
@@ -75,7 +76,7 @@ class Environments(ABC):
             self.history.actions.append(action.copy())
         given = self._action_for_env(action)
         observation, reward, terminated, truncated, info = self._call("step", given)
-        self._put([rows[t + 1] for rows in frames.observation_arrays], observation)
+        self._put(frames.observation_arrays, t + 1, observation)
         self._check_values("terminated", terminated)
         self._check_values("truncated", truncated)
         if self.num_envs > 1:
@@ -115,7 +116,7 @@ class Environments(ABC):
         frames.keep_finals(t, which)
         if self.history is not None:
             self.history.reset(which, None)
-        self._put([rows[t + 1] for rows in frames.observation_arrays], self._reset(None, which))
+        self._put(frames.observation_arrays, t + 1, self._reset(None, which))
         frames.is_init[t + 1] |= which
 
     def reset(self, seeds: Sequence[int] | None = None, which: Array | None = None) -> None:
@@ -126,9 +127,9 @@ class Environments(ABC):
             raise ValueError(f"{self} can only be reset as a whole: it has no reset_mask")
         if self.history is not None:
             self.history.reset(which, seeds)
-        observations = [np.empty_like(current) for current in self.current]
-        self._put(observations, self._reset(seeds, which))
-        for current, new in zip(self.current, observations, strict=True):
+        observations = [np.empty_like(current[None]) for current in self.current]
+        self._put(observations, 0, self._reset(seeds, which))
+        for current, (new,) in zip(self.current, observations, strict=True):
             current[which] = new[which]  # after a replay, a vector's copy of the others is outdated
         self.fresh[which] = True
         self.lengths[which] = 0
@@ -207,16 +208,17 @@ class Environments(ABC):
         name = getattr(getattr(self.env, "spec", None), "id", None) or type(unwrapped).__name__
         return f"{self.num_envs} × {name}" if self.num_envs > 1 else str(name)
 
-    def _put(self, targets: Sequence[Array], observation: Any) -> None:
-        """Write an observation, checked against its space, into one array for each leaf."""
-        for leaf, target in zip(self.observations, targets, strict=True):
-            array = np.asarray(leaf.of(observation))
-            if array.shape != target.shape or array.dtype.kind != leaf.dtype.kind:
+    def _put(self, arrays: Sequence[Array], row: int, observation: Any) -> None:
+        """Write an observation, checked against its space, into a row of each leaf's array."""
+        shape = self._batch_shape
+        for leaf, array in zip(self.observations, arrays, strict=True):
+            value = np.asarray(leaf.of(observation))
+            if value.shape != shape + leaf.shape or value.dtype.kind != leaf.dtype.kind:
                 raise ValueError(
-                    f"{self} returned the observation {'/'.join(leaf.key)!r} as {array.dtype} "
-                    f"{list(array.shape)}; its space says {leaf.dtype} {list(target.shape)}"
+                    f"{self} returned the observation {'/'.join(leaf.key)!r} as {value.dtype} "
+                    f"{list(value.shape)}; its space says {leaf.dtype} {[*shape, *leaf.shape]}"
                 )
-            target[...] = array  # casts float64 to float32, for instance
+            array[row] = value  # casts float64 to float32, for instance
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call `step` or `reset`, and check that it returns as many values as gymnasium says."""
@@ -248,6 +250,7 @@ class OneEnv(Environments):
 
     def __init__(self, env: gym.Env[Any, Any]):
         super().__init__(env, 1, env.observation_space, env.action_space)
+        self._batch_shape = ()
         self.history = EpisodeReplay([env])
 
     def attribute(self, name: str) -> Any:
@@ -269,6 +272,3 @@ class OneEnv(Environments):
     def _write_infos(self, frames: FrameBlock, t: int, info: Any, ended: Array) -> None:
         assert self.infos is not None
         self.infos.write((array[t] for array in frames.infos), info)
-
-    def _put(self, targets: Sequence[Array], observation: Any) -> None:
-        super()._put([target.reshape(target.shape[1:]) for target in targets], observation)

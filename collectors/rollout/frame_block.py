@@ -59,18 +59,19 @@ class FrameLayout:
         only_finals: bool = False,
     ) -> FrameLayout:
         """The layout for these leaves, and for what the policy puts out beside the action."""
+
+        def field(leaf: Leaf, rows: int) -> Field:
+            return Field(leaf.key, rows, leaf.shape, torch_dtype(leaf.dtype))
+
         return cls(
             num_envs,
             num_steps,
-            tuple(
-                Field(leaf.key, num_steps + 1, leaf.shape, torch_dtype(leaf.dtype))
-                for leaf in observations
-            ),
+            tuple(field(leaf, num_steps + 1) for leaf in observations),
             tuple(
                 Field(key, num_steps, tuple(value.shape[1:]), value.dtype)
                 for key, value in outputs.items()
             ),
-            Field(action.key, num_steps, action.shape, torch_dtype(action.dtype)),
+            field(action, num_steps),
             infos=tuple(
                 Field(("next", "info", name), num_steps, value.shape, torch_dtype(value.dtype))
                 for name, value in (infos or {}).items()
@@ -141,12 +142,10 @@ class FrameBlock:
         self.infos = [tensor.numpy() for tensor in self._numbered("info", layout.infos)]
         self.action = self.tensors["action"]
         self.actions = self.action.numpy()
-        self.reward = self.tensors["reward"].numpy()
-        self.terminated = self.tensors["terminated"].numpy()
-        self.truncated = self.tensors["truncated"].numpy()
-        self.is_init = self.tensors["is_init"].numpy()
-        self.live = self.tensors["live"].numpy()
-        self.version = self.tensors["version"].numpy()
+        self.reward, self.terminated, self.truncated, self.is_init, self.live, self.version = (
+            self.tensors[name].numpy()
+            for name in ("reward", "terminated", "truncated", "is_init", "live", "version")
+        )
 
     def _numbered(self, name: str, fields: Sequence[Field]) -> list[Tensor]:
         return [self.tensors[f"{name}/{i}"] for i in range(len(fields))]

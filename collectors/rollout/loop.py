@@ -8,7 +8,7 @@ for each step:  handle messages, take new weights
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -94,6 +94,8 @@ class Rollout:
         self.t = 0  # its row under way
         self.state: dict[Key, Tensor] = {}
         self._first: dict[Key, Tensor] | None = None  # the policy's outputs for the next row
+        self._observed = [leaf.key for leaf in environments.observations]
+        self._outputs: Collection[Key] = ()  # what the policy put out when it was first called
         self._used_version = 0  # of the weights in the policy's last call
         self._begun = False
         self._lost = False  # an error left the episodes in an unknown state
@@ -173,6 +175,7 @@ class Rollout:
             outputs = acting(self._inputs(acting, rows, given, fresh))
         _check_unchanged(rows)
         self._check(outputs)
+        self._outputs = outputs.keys()
         if self.random_frames > 0:  # random actions come first
             streams.resume()
         else:
@@ -196,9 +199,8 @@ class Rollout:
 
     def _check(self, outputs: dict[Key, Tensor]) -> None:
         count = self.environments.num_envs
-        observed = [leaf.key for leaf in self.environments.observations]
         for key, value in outputs.items():
-            if is_reserved(key, observed):
+            if is_reserved(key, self._observed):
                 raise ValueError(
                     f"the policy's output {'/'.join(key)!r} has the name of something that "
                     "batches hold already; rename it"
@@ -298,27 +300,27 @@ class Rollout:
             rows, starts = frames.observation_rows[t], frames.is_init[t]
             outputs = acting(self._inputs(acting, rows, self.state, starts))
         self._first = None
-        expected = targets.keys() - self.state.keys()
-        if outputs.keys() != expected:
+        if outputs.keys() != self._outputs:
             raise ValueError(
-                f"the policy put out {shown(outputs)}, and {shown(sorted(expected))} when it was "
+                f"the policy put out {shown(outputs)}, and {shown(self._outputs)} when it was "
                 "first called: batches hold the same at every step"
             )
-        action = outputs[ACTION]
-        if action.shape != targets[ACTION].shape or action.dtype != targets[ACTION].dtype:
+        action, target = outputs[ACTION], targets[ACTION]
+        if action.shape != target.shape or action.dtype != target.dtype:
             self._check_action(action)
-            action = action.reshape(targets[ACTION].shape)
-        for key, value in {**outputs, ACTION: action}.items():
+            outputs[ACTION] = action.reshape(target.shape)
+        for key, value in outputs.items():
             _write(key, targets[key], value)
         self.state = {key: outputs[(NEXT, *key)] for key in acting.state_keys}
         frames.version[t] = self._used_version
 
     def _inputs(
         self, acting: PolicyCaller, rows: Sequence[Tensor], state: dict[Key, Tensor], starts: Array
-    ) -> list[Tensor]:
+    ) -> Sequence[Tensor]:
         """The policy's inputs in its own order: observations, state, whether an episode starts."""
-        names = [leaf.key for leaf in self.environments.observations]
-        known = {**dict(zip(names, rows, strict=True)), **state}
+        if acting.in_keys == self._observed:
+            return rows
+        known = {**dict(zip(self._observed, rows, strict=True)), **state}
         if IS_INIT in acting.in_keys:
             known[IS_INIT] = torch.from_numpy(starts)
         return [known[key] for key in acting.in_keys]
