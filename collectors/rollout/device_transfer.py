@@ -1,4 +1,4 @@
-"""One copy to a policy's device and one back for each call, whatever it takes and gives.
+"""One copy to a policy's device and one back for each call.
 
 inputs  --pack-->  page-locked bytes  --copy-->  bytes on the device  --view-->  the policy
 outputs --pack-->  bytes on the device  --copy-->  bytes here  --view-->  the frames
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_ALIGNED = 16  # bytes, as vectorised kernels like their inputs
+_ALIGNMENT = 16  # bytes; vectorised kernels need it
 
 
 def device_of(policy: Any) -> torch.device | None:
-    """Where a module's tensors are; None for what has none."""
+    """Where a module's tensors are, if it has any."""
     tensors = [*policy.parameters(), *policy.buffers()] if isinstance(policy, nn.Module) else []
     return tensors[0].device if tensors else None
 
@@ -27,7 +27,7 @@ class DeviceTransfer:
     def __init__(self, device: torch.device):
         self.device = device
         self._staging = torch.empty(0, dtype=torch.uint8)
-        self._copied: torch.cuda.Event | None = None  # when `_staging` may be written again
+        self._copied: torch.cuda.Event | None = None  # after it, `_staging` may be written again
 
     def to_device(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """These tensors on the device, in memory that no later call writes to."""
@@ -44,25 +44,21 @@ class DeviceTransfer:
         return [None if tensor is None else next(there) for tensor in tensors]
 
     def to_host(self, values: Sequence[Any]) -> list[Any]:
-        """These values with every tensor of the device in the host's memory."""
+        """These values with every tensor of the device in the CPU's memory."""
         kind = self.device.type
         there = [v for v in values if isinstance(v, Tensor) and v.device.type == kind]
-        if len(there) > 1:
-            packed = torch.empty(_nbytes(there), dtype=torch.uint8, device=self.device)
-            _pack(there, packed)
-            here = _views(packed.cpu(), there)
-        else:
-            here = [tensor.cpu() for tensor in there]
-        found = dict(zip(map(id, there), here, strict=True))
+        packed = torch.empty(_nbytes(there), dtype=torch.uint8, device=self.device)
+        _pack(there, packed)
+        found = dict(zip(map(id, there), _views(packed.cpu(), there), strict=True))
         return [found.get(id(value), value) for value in values]
 
 
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
 def _nbytes(tensors: Sequence[Tensor]) -> int:
-    return sum(_rounded(tensor.nbytes) for tensor in tensors)
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
 def _pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
@@ -71,10 +67,9 @@ def _pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
 
 
 def _views(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors like these, which lie in the buffer's bytes one after the other."""
-    found, start = [], 0
-    for tensor in like:
-        part = buffer[start : start + tensor.nbytes]
-        found.append(part.view(tensor.dtype).view(tensor.shape))
-        start += _rounded(tensor.nbytes)
-    return found
+    """Tensors like these, one after the other in the buffer's bytes."""
+    pieces = buffer.split([_aligned(tensor.nbytes) for tensor in like])
+    return [
+        piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for piece, tensor in zip(pieces, like, strict=True)
+    ]

@@ -1,7 +1,7 @@
-"""One worker's environments, stepped into a block of frames: here a single one, vectors beside it.
+"""One worker's environments, stepped together into a block of frames.
 
-However the next episode is started, the row after an end starts it, and the true final observation
-lies in the block's finals.
+Row t + 1 of a block holds the observation after step t; where an episode ended, the first one of
+the next episode. The true final observation lies in the block's finals.
 """
 
 from __future__ import annotations
@@ -18,58 +18,106 @@ import torch
 from collectors.rollout.episode_replay import EpisodeReplay
 from collectors.rollout.frame_block import FrameBlock
 from collectors.rollout.infos import Infos
-from collectors.rollout.spaces import Leaf, action_leaf, observation_leaves
+from collectors.rollout.spaces import action_leaf, observation_leaves
 
 Array = np.ndarray[Any, Any]
+_RETURNED = {
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+    "reset": ("observation", "info"),
+}
 
 
 class Environments(ABC):
-    """All the environments of one worker, stepped together.
+    """All the environments of one worker. Those whose episodes end are reset here.
 
-    max_frames: cut trajectories that get this long, as truncated.
-    halting: no frame comes from an environment after its episode's end, until `reset`. A vector
-        steps all of its members nevertheless, so they start episodes of which nobody sees a frame.
+    max_frames: truncate trajectories that reach this length.
+    halting: an environment makes no frames after its episode's end until `reset`. A vector steps
+        all of its members nevertheless; what those without frames do is masked.
     """
 
-    def __init__(self, env: Any, num_envs: int, observation: Any, action: Any):
+    can_reset_some = True
+
+    def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any):
         self.env = env
         self.num_envs = num_envs
-        self.observation_space, self.action_space = observation, action
-        self.observations = observation_leaves(observation)
-        self._plain = len(self.observations) == 1 and not self.observations[0].path
-        self.action = action_leaf(action)
+        self._batch_shape: tuple[int, ...] = (num_envs,)  # of the observations that `env` returns
+        self.observation_space, self.action_space = observation_space, action_space
+        self.observations = observation_leaves(observation_space)
+        self.action = action_leaf(action_space)
         self.max_frames: int | None = None
         self.halting = False
         self.current = [np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self.observations]
         self.fresh = np.ones(num_envs, bool)  # whose current observation starts an episode
-        self.started = False  # whether the last step was followed by a start
-        self.lengths = np.zeros(num_envs, np.int64)
+        self.lengths = np.zeros(num_envs, np.int64)  # counted if there is a `max_frames`
         self.rewards = np.zeros(num_envs, np.float32)  # of the last step
         self.halted = np.zeros(num_envs, bool)
-        self.seeds: list[int] = []
-        self.infos: Infos | None = None  # what is kept of what steps tell besides
-        self.history: EpisodeReplay | None = None  # for those whose members are reset here
-
-    # -- what a kind of environment defines
-
-    @abstractmethod
-    def step(self, frames: FrameBlock, t: int, action: Array) -> int:
-        """Step with `action`, write row `t` and the observations after it; the count of frames.
-
-        The array is this object's to keep.
-        """
-
-    @abstractmethod
-    def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
-        """Reset the environments that `which` masks and return everybody's observations."""
+        self.infos: Infos | None = None
+        self.history: EpisodeReplay | None = None  # if episodes under way can be replayed
 
     @abstractmethod
     def attribute(self, name: str) -> Any:
-        """An attribute of the environment; of a vector's members, a tuple of theirs."""
+        """An attribute of the environment; for a vector, a tuple of its members'."""
 
-    can_reset_some = True
+    @abstractmethod
+    def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
+        """Reset the environments that `which` masks; the observations of all."""
 
-    # -- what all share
+    @abstractmethod
+    def _action_for_env(self, action: Array) -> Any:
+        """The actions [environments, *shape] in the form that `env.step` takes, copied."""
+
+    @abstractmethod
+    def _write_infos(self, frames: FrameBlock, t: int, info: Any, ended: Array) -> None: ...
+
+    def step(self, frames: FrameBlock, t: int) -> int:
+        """Step with the actions of row `t`, and write the results; return the number of frames."""
+        action = frames.actions[t]
+        if self.history is not None:
+            self.history.actions.append(action.copy())
+        given = self._action_for_env(action)
+        observation, reward, terminated, truncated, info = self._call("step", given)
+        self._put(frames.observation_arrays, t + 1, observation)
+        self._check_values("terminated", terminated)
+        self._check_values("truncated", truncated)
+        if self.num_envs > 1:
+            self._check_values("reward", reward)
+        try:
+            frames.reward[t] = reward
+        except (TypeError, ValueError):
+            raise ValueError(f"{self} returned the reward {reward!r}, not a number") from None
+        frames.terminated[t] = terminated
+        frames.truncated[t] = truncated
+        ended = frames.terminated[t] | frames.truncated[t]
+        if self.infos is not None:
+            self._write_infos(frames, t, info, ended)
+        over = ended
+        if self.max_frames is not None:
+            self.lengths += 1
+            over = ended | (self.lengths >= self.max_frames)
+            frames.truncated[t] |= over & ~ended
+            self.lengths[over] = 0
+        self._start_episodes(frames, t, over, ended, info)
+        if self.halting:
+            frames.live[t] &= ~self.halted
+            self.halted |= over
+        return int(np.count_nonzero(frames.live[t]))
+
+    def _start_episodes(
+        self, frames: FrameBlock, t: int, over: Array, ended: Array, info: Any
+    ) -> None:
+        """Keep the final observations of step `t`, and start the next episodes in row `t + 1`.
+
+        `over` includes those that are truncated here, `ended` does not.
+        """
+        if np.count_nonzero(over):
+            self._restart(frames, t, over)
+
+    def _restart(self, frames: FrameBlock, t: int, which: Array) -> None:
+        frames.keep_finals(t, which)
+        if self.history is not None:
+            self.history.reset(which, None)
+        self._put(frames.observation_arrays, t + 1, self._reset(None, which))
+        frames.is_init[t + 1] |= which
 
     def reset(self, seeds: Sequence[int] | None = None, which: Array | None = None) -> None:
         """Start new episodes, in all environments or in those that `which` masks."""
@@ -77,28 +125,26 @@ class Environments(ABC):
             which = np.ones(self.num_envs, bool)
         elif not self.can_reset_some and not which.all():
             raise ValueError(f"{self} can only be reset as a whole: it has no reset_mask")
-        if seeds is not None:
-            self.seeds = [int(seed) for seed in seeds]
         if self.history is not None:
             self.history.reset(which, seeds)
-        before = [now.copy() for now in self.current]
-        self._put(self.current, None, self._reset(seeds, which))
-        for now, was in zip(self.current, before, strict=True):
-            now[~which] = was[~which]  # a vector that was brought back may not know the others'
+        observations = [np.empty_like(current[None]) for current in self.current]
+        self._put(observations, 0, self._reset(seeds, which))
+        for current, (new,) in zip(self.current, observations, strict=True):
+            current[which] = new[which]  # after a replay, a vector's copy of the others is outdated
         self.fresh[which] = True
         self.lengths[which] = 0
         self.halted[which] = False
 
     def begin(self, frames: FrameBlock, t: int = 0) -> None:
-        """Make the current observations those of row `t`, which the block goes on from."""
-        for rows, now in zip(frames.observation_arrays, self.current, strict=True):
-            rows[t] = now
+        """Write the current observations into row `t`."""
+        for rows, current in zip(frames.observation_arrays, self.current, strict=True):
+            rows[t] = current
         frames.is_init[t] = self.fresh
 
     def end(self, frames: FrameBlock, num_steps: int) -> None:
-        """Keep what follows step `num_steps - 1` as the current observations."""
-        for now, row in zip(self.current, frames.observation_arrays, strict=True):
-            now[...] = row[num_steps]
+        """Make the observations of row `num_steps` the current ones."""
+        for current, rows in zip(self.current, frames.observation_arrays, strict=True):
+            current[...] = rows[num_steps]
         self.fresh[...] = frames.is_init[num_steps]
         if num_steps:
             self.rewards[...] = frames.reward[num_steps - 1]
@@ -106,13 +152,9 @@ class Environments(ABC):
             self.history.trim()
 
     def cut(
-        self,
-        frames: FrameBlock,
-        t: int,
-        seeds: Sequence[int] | None = None,
-        which: Array | None = None,
+        self, frames: FrameBlock, t: int, seeds: Sequence[int] | None, which: Array | None
     ) -> None:
-        """Start anew at row `t`; what was under way there ends as truncated, if it has a frame."""
+        """Start new episodes at row `t`; those under way end as truncated, if they have a frame."""
         self.end(frames, t)
         self.reset(seeds, which)
         if t > 0:
@@ -122,52 +164,41 @@ class Environments(ABC):
         self.begin(frames, t)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each environment is in its episode, as far as it can be brought there again."""
+        """Where each environment is in its episode, and how to replay it up to there."""
         return {
             "current": [torch.from_numpy(array.copy()) for array in self.current],
-            "fresh": torch.from_numpy(self.fresh.copy()),
-            "lengths": torch.from_numpy(self._lengths().copy()),
-            "rewards": torch.from_numpy(self.rewards.copy()),
-            "halted": torch.from_numpy(self.halted.copy()),
+            **{name: torch.from_numpy(getattr(self, name).copy()) for name in _SAVED},
             "members": [] if self.history is None else self.history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Bring the environments to where the state was taken; False, and new episodes, if not."""
+        """Replay the saved episodes; if a replay differs, start new ones and return False."""
         if self.history is not None and state["members"]:
-            reached = self.history.repeat(state["members"], self._given)
-            if reached is not None and self._are_there(reached, state):
-                for now, saved in zip(self.current, state["current"], strict=True):
-                    now[...] = saved.numpy()
-                self.fresh[...] = state["fresh"].numpy()
-                self.halted[...] = state["halted"].numpy()
-                self.rewards[...] = state["rewards"].numpy()
-                self._set_lengths(state["lengths"].numpy())
+            reached = self.history.repeat(state["members"], self._action_for_member)
+            if reached is not None and self._is_same(reached, state):
+                for current, saved in zip(self.current, state["current"], strict=True):
+                    current[...] = saved.numpy()
+                for name in _SAVED:
+                    getattr(self, name)[...] = state[name].numpy()
                 return True
         self.reset()
         return False
 
-    def _are_there(self, reached: list[tuple[Any, Any]], state: dict[str, Any]) -> bool:
-        """Whether these are the observations and last rewards of then: wrappers may change both."""
+    def _is_same(self, reached: list[tuple[Any, Any]], state: dict[str, Any]) -> bool:
+        """Whether a replay reached the saved observations and rewards: wrappers may alter both."""
         return all(
             (reward is None or np.float32(reward) == state["rewards"][member].numpy())
             and all(
-                np.array_equal(np.asarray(leaf.of(observation)), now[member].numpy())
-                for leaf, now in zip(self.observations, state["current"], strict=True)
+                np.array_equal(np.asarray(leaf.of(observation)), saved[member].numpy())
+                for leaf, saved in zip(self.observations, state["current"], strict=True)
             )
             for member, (observation, reward) in enumerate(reached)
         )
 
-    def _given(self, action: Array) -> Any:
-        """One environment's action, in the form that it wants."""
+    def _action_for_member(self, action: Array) -> Any:
+        """One environment's action, in the form that it takes."""
         discrete = isinstance(self.action_space, gym.spaces.Discrete)
         return int(action) if discrete else np.array(action)
-
-    def _lengths(self) -> Array:
-        return self.lengths
-
-    def _set_lengths(self, lengths: Array) -> None:
-        self.lengths[...] = lengths
 
     def close(self) -> None:
         self.env.close()
@@ -177,85 +208,41 @@ class Environments(ABC):
         name = getattr(getattr(self.env, "spec", None), "id", None) or type(unwrapped).__name__
         return f"{self.num_envs} × {name}" if self.num_envs > 1 else str(name)
 
-    def _put(self, arrays: Sequence[Array], row: int | None, value: Any) -> None:
-        """Write everybody's observation where it belongs, if it is what it should be."""
+    def _put(self, arrays: Sequence[Array], row: int, observation: Any) -> None:
+        """Write an observation, checked against its space, into a row of each leaf's array."""
+        shape = self._batch_shape
         for leaf, array in zip(self.observations, arrays, strict=True):
-            part = leaf.of(value) if leaf.path else value
-            target = array if row is None else array[row]
-            if (
-                type(part) is not np.ndarray
-                or part.shape != target.shape
-                or part.dtype != leaf.dtype
-            ):
-                part = self._checked(leaf, part, target.shape)
-            target[...] = part
+            value = np.asarray(leaf.of(observation))
+            if value.shape != shape + leaf.shape or value.dtype.kind != leaf.dtype.kind:
+                raise ValueError(
+                    f"{self} returned the observation {'/'.join(leaf.key)!r} as {value.dtype} "
+                    f"{list(value.shape)}; its space says {leaf.dtype} {[*shape, *leaf.shape]}"
+                )
+            array[row] = value  # casts float64 to float32, for instance
 
-    def _write(self, arrays: Sequence[Array], row: int, member: int, observation: Any) -> None:
-        """Write one environment's observation, if it is what it should be."""
-        if self._plain:
-            leaf = self.observations[0]
-            if (
-                type(observation) is not np.ndarray
-                or observation.shape != leaf.shape
-                or observation.dtype != leaf.dtype
-            ):
-                observation = self._checked(leaf, observation, leaf.shape)
-            arrays[0][row, member] = observation
-            return
-        for leaf, array in zip(self.observations, arrays, strict=True):
-            array[row, member] = self._checked(leaf, leaf.of(observation), leaf.shape)
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call `step` or `reset`, and check that it returns as many values as gymnasium says."""
+        returned = getattr(self.env, method)(*args, **kwargs)
+        is_tuple = isinstance(returned, tuple | list)
+        if is_tuple and len(returned) == len(_RETURNED[method]):
+            return returned
+        shown = f"{len(returned)} values" if is_tuple else reprlib.repr(returned)
+        expected = ", ".join(_RETURNED[method])
+        raise TypeError(f"{self}: {method}() returned {shown}; gymnasium's form is ({expected})")
 
-    def _checked(self, leaf: Leaf, value: Any, shape: tuple[int, ...]) -> Array:
-        """The observation, if it is of its space's shape and kind: float64 is cast to float32."""
+    def _check_values(self, name: str, value: Any) -> None:
+        """Refuse a reward or an end that is not one number or flag for each environment."""
         array = np.asarray(value)
-        if array.shape != shape or array.dtype.kind != leaf.dtype.kind:
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{self} returned {name}={value!r}, expected numbers or booleans")
+        if array.shape != (self.num_envs,) and array.size * self.num_envs != 1:
             raise ValueError(
-                f"{self} returned the observation {'/'.join(leaf.key)!r} as {array.dtype} "
-                f"{list(array.shape)}; its space says {leaf.dtype} {list(shape)}"
+                f"{self} returned {name} of shape {list(array.shape)}, "
+                f"not one for each of {self.num_envs} environments"
             )
-        return array
-
-    def _of_step(self, returned: Any) -> Any:
-        return self._in_form("step", returned, "observation, reward, terminated, truncated, info")
-
-    def _of_reset(self, returned: Any) -> Any:
-        return self._in_form("reset", returned, "observation, info")
-
-    def _in_form(self, method: str, returned: Any, form: str) -> Any:
-        """What a method returned, if it has as many parts as gymnasium says."""
-        if isinstance(returned, tuple | list):
-            if len(returned) == form.count(",") + 1:
-                return returned
-            kinds = ", ".join(type(value).__name__ for value in returned)
-            shown = f"{len(returned)} values ({kinds})"
-        else:
-            shown = reprlib.repr(returned)
-        raise TypeError(f"{self}: {method}() returned {shown}; gymnasium's form is ({form})")
-
-    def _check_numbers(self, told: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Refuse rewards and ends that are not numbers or flags, one for each environment."""
-        for name, value in told.items():
-            array = np.asarray(value)
-            if array.dtype.kind not in "biuf":
-                raise ValueError(
-                    f"{self} returned {name}={value!r}; numbers, or True and False, are expected"
-                )
-            if array.shape != shape and array.size * self.num_envs != 1:
-                raise ValueError(
-                    f"{self} returned {name} of shape {list(array.shape)}, "
-                    f"not one for each of {self.num_envs} environments"
-                )
-
-    def _halt(self, frames: FrameBlock, t: int, ended: Array) -> int:
-        """Mark what halted environments do as no frames; how many frames are left."""
-        frames.live[t] = ~self.halted
-        count = int(np.count_nonzero(frames.live[t]))
-        self.halted |= ended
-        return count
 
 
-_ONE = np.ones(1, bool)
-_BOOLS = {bool, np.bool_}
+_SAVED = ("fresh", "lengths", "rewards", "halted")
 
 
 class OneEnv(Environments):
@@ -263,59 +250,25 @@ class OneEnv(Environments):
 
     def __init__(self, env: gym.Env[Any, Any]):
         super().__init__(env, 1, env.observation_space, env.action_space)
-        self._discrete = isinstance(env.action_space, gym.spaces.Discrete)
-        self._length = 0
+        self._batch_shape = ()
         self.history = EpisodeReplay([env])
-
-    def step(self, frames: FrameBlock, t: int, action: Array) -> int:
-        if self.history is not None:
-            self.history.actions.append(action)
-        given = int(action[0]) if self._discrete else action[0].copy()
-        observation, reward, terminated, truncated, info = self._of_step(self.env.step(given))
-        if self.infos is not None:
-            self.infos.write((array[t] for array in frames.infos), info)
-        self._write(frames.observation_arrays, t + 1, 0, observation)
-        try:
-            frames.reward[t, 0] = reward
-        except (TypeError, ValueError):
-            raise ValueError(f"{self} returned the reward {reward!r}, not a number") from None
-        if type(terminated) not in _BOOLS or type(truncated) not in _BOOLS:
-            self._check_numbers({"terminated": terminated, "truncated": truncated}, (1,))
-        self._length += 1
-        if self._length == self.max_frames and not terminated:
-            truncated = True
-        frames.terminated[t, 0] = terminated
-        frames.truncated[t, 0] = truncated
-        self.started = False
-        if not (terminated or truncated):
-            return 1 if not self.halting else self._halt(frames, t, self.halted)
-        count = 1 if not self.halting else self._halt(frames, t, np.ones(1, bool))
-        frames.keep_finals(t, _ONE)
-        if self.halting:
-            return count
-        self._length = 0
-        if self.history is not None:
-            self.history.reset(_ONE, None)
-        observation, _ = self._of_reset(self.env.reset())
-        self._write(frames.observation_arrays, t + 1, 0, observation)
-        frames.is_init[t + 1, 0] = self.started = True
-        return count
-
-    def _put(self, arrays: Sequence[Array], row: int | None, value: Any) -> None:
-        assert row is None
-        self._write([array[None] for array in arrays], 0, 0, value)
-
-    def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
-        self._length = 0
-        seed = None if seeds is None else int(seeds[0])
-        observation, _ = self._of_reset(self.env.reset(seed=seed))
-        return observation
 
     def attribute(self, name: str) -> Any:
         return self.env.get_wrapper_attr(name)
 
-    def _lengths(self) -> Array:
-        return np.array([self._length])
+    def _reset(self, seeds: Sequence[int] | None, which: Array) -> Any:
+        observation, _ = self._call("reset", seed=None if seeds is None else int(seeds[0]))
+        return observation
 
-    def _set_lengths(self, lengths: Array) -> None:
-        self._length = int(lengths[0])
+    def _restart(self, frames: FrameBlock, t: int, which: Array) -> None:
+        if self.halting:  # not stepped again before `reset`
+            frames.keep_finals(t, which)
+        else:
+            super()._restart(frames, t, which)
+
+    def _action_for_env(self, action: Array) -> Any:
+        return self._action_for_member(action[0])
+
+    def _write_infos(self, frames: FrameBlock, t: int, info: Any, ended: Array) -> None:
+        assert self.infos is not None
+        self.infos.write((array[t] for array in frames.infos), info)

@@ -1,14 +1,14 @@
-"""Replays the episodes under way of a saved collector, so that a resumed one goes on in them.
+"""Replays the episodes under way of a saved collector.
 
-A gymnasium environment cannot be saved. It can be given again what it was given since its episode
-began: the random stream as it was before the reset, the reset, and the actions. The caller compares
-the outcome with the observation and the reward that were saved.
+A gymnasium environment cannot be saved. A replay restores the random stream from before the reset,
+resets, and repeats the actions. The caller compares the outcome with the saved one.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -17,14 +17,11 @@ import torch
 from gymnasium.wrappers import RecordVideo
 
 Array = np.ndarray[Any, Any]
-LONGEST = 200_000  # steps; an episode that goes on for longer is not replayed
+LONGEST = 200_000  # steps of an episode that is replayed
 
 
 def writes_files(env: Any) -> bool:
-    """Whether an environment or a wrapper writes files, which a replay would write again.
-
-    A wrapper of a user's own says so by an attribute `writes_files = True`.
-    """
+    """Whether a replay would write files again. A user's wrapper may have this attribute."""
     while not (isinstance(env, RecordVideo) or getattr(env, "writes_files", False)):
         if not isinstance(env, gym.Wrapper):
             return False
@@ -33,27 +30,27 @@ def writes_files(env: Any) -> bool:
 
 
 class EpisodeReplay:
-    """Random streams and actions of the environments of one vector, since their episodes began."""
+    """The start and the actions of each member's episode under way."""
 
     def __init__(self, members: list[Any]):
         self.members = members
-        self.timeout = math.inf  # seconds that a replay may take
-        self.actions: list[Array] = []
+        self.timeout = math.inf  # of a replay, in seconds
+        self.actions: list[Array] = []  # of all members at each step
         self._starts: list[dict[str, Any] | None] = [None] * len(members)
-        self._since = [0] * len(members)
+        self._since = [0] * len(members)  # the episode's first entry in `actions`
 
     def reset(self, which: Array, seeds: Any) -> None:
-        """These members are about to be reset."""
+        """Record that these members are about to be reset."""
         for i in np.flatnonzero(which):
             if seeds is not None:
                 self._starts[i] = {"seed": int(seeds[i])}
             else:
                 stream = getattr(self.members[i].unwrapped.np_random, "bit_generator", None)
-                self._starts[i] = {"rng": stream.state} if stream is not None else None
+                self._starts[i] = None if stream is None else {"rng": stream.state}
             self._since[i] = len(self.actions)
 
     def trim(self) -> None:
-        """Forget actions that no episode under way needs."""
+        """Forget actions of ended episodes, and of those too long to be replayed."""
         first = min(self._since)
         if len(self.actions) - first > LONGEST:
             first = len(self.actions)
@@ -70,11 +67,13 @@ class EpisodeReplay:
             states.append({} if start is None else {**start, "actions": torch.from_numpy(given)})
         return states
 
-    def repeat(self, states: list[dict[str, Any]], action: Any) -> list[tuple[Any, Any]] | None:
-        """Bring every member to where these states were taken; their last observations and rewards.
+    def repeat(
+        self, states: list[dict[str, Any]], action_for: Callable[[Array], Any]
+    ) -> list[tuple[Any, Any]] | None:
+        """Replay every member's saved episode; their last observations and rewards.
 
-        action: turns a row of actions into what one member is given. None if a member cannot be
-        brought there, or not in time.
+        None if a member cannot be replayed, or not in time. action_for: a saved action in the form
+        that a member takes.
         """
         if len(states) != len(self.members) or not all(states):
             return None
@@ -85,24 +84,22 @@ class EpisodeReplay:
                 member.unwrapped.np_random.bit_generator.state = state["rng"]
             observation, _ = member.reset(seed=state.get("seed"))
             over, reward = False, None
-            for row in state["actions"].numpy():
-                # Where it takes another course, it may not be stepped past its end.
-                if over or time.monotonic() > deadline:
+            for action in state["actions"].numpy():
+                if over or time.monotonic() > deadline:  # over: it takes another course
                     return None
-                observation, reward, terminated, truncated, _ = member.step(action(row))
+                observation, reward, terminated, truncated, _ = member.step(action_for(action))
                 over = terminated or truncated
             reached.append((observation, reward))
-        self._adopt(states)
+        self._resume_recording(states)
         return reached
 
-    def _adopt(self, states: list[dict[str, Any]]) -> None:
-        """Go on recording from these states."""
+    def _resume_recording(self, states: list[dict[str, Any]]) -> None:
         given = [state["actions"].numpy() for state in states]
         longest = max(given, key=len)
         merged = np.zeros((len(longest), len(given), *longest.shape[1:]), longest.dtype)
-        for i, rows in enumerate(given):
-            self._since[i] = len(longest) - len(rows)
-            if len(rows):
-                merged[self._since[i] :, i] = rows
+        for i, actions in enumerate(given):
+            self._since[i] = len(longest) - len(actions)
+            if len(actions):
+                merged[self._since[i] :, i] = actions
         self.actions = list(merged)
         self._starts = [{k: v for k, v in one.items() if k != "actions"} for one in states]

@@ -1,15 +1,15 @@
-"""Where frames are written: preallocated blocks, time first, one row a step.
+"""Preallocated blocks that frames are written to: time first, one row for each step.
 
-A block is one flat piece of memory, so that a worker's can be shared and handed over by number.
-Observations have one row more than the rest: row t + 1 is what follows step t, or, where an episode
-ended there, what the next one starts with; the true final observation then lies in the finals, in
-the place of its step, or, with `only_finals`, in the next free one. Memory of those that stay free
-is never touched, and so never taken.
+A block is one flat piece of memory, which processes can share. Observations have one row more than
+the other fields: row t + 1 holds what follows step t, or, after an end, the first observation of
+the next episode. The true final observation is then in the finals, in the place of its step, or,
+with `only_finals`, in the next free place. Unused places take no memory: nothing writes to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,16 +35,16 @@ class Field:
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """What a block of `num_steps` steps of `num_envs` environments holds, and where."""
+    """The fields of a block of `num_steps` steps of `num_envs` environments."""
 
     num_envs: int
     num_steps: int
     observations: tuple[Field, ...]
     outputs: tuple[Field, ...]
     action: Field
-    hosted: bool = False  # filled by a collector, which numbers trajectories and environments
+    hosted: bool = False  # by a hosted collector, which numbers trajectories and environments
     infos: tuple[Field, ...] = ()
-    only_finals: bool = False  # batches hold next observations only where no later frame has them
+    only_finals: bool = False  # keep next observations only where no later frame has them
 
     @classmethod
     def of(
@@ -59,18 +59,19 @@ class FrameLayout:
         only_finals: bool = False,
     ) -> FrameLayout:
         """The layout for these leaves, and for what the policy puts out beside the action."""
+
+        def field(leaf: Leaf, rows: int) -> Field:
+            return Field(leaf.key, rows, leaf.shape, torch_dtype(leaf.dtype))
+
         return cls(
             num_envs,
             num_steps,
-            tuple(
-                Field(leaf.key, num_steps + 1, leaf.shape, torch_dtype(leaf.dtype))
-                for leaf in observations
-            ),
+            tuple(field(leaf, num_steps + 1) for leaf in observations),
             tuple(
                 Field(key, num_steps, tuple(value.shape[1:]), value.dtype)
                 for key, value in outputs.items()
             ),
-            Field(action.key, num_steps, action.shape, torch_dtype(action.dtype)),
+            field(action, num_steps),
             infos=tuple(
                 Field(("next", "info", name), num_steps, value.shape, torch_dtype(value.dtype))
                 for name, value in (infos or {}).items()
@@ -80,7 +81,7 @@ class FrameLayout:
 
     @cached_property
     def fields(self) -> dict[str, Field]:
-        """Every field under the name that `FrameBlock` knows it by."""
+        """Every field by the name that `FrameBlock` knows it by."""
         steps = self.num_steps
         named = {f"obs/{i}": field for i, field in enumerate(self.observations)}
         for i, field in enumerate(self.observations):
@@ -101,57 +102,66 @@ class FrameLayout:
             named["envs"] = Field(("collector", "env"), steps, (), torch.int64)
         return named
 
+    def shape(self, field: Field) -> tuple[int, ...]:
+        return (field.rows, self.num_envs, *field.shape)
+
     @cached_property
-    def places(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Offset and shape of every field."""
-        places, offset = {}, 0
-        for name, field in self.fields.items():
-            shape = (field.rows, self.num_envs, *field.shape)
-            places[name] = (offset, shape)
-            size = int(np.prod(shape, dtype=np.int64)) * field.dtype.itemsize
-            offset += -(-size // ALIGNMENT) * ALIGNMENT
-        places[""] = (offset, ())
-        return places
+    def sizes(self) -> list[int]:
+        """Bytes that each field takes in a block."""
+        return [
+            _aligned(math.prod(self.shape(field)) * field.dtype.itemsize)
+            for field in self.fields.values()
+        ]
 
     @property
     def nbytes(self) -> int:
-        return self.places[""][0]
+        return sum(self.sizes)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class FrameBlock:
-    """One block, as tensors and (where numpy knows the type) as arrays over the same memory."""
+    """One block, as tensors and, for some fields, as arrays over the same memory."""
 
     def __init__(self, layout: FrameLayout, buffer: Tensor):
         self.layout = layout
         self.buffer = buffer
         self.num_steps = 0  # how many of the rows are filled
         self._num_finals = 0
-        tensors = {}
-        for name, field in layout.fields.items():
-            offset, shape = layout.places[name]
-            size = int(np.prod(shape, dtype=np.int64)) * field.dtype.itemsize
-            tensors[name] = buffer[offset : offset + size].view(field.dtype).view(shape)
-        self.tensors: dict[str, Tensor] = tensors
-        count = len(layout.observations)
-        self.observations = [tensors[f"obs/{i}"] for i in range(count)]
-        self.finals = [tensors[f"next/{i}"] for i in range(count)]
-        self.outputs = [tensors[f"out/{i}"] for i in range(len(layout.outputs))]
-        self.infos = [tensors[f"info/{i}"].numpy() for i in range(len(layout.infos))]
-        self.action = tensors["action"]
-        self.reward = tensors["reward"].numpy()
-        self.terminated = tensors["terminated"].numpy()
-        self.truncated = tensors["truncated"].numpy()
-        self.is_init = tensors["is_init"].numpy()
-        self.live = tensors["live"].numpy()
-        self.version = tensors["version"].numpy()
+        self.tensors: dict[str, Tensor] = {}
+        pieces = buffer[: layout.nbytes].split(layout.sizes)
+        for (name, field), piece in zip(layout.fields.items(), pieces, strict=True):
+            shape = layout.shape(field)
+            flat = piece.view(field.dtype)[: math.prod(shape)]
+            self.tensors[name] = flat.view(shape)
+        self.observations = self._numbered("obs", layout.observations)
+        self.finals = self._numbered("next", layout.observations)
+        self.outputs = self._numbered("out", layout.outputs)
+        self.infos = [tensor.numpy() for tensor in self._numbered("info", layout.infos)]
+        self.action = self.tensors["action"]
+        self.actions = self.action.numpy()
+        self.reward, self.terminated, self.truncated, self.is_init, self.live, self.version = (
+            self.tensors[name].numpy()
+            for name in ("reward", "terminated", "truncated", "is_init", "live", "version")
+        )
+
+    def _numbered(self, name: str, fields: Sequence[Field]) -> list[Tensor]:
+        return [self.tensors[f"{name}/{i}"] for i in range(len(fields))]
 
     @cached_property
     def observation_rows(self) -> list[tuple[Tensor, ...]]:
-        """What the policy is given at each step, made once; whoever writes into it is found out."""
+        """The policy's input at each step. They share one version counter, which shows writes."""
         return list(zip(*(o.data.unbind(0) for o in self.observations), strict=True))
+
+    @cached_property
+    def output_rows(self) -> list[dict[Key, Tensor]]:
+        """Where the policy's outputs of each step go."""
+        fields = [*self.layout.outputs, self.layout.action]
+        tensors = [*self.outputs, self.action]
+        rows = zip(*(tensor.data.unbind(0) for tensor in tensors), strict=True)
+        return [{f.key: row for f, row in zip(fields, one, strict=True)} for one in rows]
 
     @cached_property
     def observation_arrays(self) -> list[np.ndarray[Any, Any]]:
@@ -164,34 +174,35 @@ class FrameBlock:
 
     @cached_property
     def final_arrays(self) -> list[np.ndarray[Any, Any]]:
-        """The final observations [places, *shape]; `final_places` says whose is where."""
+        """The final observations as [places, *shape]; see `final_places`."""
         return [tensor.flatten(0, 1).numpy() for tensor in self.finals]
 
-    def final_places(self, ended: np.ndarray[Any, Any], t: int = 0) -> np.ndarray[Any, Any]:
-        """Where those that `ended` masks, [environments] or [steps from `t` on], have finals."""
-        where = t * self.layout.num_envs + np.flatnonzero(ended)
+    def final_places(self, ended: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Where the final observations of these ends [steps, environments] are."""
+        where = np.flatnonzero(ended)
         if not self.layout.only_finals:
             return where
         places: np.ndarray[Any, Any] = self.tensors["place"].view(-1).numpy()[where]
         return places
 
     def new_finals(self, t: int, ended: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Places for the finals of those that end at step `t`, or in the steps from it on."""
-        if self.layout.only_finals:
-            where = t * self.layout.num_envs + np.flatnonzero(ended)
-            before, self._num_finals = self._num_finals, self._num_finals + len(where)
-            self.tensors["place"].view(-1).numpy()[where] = np.arange(before, self._num_finals)
-        return self.final_places(ended, t)
+        """Places for the final observations of the environments that end at step `t`."""
+        where = t * self.layout.num_envs + np.flatnonzero(ended)
+        if not self.layout.only_finals:
+            return where
+        places = np.arange(self._num_finals, self._num_finals + len(where))
+        self._num_finals += len(where)
+        self.tensors["place"].view(-1).numpy()[where] = places
+        return places
 
     def keep_finals(self, t: int, ended: np.ndarray[Any, Any]) -> None:
-        """Keep what the row after each of these ends holds now, before the next episode's start."""
+        """Copy the final observations of step `t`, before the next episodes overwrite them."""
         places = self.new_finals(t, ended)
-        after = (t + 1) * self.layout.num_envs + np.flatnonzero(ended)
-        for finals, observed in zip(self.final_arrays, self.observed, strict=True):
-            finals[places] = observed[after]
+        for finals, observed in zip(self.final_arrays, self.observation_arrays, strict=True):
+            finals[places] = observed[t + 1][ended]
 
     def begin(self) -> None:
-        """Forget what an earlier use wrote where this one may not write."""
+        """Prepare the block for use again."""
         self.num_steps = self._num_finals = 0
         self.is_init.fill(False)
         self.live.fill(True)

@@ -1,10 +1,10 @@
-"""A whole collector inside a worker, in the place of a plain rollout.
+"""A collector inside a worker, in the place of a plain rollout.
 
     trainer's scheme  --->  this worker's receiver  --->  the hosted collector's own schemes
-    trainer's block   <---  rows, stamps translated <---  its batches
+    trainer's block   <---  rows, versions translated  <---  its batches
 
-Messages and weights are seen to between two of its batches, not between two steps; that it moves
-in between, a thread tells the trainer.
+Messages and weights are handled between two batches. A thread shows the trainer the progress in
+between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from collectors.data.batch import frames_of
 from collectors.rollout.frame_block import Field, FrameBlock, FrameLayout
 from collectors.rollout.seeds import Seeds
-from collectors.rollout.spaces import ENDS, RESERVED, Key
+from collectors.rollout.spaces import ENDS, RESERVED, Key, as_key
 from collectors.weights.policy_version import VersionMap
 from collectors.weights.receiver import WeightReceiver
 from collectors.workers.shared_counters import (
@@ -38,7 +38,7 @@ _LOOK_S = 0.5
 
 
 class HostedCollector:
-    """Fills blocks with a collector's batches. It is asked what a `Rollout` is asked."""
+    """Fills blocks with a collector's batches; has the methods of a `Rollout`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class HostedCollector:
         self.counters = counters.values
         self.poll_control = poll_control
         self.frames: FrameBlock | None = None
-        self.may_take = True  # between two batches; the hosted collector decides when to apply
+        self.may_take = True  # the hosted collector decides when to apply them
         self.layout: FrameLayout | None = None
         self._first: TensorDict | None = None
         self.stamps = VersionMap()
@@ -60,7 +60,7 @@ class HostedCollector:
         threading.Thread(target=self._tell_progress, name="lockstep-progress", daemon=True).start()
 
     def _tell_progress(self) -> None:
-        """Have the trainer see that frames are made, however long a batch takes."""
+        """Count a step whenever the hosted collector has made frames."""
         made = -1
         while True:
             time.sleep(_LOOK_S)
@@ -69,7 +69,7 @@ class HostedCollector:
                 self.counters[STEPS] += 1
 
     def follow(self, weights: WeightReceiver) -> None:
-        """Note which of the trainer's versions the newest of the hosted collector's is."""
+        """Note which of the trainer's versions the hosted collector's newest one is."""
         self.stamps.note(self.collector.publisher.version, weights.version)
         self.counters[VERSION] = weights.version
 
@@ -79,11 +79,10 @@ class HostedCollector:
         self._first = None
 
     def restart(self, which: np.ndarray[Any, Any] | None = None) -> None:
-        self.collector.reset(None if which is None else which)
+        self.collector.reset(which)
         self._first = None
 
     def plan(self, num_steps: int) -> FrameLayout:
-        """What a batch of the hosted collector holds, as a block."""
         if self.layout is None:
             self._first = self.collector.next()
             self.layout = _layout(self._first)
@@ -94,10 +93,8 @@ class HostedCollector:
         counters = self.counters
         self.poll_control(self)
         counters[STAGE] = STEPPING
-        if self._first is not None:
-            batch, self._first = self._first, None
-        else:
-            batch = self.collector.next()
+        batch = self.collector.next() if self._first is None else self._first
+        self._first = None
         batch["policy_version"] = self.stamps.translate(batch["policy_version"])
         _write(frames, batch)
         counters[FRAMES] += frames_of(batch)
@@ -124,18 +121,14 @@ class HostedCollector:
 
 
 def _layout(batch: TensorDict) -> FrameLayout:
+    """What a batch of the hosted collector holds, as the layout of a block."""
     num_envs, num_steps = batch.batch_size
-    keys: list[Key] = [
-        (key,) if isinstance(key, str) else tuple(key) for key in batch.keys(True, True)
-    ]
-    follows = {key[1:] for key in keys if key[0] == "next"}
-    observations = [key for key in keys if key in follows and key[0] not in RESERVED]
-    outputs = [key for key in keys if key not in follows and key[0] not in RESERVED]
-    outputs += [
-        key
-        for key in keys
-        if key[0] == "next" and key[1:] not in observations and key[1] not in ENDS
-    ]
+    keys = [as_key(key) for key in batch.keys(True, True)]
+    root = [key for key in keys if key[0] not in RESERVED]
+    follows = [key[1:] for key in keys if key[0] == "next" and key[1] not in ENDS]
+    observations = [key for key in root if key in follows]
+    outputs = [key for key in root if key not in follows]
+    outputs += [("next", *key) for key in follows if key not in observations]
 
     def field(key: Key, rows: int) -> Field:
         value = batch.get(key)
@@ -154,21 +147,6 @@ def _layout(batch: TensorDict) -> FrameLayout:
 def _write(frames: FrameBlock, batch: TensorDict) -> None:
     """Put a batch [environments, time] into a block, time first."""
     frames.begin()
-    layout, tensors, steps = frames.layout, frames.tensors, batch.batch_size[1]
-    for i, field in enumerate(layout.observations):
-        tensors[f"obs/{i}"][:steps] = batch.get(field.key).transpose(0, 1)
-        tensors[f"next/{i}"][:steps] = batch.get(("next", *field.key)).transpose(0, 1)
-    named = {f"out/{i}": field.key for i, field in enumerate(layout.outputs)}
-    named |= {
-        "action": ("action",),
-        "reward": ("next", "reward"),
-        "terminated": ("next", "terminated"),
-        "truncated": ("next", "truncated"),
-        "is_init": ("is_init",),
-        "live": ("collector", "mask"),
-        "ids": ("collector", "traj_ids"),
-        "envs": ("collector", "env"),
-        "version": ("policy_version",),
-    }
-    for name, key in named.items():
-        tensors[name][:steps] = batch.get(key).transpose(0, 1)
+    steps = batch.batch_size[1]
+    for name, field in frames.layout.fields.items():
+        frames.tensors[name][:steps] = batch.get(field.key).transpose(0, 1)

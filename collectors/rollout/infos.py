@@ -1,4 +1,4 @@
-"""The entries of `info` that a user names: how they are typed, and found in what a step tells."""
+"""The entries of `info` that a user names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Array = np.ndarray[Any, Any]
 class Infos:
     """Writes the named entries of each step's info into a block.
 
-    keys: names, whose entries are numbers and NaN where a step lacks them; or what stands there for
-    each name, which then says the type and the shape, too.
+    keys: names of numbers, which are NaN where a step lacks them; or a mapping from each name to
+    the value that stands there, which sets the type and the shape.
     """
 
     def __init__(self, keys: Iterable[str] | Mapping[str, Any], leaves: Iterable[Leaf], owner: str):
@@ -36,8 +36,8 @@ class Infos:
             row[0] = self._fit(name, told[name], absent) if name in told else absent
 
     def write_all(self, rows: Iterable[Array], told: Mapping[str, Any], ended: Array) -> None:
-        """All environments' entries, each with a mask of those that have it, as gymnasium's vectors
-        tell them. Where an ended one was reset at once, its last step's lie in "final_info"."""
+        """All environments' entries, in the form of gymnasium's vectors: "_name" masks those that
+        have the entry, and "final_info" holds the last step of those that were reset at once."""
         final = told.get("final_info", {})
         if self._expected:
             self._check({**told, **final})
@@ -50,13 +50,13 @@ class Infos:
                     row[mask] = self._fit(name, info[name], row)[mask]
 
     def _check(self, told: Mapping[str, Any]) -> None:
-        """At the first step, all that were named without a value must be there."""
+        """Refuse a first step without an entry that was named without a value."""
         if missing := [name for name in self._expected if name not in told]:
             known = ", ".join(repr(n) for n in told if not n.startswith("_")) or "nothing"
             raise ValueError(
                 f"info_keys: the info of the first step of {self._owner} has no {missing[0]!r}, it "
-                f"has {known}; for an entry that comes at some steps only, say what stands at the "
-                f"others, as info_keys={{{missing[0]!r}: False}}"
+                f"has {known}; if only some steps have it, give its value at the others, as in "
+                f"info_keys={{{missing[0]!r}: False}}"
             )
         self._expected.clear()
 
@@ -66,14 +66,14 @@ class Infos:
         if array.shape != like.shape or not np.can_cast(array.dtype, like.dtype, "same_kind"):
             raise ValueError(
                 f"info_keys: {self._owner} told {name!r} as {array.dtype} {list(array.shape)}, and "
-                f"batches hold {like.dtype} {list(like.shape)}; say what it is like by a value of "
-                f"its type and shape, as info_keys={{{name!r}: np.zeros(3)}}"
+                f"batches hold {like.dtype} {list(like.shape)}; give a value of its type and "
+                f"shape, as in info_keys={{{name!r}: np.zeros(3)}}"
             )
         return array
 
 
 def _typed(name: str, value: Any) -> Array:
-    """What stands where there is no entry; Python's own numbers as batches have them."""
+    """The value where there is no entry; a Python float as float32."""
     array = np.asarray(value, np.float32 if isinstance(value, float) else None)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"info_keys: {name!r} is {value!r}, expected a number or an array of them")

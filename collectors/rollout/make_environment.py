@@ -1,4 +1,4 @@
-"""From what the user's factory makes to what a rollout steps."""
+"""Calls the user's factory, and wraps its environment for the rollout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collectors.rollout.infos import Infos
 from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector
 
-STATISTICS = {"NormalizeObservation", "NormalizeReward"}  # wrappers that gather some
+STATISTICS = {"NormalizeObservation", "NormalizeReward"}  # wrappers that gather statistics
 
 
 def make_environments(
@@ -32,48 +32,45 @@ def make_environments(
     resume_timeout: float = math.inf,
     info_keys: Iterable[str] | Mapping[str, Any] = (),
 ) -> Environments:
-    """Call the factory, and take what it gives by the way its episodes follow each other."""
-    told = {"worker_idx": worker_idx, "seed": seed}
-    wanted = {name: told[name] for name in _asked_for(factory, told)}
-    env = factory(**{**wanted, **(kwargs or {})})
+    """Call the factory, and wrap what it makes."""
+    offered = {"worker_idx": worker_idx, "seed": seed}
+    env = factory(**{**_accepted(factory, offered), **(kwargs or {})})
     environments = _adapt(env)
     if worker_idx == 0:  # once for all workers
         _warn_of_what_is_lost(env, environments)
     if max_frames is not None and not environments.can_reset_some:
         environments.close()
         raise ValueError(
-            f"max_frames_per_traj={max_frames}: {environments} can only be reset as a whole, so "
-            "that no single trajectory can be cut"
+            f"max_frames_per_traj={max_frames}: {environments} can only be reset as a whole"
         )
     environments.max_frames = max_frames
     environments.halting = halting
-    history = environments.history
-    if history is not None:
-        history.timeout = resume_timeout
-        if not resume_episodes or any(map(writes_files, history.members)):
+    if environments.history is not None:
+        environments.history.timeout = resume_timeout
+        if not resume_episodes or any(map(writes_files, environments.history.members)):
             environments.history = None
     if info_keys:
         environments.infos = Infos(info_keys, environments.observations, str(environments))
     return environments
 
 
-def _asked_for(factory: Callable[..., Any], names: Iterable[str]) -> list[str]:
-    """Which of these the factory has parameters for, without a default of its own."""
+def _accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
+    """Those arguments that the factory has parameters for, without a default of its own."""
     try:
         parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # it cannot say
-        return []
+    except (TypeError, ValueError):  # unknown, as for some built-in functions
+        return {}
     open_ = {n for n, one in parameters.items() if one.default is one.empty or one.default is None}
-    return [name for name in names if name in open_]
+    return {name: value for name, value in offered.items() if name in open_}
 
 
 def _warn_of_what_is_lost(env: Any, environments: Environments) -> None:
-    """Say what of this environment is not in batches, or differs between workers."""
+    """Warn of observations that batches lack, and of statistics that differ between workers."""
     if texts := text_keys(environments.observation_space):
         names = ", ".join(repr(name_of(key)) for key in texts)
         warnings.warn(
-            f"{environments}: Text observations are left out of batches: {names}. To use one, "
-            "encode it as numbers by a wrapper in create_env_fn",
+            f"{environments}: Text observations are left out of batches: {names}; a wrapper in "
+            "create_env_fn can encode them as numbers",
             stacklevel=2,
         )
     for name in sorted(STATISTICS & set(_chain(env))):
@@ -86,13 +83,12 @@ def _warn_of_what_is_lost(env: Any, environments: Environments) -> None:
 
 
 def _chain(env: Any) -> Iterator[str]:
-    """The classes of an environment and of all that it wraps, by name."""
-    while env is not None:
-        yield type(env).__name__
-        if isinstance(env, SyncVectorEnv):
-            for member in env.envs[:1]:
-                yield from _chain(member)
-        env = env.env if isinstance(env, gym.Wrapper | VectorWrapper) else None
+    """The class names of an environment and of all that it wraps."""
+    yield type(env).__name__
+    if isinstance(env, SyncVectorEnv):
+        yield from _chain(env.envs[0])
+    elif isinstance(env, gym.Wrapper | VectorWrapper):
+        yield from _chain(env.env)
 
 
 def _adapt(env: Any) -> Environments:

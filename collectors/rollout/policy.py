@@ -1,8 +1,8 @@
 """Policies of any form, called with tensors.
 
-A policy says by `in_keys` what it is given and by `out_keys` what it puts out. State that it
-carries from step to step is what it puts out as ("next", key) and is given as key. Each episode
-starts it with zeros; to learn their shape, it is given None once.
+`in_keys` names a policy's inputs and `out_keys` its outputs. State carried from step to step is an
+output ("next", key) and an input key. It is zero where an episode starts; to learn its shape, the
+policy is called once with None.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
+    CudaGraphModule,
     InteractionType,
     TensorDictModule,
     TensorDictModuleBase,
@@ -23,23 +24,16 @@ from tensordict.nn import (
 from torch import Tensor, nn
 
 from collectors.rollout.device_transfer import DeviceTransfer, device_of
-from collectors.rollout.spaces import Key, Leaf
+from collectors.rollout.spaces import Key, Leaf, as_key
 
 ACTION: Key = ("action",)
 IS_INIT: Key = ("is_init",)
 NEXT = "next"
-_DISCARDED: Key = ("_",)  # tensordict's way of naming an output that nobody wants
-_DROPOUTS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
+_UNUSED: Key = ("_",)  # tensordict's name for an output to discard
+_ALPHA_DROPOUTS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, *_ALPHA_DROPOUTS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# Whoever acts beside a collector that runs free may explore otherwise; tensordict 0.14 knows one
-# way for all threads.
+# A policy in another thread may explore otherwise; tensordict 0.14 has one setting for all threads.
 _PER_THREAD = "thread_local" in inspect.signature(set_interaction_type).parameters
 
 
@@ -56,9 +50,7 @@ class PolicyCaller:
         compile_policy: bool | Mapping[str, Any] = False,
         cudagraph: bool = False,
     ):
-        self.policy = policy
-        if device is None:
-            device = device_of(policy)
+        device = device or device_of(policy)
         self.device = device if device is not None and device.type != "cpu" else None
         self._transfer = None if self.device is None else DeviceTransfer(self.device)
         names = [leaf.key for leaf in observations]
@@ -85,45 +77,48 @@ class PolicyCaller:
             options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
             self.call = torch.compile(self.call, **options)
         if cudagraph:
-            from tensordict.nn import CudaGraphModule
-
             self.call = CudaGraphModule(self.call)
 
     def __call__(self, inputs: Sequence[Tensor]) -> dict[Key, Tensor]:
-        """What the policy puts out for these inputs, by key, in the host's memory."""
+        """The policy's outputs for these inputs, by key, in the CPU's memory."""
         if self._transfer is None:
-            return self.read(self.call(*inputs))
-        outputs = self.read(self.call(*self._transfer.to_device(inputs)))
+            return self._read(self.call(*inputs))
+        outputs = self._read(self.call(*self._transfer.to_device(inputs)))
         return dict(zip(outputs, self._transfer.to_host([*outputs.values()]), strict=True))
 
-    def read(self, result: Any) -> dict[Key, Tensor]:
+    def _read(self, result: Any) -> dict[Key, Tensor]:
         """What a call returned, by key."""
-        if type(result) is tuple or type(result) is list:
-            if self.out_keys is None and len(result) == 1:
-                return {ACTION: result[0]}
-            return self._named(result)
         if isinstance(result, Tensor):
-            if self.out_keys is not None and len(self.out_keys) != 1:
-                self._named((result,))
-            return {ACTION: result}
-        return self._unpacked(result)
+            result = (result,)
+        if isinstance(result, tuple | list):
+            keys = self.out_keys or [ACTION]
+            if len(keys) != len(result):
+                expected = "no out_keys" if self.out_keys is None else shown(self.out_keys)
+                raise ValueError(
+                    f"the policy returned {len(result)} tensors and has {expected}: give it an "
+                    "attribute `out_keys` with a name for each"
+                )
+            return {k: v for k, v in zip(keys, result, strict=True) if k != _UNUSED}
+        if not isinstance(result, TensorDictBase | Mapping):
+            raise TypeError(
+                f"the policy returned a {type(result).__name__}; expected a tensor, a tuple of "
+                "them, a dict or a TensorDict"
+            )
+        nested = (True, True) if isinstance(result, TensorDictBase) else ()
+        given = {as_key(key): value for key, value in result.items(*nested)}
+        keys = self.out_keys or [key for key in given if key not in self.in_keys]
+        if ACTION not in keys or ACTION not in given:
+            raise ValueError(f"the policy put out {shown(given)}, but no 'action'")
+        return {key: given[key] for key in keys}
 
     def _calling(self, policy: Any, trusted: bool) -> Callable[..., Any]:
-        if isinstance(policy, TensorDictModuleBase):
-            # What a plain TensorDictModule would do, without a TensorDict a step.
-            hooked = isinstance(policy, nn.Module) and (
-                policy._forward_hooks or policy._forward_pre_hooks
-            )
-            if type(policy) is TensorDictModule and not hooked and _is_positional(policy):
-                module: Callable[..., Any] = policy.module
-                return module
-            return self._with_tensordict(policy)
         if not callable(policy):
             raise TypeError(f"the policy must be callable, got {type(policy).__name__}")
-        if trusted or _takes_tensordict(policy):
-            return self._with_tensordict(policy)
-        called: Callable[..., Any] = policy
-        return called
+        if _is_plain(policy):
+            module: Callable[..., Any] = policy.module  # a TensorDict a step takes 30 µs
+            return module
+        takes_tensordict = isinstance(policy, TensorDictModuleBase) or _takes_tensordict(policy)
+        return self._with_tensordict(policy) if trusted or takes_tensordict else policy
 
     def _with_tensordict(self, policy: Callable[[TensorDictBase], Any]) -> Callable[..., Any]:
         in_keys = [key if len(key) > 1 else key[0] for key in self.in_keys]
@@ -135,46 +130,34 @@ class PolicyCaller:
 
         return call
 
-    def _named(self, values: Sequence[Tensor]) -> dict[Key, Tensor]:
-        if self.out_keys is None or len(self.out_keys) != len(values):
-            expected = "no out_keys" if self.out_keys is None else shown(self.out_keys)
-            raise ValueError(
-                f"the policy returned {len(values)} tensors and has {expected}: give it an "
-                "attribute `out_keys` with a name for each"
-            )
-        named = dict(zip(self.out_keys, values, strict=True))
-        named.pop(_DISCARDED, None)
-        return named
 
-    def _unpacked(self, result: Any) -> dict[Key, Tensor]:
-        if isinstance(result, TensorDictBase):
-            given = {as_key(k): v for k, v in result.items(True, True)}
-        elif isinstance(result, Mapping):
-            given = {as_key(k): v for k, v in result.items()}
-        else:
-            raise TypeError(
-                f"the policy returned a {type(result).__name__}; expected a tensor, a tuple of "
-                "them, a dict or a TensorDict"
+def _is_plain(policy: Any) -> bool:
+    """Whether it is a TensorDictModule that only calls its module with its inputs by position."""
+    return (
+        type(policy) is TensorDictModule
+        and getattr(policy, "method", None) in (None, "forward", "__call__")
+        and not any(
+            getattr(policy, name, None)
+            for name in (
+                "_forward_hooks",
+                "_forward_pre_hooks",
+                "_kwargs",
+                "method_kwargs",
+                "_get_kwargs",
             )
-        keys = self.out_keys
-        if keys is None:
-            keys = [k for k in given if k not in self.in_keys]
-        if ACTION not in keys or ACTION not in given:
-            raise ValueError(f"the policy put out {shown(list(given))}, but no 'action'")
-        named: dict[Key, Any] = {key: given[key] for key in keys}
-        return named
+        )
+    )
 
 
 def warn_of_training_mode(policy: Any) -> None:
-    """Say so if the policy would act with dropout, or normalise by the batch at hand."""
+    """Warn if the policy would act with dropout, or normalise by the batch at hand."""
     modules = policy.named_modules() if isinstance(policy, nn.Module) else ()
     active = [f"{name or 'itself'} ({type(m).__name__})" for name, m in modules if _is_noisy(m)]
     if active:
         warnings.warn(
             f"the policy acts in training mode: {', '.join(active[:5])}"
-            f"{', …' if len(active) > 5 else ''}. Collectors leave the mode as it is; if that is "
-            "not wanted, call policy.eval() before the collector copies the policy, and "
-            "policy.train() for updates",
+            f"{', …' if len(active) > 5 else ''}. Collectors do not change the mode: call "
+            "policy.eval() before the collector copies the policy, and policy.train() for updates",
             stacklevel=2,
         )
 
@@ -198,28 +181,13 @@ def interaction_type(name: str | InteractionType) -> InteractionType:
 
 
 def exploring(how: InteractionType) -> set_interaction_type:
-    """The context in which the policies that this thread calls explore like that."""
-    return (
-        set_interaction_type(how, thread_local=True) if _PER_THREAD else set_interaction_type(how)
-    )
-
-
-def as_key(key: str | Sequence[str]) -> Key:
-    """A key as batches nest it."""
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _is_positional(module: TensorDictModule) -> bool:
-    """Whether it hands its inputs on by position, and nothing else."""
-    extras = ("_kwargs", "method_kwargs", "_get_kwargs")
-    method = getattr(module, "method", None)
-    return method in (None, "forward", "__call__") and not any(
-        getattr(module, name, None) for name in extras
-    )
+    """The context in which this thread's policies explore like that."""
+    options = {"thread_local": True} if _PER_THREAD else {}
+    return set_interaction_type(how, **options)
 
 
 def _parameters(policy: Callable[..., Any]) -> list[inspect.Parameter]:
-    """What it says that it takes; nothing, if it cannot say."""
+    """Its parameters; none if they are unknown."""
     call = policy.forward if isinstance(policy, nn.Module) else policy
     try:
         return list(inspect.signature(call).parameters.values())
@@ -237,27 +205,25 @@ def _named_arguments(policy: Callable[..., Any], names: list[Key]) -> list[Key]:
         if (parameter.name,) in names
         or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
     ]
-    if wanted and set(wanted) <= set(names):
-        return wanted
-    if known := set(wanted) & set(names):
+    known = set(wanted) & set(names)
+    if known and len(known) < len(wanted):
         raise ValueError(
             f"the policy's arguments are {shown(wanted)}, of which only {shown(sorted(known))} is "
             f"named after an observation; the observations are {shown(names)}: name all arguments "
-            "after them, or say by an attribute `in_keys` which the policy is given"
+            "after them, or give the policy an attribute `in_keys`"
         )
-    return names
+    return wanted if known else names
 
 
 def _takes_tensordict(policy: Callable[..., Any]) -> bool:
-    """Whether it says, by name or annotation of its one argument, that it takes a TensorDict."""
+    """Whether its one argument is a TensorDict, by name or annotation."""
     parameters = _parameters(policy)
     if len(parameters) != 1:
         return False
-    (parameter,) = parameters
-    note = parameter.annotation
-    if isinstance(note, type) and issubclass(note, TensorDictBase):
-        return True
-    return parameter.name in ("td", "tensordict") or (
+    name, note = parameters[0].name, parameters[0].annotation
+    if isinstance(note, type):
+        note = "TensorDict" if issubclass(note, TensorDictBase) else ""
+    return name in ("td", "tensordict") or (
         isinstance(note, str) and note.rpartition(".")[2] in ("TensorDict", "TensorDictBase")
     )
 

@@ -1,7 +1,7 @@
 """Random streams: one seed makes those of every worker, environment and restart.
 
-Streams are told apart by their place, never by arithmetic on seeds, so that no two runs with
-neighbouring seeds share one.
+A stream's seed is a hash of the run's seed and the stream's place, so that runs with neighbouring
+seeds share no stream.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ class Seeds:
         """A seed for each environment."""
         if self.static:
             return [self.seed] * count
-        return [int(word) for word in self._sequence(_ENVIRONMENTS).generate_state(count)]
+        return self._words(_ENVIRONMENTS, count)
 
     def factory(self) -> int:
-        """A seed for what makes the environments, of 31 bits."""
-        return self.seed if self.static else int(self._sequence(_FACTORY).generate_state(1)[0]) >> 1
+        """A seed for `create_env_fn`, of 31 bits."""
+        return self.seed if self.static else self._words(_FACTORY)[0] >> 1
 
     def seed_policy(self) -> None:
-        """Seed the global streams, which policies draw from, of this process."""
-        torch_seed, numpy_seed, python_seed = self._sequence(_POLICY).generate_state(3)
-        torch.manual_seed(int(torch_seed))
-        np.random.seed(int(numpy_seed))
-        random.seed(int(python_seed))
+        """Seed this process's global streams, which policies draw from."""
+        torch_seed, numpy_seed, python_seed = self._words(_POLICY, 3)
+        torch.manual_seed(torch_seed)
+        np.random.seed(numpy_seed)
+        random.seed(python_seed)
 
-    def actions(self) -> np.random.Generator:
-        """The stream of random actions."""
-        return np.random.default_rng(self._sequence(_ACTIONS))
+    def actions(self) -> int:
+        """A seed for random actions."""
+        return self._words(_ACTIONS)[0]
 
-    def _sequence(self, purpose: int) -> np.random.SeedSequence:
-        return np.random.SeedSequence([self.seed, self.worker, self.generation, purpose])
+    def _words(self, purpose: int, count: int = 1) -> list[int]:
+        place = [self.seed, self.worker, self.generation, purpose]
+        return [int(word) for word in np.random.SeedSequence(place).generate_state(count)]
 
 
 def fresh_seed() -> int:
@@ -59,19 +60,19 @@ def fresh_seed() -> int:
 
 
 def next_seed(seed: int) -> int:
-    """What to seed the next thing with, once `seed` is used up."""
-    return int(np.random.SeedSequence([seed, 0, 0, _NEXT]).generate_state(1)[0]) >> 1
+    """A seed for whatever is seeded next, after `seed`."""
+    return Seeds(seed)._words(_NEXT)[0] >> 1
 
 
 def check_seed(seed: Any) -> int:
-    """`seed`, if it can be one."""
+    """Return `seed` if it is a valid one."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"seed={seed!r}: a seed is an integer, 0 or larger")
     return int(seed)
 
 
 class Streams:
-    """The state of the process's global random streams, kept while somebody else uses them."""
+    """A saved state of the process's global random streams."""
 
     def __init__(self) -> None:
         self._cuda: list[torch.Tensor] = []  # one a device; empty until CUDA is initialised
@@ -89,26 +90,22 @@ class Streams:
         np.random.set_state(self._numpy)
         random.setstate(self._python)
         if torch.cuda.is_initialized():
-            self._resume_cuda()
-
-    def _resume_cuda(self) -> None:
-        """Go on with CUDA's streams; kept before there were any, they start from torch's seed."""
-        if not self._cuda:
-            torch.cuda.manual_seed_all(torch.initial_seed())
-        for device, state in zip(range(torch.cuda.device_count()), self._cuda, strict=False):
-            torch.cuda.set_rng_state(state, device)
+            if not self._cuda:  # saved before CUDA's first use, which seeds it like torch
+                torch.cuda.manual_seed_all(torch.initial_seed())
+            for device, state in zip(range(torch.cuda.device_count()), self._cuda, strict=False):
+                torch.cuda.set_rng_state(state, device)
 
     def state_dict(self) -> dict[str, Any]:
         """As tensors and plain lists."""
         numpy, (version, words, gauss) = self._numpy, self._python
-        keys, position = numpy["state"]["key"], numpy["state"]["pos"]
+        mersenne = numpy["state"]
         return {
             "torch": self._torch.clone(),
             "cuda": [state.clone() for state in self._cuda],
             "numpy": [
                 numpy["bit_generator"],
-                [int(k) for k in keys],
-                *(float(x) for x in (position, numpy["has_gauss"], numpy["gauss"])),
+                mersenne["key"].tolist(),
+                *(float(x) for x in (mersenne["pos"], numpy["has_gauss"], numpy["gauss"])),
             ],
             "python": [version, list(words), gauss],
         }
@@ -129,11 +126,11 @@ class Streams:
 
 @contextlib.contextmanager
 def untouched_streams() -> Iterator[None]:
-    """Whatever is seeded or drawn inside leaves the process's random streams as they were."""
+    """Restore the process's random streams afterwards."""
     outside = Streams()
     try:
         yield
     finally:
         outside.resume()
-        if not torch.cuda.is_initialized():  # what `torch.manual_seed` left for CUDA's first use
+        if not torch.cuda.is_initialized():  # undo torch.manual_seed for CUDA's first use
             torch.cuda.manual_seed_all(torch.initial_seed())

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
 Key = tuple[str, ...]
+Path = tuple[Any, ...]
 ROOT: Key = ("observation",)
+RESERVED = {"action", "next", "collector", "policy_version", "is_init"}
+ENDS = {"reward", "done", "terminated", "truncated"}
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class Leaf(NamedTuple):
-    """One array of an observation or an action: its name, and what one environment gives."""
+    """One array of an observation or an action of one environment."""
 
     key: Key
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    path: tuple[Any, ...] = ()
+    path: Path = ()
 
     def of(self, value: Any) -> Any:
         """This leaf's part of an observation."""
@@ -32,10 +36,14 @@ class Leaf(NamedTuple):
         return value
 
 
+def as_key(key: str | Sequence[str]) -> Key:
+    """A key as a tuple."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
 def name_of(key: Key | str) -> str:
-    """A key as one name; a slash in a part of it is told from one between parts."""
-    parts = (key,) if isinstance(key, str) else key
-    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+    """A key as one name, with slashes inside its parts escaped."""
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in as_key(key))
 
 
 def key_of(name: str) -> Key:
@@ -44,49 +52,56 @@ def key_of(name: str) -> Key:
 
 
 def observation_leaves(space: spaces.Space[Any]) -> list[Leaf]:
-    """The arrays of an observation: "observation" for a plain space, a Dict space's own keys.
-
-    What `text_keys` gives is left out.
-    """
+    """The arrays of an observation: "observation" for a plain space, a Dict space's own keys."""
     texts = text_keys(space)
-    leaves = [_leaf(*part) for part in _parts(space, (), ()) if part[1] not in texts]
+    leaves = [_leaf(*part) for part in _parts(space) if part[1] not in texts]
     if not leaves:
         raise TypeError(
             "the observation space holds nothing that a policy could be called with"
             + (f", only text: {', '.join(map(name_of, texts))}" if texts else "")
         )
-    taken = {leaf.key[0] for leaf in leaves} & (RESERVED | ENDS)
-    if taken:
+    if taken := {leaf.key[0] for leaf in leaves} & (RESERVED | ENDS):
         raise ValueError(
-            f"observation key {sorted(taken)[0]!r} is one that batches use themselves; rename it"
+            f"observation key {min(taken)!r} is one that batches use themselves; rename it"
         )
     return leaves
 
 
 def text_keys(space: spaces.Space[Any]) -> list[Key]:
-    """The spaces of strings inside a Dict or Tuple space, which batches do without."""
-    parts = _parts(space, (), ())
-    return [key for part, key, _ in parts if key and part.dtype is not None and part.dtype == str]
+    """The spaces of strings inside a Dict or Tuple space, which are left out of batches."""
+    return [
+        key
+        for part, key, _ in _parts(space)
+        if key and part.dtype is not None and part.dtype == str
+    ]
 
 
 def action_leaf(space: spaces.Space[Any]) -> Leaf:
     """The array of an action."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise TypeError(
-            f"{type(space).__name__} action spaces are not supported (Box, Discrete, MultiDiscrete "
-            "and MultiBinary are): flatten the actions in create_env_fn, with space = "
-            "env.action_space, by gymnasium.wrappers.TransformAction(env, lambda action: "
+            f"{type(space).__name__} action spaces are not supported: flatten the actions in "
+            "create_env_fn, with space = env.action_space, by "
+            "gymnasium.wrappers.TransformAction(env, lambda action: "
             "spaces.unflatten(space, action), spaces.flatten_space(space))"
         )
     return _leaf(space, ("action",), ())
 
 
+def is_reserved(key: Key, observations: Sequence[Key]) -> bool:
+    """Whether an output of the policy may not have this name."""
+    if key[0] == "next":
+        return len(key) == 1 or key[1] in ENDS or key[1:] in observations
+    return key in observations or (key[0] in RESERVED and key != ("action",))
+
+
 def _parts(
-    space: spaces.Space[Any], key: Key, path: tuple[Any, ...]
-) -> Iterator[tuple[spaces.Space[Any], Key, tuple[Any, ...]]]:
-    """The spaces that Dict and Tuple spaces are made of, and where each is."""
+    space: spaces.Space[Any], key: Key = (), path: Path = ()
+) -> Iterator[tuple[spaces.Space[Any], Key, Path]]:
+    """The spaces that Dict and Tuple spaces are made of, each with its key and path."""
+    inner: Iterable[tuple[Any, spaces.Space[Any]]]
     if isinstance(space, spaces.Dict):
-        inner: Iterable[tuple[Any, spaces.Space[Any]]] = space.spaces.items()
+        inner = space.spaces.items()
     elif isinstance(space, spaces.Tuple):
         inner = enumerate(space.spaces)
     else:
@@ -96,45 +111,10 @@ def _parts(
         yield from _parts(part, (*key, str(name)), (*path, name))
 
 
-def _leaf(space: spaces.Space[Any], key: Key, path: tuple[Any, ...]) -> Leaf:
+def _leaf(space: spaces.Space[Any], key: Key, path: Path) -> Leaf:
     if not isinstance(space, _ARRAYS):
         raise TypeError(
             f"{type(space).__name__} spaces have no fixed array form; supported are "
             "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them"
         )
     return Leaf(key or ROOT, tuple(space.shape or ()), np.dtype(space.dtype), path)
-
-
-_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-RESERVED = {"action", "next", "collector", "policy_version", "is_init"}
-ENDS = {"reward", "done", "terminated", "truncated"}
-
-
-def is_reserved(key: Key, observations: list[Key]) -> bool:
-    """Whether an output of the policy beside the action may not have this name."""
-    if key[0] == "next":
-        return len(key) == 1 or key[1] in ENDS or key[1:] in observations
-    return key in observations or (key[0] in RESERVED and key != ("action",))
-
-
-def sample(space: spaces.Space[Any], leaf: Leaf, rng: np.random.Generator, n: int) -> np.ndarray:
-    """`n` random actions, drawn from `rng` and not from the space's own stream."""
-    shape = (n, *leaf.shape)
-    if isinstance(space, spaces.Discrete):
-        return rng.integers(space.start, space.start + space.n, shape, dtype=leaf.dtype)
-    if isinstance(space, spaces.MultiDiscrete):
-        return rng.integers(space.start, space.start + space.nvec, shape, dtype=leaf.dtype)
-    if isinstance(space, spaces.MultiBinary):
-        return rng.integers(0, 2, shape, dtype=leaf.dtype)
-    assert isinstance(space, spaces.Box)
-    if np.issubdtype(space.dtype, np.integer):
-        return rng.integers(space.low, space.high, shape, dtype=leaf.dtype, endpoint=True)
-    # Where a side is open, the distributions that gymnasium itself samples from.
-    low, high = np.broadcast_to(space.low, shape), np.broadcast_to(space.high, shape)
-    below, above = np.isfinite(low), np.isfinite(high)
-    drawn = rng.normal(size=shape)
-    tail = rng.exponential(size=shape)
-    drawn = np.where(below & ~above, np.where(below, low, 0) + tail, drawn)
-    drawn = np.where(~below & above, np.where(above, high, 0) - tail, drawn)
-    inside = rng.uniform(np.where(below, low, 0), np.where(above, high, 1))
-    return np.where(below & above, inside, drawn).astype(leaf.dtype)
