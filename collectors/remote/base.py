@@ -15,13 +15,13 @@ from torch import nn
 from collectors.data.batch import Trajectories
 from collectors.options import NEVER_DONE, NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.pooled import Lent, PooledCollector
+from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.node_channel import NodeChannel, Pulse
 from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
-from collectors.remote.packed_batch import stack
 from collectors.rollout.seeds import Seeds
-from collectors.rollout.spaces import Key
+from collectors.rollout.spaces import name_of
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
@@ -198,31 +198,30 @@ class RemoteCollector(PooledCollector):
             num_threads=options.num_sub_threads,
             lease_s=max(LEASE_S, options.timeout),
             leaves=self.launcher.own_process,
-            as_array=self.launcher.as_array,
+            as_arrays=self.launcher.as_arrays,
             options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
         )
 
     # -- batches
 
     def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
-        parts = [self._entries(handle, delivery) for handle, delivery in taken]
+        parts = [self._numbered(handle, delivery) for handle, delivery in taken]
         _check_alike(parts, [handle.index for handle, _ in taken])
         return stack(parts)
 
-    def _entries(self, handle: WorkerHandle, delivery: Delivery) -> dict[Key, Any]:
+    def _numbered(self, handle: WorkerHandle, delivery: Delivery) -> TensorDict:
         """What a node handed over, with the numbers that hold over all nodes."""
-        entries = dict(delivery.batch.content)
+        batch: TensorDict = delivery.batch.content
         if delivery.generation != handle.numbered:
             handle.trajectories.restart()
             handle.numbered = delivery.generation
-        mask = entries["collector", "mask"]
-        ids = handle.trajectories.adopt(entries["collector", "traj_ids"].numpy())
-        entries["collector", "traj_ids"] = torch.from_numpy(ids).masked_fill(~mask, 0)
-        entries["collector", "worker"].fill_(handle.index)
-        entries["collector", "env"].add_(handle.first_env)
+        ids = torch.from_numpy(handle.trajectories.adopt(batch["collector", "traj_ids"].numpy()))
+        batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
+        batch["collector", "worker"].fill_(handle.index)
+        batch["collector", "env"].add_(handle.first_env)
         if self.tracked is None:
-            del entries[("policy_version",)]
-        return entries
+            del batch["policy_version"]
+        return batch
 
     # -- control
 
@@ -264,13 +263,16 @@ def _portable(policy: Any) -> Any:
     return policy
 
 
-def _check_alike(parts: Sequence[dict[Key, Any]], indices: Sequence[int]) -> None:
-    first = {key: (value.shape[2:], value.dtype) for key, value in parts[0].items()}
-    for part, index in zip(parts[1:], indices[1:], strict=True):
-        mine = {key: (value.shape[2:], value.dtype) for key, value in part.items()}
-        for key in first.keys() | mine.keys():
-            if first.get(key) != mine.get(key):
+def _check_alike(batches: Sequence[TensorDict], nodes: Sequence[int]) -> None:
+    """Refuse batches of different entries: one batch cannot hold both."""
+    first, *others = [
+        {key: (value.shape[2:], value.dtype) for key, value in batch.items(True, True)}
+        for batch in batches
+    ]
+    for other, node in zip(others, nodes[1:], strict=True):
+        for key in first.keys() | other.keys():
+            if first.get(key) != other.get(key):
                 raise ValueError(
-                    f"collector {indices[0]} and collector {index} differ in "
-                    f"{'/'.join(key)!r}: one batch cannot hold both (sync=False hands them apart)"
+                    f"collector {nodes[0]} and collector {node} differ in {name_of(key)!r}: one "
+                    "batch cannot hold both (sync=False hands them apart)"
                 )

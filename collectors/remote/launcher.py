@@ -12,7 +12,7 @@ class Launcher(ABC):
 
     engine: Engine
     own_process = True  # whether a process serves nothing but its host, and may end with it
-    as_array = False  # whether batches travel best as arrays of numpy
+    as_arrays = False  # whether batches travel best as arrays of numpy
 
     @abstractmethod
     def replace(self, host: int) -> None:

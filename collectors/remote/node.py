@@ -34,8 +34,8 @@ import numpy as np
 import torch
 
 from collectors.options import SINGLE
+from collectors.remote.batches import to_entries
 from collectors.remote.options import kind_of
-from collectors.remote.packed_batch import PackedBatch, pack
 from collectors.remote.weight_receiver import NodeReceiver
 from collectors.rollout.seeds import Seeds
 from collectors.weights.models import POLICY, find_model
@@ -71,7 +71,7 @@ class NodeSpec(WorkerSpec):
     version_base: int = 0
     lease_s: float = 60.0
     leaves: bool = True
-    as_array: bool = False
+    as_arrays: bool = False
 
 
 class Node:
@@ -136,7 +136,9 @@ class Node:
 
     # -- batches
 
-    def next(self, serial: int, versions: Mapping[str, int]) -> tuple[PackedBatch, dict[str, Any]]:
+    def next(
+        self, serial: int, versions: Mapping[str, int]
+    ) -> tuple[dict[Any, Any], dict[str, Any]]:
         """The batch of this number, with weights no older than `versions`, and the account."""
         with self._served:
             while self._serial != serial:
@@ -151,7 +153,7 @@ class Node:
                 batch = self.collector.next()
                 batch["policy_version"] = self.stamps.translate(batch["policy_version"])
                 self._first = serial + 1
-            return pack(batch, as_array=self.spec.as_array), self.frame_counts()
+            return to_entries(batch, as_arrays=self.spec.as_arrays), self.frame_counts()
         finally:
             with self._served:
                 self._serial += 1
@@ -295,7 +297,7 @@ def _make(spec: NodeSpec) -> Any:
         policy_device=None if acts_randomly else spec.policy_device,
         init_random_frames=options["random_frames"],
         weight_sync_schemes=schemes or None,
-        copy=False,
+        copy=True,
         **given,
         **passed,
     )

@@ -19,10 +19,11 @@ from typing import Any
 
 import cloudpickle
 
+from collectors.data.batch import frames_of
 from collectors.remote import node as far
+from collectors.remote.batches import from_entries
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec, Reply
-from collectors.remote.packed_batch import MASK
 from collectors.weights.publisher import Publisher
 from collectors.workers.channel import Answer, Batch, Event, Failed, Hello, Met, WorkerChannel
 from sync.errors import WorkerError, WorkerRaised
@@ -104,10 +105,10 @@ class NodeChannel(WorkerChannel):
 
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
         def note_batch(value: Any) -> None:
-            packed, counts = value
-            entries = packed.open()
+            entries, counts = value
+            batch = from_entries(entries)
             self._note_counts(counts)
-            self._early[serial] = Batch(serial, int(entries[MASK].sum()), entries)
+            self._early[serial] = Batch(serial, frames_of(batch), batch)
             while self._due in self._early:
                 self._events.append(self._early.pop(self._due))
                 self._due += 1

@@ -61,7 +61,7 @@ class Places(RayEngine):
 class RayLauncher(Launcher):
     """Actors. The last that is in a cluster which one of them started, or joined, leaves it."""
 
-    as_array = True
+    as_arrays = True
     _membership: ClassVar[Membership]  # of this process, if a fleet of it began one
     _in_ours: ClassVar[set[RayLauncher]] = set()  # the fleets that came since
 
