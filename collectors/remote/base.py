@@ -197,7 +197,7 @@ class RemoteCollector(PooledCollector):
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
             lease_s=max(LEASE_S, options.timeout),
-            leaves=self.launcher.own_process,
+            own_process=self.launcher.own_process,
             as_arrays=self.launcher.as_arrays,
             options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
         )

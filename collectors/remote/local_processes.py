@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from collectors.remote.node import close_all, leave
+from collectors.remote.node import close_all
 from collectors.workers.startup import (
     PRELOAD,
     context,
@@ -29,7 +29,7 @@ LOADED = (*PRELOAD, "collectors.remote.node", "collectors.multi", "collectors.si
 def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> None:
     """Be a host's process until the trainer lets it go, or is gone."""
     settle_in(start_method)
-    exit_with_parent(trainer_pid, leave)
+    exit_with_parent(trainer_pid, lambda: os._exit(1))
     status = 0
     try:
         serve()
