@@ -10,13 +10,13 @@
                                          <-     a batch, and the counts of all frames so far
       (scheme)                            ->    a thread takes new versions, also in mid-batch, and
                                                 publishes them to the collector's own workers
-      "frame_counts"                      ->    the trainer is alive
+      "frame_counts"                      ->
                                          <-     the counts
       "control"                           ->    call a `do_...` method
       "close"                             ->    end the collector
 
-Calls return a `Reply`, so that errors travel as text over any engine. A node that hears nothing for
-`lease_s` takes its trainer for dead, and ends.
+Calls return a `Reply`, so that errors travel as text over any engine. The engine ends the process
+when the trainer is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import contextlib
 import os
 import platform
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -64,8 +63,6 @@ class NodeSpec(WorkerSpec):
     num_workers: int = 1
     schemes: Mapping[str, WeightSyncScheme] = field(default_factory=dict)
     version_base: int = 0
-    lease_s: float = 60.0
-    own_process: bool = True  # the process serves only this node, and ends with it
     as_arrays: bool = False  # batches travel as NumPy arrays
 
 
@@ -85,16 +82,11 @@ class Node:
                 model_id=model_id, context=self, model=model, worker_idx=spec.index
             )
         self.receiver: NodeReceiver | None = None
-        self.heard_at = time.monotonic()
-        self._turn = threading.Condition()
-        self._serial = 1  # of the next batch
         self._collecting = threading.Lock()  # no state is loaded during a batch
-        self._first_serial = 1  # of the batch that the next call collects
+        self._serial = 0  # of the last batch
         self._counting = threading.Lock()
         self._num_counts = 0
-        self._closed = threading.Event()
         self._pause: _Pause | None = None
-        threading.Thread(target=self._end_unheard, name="lockstep-lease", daemon=True).start()
 
     def hello(self) -> dict[str, Any]:
         """What the trainer says about this node in errors."""
@@ -132,27 +124,19 @@ class Node:
 
     # -- batches
 
-    def next_batch(self, serial: int, versions: Mapping[str, int]) -> tuple[dict[Any, Any], Any]:
-        """The batch of this number, with weights no older than `versions`, and the counts."""
-        with self._turn:
-            while self._serial != serial:  # each call has a thread of its own
-                self._turn.wait(1.0)
-                if self._closed.is_set():
-                    raise RuntimeError("the node was closed")
-        try:
-            if self.receiver is not None:
-                self.receiver.await_versions(versions, self.timeout)
-            elif self.spec.schemes:
-                raise RuntimeError("no weights were handed over to this node yet")
-            with self._collecting:
-                batch = self.collector.next()
-                batch["policy_version"] = self.stamps.translate(batch["policy_version"])
-                self._first_serial = serial + 1
-            return to_entries(batch, as_arrays=self.spec.as_arrays), self.frame_counts()
-        finally:
-            with self._turn:
-                self._serial += 1
-                self._turn.notify_all()
+    def next_batch(self, versions: Mapping[str, int]) -> tuple[int, dict[Any, Any], Any]:
+        """A batch with weights no older than `versions`: its number, itself, and the counts."""
+        if self.receiver is not None:
+            self.receiver.await_versions(versions, self.timeout)
+        elif self.spec.schemes:
+            raise RuntimeError("no weights were handed over to this node yet")
+        with self._collecting:
+            batch = self.collector.next()
+            batch["policy_version"] = self.stamps.translate(batch["policy_version"])
+            self._serial += 1
+            serial = self._serial
+        entries = to_entries(batch, as_arrays=self.spec.as_arrays)
+        return serial, entries, self.frame_counts()
 
     def frame_counts(self) -> dict[str, Any]:
         """Where every frame of this node is, and what its workers do."""
@@ -205,7 +189,7 @@ class Node:
                 self.stamps.note(self.collector.publisher.version, self.receiver.version)
             if not goes_on:
                 self.collector.reset()
-            return exact and goes_on, self._first_serial
+            return exact and goes_on, self._serial + 1
 
     def do_hold(self, still: bool) -> None:
         """Pause the collector, or let it continue."""
@@ -223,21 +207,10 @@ class Node:
     def close(self, timeout: float, close_env: bool = True) -> None:
         """End the collector, and every call that waits."""
         _NODES.pop(self.name, None)
-        if self._closed.is_set():
-            return
-        self._closed.set()
         self.do_hold(False)
         if self.receiver is not None:
             self.receiver.close()
         self.collector.shutdown(timeout=timeout, close_env=close_env, raise_on_error=False)
-
-    def _end_unheard(self) -> None:
-        lease_s = self.spec.lease_s
-        while not self._closed.wait(min(1.0, lease_s / 4)):
-            if time.monotonic() - self.heard_at > lease_s:
-                if self.spec.own_process:
-                    os._exit(1)
-                self.close(1.0)
 
 
 class _Pause(threading.Thread):
@@ -321,7 +294,6 @@ def _node(name: str) -> Node:
     node = _NODES.get(name)
     if node is None:
         raise RuntimeError(f"there is no node {name!r} in this process (pid {os.getpid()})")
-    node.heard_at = time.monotonic()
     return node
 
 

@@ -50,17 +50,15 @@ class NodeChannel(WorkerChannel):
         self._lock = threading.RLock()
         self._events: deque[Event] = deque()
         self._closing: Future[Any] | None = None
-        self._beat: Future[Any] | None = None  # the last call of the pulse
-        self._beat_at = 0.0
-        self._refreshing: Future[Any] | None = None  # the last call of `refresh`
-        self._awaited: Future[Any] | None = None
+        self._beat: Future[Any] | None = None  # the last call for counts
+        self._awaited: Future[Any] | None = None  # the one that `refresh` waits for
         self._begin(_ENDED)
 
     def _begin(self, generation: int) -> None:
         self._generation = generation
         self._events.clear()
         self._early: dict[int, Batch] = {}  # batches that arrived before an older one
-        self._next_serial = 1
+        self._next_number = 1
         self._counts = _NO_COUNTS
         self._doing = "starting"
         self.name, self.where, self.pid = "", "", 0
@@ -93,15 +91,15 @@ class NodeChannel(WorkerChannel):
 
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
         def note_batch(value: Any) -> None:
-            entries, counts = value
+            number, entries, counts = value
             batch = from_entries(entries)
             self._note_counts(counts)
-            self._early[serial] = Batch(serial, frames_of(batch), batch)
-            while self._next_serial in self._early:
-                self._events.append(self._early.pop(self._next_serial))
-                self._next_serial += 1
+            self._early[number] = Batch(number, frames_of(batch), batch)
+            while self._next_number in self._early:
+                self._events.append(self._early.pop(self._next_number))
+                self._next_number += 1
 
-        self._call("collecting", note_batch, far.call_node, "next_batch", serial, versions)
+        self._call("collecting", note_batch, far.call_node, "next_batch", versions)
 
     def release(self, batch: Batch) -> None:
         """The batch has memory of its own."""
@@ -167,23 +165,18 @@ class NodeChannel(WorkerChannel):
     # -- watching
 
     def beat(self) -> None:
-        """Called by the pulse: ask for the node's counts, if it has answered the last call."""
-        if not self._is_up():
+        """Ask for the node's counts, if it has said hello and answered the last call."""
+        if self._generation == _ENDED or not self.pid:
             return
         try:
             if self.gone() is not None:
                 self._bell.ring()
             elif self._beat is None or self._beat.done():
-                self._beat_at = awake_s()
                 self._beat = self._call("watched", self._note_counts, far.call_node, "frame_counts")
         except Exception:  # noqa: BLE001 - an engine may raise anything, and the pulse must go on
             text = traceback.format_exc().rstrip()
             self._events.append(Failed(f"cannot be watched:\n{text}"))
             self._bell.ring()
-
-    def _is_up(self) -> bool:
-        """Whether the node has said hello, and was not ended since."""
-        return self._generation != _ENDED and self.pid != 0
 
     def _note_counts(self, counts: dict[str, Any]) -> None:
         if counts["number"] > self._counts["number"]:  # else newer ones arrived before
@@ -199,12 +192,7 @@ class NodeChannel(WorkerChannel):
         return True
 
     def silent(self, timeout: float) -> str | None:
-        if self._beat is None or self._beat.done() or awake_s() - self._beat_at <= timeout:
-            return None
-        return (
-            f"does not answer: for timeout={timeout:g} s nothing came from it, so it is stopped, "
-            "stuck or cut off"
-        )
+        return None  # an engine notices that, or `progress` shows it
 
     def progress(self) -> Hashable:
         return tuple(self._counts[name] for name in ("collected", "version", "restarts"))
@@ -228,13 +216,10 @@ class NodeChannel(WorkerChannel):
         return {**self._counts, "where": self.where}
 
     def refresh(self) -> None:
-        self._awaited = None
-        # A node that has not answered the last call is not waited for again.
-        if self._is_up() and (self._refreshing is None or self._refreshing.done()):
-            self._refreshing = self._call(
-                "watched", self._note_counts, far.call_node, "frame_counts"
-            )
-            self._awaited = self._refreshing
+        # A call that has no answer yet is not waited for: the node may hang.
+        waits = self._beat is None or self._beat.done()
+        self.beat()
+        self._awaited = self._beat if waits else None
 
     def is_fresh(self) -> bool:
         return self._awaited is None or self._awaited.done()

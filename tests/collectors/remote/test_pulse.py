@@ -73,8 +73,6 @@ class Scripted(Threads):
 
 
 class HereFleet(Launcher):
-    own_process = False
-
     def __init__(self):
         self.engine = Scripted()
 

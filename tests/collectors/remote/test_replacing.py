@@ -88,7 +88,7 @@ def test_a_host_makes_no_batch_before_it_has_taken_weights():
         name = collector.handles[0].channel.name
         host = far._NODES[name]
         receiver, host.receiver = host.receiver, None
-        assert "no weights were handed over" in far.call_node(name, "next_batch", 1, {}).value
+        assert "no weights were handed over" in far.call_node(name, "next_batch", {}).value
         host.receiver = receiver
 
 
