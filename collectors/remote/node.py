@@ -87,6 +87,7 @@ class Node:
         self._counting = threading.Lock()
         self._num_counts = 0
         self._pause: _Pause | None = None
+        _NODES[name] = self
 
     def hello(self) -> dict[str, Any]:
         """What the trainer says about this node in errors."""
@@ -271,17 +272,18 @@ def _make_collector(spec: NodeSpec) -> Any:
 
 def open_node(name: str, spec: bytes) -> Reply:
     """Make a node; what it says about itself."""
-    return _reply(lambda: _opened(name, spec), name)
-
-
-def _opened(name: str, spec: bytes) -> dict[str, Any]:
-    node = _NODES[name] = Node(name, cloudpickle.loads(spec))
-    return node.hello()
+    return _reply(name, lambda: Node(name, cloudpickle.loads(spec)).hello())
 
 
 def call_node(name: str, method: str, *args: Any) -> Reply:
     """Call a method of a node."""
-    return _reply(lambda: getattr(_node(name), method)(*args), name)
+
+    def call() -> Any:
+        if name not in _NODES:
+            raise RuntimeError(f"there is no node {name!r} in this process (pid {os.getpid()})")
+        return getattr(_NODES[name], method)(*args)
+
+    return _reply(name, call)
 
 
 def close_all() -> None:
@@ -290,14 +292,7 @@ def close_all() -> None:
         node.close(1.0)
 
 
-def _node(name: str) -> Node:
-    node = _NODES.get(name)
-    if node is None:
-        raise RuntimeError(f"there is no node {name!r} in this process (pid {os.getpid()})")
-    return node
-
-
-def _reply(call: Callable[[], Any], name: str) -> Reply:
+def _reply(name: str, call: Callable[[], Any]) -> Reply:
     try:
         return Reply(call())
     except Exception as error:  # noqa: BLE001 - the trainer raises it

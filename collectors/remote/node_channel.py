@@ -50,8 +50,6 @@ class NodeChannel(WorkerChannel):
         self._lock = threading.RLock()
         self._events: deque[Event] = deque()
         self._closing: Future[Any] | None = None
-        self._beat: Future[Any] | None = None  # the last call for counts
-        self._awaited: Future[Any] | None = None  # the one that `refresh` waits for
         self._begin(_ENDED)
 
     def _begin(self, generation: int) -> None:
@@ -60,6 +58,8 @@ class NodeChannel(WorkerChannel):
         self._early: dict[int, Batch] = {}  # batches that arrived before an older one
         self._next_number = 1
         self._counts = _NO_COUNTS
+        self._beat: Future[Any] | None = None  # the last call for counts
+        self._awaited: Future[Any] | None = None  # the one that `refresh` waits for
         self._doing = "starting"
         self.name, self.where, self.pid = "", "", 0
 
@@ -105,14 +105,13 @@ class NodeChannel(WorkerChannel):
         """The batch has memory of its own."""
 
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
-        def note_answer(value: Any) -> None:
-            self._events.append(Answer(number, True, value))
-
-        def note_error(reply: Reply) -> None:
-            self._events.append(Answer(number, False, f"{reply.error}:\n{reply.value}"))
-
-        call = far.call_node, "control", method
-        self._call(f"asked to {method}", note_answer, *call, *args, on_error=note_error)
+        self._call(
+            f"asked to {method}",
+            lambda value: self._events.append(Answer(number, True, value)),
+            far.call_node,
+            *("control", method, *args),
+            on_error=lambda text: self._events.append(Answer(number, False, text)),
+        )
 
     def _call(
         self,
@@ -120,33 +119,35 @@ class NodeChannel(WorkerChannel):
         accept: Callable[[Any], None],
         function: Callable[..., Reply],
         *args: Any,
-        on_error: Callable[[Reply], None] | None = None,
+        on_error: Callable[[str], None] | None = None,
     ) -> Future[Any]:
-        """Call a function of the node; `accept` takes its value, `on_error` what it raised."""
+        """Call a function of the node; `accept` takes its value, `on_error` the error's text."""
         generation = self._generation
-
-        def fail(reply: Reply) -> None:
-            self._events.append(Failed(f"raised {reply.error} while {doing}:\n{reply.value}"))
-
-        def take(answer: Future[Any]) -> None:
-            error = answer.exception()
-            if isinstance(error, PeerDied):
-                self._events.append(Failed(f"died while {doing}: {error}", died=True))
-            elif error is not None:
-                text = "".join(traceback.format_exception(error)).rstrip()
-                self._events.append(Failed(f"could not be called while {doing}:\n{text}"))
-            elif (reply := answer.result()).error is None:
-                accept(reply.value)
-            else:
-                if reply.frame_counts is not None:
-                    self._note_counts(reply.frame_counts)
-                (on_error or fail)(reply)
 
         def note(answer: Future[Any]) -> None:
             with self._lock:
                 if not answer.cancelled() and generation == self._generation:
                     take(answer)
             self._bell.ring()
+
+        def take(answer: Future[Any]) -> None:
+            error = answer.exception()
+            if isinstance(error, PeerDied):
+                self._events.append(Failed(f"died while {doing}: {error}", died=True))
+                return
+            if error is not None:
+                text = "".join(traceback.format_exception(error)).rstrip()
+                self._events.append(Failed(f"could not be called while {doing}:\n{text}"))
+                return
+            reply: Reply = answer.result()
+            if reply.error is None:
+                accept(reply.value)
+                return
+            self._note_counts(reply.frame_counts or _NO_COUNTS)
+            if on_error is not None:
+                on_error(f"{reply.error}:\n{reply.value}")
+            else:
+                self._events.append(Failed(f"raised {reply.error} while {doing}:\n{reply.value}"))
 
         answer = self._launcher.engine.call(self._index, function, self.name, *args)
         answer.add_done_callback(note)
@@ -192,7 +193,7 @@ class NodeChannel(WorkerChannel):
         return True
 
     def silent(self, timeout: float) -> str | None:
-        return None  # an engine notices that, or `progress` shows it
+        return None  # `gone` or `progress` shows it
 
     def progress(self) -> Hashable:
         return tuple(self._counts[name] for name in ("collected", "version", "restarts"))
