@@ -155,9 +155,10 @@ class Node:
 
     # -- control
 
-    def control(self, method: str, *args: Any) -> bytes:
-        """Call one of the methods below; its result, pickled."""
-        result: bytes = cloudpickle.dumps(getattr(self, f"do_{method}")(*args))
+    def control(self, method: str, args: bytes) -> bytes:
+        """Call one of the methods below; arguments and result are pickled."""
+        function = getattr(self, f"do_{method}")
+        result: bytes = cloudpickle.dumps(function(*cloudpickle.loads(args)))
         return result
 
     def do_getattr_env(self, name: str) -> list[Any]:

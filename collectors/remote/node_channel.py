@@ -17,6 +17,8 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import cloudpickle
+
 from collectors.data.batch import frames_of
 from collectors.remote import node as far
 from collectors.remote.batches import from_entries
@@ -109,7 +111,7 @@ class NodeChannel(WorkerChannel):
             f"asked to {method}",
             lambda value: self._events.append(Answer(number, True, value)),
             far.call_node,
-            *("control", method, *args),
+            *("control", method, cloudpickle.dumps(args)),
             on_error=lambda text: self._events.append(Answer(number, False, text)),
         )
 
