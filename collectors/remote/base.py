@@ -1,4 +1,4 @@
-"""Collectors on other machines, gathered into one: what the three ways there have in common."""
+"""Collectors on other machines: what is the same over torch.distributed, RPC and Ray."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import nn
 from collectors.data.batch import Trajectories
 from collectors.options import NEVER_DONE, NO_POLICY, check_graphs, per_worker, share_frames
 from collectors.pooled import Lent, PooledCollector
+from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.node_channel import NodeChannel, Pulse
 from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
-from collectors.remote.packed_batch import stack
 from collectors.rollout.seeds import Seeds
-from collectors.rollout.spaces import Key
+from collectors.rollout.spaces import name_of
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
@@ -30,88 +30,73 @@ from collectors.workers.pool import WorkerPool
 from collectors.workers.process import PASSED_ON
 from sync import WeightSyncScheme
 
-LEASE_S = 60.0
-
 
 class RemoteCollector(PooledCollector):
-    """Hosts elsewhere, each a local collector, make batches together (sync) or each on its own.
+    """Nodes, each with a local collector, make batches together (sync) or each on its own.
 
     `worker_ids`, `stats()["workers"]`, errors and a frame's ("collector", "worker") all count
-    collectors; environments are counted over all of them. `num_collectors`,
-    `num_workers_per_collector`, `sync`, `collector_class` and `max_collectors` are explained in
-    `remote/options.py`, all other options in `collectors/options.py`.
+    nodes; environments are counted over all of them. `num_collectors`, `num_workers_per_collector`,
+    `sync`, `collector_class` and `max_collectors` are explained in `remote/options.py`, all other
+    options in `collectors/options.py`.
     """
 
-    _room = 1  # places for so many times the collectors that there are at first
+    _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the nodes
+    _room = 1  # there are places for so many times the nodes that are started
     launcher: Launcher | None = None
 
     @takes(RemoteArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self.remote = remote = taken(RemoteOptions, options)
-        n = remote.num_collectors
-        if n is None:
-            n = self._count(create_env_fn, remote.num_workers_per_collector)
-        self._per_host = remote.num_workers_per_collector
+        per_node = remote.num_workers_per_collector
+        n = remote.num_collectors or _count_nodes(create_env_fn, per_node)
         self.sync = self.shares_batch = remote.sync
         self.capacity = remote.max_collectors or n * self._room
         if self.capacity < n:
             raise ValueError(f"max_collectors={self.capacity}: there are {n} at first")
-        factories = share(create_env_fn, n, self._per_host, "create_env_fn")
-        self._env_kwargs = share(
-            options.pop("create_env_kwargs", None), n, self._per_host, "create_env_kwargs"
-        )
-        device = options.pop("policy_device", None)
-        if device is not None and policy is None and options.get("policy_factory") is None:
+        factories = share(create_env_fn, n, per_node, "create_env_fn")
+        kwargs = options.pop("create_env_kwargs", None)
+        self._env_kwargs = share(kwargs, n, per_node, "create_env_kwargs")
+        device, name = options.pop("policy_device", None), "policy_device"
+        if device is None:
+            device, name = options.get("device"), "device"
+        elif policy is None and options.get("policy_factory") is None:
             raise ValueError(f"policy_device: {NO_POLICY}")
-        named = "device" if device is None else "policy_device"
-        device = options.get("device") if device is None else device
-        self.policy_devices = places(device, n, named)
+        self.policy_devices = places(device, n, name)
         if options.get("cudagraph_policy"):
             check_graphs(self.policy_devices)
-        for name in ("num_workers", "start_method", "cat_results", "preemptive_threshold"):
+        for name, message in _REFUSED.items():
             if options.get(name) is not None:
-                raise ValueError(_REFUSED[name].format(kind=self.kind, value=options[name]))
+                raise ValueError(message.format(kind=self.kind, value=options[name]))
         if not remote.sync and options.get("reset_when_done") is False:
             raise ValueError(NEVER_DONE.format(f"{self.kind} with sync=False"))
         if options.get("copy") is False:
             raise ValueError("copy=False hands out views of memory that other machines do not have")
         super().__init__(factories, policy, num_workers=n, **options)
 
-    @staticmethod
-    def _count(create_env_fn: Any, num_workers: int) -> int:
-        if isinstance(create_env_fn, Sequence) and create_env_fn:
-            nested = any(isinstance(one, Sequence) for one in create_env_fn)
-            return len(create_env_fn) if nested else -(-len(create_env_fn) // num_workers)
-        return 1
-
-    # -- what a way there defines
-
-    @property
     @abstractmethod
-    def _scheme_class(self) -> type[WeightSyncScheme]:
-        """The scheme that travels this way."""
-
-    @abstractmethod
-    def _launch(self, num_hosts: int) -> Launcher:
-        """Start the hosts' processes, or find them."""
+    def _launch(self, num_nodes: int) -> Launcher:
+        """Start the nodes' processes, or find them."""
 
     # -- opening
 
     def _make_publisher(self) -> Publisher:
         options, n = self.options, self.num_workers
         self._frames_of = share_frames(options.frames_per_batch, n, each=not self.sync)
-        for frames in self._frames_of:
-            if frames % self._per_host and self.remote.collector_class is None:
-                share_frames(frames, self._per_host, each=False)
+        if self.remote.collector_class is None:
+            for frames in self._frames_of:
+                share_frames(frames, self.remote.num_workers_per_collector, each=False)
         self._factories = per_worker(options.policy_factory, n, "policy_factory")
         schemes = self._given_schemes()
         source = self._source()
-        spare = [None] * (self.capacity - n)
+        if schemes is None and sends_weights(source, schemes):
+            schemes = {POLICY: self._scheme_class()}
         self.launcher = self._launch(n)
+        for scheme in (schemes or {}).values():
+            scheme.attach(self.launcher.engine)
         return Publisher(
             source,
-            self._attached(source, schemes),
-            devices=[*self.policy_devices, *spare],
+            schemes or {},
+            devices=[*self.policy_devices, *[None] * (self.capacity - n)],
             updater=options.weight_updater,
         )
 
@@ -134,14 +119,6 @@ class RemoteCollector(PooledCollector):
                 )
         return schemes
 
-    def _attached(self, source: Any, schemes: Any) -> Any:
-        """The schemes, on this collector's engine."""
-        if schemes is None and sends_weights(source, schemes):
-            schemes = {POLICY: self._scheme_class()}
-        for scheme in (schemes or {}).values():
-            scheme.attach(self.launcher.engine)  # type: ignore[union-attr]
-        return schemes or {}
-
     def _open(self) -> None:
         options = self.options
         self.pool = WorkerPool(
@@ -151,7 +128,7 @@ class RemoteCollector(PooledCollector):
             start_timeout=options.start_timeout,
         )
         self._pulse = Pulse(self._channels, min(1.0, options.timeout / 8))
-        self._hosted_policy = _portable(self.policy)
+        self._sent_policy = _on_cpu(self.policy)
         self.pool.start([self._handle(self._spec(index)) for index in range(self.num_workers)])
         if options.weight_updater is not None:
             options.weight_updater.register_collector(self)
@@ -161,11 +138,10 @@ class RemoteCollector(PooledCollector):
         return [channel for channel in channels if isinstance(channel, NodeChannel)]
 
     def _handle(self, spec: NodeSpec) -> WorkerHandle:
-        """A handle for this node; it numbers trajectories on from one that was removed."""
+        """A handle for this node; it continues the trajectory numbers of a removed one."""
         assert self.launcher is not None
-        assert self.pool is not None
         numbering = Trajectories(spec.index, self.capacity)
-        for removed in self.pool.removed:
+        for removed in self._pool.removed:
             if removed.index == spec.index:
                 numbering = removed.trajectories
         numbering.restart()
@@ -174,55 +150,50 @@ class RemoteCollector(PooledCollector):
         return WorkerHandle(spec.index, channel, spec, numbering, name="collector", device=device)
 
     def _spec(self, index: int, like: int | None = None) -> NodeSpec:
-        """What a node is told; one that was added is told what node `like` was."""
+        """What a node is told; `like` is the node whose options an added one has."""
+        assert self.launcher is not None
         options, n = self.options, len(self._frames_of)
         place = index if like is None else like
-        assert self.launcher is not None
-        kwargs = self._env_kwargs[place] if isinstance(self._env_kwargs, list) else self._env_kwargs
-        env_fns = self.create_env_fn
         factory = self._factories[place]
         names = (*PASSED_ON, "start_timeout", "on_worker_failure", "max_restarts")
         shared = {name: getattr(options, name) for name in names}
         return NodeSpec(
             index=index,
-            create_env_fn=env_fns[place] if isinstance(env_fns, list) else env_fns,
-            create_env_kwargs=kwargs,
-            policy=None if factory is not None else self._hosted_policy,
+            create_env_fn=per_worker(self.create_env_fn, n, "create_env_fn")[place],
+            create_env_kwargs=per_worker(self._env_kwargs, n, "create_env_kwargs")[place],
+            policy=None if factory is not None else self._sent_policy,
             policy_factory=factory,
             collector_class=self.remote.hosted(),
-            num_workers=self._per_host,
+            num_workers=self.remote.num_workers_per_collector,
             frames=self._frames_of[place],
             num_blocks=options.batches_ahead,
             seeds=Seeds(self.seed, index),
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
-            lease_s=max(LEASE_S, options.timeout),
-            leaves=self.launcher.own_process,
-            as_array=self.launcher.as_array,
+            as_arrays=self.launcher.as_arrays,
             options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
         )
 
     # -- batches
 
     def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
-        parts = [self._entries(handle, delivery) for handle, delivery in taken]
+        parts = [self._numbered(handle, delivery) for handle, delivery in taken]
         _check_alike(parts, [handle.index for handle, _ in taken])
         return stack(parts)
 
-    def _entries(self, handle: WorkerHandle, delivery: Delivery) -> dict[Key, Any]:
+    def _numbered(self, handle: WorkerHandle, delivery: Delivery) -> TensorDict:
         """What a node handed over, with the numbers that hold over all nodes."""
-        entries = dict(delivery.batch.content)
+        batch: TensorDict = delivery.batch.content
         if delivery.generation != handle.numbered:
             handle.trajectories.restart()
             handle.numbered = delivery.generation
-        mask = entries["collector", "mask"]
-        ids = handle.trajectories.adopt(entries["collector", "traj_ids"].numpy())
-        entries["collector", "traj_ids"] = torch.from_numpy(ids).masked_fill(~mask, 0)
-        entries["collector", "worker"].fill_(handle.index)
-        entries["collector", "env"].add_(handle.first_env)
+        ids = torch.from_numpy(handle.trajectories.adopt(batch["collector", "traj_ids"].numpy()))
+        batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
+        batch["collector", "worker"].fill_(handle.index)
+        batch["collector", "env"].add_(handle.first_env)
         if self.tracked is None:
-            del entries[("policy_version",)]
-        return entries
+            del batch["policy_version"]
+        return batch
 
     # -- control
 
@@ -233,17 +204,17 @@ class RemoteCollector(PooledCollector):
     # -- ending
 
     def _close(self, timeout: float, close_env: bool) -> None:
-        patience = 0.0  # after an interrupt nobody is waited for any more
+        left = 0.0  # after an interrupt, processes are ended without waiting
         try:
             if self.pool is not None:
                 self.pool.close(timeout, close_env=close_env)
                 self._pulse.stop()
             if self.launcher is not None and hasattr(self, "publisher"):
-                self.publisher.shutdown()  # while there is an engine to say goodbye with
-            patience = timeout
+                self.publisher.shutdown()  # while the engine can still send
+            left = timeout
         finally:
             if self.launcher is not None:
-                self.launcher.close(patience)
+                self.launcher.close(left)
 
 
 _REFUSED = {
@@ -255,8 +226,16 @@ _REFUSED = {
 }
 
 
-def _portable(policy: Any) -> Any:
-    """The policy as a machine without this one's devices can take it."""
+def _count_nodes(create_env_fn: Any, num_workers: int) -> int:
+    """How many nodes these factories are for: one each, or one for `num_workers` of them."""
+    if not isinstance(create_env_fn, Sequence) or not create_env_fn:
+        return 1
+    nested = any(isinstance(one, Sequence) for one in create_env_fn)
+    return len(create_env_fn) if nested else math.ceil(len(create_env_fn) / num_workers)
+
+
+def _on_cpu(policy: Any) -> Any:
+    """The policy, or a copy of it on the CPU: a node may lack the trainer's devices."""
     if isinstance(policy, nn.Module):
         tensors = [*policy.parameters(), *policy.buffers()]
         if any(tensor.device.type != "cpu" for tensor in tensors):
@@ -264,13 +243,16 @@ def _portable(policy: Any) -> Any:
     return policy
 
 
-def _check_alike(parts: Sequence[dict[Key, Any]], indices: Sequence[int]) -> None:
-    first = {key: (value.shape[2:], value.dtype) for key, value in parts[0].items()}
-    for part, index in zip(parts[1:], indices[1:], strict=True):
-        mine = {key: (value.shape[2:], value.dtype) for key, value in part.items()}
-        for key in first.keys() | mine.keys():
-            if first.get(key) != mine.get(key):
+def _check_alike(batches: Sequence[TensorDict], nodes: Sequence[int]) -> None:
+    """Refuse batches of different entries: one batch cannot hold both."""
+    first, *others = [
+        {key: (value.shape[2:], value.dtype) for key, value in batch.items(True, True)}
+        for batch in batches
+    ]
+    for other, node in zip(others, nodes[1:], strict=True):
+        for key in first.keys() | other.keys():
+            if first.get(key) != other.get(key):
                 raise ValueError(
-                    f"collector {indices[0]} and collector {index} differ in "
-                    f"{'/'.join(key)!r}: one batch cannot hold both (sync=False hands them apart)"
+                    f"collector {nodes[0]} and collector {node} differ in {name_of(key)!r}: one "
+                    "batch cannot hold both (sync=False hands them apart)"
                 )

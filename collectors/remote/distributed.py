@@ -1,32 +1,24 @@
-"""Hosts over torch.distributed: started here, or one a rank by torchrun or a job scheduler."""
+"""Nodes over torch.distributed: started here, or one a rank by torchrun or a job scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from collectors.remote import process_group
 from collectors.remote.process_group import ProcessGroupCollector
-from sync import WeightSyncScheme
-from sync.remote.gloo import DistributedEngine, serve
+from sync import DistributedWeightSyncScheme
+from sync.remote import gloo
 
 
 class DistributedCollector(ProcessGroupCollector):
     """Collectors in processes that torch.distributed joins to this one."""
 
     kind = "DistributedCollector"
-
-    @property
-    def _scheme_class(self) -> type[WeightSyncScheme]:
-        from sync import DistributedWeightSyncScheme
-
-        return DistributedWeightSyncScheme
-
-    @staticmethod
-    def _way() -> tuple[Callable[..., Any], Callable[..., Any]]:
-        return DistributedEngine, serve
+    _scheme_class = DistributedWeightSyncScheme
+    _make_engine = gloo.DistributedEngine
+    _serve = staticmethod(gloo.serve)
 
 
 def serve_rank(**options: Any) -> str:
-    """Be this rank's host until the trainer says stop, or is gone; says which."""
-    return process_group.serve_rank(serve, **options)
+    """Be this rank's node until the trainer ends or stops it; says which."""
+    return process_group.serve_rank(gloo.serve, **options)

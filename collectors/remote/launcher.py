@@ -1,4 +1,4 @@
-"""A fleet: the processes that can be hosts, and the engine that reaches them."""
+"""What starts the processes of nodes, and the engine that calls into them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from sync.remote.engine import Engine
 
 
 class Launcher(ABC):
-    """Started when it is made; its processes are the engine's peers, numbered alike."""
+    """Processes for nodes, started when it is made; node i is the engine's peer i."""
 
     engine: Engine
-    own_process = True  # whether a process serves nothing but its host, and may end with it
-    as_array = False  # whether batches travel best as arrays of numpy
+    as_arrays = False  # batches travel best as NumPy arrays
 
     @abstractmethod
-    def replace(self, host: int) -> None:
-        """End this process, if it lives, and start another in its place; or `CannotReplace`."""
+    def replace(self, node: int) -> None:
+        """End a node's process, if it lives, and start another; or raise `CannotReplace`."""
 
     @abstractmethod
     def close(self, timeout: float) -> None:

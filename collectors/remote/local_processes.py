@@ -1,4 +1,4 @@
-"""Hosts as processes of this machine: starting them, watching them, ending them."""
+"""Nodes as processes of this machine: starting them, watching them, ending them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from typing import Any
 
-from collectors.remote.node import close_all, leave
+from collectors.remote.node import close_all
 from collectors.workers.startup import (
     PRELOAD,
     context,
@@ -27,13 +28,13 @@ LOADED = (*PRELOAD, "collectors.remote.node", "collectors.multi", "collectors.si
 
 
 def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> None:
-    """Be a host's process until the trainer lets it go, or is gone."""
+    """Serve a node until the trainer stops it or is gone."""
     settle_in(start_method)
-    exit_with_parent(trainer_pid, leave)
+    exit_with_parent(trainer_pid, lambda: os._exit(1))
     status = 0
     try:
         serve()
-    except BaseException:  # noqa: BLE001 - the trainer sees the process end; why, a person may read
+    except BaseException:  # noqa: BLE001 - the trainer sees the process end, a person reads why
         traceback.print_exc()
         status = 1
     close_all()
@@ -41,76 +42,73 @@ def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> 
 
 
 class Processes:
-    """The host processes of one trainer, by number."""
+    """The node processes of one trainer, by number."""
 
     def __init__(self) -> None:
         self._ctx = context(preload=LOADED)
         self._processes: dict[int, tuple[Any, Watch]] = {}
 
-    def start(self, host: int, serve: Callable[[], Any]) -> None:
-        """Start a host's process, which calls `serve`."""
-        name = f"lockstep-host-{host}"
+    def start(self, node: int, serve: Callable[[], Any]) -> None:
+        """Start a node's process, which calls `serve`."""
         process = self._ctx.Process(
             target=node_main,
             args=(os.getpid(), default_start_method(), serve),
-            name=name,
+            name=f"lockstep-node-{node}",
             daemon=False,
         )
         with sigint_blocked():
             process.start()
-            self._processes[host] = process, Watch(process.pid)
+            self._processes[node] = process, Watch(process.pid)
 
-    def await_meeting(self, hosts: Iterable[int], meet: Callable[[threading.Event], None]) -> None:
-        """Do `meet`, which waits for these hosts; raise as soon as one of them ends instead.
+    def await_meeting(self, nodes: Iterable[int], meet: Callable[[threading.Event], None]) -> None:
+        """Call `meet`, which waits for these nodes; raise as soon as the process of one ends.
 
-        `meet` is then told by an event to give up: it would meet whoever comes in their place.
+        `meet` then has to give up, which the event tells it: it would meet a replacement instead.
         """
-        raised: list[BaseException] = []
         given_up = threading.Event()
+        meeting: Future[None] = Future()
 
         def run() -> None:
             try:
                 meet(given_up)
+                meeting.set_result(None)
             except BaseException as error:  # noqa: BLE001 - raised below
-                raised.append(error)
+                meeting.set_exception(error)
 
-        thread = threading.Thread(target=run, name="lockstep-meet", daemon=True)
-        thread.start()
-        awaited = {host: self._processes[host][0] for host in hosts}
+        threading.Thread(target=run, name="lockstep-meet", daemon=True).start()
+        awaited = {node: self._processes[node][0] for node in nodes}
         try:
-            while thread.is_alive():
-                thread.join(0.05)
-                for host, process in awaited.items():
-                    if not process.is_alive() and thread.is_alive():
+            while not wait([meeting], 0.05).done:
+                for node, process in awaited.items():
+                    if not process.is_alive() and not meeting.done():
                         raise ConnectionError(
-                            f"the process of collector {host} ended (exit code "
-                            f"{process.exitcode}) before it could be met; what it wrote says why"
+                            f"the process of collector {node} ended (exit code {process.exitcode}) "
+                            "before it joined; its output says why"
                         )
         finally:
             given_up.set()
-        if raised:
-            raise raised[0]
+        meeting.result()
 
-    def end(self, host: int, timeout: float = 0.0) -> None:
-        """Wait for a process to end, then make it."""
-        if host not in self._processes:
+    def end(self, node: int, timeout: float = 0.0) -> None:
+        """Wait for a process to end, then kill it."""
+        if node not in self._processes:
             return
-        process, watch = self._processes[host]
+        process, watch = self._processes[node]
         if not watch.wait(timeout):
-            watch.kill()  # `process` knows of nobody any more if the fork server died
+            watch.kill()  # `process.kill` fails if the fork server died
             watch.wait(KILL_AFTER_S)
         process.join(KILL_AFTER_S)
-        self._processes.pop(host, None)
+        self._processes.pop(node, None)
         with contextlib.suppress(ValueError):
             process.close()
 
     def end_all(self, timeout: float) -> None:
-        """The same for all of them together."""
+        """The same for all processes together."""
         deadline = time.monotonic() + timeout
         try:
-            for host in list(self._processes):
-                self.end(host, max(0.0, deadline - time.monotonic()))
-        except BaseException:  # an interrupt: nobody is waited for any more
-            for host in list(self._processes):
-                self.end(host)
+            for node in list(self._processes):
+                self.end(node, max(0.0, deadline - time.monotonic()))
+        except BaseException:  # an interrupt: kill without waiting
+            for node in list(self._processes):
+                self.end(node)
             raise

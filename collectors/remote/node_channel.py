@@ -19,10 +19,11 @@ from typing import Any
 
 import cloudpickle
 
+from collectors.data.batch import frames_of
 from collectors.remote import node as far
+from collectors.remote.batches import from_entries
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec, Reply
-from collectors.remote.packed_batch import MASK
 from collectors.weights.publisher import Publisher
 from collectors.workers.channel import Answer, Batch, Event, Failed, Hello, Met, WorkerChannel
 from sync.errors import WorkerError, WorkerRaised
@@ -30,17 +31,13 @@ from sync.local.doorbell import Doorbell
 from sync.local.waiting import awake_s
 from sync.remote.engine import PeerDied
 
-_NOTHING: dict[str, Any] = {
-    "collected": 0,
-    "delivered": 0,
-    "dropped": 0,
-    "in_flight": 0,
-    "restarts": 0,
-    "preempted": 0,
+_NO_COUNTS: dict[str, Any] = {
+    **dict.fromkeys(("collected", "delivered", "dropped", "in_flight"), 0),
+    **dict.fromkeys(("restarts", "preempted", "number"), 0),
     "version": -1,
     "workers": [],
 }
-_ENDED = -1  # instead of a generation: nothing that comes matters any more
+_ENDED = -1  # as a generation: nothing that arrives matters
 
 
 class NodeChannel(WorkerChannel):
@@ -54,19 +51,17 @@ class NodeChannel(WorkerChannel):
         self._bell = Doorbell()
         self._lock = threading.RLock()
         self._events: deque[Event] = deque()
-        self._generation = _ENDED
         self._closing: Future[Any] | None = None
-        self._beat: Future[Any] | None = None
-        self._asked_at = 0.0
-        self._refreshing: Future[Any] | None = None
-        self._awaited: Future[Any] | None = None
-        self._forget()
+        self._begin(_ENDED)
 
-    def _forget(self) -> None:
+    def _begin(self, generation: int) -> None:
+        self._generation = generation
         self._events.clear()
-        self._early: dict[int, Batch] = {}  # batches that overtook others
-        self._due = 1  # the batch that comes next
-        self._reported = dict(_NOTHING)
+        self._early: dict[int, Batch] = {}  # batches that arrived before an older one
+        self._next_number = 1
+        self._counts = _NO_COUNTS
+        self._beat: Future[Any] | None = None  # the last call for counts
+        self._awaited: Future[Any] | None = None  # the one that `refresh` waits for
         self._doing = "starting"
         self.name, self.where, self.pid = "", "", 0
 
@@ -74,8 +69,7 @@ class NodeChannel(WorkerChannel):
 
     def start(self, spec: NodeSpec, generation: int) -> None:
         with self._lock:
-            self._forget()
-            self._generation = generation
+            self._begin(generation)
             self.name = f"{self._token}-{self._index}-{generation}"
             self.where = self._launcher.engine.describe(self._index)
         spec = dataclasses.replace(
@@ -86,47 +80,39 @@ class NodeChannel(WorkerChannel):
 
     def _note_hello(self, hello: Mapping[str, Any]) -> None:
         self.pid = hello["pid"]
-        self.where += f", pid {self.pid} on {hello['node']}"
-        environment = f"{hello['collector']}, {hello['environment']}"
-        self._events.append(Hello(hello["num_envs"], environment))
+        self.where += f", pid {self.pid} on {hello['machine']}"
+        self._events.append(Hello(hello["num_envs"], hello["environment"]))
 
     def meet(self) -> None:
-        if not self._publisher.schemes:
-            self._note_met(None)
-            return
         self._doing = "taking weights"
-        self._call(self._doing, self._note_met, far.connect_node)
+        self._call(self._doing, self._note_met, far.call_node, "connect")
 
     def _note_met(self, _: Any) -> None:
         self._doing = "collecting"
         self._events.append(Met())
-        self._bell.ring()
 
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
         def note_batch(value: Any) -> None:
-            packed, counts = value
-            entries = packed.open()
+            number, entries, counts = value
+            batch = from_entries(entries)
             self._note_counts(counts)
-            self._early[serial] = Batch(serial, int(entries[MASK].sum()), entries)
-            while self._due in self._early:
-                self._events.append(self._early.pop(self._due))
-                self._due += 1
+            self._early[number] = Batch(number, frames_of(batch), batch)
+            while self._next_number in self._early:
+                self._events.append(self._early.pop(self._next_number))
+                self._next_number += 1
 
-        self._call("collecting", note_batch, far.next_batch, serial, versions)
+        self._call("collecting", note_batch, far.call_node, "next_batch", versions)
 
     def release(self, batch: Batch) -> None:
         """The batch has memory of its own."""
 
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
-        def note_answer(value: Any) -> None:
-            self._events.append(Answer(number, True, value))
-
-        def note_error(text: str) -> None:
-            self._events.append(Answer(number, False, text))
-
-        pickled = cloudpickle.dumps(args)
         self._call(
-            f"asked to {method}", note_answer, far.control, method, pickled, refuse=note_error
+            f"asked to {method}",
+            lambda value: self._events.append(Answer(number, True, value)),
+            far.call_node,
+            *("control", method, cloudpickle.dumps(args)),
+            on_error=lambda text: self._events.append(Answer(number, False, text)),
         )
 
     def _call(
@@ -135,60 +121,39 @@ class NodeChannel(WorkerChannel):
         accept: Callable[[Any], None],
         function: Callable[..., Reply],
         *args: Any,
-        refuse: Callable[[str], None] | None = None,
+        on_error: Callable[[str], None] | None = None,
     ) -> Future[Any]:
-        """Call a function of the node; `accept` takes its value, `refuse` what it raised."""
-        answer: Future[Any]
-        try:
-            answer = self._launcher.engine.call(self._index, function, self.name, *args)
-        except PeerDied as error:
-            answer = Future()
-            answer.set_exception(error)
+        """Call a function of the node; `accept` takes its value, `on_error` the error's text."""
         generation = self._generation
-        answer.add_done_callback(lambda done: self._note(generation, doing, done, accept, refuse))
-        return answer
 
-    def _note(
-        self,
-        generation: int,
-        doing: str,
-        answer: Future[Any],
-        accept: Callable[[Any], None],
-        refuse: Callable[[str], None] | None,
-    ) -> None:
-        with self._lock:
-            if answer.cancelled() or generation != self._generation:
+        def note(answer: Future[Any]) -> None:
+            with self._lock:
+                if not answer.cancelled() and generation == self._generation:
+                    take(answer)
+            self._bell.ring()
+
+        def take(answer: Future[Any]) -> None:
+            error = answer.exception()
+            if isinstance(error, PeerDied):
+                self._events.append(Failed(f"died while {doing}: {error}", died=True))
                 return
-            try:
-                self._take(doing, answer, accept, refuse)
-            except Exception:  # noqa: BLE001 - an engine's thread would tell nobody
-                text = traceback.format_exc().rstrip()
-                self._events.append(Failed(f"sent what cannot be read while {doing}:\n{text}"))
-        self._bell.ring()
-
-    def _take(
-        self,
-        doing: str,
-        answer: Future[Any],
-        accept: Callable[[Any], None],
-        refuse: Callable[[str], None] | None,
-    ) -> None:
-        error = answer.exception()
-        if isinstance(error, PeerDied):
-            self._events.append(Failed(f"died while {doing}: {error}", died=True))
-        elif error is not None:
-            notes = "\n".join(getattr(error, "__notes__", []))
-            text = f"{type(error).__name__}: {error}\n{notes}".rstrip()
-            self._events.append(Failed(f"could not be asked while {doing}: {text}"))
-        elif (reply := answer.result()).error is None:
-            accept(reply.value)
-        else:
-            if reply.frame_counts is not None:
-                self._note_counts(reply.frame_counts)
-            if refuse is not None:
-                refuse(f"{reply.error}:\n{reply.value}")
+            if error is not None:
+                text = "".join(traceback.format_exception(error)).rstrip()
+                self._events.append(Failed(f"could not be called while {doing}:\n{text}"))
+                return
+            reply: Reply = answer.result()
+            if reply.error is None:
+                accept(reply.value)
+                return
+            self._note_counts(reply.frame_counts or _NO_COUNTS)
+            if on_error is not None:
+                on_error(f"{reply.error}:\n{reply.value}")
             else:
                 self._events.append(Failed(f"raised {reply.error} while {doing}:\n{reply.value}"))
+
+        answer = self._launcher.engine.call(self._index, function, self.name, *args)
+        answer.add_done_callback(note)
+        return answer
 
     def receive(self) -> list[Event]:
         self._bell.silence()
@@ -203,24 +168,22 @@ class NodeChannel(WorkerChannel):
     # -- watching
 
     def beat(self) -> None:
-        """Called by the pulse: ask for the node's counts, if it has answered the last time."""
-        if self._generation == _ENDED or not self.pid:  # nobody has said hello yet
+        """Ask for the node's counts, if it has said hello and answered the last call."""
+        if self._generation == _ENDED or not self.pid:
             return
         try:
             if self.gone() is not None:
                 self._bell.ring()
             elif self._beat is None or self._beat.done():
-                self._asked_at = awake_s()
-                self._beat = self._call("watched", self._note_counts, far.beat)
-        except Exception:  # noqa: BLE001 - nobody else would hear of it
+                self._beat = self._call("watched", self._note_counts, far.call_node, "frame_counts")
+        except Exception:  # noqa: BLE001 - an engine may raise anything, and the pulse must go on
             text = traceback.format_exc().rstrip()
             self._events.append(Failed(f"cannot be watched:\n{text}"))
             self._bell.ring()
 
-    def _note_counts(self, counts: Mapping[str, Any]) -> None:
-        """Take in counts, unless newer ones overtook them."""
-        if counts["number"] > self._reported.get("number", 0):
-            self._reported = dict(counts)
+    def _note_counts(self, counts: dict[str, Any]) -> None:
+        if counts["number"] > self._counts["number"]:  # else newer ones arrived before
+            self._counts = counts
 
     def gone(self) -> str | None:
         if self._generation == _ENDED:
@@ -232,17 +195,10 @@ class NodeChannel(WorkerChannel):
         return True
 
     def silent(self, timeout: float) -> str | None:
-        asked = self._beat is not None and not self._beat.done()
-        if not asked or awake_s() - self._asked_at <= timeout:
-            return None
-        return (
-            f"does not answer: for timeout={timeout:g} s nothing came from it, so it is stopped, "
-            "stuck or cut off"
-        )
+        return None  # `gone` or `progress` shows it
 
     def progress(self) -> Hashable:
-        reported = self._reported
-        return reported["collected"], reported["version"], reported["restarts"]
+        return tuple(self._counts[name] for name in ("collected", "version", "restarts"))
 
     def is_busy(self) -> bool:
         return False
@@ -253,22 +209,20 @@ class NodeChannel(WorkerChannel):
     def stuck(self, timeout: float) -> str:
         stages = ", ".join(
             f"worker {one['worker']} is {one['stage']}"
-            for one in self._reported["workers"]
+            for one in self._counts["workers"]
             if "stage" in one
         )
         text = f"hangs: it owes a batch and has made no frame for more than timeout={timeout:g} s"
         return f"{text}; {stages}" if stages else text
 
     def frame_counts(self) -> dict[str, Any]:
-        return {**self._reported, "where": self.where}
+        return {**self._counts, "where": self.where}
 
     def refresh(self) -> None:
-        self._awaited = None
-        if self._generation == _ENDED or not self.pid:
-            return
-        if self._refreshing is None or self._refreshing.done():  # else it is not waited for again
-            self._refreshing = self._call("watched", self._note_counts, far.beat)
-            self._awaited = self._refreshing
+        # A call that has no answer yet is not waited for: the node may hang.
+        waits = self._beat is None or self._beat.done()
+        self.beat()
+        self._awaited = self._beat if waits else None
 
     def is_fresh(self) -> bool:
         return self._awaited is None or self._awaited.done()
@@ -278,10 +232,10 @@ class NodeChannel(WorkerChannel):
     def tell_to_stop(self, timeout: float, close_env: bool) -> None:
         self._closing = None
         with contextlib.suppress(Exception):
-            if self.name and self._launcher.engine.gone(self._index) is None:
-                limit = max(0.2, timeout)
-                self._closing = self._launcher.engine.call(
-                    self._index, far.close_node, self.name, limit, close_env
+            engine, limit = self._launcher.engine, max(0.2, timeout)
+            if self.name and engine.gone(self._index) is None:
+                self._closing = engine.call(
+                    self._index, far.call_node, self.name, "close", limit, close_env
                 )
 
     def end(self, timeout: float) -> None:
@@ -306,7 +260,7 @@ class NodeChannel(WorkerChannel):
 
 
 class Pulse(threading.Thread):
-    """Asks all nodes of a collector how they are, until it is stopped."""
+    """Calls `beat` of all channels of a collector every `every_s` seconds, until it is stopped."""
 
     def __init__(self, channels: Callable[[], list[NodeChannel]], every_s: float):
         super().__init__(name="lockstep-pulse", daemon=True)

@@ -1,12 +1,11 @@
-"""Hosts that join their trainer: started here, or one a rank by torchrun or a job scheduler."""
+"""Nodes in processes that join the trainer's process group, over torch.distributed or RPC."""
 
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
@@ -20,28 +19,25 @@ from collectors.workers.startup import ignore_signals
 
 
 class ProcessGroupLauncher(Launcher):
-    """One process a host, which finds the trainer and calls `serve` of the engine's module.
+    """Starts a process for each node, or meets the ranks that somebody else started.
 
-    With `ranks` they are there already, and nobody here can start more.
+    engine: waits for the processes to join.
+    serve: what a process calls to join, and to serve its node.
+    options: of the engine and of `serve`.
     """
 
     def __init__(
         self,
-        make_engine: Callable[..., Any],
+        engine: Any,
         serve: Callable[..., Any],
-        num_hosts: int,
         *,
-        host: str,
-        port: int,
-        address: str | None,
+        ranks: Ranks | None,
         timeout: float,
-        silence_s: float,
-        ranks: Ranks | None = None,
+        options: Mapping[str, Any],
     ):
-        self._serve = serve
-        self._options = {"address": address, "timeout": timeout, "silence_s": silence_s}
-        engine = make_engine(num_hosts, host=host, port=port, **self._options)
         self.engine = self._engine = engine
+        self._serve = serve
+        self._options = {**options, "host": engine.host, "port": engine.port, "timeout": timeout}
         self._processes: Processes | None = None
         try:
             if ranks is not None:
@@ -49,36 +45,35 @@ class ProcessGroupLauncher(Launcher):
                 engine.connect()
                 return
             self._processes = Processes()
-            for number in range(num_hosts):
-                self._start(number)
-            self._processes.await_meeting(range(num_hosts), engine.connect)
+            for node in range(engine.num_peers):
+                self._start(node)
+            self._processes.await_meeting(range(engine.num_peers), engine.connect)
         except BaseException:
             self.close(0.0)
             raise
 
-    def _start(self, number: int) -> None:
+    def _start(self, node: int) -> None:
         assert self._processes is not None
-        options = {**self._options, "host": self._engine.host, "port": self._engine.port}
-        self._processes.start(number, functools.partial(self._serve, number, **options))
+        self._processes.start(node, functools.partial(self._serve, node, **self._options))
 
-    def replace(self, host: int) -> None:
+    def replace(self, node: int) -> None:
         if self._processes is None:
             raise CannotReplace(
-                "whoever started the ranks must start another; torchrun does, with --max-restarts, "
-                "the whole run anew"
+                "only who started the ranks can start another; torchrun --max-restarts starts the "
+                "whole run again"
             )
-        self._end(host)
-        self._start(host)
+        self._end(node)
+        self._start(node)
         try:
-            self._processes.await_meeting([host], functools.partial(self._engine.admit, host))
+            self._processes.await_meeting([node], functools.partial(self._engine.admit, node))
         except BaseException:
-            self._end(host)  # before another has to wait for its turn to join
+            self._end(node)  # else others would wait for it to join
             raise
 
-    def _end(self, host: int) -> None:
+    def _end(self, node: int) -> None:
         assert self._processes is not None
-        self._processes.end(host)
-        self._engine.release(host)
+        self._processes.end(node)
+        self._engine.release(node)
 
     def close(self, timeout: float) -> None:
         try:
@@ -112,6 +107,9 @@ class JoiningArguments(RemoteArguments, JoiningOptions):
 class ProcessGroupCollector(RemoteCollector):
     """Collectors in processes that join this one, as `JoiningOptions` say."""
 
+    _make_engine: ClassVar[Callable[..., Any]]
+    _serve: ClassVar[Callable[..., Any]]  # for the engine's peers
+
     @takes(JoiningArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         joining = taken(JoiningOptions, options)
@@ -120,43 +118,27 @@ class ProcessGroupCollector(RemoteCollector):
         self._host, self._port, self._address = joining.host, joining.port, joining.address
         self._ranks: Ranks | None = None
         if check_launcher(joining.launcher) == "env":
-            self._ranks = Ranks.of()
-            if self._ranks.rank != 0:
+            self._ranks = ranks = Ranks.of()
+            if ranks.rank != 0:
                 raise ValueError(
-                    f"RANK={self._ranks.rank}: rank 0 makes the collector, all others call "
-                    "serve_rank()"
+                    f"RANK={ranks.rank}: rank 0 makes the collector, all others call serve_rank()"
                 )
-            self._host, self._port = self._ranks.address, self._ranks.own_port()
-            check_count(options, self._ranks)
+            if (asked := options.setdefault("num_collectors", ranks.num_nodes)) != ranks.num_nodes:
+                raise ValueError(
+                    f"num_collectors={asked}: WORLD_SIZE={ranks.world_size}, so there are "
+                    f"{ranks.num_nodes} ranks besides the trainer's"
+                )
+            self._host, self._port = ranks.address, ranks.own_port()
         super().__init__(create_env_fn, policy, **options)
 
-    @staticmethod
-    @abstractmethod
-    def _way() -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The engine, and `serve` for its peers."""
-
-    def _launch(self, num_hosts: int) -> Launcher:
-        make_engine, serve = self._way()
-        return ProcessGroupLauncher(
-            make_engine,
-            serve,
-            num_hosts,
-            host=self._host,
-            port=self._port,
-            address=self._address,
-            timeout=self.options.start_timeout,
-            silence_s=self.options.timeout,
-            ranks=self._ranks,
+    def _launch(self, num_nodes: int) -> Launcher:
+        timeout = self.options.start_timeout
+        options = {"address": self._address, "silence_s": self.options.timeout}
+        engine = self._make_engine(
+            num_nodes, host=self._host, port=self._port, timeout=timeout, **options
         )
-
-
-def check_count(options: dict[str, Any], ranks: Ranks) -> None:
-    """One collector a rank, but for the trainer's."""
-    asked = options.setdefault("num_collectors", ranks.num_hosts)
-    if asked != ranks.num_hosts:
-        raise ValueError(
-            f"num_collectors={asked}: WORLD_SIZE={ranks.world_size}, so there are "
-            f"{ranks.num_hosts} ranks besides the trainer's"
+        return ProcessGroupLauncher(
+            engine, self._serve, ranks=self._ranks, timeout=timeout, options=options
         )
 
 
@@ -167,12 +149,12 @@ def serve_rank(
     timeout: float = 60.0,
     silence_s: float = 60.0,
 ) -> str:
-    """Be this rank's host until the trainer says stop, or is gone; says which."""
+    """Be this rank's node until the trainer ends or stops it; says which."""
     ranks = Ranks.of()
     ignore_signals()
     try:
         return serve(
-            ranks.host,
+            ranks.node,
             host=ranks.address,
             port=ranks.ask_port(timeout),
             address=address,

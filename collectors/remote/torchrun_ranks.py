@@ -4,105 +4,93 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-LAUNCHERS = ("local", "env")
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Which of how many processes this is. Rank 0 trains; rank i + 1 is host i."""
+class Ranks(NamedTuple):
+    """Which of how many processes this is. Rank 0 trains; rank i + 1 is node i."""
 
     rank: int
     world_size: int
     address: str
     port: int
-    agent_store: bool  # torchrun has a store of its own there
+    agent_store: bool  # torchrun itself has a store at that port
     attempt: str
 
     @classmethod
     def of(cls, env: Mapping[str, str] = os.environ) -> Ranks:
         """From the environment variables that launchers set."""
-        missing = [name for name in _NEEDED if not env.get(name)]
-        if missing:
+        if missing := [name for name in _NEEDED if not env.get(name)]:
             raise ValueError(
                 f"launcher='env' needs {', '.join(_NEEDED)}, and {', '.join(missing)} is not set: "
                 "start it with torchrun, or take launcher='local'"
             )
-        numbers = {}
         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-            try:
-                numbers[name] = int(env[name])
-            except ValueError:
-                raise ValueError(f"{name}={env[name]!r}: it must be a whole number") from None
-        if numbers["WORLD_SIZE"] < 2:
+            if not env[name].isdecimal():
+                raise ValueError(f"{name}={env[name]!r}: it must be a whole number")
+        if int(env["WORLD_SIZE"]) < 2:
             raise ValueError(
                 "WORLD_SIZE=1: rank 0 trains and the others collect, so there must be two or more"
             )
         return cls(
-            numbers["RANK"],
-            numbers["WORLD_SIZE"],
+            int(env["RANK"]),
+            int(env["WORLD_SIZE"]),
             env["MASTER_ADDR"],
-            numbers["MASTER_PORT"],
+            int(env["MASTER_PORT"]),
             env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             env.get("TORCHELASTIC_RESTART_COUNT", "0"),
         )
 
     @property
-    def num_hosts(self) -> int:
+    def num_nodes(self) -> int:
         return self.world_size - 1
 
     @property
-    def host(self) -> int:
-        """The number of this process among the hosts."""
+    def node(self) -> int:
+        """The number of this process among the nodes."""
         return self.rank - 1
 
     def own_port(self) -> int:
-        """Where rank 0 may open a store: torchrun's own has the port that it names."""
+        """Where rank 0 may open a store; 0 (any) if torchrun's store has the port."""
         return 0 if self.agent_store else self.port
 
     def tell_port(self, port: int, timeout: float) -> None:
-        """Rank 0 says where its store is."""
+        """Rank 0 publishes the port of its store in torchrun's."""
         if self.agent_store:
-            self._store(timeout).set(self._key, str(port))
+            self._torchrun_store(timeout).set(self._key, str(port))
 
     def ask_port(self, timeout: float) -> int:
-        """Where rank 0's store is."""
+        """The port of rank 0's store."""
         if not self.agent_store:
             return self.port
-        store = self._store(timeout)
+        store = self._torchrun_store(timeout)
         try:
             return int(store.get(self._key))
         except RuntimeError as error:
             raise ConnectionError(
-                f"rank 0 did not say within {timeout:g} s at {self.address}:{self.port} where to "
-                f"meet it: {str(error).splitlines()[0]}"
+                f"rank 0 did not publish its port at {self.address}:{self.port} within "
+                f"{timeout:g} s: {str(error).splitlines()[0]}"
             ) from None
 
     @property
     def _key(self) -> str:
         return f"lockstep/{self.attempt}/port"
 
-    def _store(self, timeout: float) -> Any:
+    def _torchrun_store(self, timeout: float) -> Any:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         limit = timedelta(seconds=timeout)
         return TCPStore(self.address, self.port, is_master=False, timeout=limit)
 
 
-def launched(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether somebody started this process as one of several ranks."""
-    return all(env.get(name) for name in _NEEDED)
-
-
 def check_launcher(launcher: str | None) -> str:
-    """Which launcher is meant; None takes ranks where there are some."""
+    """The launcher that is meant; None means "env" if there are ranks."""
     if launcher is None:
-        return "env" if launched() else "local"
-    if launcher not in LAUNCHERS:
+        return "env" if all(os.environ.get(name) for name in _NEEDED) else "local"
+    if launcher not in ("local", "env"):
         raise ValueError(
             f"launcher={launcher!r}: it is 'local', 'env', or None for 'env' where RANK and "
             "WORLD_SIZE are set"

@@ -45,10 +45,7 @@ class TrainerHost:
 
     def __init__(self, kind: str, folder: Path, names: list[str]):
         class Spread(COLLECTORS[kind]):  # type: ignore[misc, name-defined]
-            @staticmethod
-            def _way() -> tuple[Any, Any]:
-                make_engine, serve = COLLECTORS[kind]._way()
-                return make_engine, functools.partial(serve_elsewhere, serve, folder, names)
+            _serve = functools.partial(serve_elsewhere, COLLECTORS[kind]._serve, folder, names)
 
         self.judge = Judge()
         self.policy = VersionPolicy()

@@ -125,7 +125,7 @@ def test_what_a_collector_says_itself_is_no_config_of_an_actor():
 )
 def test_ranks_that_make_no_sense_are_refused(changed, message):
     env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    assert Ranks.of(env).num_hosts == 2
+    assert Ranks.of(env).num_nodes == 2
     with pytest.raises(ValueError, match=message):
         Ranks.of({**env, **changed})
 
@@ -257,6 +257,6 @@ def test_a_host_that_owes_an_account_is_not_waited_for_again_before_it_gave_it(m
         collector.stats()
         assert asked == [0]
         os.kill(silent.pid, signal.SIGCONT)
-        wait_until(silent._refreshing.done)
+        wait_until(silent._beat.done)
         collector.stats()
         assert asked == [0, 0, 1]

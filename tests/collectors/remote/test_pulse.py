@@ -50,7 +50,8 @@ class Scripted(Threads):
 
     def call(self, peer, function, *args):
         answer = super().call(peer, function, *args)
-        if function is not far.beat or threading.current_thread().name != self.asker:
+        asked = threading.current_thread().name == self.asker and "frame_counts" in args
+        if not asked:
             return answer
         self.asker = "nobody"
         late = Future()
@@ -72,8 +73,6 @@ class Scripted(Threads):
 
 
 class HereFleet(Launcher):
-    own_process = False
-
     def __init__(self):
         self.engine = Scripted()
 
