@@ -10,6 +10,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
+# Where a type says too little.
+_BETTER_WORDS = {
+    "info_keys": "names of entries of info, or a dict of them with a value for missing ones"
+}
+
 
 def check_types(options: Any) -> None:
     """Raise for the first field of a dataclass whose value does not fit its type."""
@@ -19,7 +24,9 @@ def check_types(options: Any) -> None:
             continue
         if any(get_origin(one) is Literal for one in (hint, *get_args(hint))):
             raise ValueError(f"{name}={shown(value)}: it is {describe(hint)}")
-        raise TypeError(f"{name}={shown(value)}: it must be {describe(hint)}")
+        raise TypeError(
+            f"{name}={shown(value)}: it must be {_BETTER_WORDS.get(name) or describe(hint)}"
+        )
 
 
 def fits(value: Any, hint: Any) -> bool:
