@@ -20,8 +20,8 @@ from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.local_channel import LocalChannel
 from collectors.workers.pool import WorkerPool
-from collectors.workers.process import PASSED_ON, WorkerSpec
-from collectors.workers.startup import context
+from collectors.workers.start_process import context
+from collectors.workers.worker_loop import PASSED_ON, WorkerSpec
 
 
 class _LocalCollector(PooledCollector):
@@ -175,7 +175,7 @@ class MultiAsyncCollector(_LocalCollector):
 
     def _open(self) -> None:
         super()._open()
-        self._supply()
+        self._pacing.order()
 
     def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
         parts = [self._part(handle, delivery) for handle, delivery in taken]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.rollout.seeds import Seeds, check_seed, next_seed
 from collectors.signatures import Arguments, takes
 from collectors.workers.handle import Delivery, WorkerHandle
+from collectors.workers.pacing import Pacing
 from collectors.workers.pool import WorkerPool
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
 
@@ -24,8 +26,8 @@ class PooledCollector(BaseCollector):
     """Workers make batches together (`shares_batch`), or each on its own.
 
     next()
-      _gather_all: order one batch of every worker   | _gather_first: keep every worker
-                   that has none, wait for all       |   supplied with orders, wait for one
+      _gather_all: order one batch of every worker   | _gather_first: let workers run ahead
+                   that has none, wait for all       |   (pacing.py), wait for one
       pool.take(handle)      counted as delivered
       _assemble(...)         one batch of all, or of one
       pool.release(handle)   its memory can be written again
@@ -103,51 +105,24 @@ class PooledCollector(BaseCollector):
             self._raise_error()
 
     def _gather_first(self) -> TensorDict:
-        pool = self._pool
+        pool, pacing = self._pool, self._pacing
         pool.look()  # others may deliver so fast that nobody ever waits
         while True:
             self._see_to_failures()
-            self._supply()
-            if handle := self._next_to_take():
+            pacing.order()
+            if handle := pacing.next_to_take():
                 break
-            pool.wait(lambda: bool(self._next_to_take() or pool.failed()))
+            pool.wait(lambda: bool(pacing.next_to_take() or pool.failed()))
             self._raise_error()
         taken = [(handle, pool.take(handle))]
         batch = self._assembled(taken)
         if not pool.failed():
-            self._supply(updates=1)
+            pacing.order([handle for handle, _ in self._lent], updates=1)
         return batch
 
-    def _supply(self, updates: int = 0) -> None:
-        """Order as many batches as workers may finish before the learner takes one.
-
-        updates: how many versions will be published before the next batch is taken.
-        """
-        pool, ahead, limit = self._pool, self.options.batches_ahead, self.options.max_lag
-        lent = [handle for handle, _ in self._lent]
-        for count in range(ahead):
-            for handle in sorted(pool.handles, key=lambda handle: handle.serial):
-                under_way = handle.owed + len(handle.finished)
-                # It is taken after those under way, each of which may bring a version.
-                if limit is not None and len(pool.versions_under_way()) + updates > limit:
-                    return
-                if under_way <= count and under_way + lent.count(handle) < handle.spec.num_blocks:
-                    pool.order(handle)
-
-    def _next_to_take(self) -> WorkerHandle | None:
-        """Whose batch comes next: the first to arrive that makes no other one too old."""
-        pool, limit = self._pool, self.options.max_lag
-        if limit is None:
-            return pool.arrived[0] if pool.arrived else None
-        under_way, newest = pool.versions_under_way(), self.publisher.version
-        for handle in list(pool.arrived):
-            left = under_way.copy()
-            left.remove(handle.finished[0].version)
-            if all(newest + 1 + i - version <= limit for i, version in enumerate(left)):
-                return handle
-            if handle.finished[0].version == under_way[0]:  # several versions came in between
-                return handle
-        return None
+    @functools.cached_property
+    def _pacing(self) -> Pacing:
+        return Pacing(self._pool, self.options.batches_ahead, self.options.max_lag)
 
     def _assembled(self, taken: Sequence[Lent]) -> TensorDict:
         try:

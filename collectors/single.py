@@ -26,8 +26,8 @@ from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, unto
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.process import check_numbers
 from collectors.workers.shared_counters import FRAMES, SharedCounters
+from collectors.workers.worker_loop import check_numbers
 from sync.errors import WorkerTimeout
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from collectors.remote.node import close_all
-from collectors.workers.startup import (
+from collectors.workers.start_process import (
     PRELOAD,
     context,
     default_start_method,

@@ -15,7 +15,7 @@ from collectors.remote.options import RemoteArguments, taken
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
 from collectors.signatures import takes
 from collectors.workers.channel import CannotReplace
-from collectors.workers.startup import ignore_signals
+from collectors.workers.start_process import ignore_signals
 
 
 class ProcessGroupLauncher(Launcher):

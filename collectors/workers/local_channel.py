@@ -16,7 +16,6 @@ from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.weights.publisher import Publisher
 from collectors.workers.channel import Answer, Batch, Event, Failed, Hello, Met, WorkerChannel
 from collectors.workers.pipe import Pipe, PipeClosed
-from collectors.workers.process import Setup, WorkerSpec, main
 from collectors.workers.shared_counters import (
     CUT,
     FRAMES,
@@ -29,7 +28,8 @@ from collectors.workers.shared_counters import (
     VERSION,
     SharedCounters,
 )
-from collectors.workers.startup import default_start_method, sigint_blocked
+from collectors.workers.start_process import default_start_method, sigint_blocked
+from collectors.workers.worker_loop import Setup, WorkerSpec, main
 from sync.local.process import Watch, must_look
 
 KILL_AFTER_S = 5.0

@@ -30,7 +30,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("harness.runner:Runner.run", 1),
     ],
     "starting workers": [
-        ("collectors.workers.startup:context", 1),
+        ("collectors.workers.start_process:context", 1),
         ("collectors.workers.pool:WorkerPool.start", 1),
         ("collectors.workers.local_channel:LocalChannel.start", 2),
         ("collectors.workers.pool:WorkerPool._await", 1),
@@ -81,21 +81,21 @@ WITH_DIRECTORY = (*WITH_WORKERS, "starting workers", "saving")
 # In a worker.
 WORKER: dict[str, list[tuple[str, int]]] = {
     "starting": [
-        ("collectors.workers.process:main", 1),
-        ("collectors.workers.process:Worker.prepare", 1),
-        ("collectors.workers.process:Worker._greet", 1),
-        ("collectors.workers.process:Worker._connect", 1),
+        ("collectors.workers.worker_loop:main", 1),
+        ("collectors.workers.worker_loop:Worker.prepare", 1),
+        ("collectors.workers.worker_loop:Worker._greet", 1),
+        ("collectors.workers.worker_loop:Worker._connect", 1),
     ],
     "collecting": [
-        ("collectors.workers.process:Worker._collect", 8),
-        ("collectors.workers.process:Worker._share", 1),
-        ("collectors.workers.process:Worker._poll_control", 200),
+        ("collectors.workers.worker_loop:Worker._collect", 8),
+        ("collectors.workers.worker_loop:Worker._share", 1),
+        ("collectors.workers.worker_loop:Worker._poll_control", 200),
         ("collectors.rollout.loop:Rollout.collect", 8),
     ],
     "handing over": [
         ("collectors.workers.pipe:Pipe.send", 8),
     ],
-    "taking weights": [("collectors.workers.process:Worker._take", 8)],
-    "resting": [("collectors.workers.process:Worker._rest", 4)],
-    "leaving": [("collectors.workers.process:Worker.close", 1)],
+    "taking weights": [("collectors.workers.worker_loop:Worker._take", 8)],
+    "resting": [("collectors.workers.worker_loop:Worker._rest", 4)],
+    "leaving": [("collectors.workers.worker_loop:Worker.close", 1)],
 }

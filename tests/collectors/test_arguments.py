@@ -23,7 +23,7 @@ from collectors import (
     ReplayBuffer,
 )
 from collectors.options import _ONLY_FOR, Options
-from collectors.workers.process import Worker
+from collectors.workers.worker_loop import Worker
 from sync import (
     HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from collectors.workers.startup import sigint_blocked
+from collectors.workers.start_process import sigint_blocked
 from sync.local.process import PIDFDS
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, pids, told, wait_until
 

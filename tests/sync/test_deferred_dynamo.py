@@ -26,7 +26,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_nothing_loads_the_compiler_by_being_imported():
-    modules = ["sync", "sync.remote.rpc", "collectors.workers.process", "collectors.single"]
+    modules = ["sync", "sync.remote.rpc", "collectors.workers.worker_loop", "collectors.single"]
     assert run(EACH, *modules, "harness.config") == ""
 
 

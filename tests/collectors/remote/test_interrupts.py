@@ -11,7 +11,7 @@ from tests.interrupts import Interrupt, places
 EACH = pytest.mark.parametrize("kind", KINDS)
 FEW = pytest.param(3, id="few")
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
-CODE = ("sync/remote", "collectors/remote", "collectors/base.py", "collectors/pooled.py")
+CODE = ("sync/remote", "collectors/remote", "collectors/base.py", "collectors/gather.py")
 
 
 def rest(collector):

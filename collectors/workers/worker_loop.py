@@ -55,7 +55,7 @@ from collectors.workers.shared_counters import (
     TAKING_WEIGHTS,
     SharedCounters,
 )
-from collectors.workers.startup import exit_now, exit_with_parent, settle_in
+from collectors.workers.start_process import exit_now, exit_with_parent, settle_in
 from sync import NoWeightSyncScheme, WeightSyncScheme
 from sync.local.memory import AnonymousMemory, as_bytes
 from sync.local.waiting import wait_for

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from sync.local.process import Watch
 from sync.local.waiting import wait_for
 
-PRELOAD = ("collectors.workers.process", "gymnasium.envs.classic_control")
+PRELOAD = ("collectors.workers.worker_loop", "gymnasium.envs.classic_control")
 
 
 def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -> Any:
