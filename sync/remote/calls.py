@@ -45,7 +45,10 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj) is not Tensor or not _is_plain(obj):
             return None
         if id(obj) not in self._known:
-            flat = obj.detach().contiguous().reshape(-1).view(torch.uint8)
+            flat = obj.detach().contiguous().reshape(-1)
+            if flat.stride(0) != 1:  # one element, which is contiguous whatever its stride
+                flat = flat.clone(memory_format=torch.contiguous_format)
+            flat = flat.view(torch.uint8)
             self._known[id(obj)] = len(self._tensors), obj.dtype, tuple(obj.shape)
             self._tensors.append(flat)
             self._alive.append(obj)

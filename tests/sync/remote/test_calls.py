@@ -32,6 +32,11 @@ def test_tensors_travel_beside_the_pickle_and_not_in_it():
     assert [tensor.numel() for tensor in packed.tensors] == [400_000]
 
 
+def test_a_tensor_of_one_element_travels_whatever_its_stride():
+    repeated = torch.arange(3.0)[2:].as_strided((1,), (0,), 2)
+    assert torch.equal(unpack(*pack(repeated)), torch.tensor([2.0]))
+
+
 def test_a_tensor_that_is_there_twice_travels_once():
     tensor = torch.ones(3)
     packed = pack([tensor, tensor])
