@@ -194,9 +194,6 @@ class NodeChannel(WorkerChannel):
     def must_look(self) -> bool:
         return True
 
-    def silent(self, timeout: float) -> str | None:
-        return None  # `gone` or `progress` shows it
-
     def progress(self) -> Hashable:
         return tuple(self._counts[name] for name in ("collected", "version", "restarts"))
 

@@ -110,10 +110,6 @@ class WorkerChannel(ABC):
         """Whether the process may be gone without any descriptor showing it."""
 
     @abstractmethod
-    def silent(self, timeout: float) -> str | None:
-        """Why the worker counts as out of reach; None as long as it does not."""
-
-    @abstractmethod
     def progress(self) -> Hashable:
         """Something that changes while the worker makes progress."""
 

@@ -175,9 +175,6 @@ class LocalChannel(WorkerChannel):
     def must_look(self) -> bool:
         return self._watch is not None and (self._watch.gone or must_look())
 
-    def silent(self, timeout: float) -> str | None:
-        return None
-
     def progress(self) -> Hashable:
         values = self.counters.values
         return values[FRAMES], values[STEPS], values[STAGE]

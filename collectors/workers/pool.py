@@ -73,9 +73,7 @@ class WorkerPool:
                 self._raise_if_closed()
                 handle.failure, handle.moved_at = None, awake_s()
                 handle.channel.start(self._spec(handle), handle.generation)
-        self._await(
-            handles, lambda handle: handle.hello is not None, self._start_timeout, "start_timeout"
-        )
+        self._await(handles, lambda handle: handle.hello is not None)
         for handle in handles:
             self._number_environments(handle)
         self._connect(handles)
@@ -112,16 +110,11 @@ class WorkerPool:
             if failures := self._failures(handles):
                 raise combine(failures) from None
             raise
-        self._await(handles, lambda handle: handle.met, self._start_timeout, "start_timeout")
+        self._await(handles, lambda handle: handle.met)
 
-    def _await(
-        self,
-        handles: Sequence[WorkerHandle],
-        done: Callable[[WorkerHandle], bool],
-        timeout: float,
-        name: str,
-    ) -> None:
+    def _await(self, handles: Sequence[WorkerHandle], done: Callable[[WorkerHandle], bool]) -> None:
         """Wait until `done` for all; raise for those that failed or did not get there."""
+        timeout = self._start_timeout
         self.wait(
             lambda: all(done(h) or h.failure is not None for h in handles), timeout, watch=False
         )
@@ -129,7 +122,7 @@ class WorkerPool:
         for handle in handles:
             if handle.failure is None and not done(handle):
                 activity = handle.channel.activity()
-                text = f"{handle} was not ready within {name}={timeout:g} s: it {activity}"
+                text = f"{handle} was not ready within start_timeout={timeout:g} s: it {activity}"
                 handle.failure = WorkerTimeout(handle.index, text)
         if failures := self._failures(handles):
             raise combine(failures)
@@ -154,9 +147,7 @@ class WorkerPool:
             return
         spec = handle.spec
         spec.seeds = dataclasses.replace(spec.seeds, generation=spec.seeds.generation + 1)
-        with (
-            self._news
-        ):  # a thread that waits for an answer sees the new generation, and asks again
+        with self._news:  # whoever waits for an answer then asks the new generation
             handle.start_generation()
             handle.restarts += 1
         try:
@@ -268,7 +259,7 @@ class WorkerPool:
             self.arrived.append(handle)
             return
         handle.count(delivery)
-        handle.channel.release(delivery.batch)
+        self.release(handle, delivery)
 
     def _watch(self) -> None:
         """A worker that owes something and makes no progress has failed."""
@@ -276,9 +267,6 @@ class WorkerPool:
         for handle in self.handles:
             channel = handle.channel
             if handle.failure is not None or not handle.met:
-                continue
-            if why := channel.silent(self._timeout):
-                handle.failure = WorkerTimeout(handle.index, f"{handle} {why}")
                 continue
             progress = channel.progress()
             rests = not channel.is_busy() and (self.held or not handle.owed)

@@ -18,7 +18,7 @@ import pytest
 from collectors import MultiAsyncCollector, ReplayBuffer
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.remote import support as far
-from tests.collectors.troubled import Plain, Troubled, hold, pids, told, wait_until
+from tests.collectors.troubled import Plain, Troubled, balance, hold, pids, told, wait_until
 from tests.conftest import child_processes
 
 SCHEMES = {"shared_mem": SharedMemWeightSyncScheme, "multiprocess": MultiProcessWeightSyncScheme}
@@ -202,3 +202,18 @@ def shut_down_interrupted(
         collector.shutdown(timeout=60.0)
     wait.result()
     assert not any(psutil.pid_exists(pid) for pid in alive)
+
+
+def test_a_dropped_batch_of_a_dead_worker_frees_no_memory_of_its_successor(tmp_path):
+    with make(tmp_path) as collector:
+        state = collector.state_dict()
+        wait_until(lambda: collector.stats()["in_flight"] == 2 * 2 * 40)
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        wait_until(lambda: bool(collector.stats()) and bool(collector.pool.failed()))
+        collector.getattr_env("worker")  # which replaces it
+        collector.load_state_dict(state)
+        free = collector.handles[0].channel._free
+        assert len(free) == len(set(free)) == 2
+        for _ in range(6):
+            collector.next()
+        assert balance(collector) == 0
