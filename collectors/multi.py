@@ -21,7 +21,7 @@ from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.local_channel import LocalChannel
 from collectors.workers.pool import WorkerPool
 from collectors.workers.start_process import context
-from collectors.workers.worker_loop import PASSED_ON, WorkerSpec
+from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 
 
 class _LocalCollector(PooledCollector):

@@ -27,7 +27,7 @@ from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.pool import WorkerPool
-from collectors.workers.worker_loop import PASSED_ON
+from collectors.workers.worker_spec import PASSED_ON
 from sync import WeightSyncScheme
 
 

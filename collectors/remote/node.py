@@ -41,7 +41,7 @@ from collectors.remote.weight_receiver import NodeReceiver
 from collectors.rollout.seeds import Seeds
 from collectors.weights.models import POLICY, find_model
 from collectors.weights.policy_version import VersionMap
-from collectors.workers.worker_loop import PASSED_ON, WorkerSpec
+from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 from sync import SharedMemWeightSyncScheme, WeightSyncScheme
 
 _NODES: dict[str, Node] = {}  # of this process

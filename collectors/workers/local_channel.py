@@ -29,7 +29,8 @@ from collectors.workers.shared_counters import (
     SharedCounters,
 )
 from collectors.workers.start_process import default_start_method, sigint_blocked
-from collectors.workers.worker_loop import Setup, WorkerSpec, main
+from collectors.workers.worker_loop import Setup, main
+from collectors.workers.worker_spec import WorkerSpec
 from sync.local.process import Watch, must_look
 
 KILL_AFTER_S = 5.0

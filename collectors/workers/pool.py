@@ -1,7 +1,8 @@
 """All workers of one collector: starting, listening to, asking, watching and replacing them.
 
-One thread at a time listens, for all that wait. A worker that raises, dies or makes no progress
-gets a `failure`; whoever waits for it sees that, and decides whether it is raised or replaced.
+One thread at a time receives messages, for all threads that wait. A worker that raises, dies or
+makes no progress gets a `failure`. The waiting threads return then, and the collector raises the
+failure or replaces the worker.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class WorkerPool:
             return
         spec = handle.spec
         spec.seeds = dataclasses.replace(spec.seeds, generation=spec.seeds.generation + 1)
-        with self._news:  # whoever waits for an answer then asks the new generation
+        with self._news:  # threads that wait for an answer ask the new generation again
             handle.start_generation()
             handle.restarts += 1
         try:
@@ -190,7 +191,7 @@ class WorkerPool:
                 self._watch()
 
     def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
-        """Take in what workers say, waiting up to `timeout` for something, `unless()`."""
+        """Receive what workers sent, waiting up to `timeout` for it; not if `unless()` is true."""
         me, ready = threading.get_ident(), set[int]()
         with self._news:
             if unless():
@@ -306,9 +307,9 @@ class WorkerPool:
         generations: Mapping[int, int],
         lost: tuple[type[WorkerError], ...],
     ) -> dict[int, WorkerError]:
-        """Count workers as failed that this error names; what it says beside that.
+        """Mark workers that this error names as failed; return the failures that remain.
 
-        generations: who was meant; what is said of a predecessor does not matter any more.
+        generations: of the workers when they were asked; failures of predecessors are ignored.
         lost: the kinds of error after which a worker counts as failed.
         """
         others = {}
@@ -423,7 +424,7 @@ class WorkerPool:
         limit: float,
         deadline: float,
     ) -> dict[int, tuple[bool, Any]]:
-        """The answers by worker, without those of whoever was replaced before it gave one."""
+        """The answers by worker; a worker that was replaced before it answered has none."""
         asked = []
         with self._news:
             self._raise_if_closed()
@@ -456,7 +457,7 @@ class WorkerPool:
         return answers
 
     def _send(self, handle: WorkerHandle, send: Callable[[], None]) -> None:
-        """Send a message; one that cannot be sent is noticed by whoever waits for its effect."""
+        """Send a message. If the worker is gone, the wait for its answer notices that."""
         try:
             send()
         except ConnectionError:

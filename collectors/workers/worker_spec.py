@@ -1,0 +1,86 @@
+"""What a worker is told to do, as it travels to the worker's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import cloudpickle
+import torch
+
+from collectors.rollout.seeds import Seeds
+from sync.local.memory import AnonymousMemory, as_bytes
+
+# The options that a worker is told as they are, and a hosted collector that has none of its own.
+PASSED_ON = (
+    "max_frames_per_traj",
+    "reset_when_done",
+    "reset_at_each_iter",
+    "trust_policy",
+    "compile_policy",
+    "cudagraph_policy",
+    "exploration_type",
+    "apply_at",
+    "state_on_update",
+    "next_observation",
+    "info_keys",
+    "set_truncated",
+    "resume_episodes",
+    "resume_timeout",
+    "timeout",
+)
+
+
+@dataclass
+class WorkerSpec:
+    """What a worker is told to do. It travels as one cloudpickle."""
+
+    create_env_fn: Any
+    create_env_kwargs: Any
+    policy: Any
+    policy_factory: Callable[[], Any] | None
+    seeds: Seeds
+    frames: int  # in a batch
+    num_blocks: int = 1  # of shared memory for batches
+    policy_device: torch.device | None = None
+    collector_class: Callable[..., Any] | None = None
+    num_threads: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def pickled(self) -> bytes:
+        """As cloudpickle; or an error that names what cannot be pickled."""
+        try:
+            data: bytes = cloudpickle.dumps(self)
+        except Exception:
+            for name in (one.name for one in fields(self)):
+                self._check_pickles(name)
+            raise
+        return data
+
+    def _check_pickles(self, name: str) -> None:
+        try:
+            cloudpickle.dumps(getattr(self, name))
+        except MemoryError as error:
+            text = f"{name} takes more memory to hand over than there is"
+            raise MemoryError(text) from error
+        except Exception as error:
+            instead = "; policy_factory makes one there" if name == "policy" else ""
+            text = f"{name} cannot travel to another process: {error}{instead}"
+            raise TypeError(text) from error
+
+    def pack(self) -> AnonymousMemory:
+        """The same in shared memory."""
+        data = self.pickled()
+        memory = AnonymousMemory(len(data) + 8)
+        view = as_bytes(memory.map(0, memory.nbytes, writable=True))
+        view[:8] = len(data).to_bytes(8, "little")
+        view[8 : 8 + len(data)] = data
+        return memory
+
+    @staticmethod
+    def unpack(memory: AnonymousMemory) -> WorkerSpec:
+        view = as_bytes(memory.map(0, memory.nbytes, writable=False))
+        size = int.from_bytes(view[:8], "little")
+        spec: WorkerSpec = cloudpickle.loads(view[8 : 8 + size])
+        return spec
