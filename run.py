@@ -52,7 +52,7 @@ def command(arguments: list[str]) -> int:
             return run_sweep(overrides)
         plan = plan_run(overrides)
 
-        from harness.execute import execute
+        from harness.execution import execute
 
         return execute(plan).exit_status
     except ConfigError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.statistics.student import quantile
+from harness.analysis.statistics.student import quantile
 
 PIECES = 10  # whose means a line is put through: samples a second apart say the same thing twice
 WARM_UP = 1 / 3  # of the time: allocators and the newest few thousand times of the schemes fill up

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from harness.loggers.base import Histogram
+from harness.logging.base import Histogram
 
 PHASES = ("collect", "train", "sync", "log")
 RECENT_EPISODES = 100

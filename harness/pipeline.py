@@ -11,15 +11,15 @@ from gymnasium.vector import VectorEnv
 
 import collectors
 from collectors import BaseCollector, ReplayBuffer
-from harness.algos.ppo import PPO, PPOConfig
-from harness.algos.sac import SAC
+from harness.algorithms.learners import Learner, OffPolicy, OnPolicy
+from harness.algorithms.ppo import PPO, PPOConfig
+from harness.algorithms.sac import SAC
 from harness.config import ConfigError
 from harness.config.hosts import JoiningConfig, RayConfig
 from harness.config.link import make_link
 from harness.config.remote import is_asynchronous, num_hosts
 from harness.config.schema import CollectorConfig, Config, SyncConfig
-from harness.envs import EnvConfig, EnvFactory
-from harness.learners import Learner, OffPolicy, OnPolicy
+from harness.environments.factory import EnvConfig, EnvFactory
 from sync import WeightSyncScheme
 from sync.registry import scheme_class
 

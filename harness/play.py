@@ -22,8 +22,8 @@ from harness.checkpoints import CheckpointError, Checkpoints
 from harness.checks import at_least
 from harness.config import Config
 from harness.config.load import check_stored_env, read_options, to_config
-from harness.envs import EnvConfig, EnvFactory
-from harness.evaluate import play
+from harness.environments.evaluate import play
+from harness.environments.factory import EnvConfig, EnvFactory
 from harness.files import one_line, write_atomic
 from harness.pipeline import make_learner
 from harness.run_dir import RunDir

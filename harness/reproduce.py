@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.statistics import LEVEL
+from harness.analysis.statistics.student import quantile
 from harness.checkpoints import CheckpointError
 from harness.comparison import Difference, compare_records, compare_weights, is_repeatable
 from harness.config import RunPlan
@@ -19,8 +21,6 @@ from harness.config.load import check_stored_env, read_options, to_config
 from harness.files import one_line, read_json
 from harness.provenance import manifest
 from harness.search import objective
-from harness.statistics import LEVEL
-from harness.statistics.student import quantile
 
 SAME, DIFFERENT, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 REPEATS = 3  # of a run whose every repetition is another sample
@@ -161,7 +161,7 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
 
 
 def _run(plan: RunPlan, place: Path) -> float:
-    from harness.execute import execute
+    from harness.execution import execute
 
     outcome = execute(RunPlan(plan.config, plan.options, place, plan.overrides))
     if outcome.exit_status > 128:

@@ -11,12 +11,12 @@ from tensordict import TensorDictBase
 
 from collectors import BaseCollector
 from collectors.rollout.seeds import Streams
-from harness.algos.state import weights
+from harness.algorithms.learners import Learner
+from harness.algorithms.state import weights
 from harness.checkpoints import Checkpoints
 from harness.config.schema import Config
-from harness.display import Display
-from harness.learners import Learner
-from harness.loggers import Histogram, Loggers
+from harness.logging import Histogram, Loggers
+from harness.logging.display import Display
 from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, system_metrics
 from harness.signals import Interruption
 from harness.sources import Source

@@ -12,8 +12,8 @@ from typing import Protocol
 from tensordict import TensorDictBase
 
 from collectors import BaseCollector, ReplayBuffer
+from harness.algorithms.learners import Learner, OffPolicy
 from harness.config.schema import Config
-from harness.learners import Learner, OffPolicy
 from sync.local.waiting import awake_s
 
 LOOK_EVERY_S = 0.2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.loggers.base import Histogram
+from harness.logging.base import Histogram
 from harness.metrics import percentiles
 from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, WeightSyncScheme
 from sync.stats import KEPT

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.algos.sac import SACConfig
+from harness.algorithms.sac import SACConfig
 from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.link import make_link
 from harness.config.remote import REMOTE, check_remote, is_asynchronous, num_hosts
 from harness.config.schema import CollectorConfig, Config
-from harness.envs import find
+from harness.environments.factory import find
 
 # Beyond these it is a slip, and would end in the system's own complaints.
 MOST_THREADS, MOST_WORKERS, MOST_ENVS = 4096, 4096, 1_000_000

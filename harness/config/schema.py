@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.algos.ppo import PPOConfig
-from harness.algos.sac import SACConfig
+from harness.algorithms.ppo import PPOConfig
+from harness.algorithms.sac import SACConfig
 from harness.config.hosts import JoiningConfig, RayConfig
 from harness.config.link import LinkConfig
-from harness.envs import EnvConfig
-from harness.models import ModelConfig
+from harness.environments.factory import EnvConfig
+from harness.models.encoders import ModelConfig
 
 
 @dataclass

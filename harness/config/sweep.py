@@ -133,7 +133,7 @@ def _corners(overrides: Sequence[str]) -> list[list[str]]:
 
 def _job(composed: DictConfig) -> float:
     """One job, in whatever process the launcher gives it; what a sweeper may optimise."""
-    from harness.execute import execute
+    from harness.execution import execute
 
     options = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(options, dict)

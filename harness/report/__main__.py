@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.files import write_atomic
-from harness.loggers.wandb_report import Upload, upload
+from harness.logging.wandb_report import Upload, upload
 from harness.report import data, html, markdown
 from harness.report.analysis import WANTED, Findings, analyse
 from harness.report.blocks import Document

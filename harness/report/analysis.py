@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from gymnasium.envs.registration import registry
 
-from harness.checks import nearest
-from harness.metrics import PHASES
-from harness.report.read import Run
-from harness.report.settings import SOURCE, Plan, Setting, Task
-from harness.statistics import (
+from harness.analysis.statistics import (
     MEASURES,
     Band,
     Comparison,
@@ -29,6 +25,10 @@ from harness.statistics import (
     profile,
     trailing_mean,
 )
+from harness.checks import nearest
+from harness.metrics import PHASES
+from harness.report.read import Run
+from harness.report.settings import SOURCE, Plan, Setting, Task
 
 EVALUATED, TRAINED = "eval/return", "episode/return"
 LATENCIES = ("publish", "ack", "apply")

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from harness.analysis.statistics import Band
 from harness.metrics import PHASES
 from harness.report.analysis import Findings
 from harness.report.read import Run
 from harness.report.totals import totals
-from harness.statistics import Band
 
 # What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")

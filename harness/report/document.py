@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from harness.analysis.statistics import Estimate, caution
 from harness.metrics import PHASES
 from harness.report import figures
 from harness.report.analysis import LAGS, LATENCIES, Findings, Result
@@ -12,7 +13,6 @@ from harness.report.blocks import Block, Bullets, Code, Document, Picture, Secti
 from harness.report.read import Run
 from harness.report.settings import Plan
 from harness.report.totals import totals
-from harness.statistics import Estimate, caution
 
 NONE = "–"
 MOST_TOLD = 200  # characters of an error

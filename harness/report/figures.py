@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from harness.analysis.statistics import Band
 from harness.metrics import PHASES
 from harness.report.analysis import LATENCIES, POINTS, Findings, Result
-from harness.statistics import Band
 
 WIDTH = 5.8  # inches: at a phone's width the letters are still of a size to read
 DPI = 160

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.analysis.statistics import Estimate, probability_of_improvement
 from harness.report.analysis import Findings
-from harness.statistics import Estimate, probability_of_improvement
 
 
 @dataclass(frozen=True)

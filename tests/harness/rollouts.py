@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor
 
-from harness.envs import EnvConfig, EnvFactory
+from harness.environments.factory import EnvConfig, EnvFactory
 
 
 class Noise(gym.Env[Any, Any]):

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from harness.envs import EXTRAS, EnvConfig, EnvFactory
+from harness.environments.factory import EXTRAS, EnvConfig, EnvFactory
 
 
 def made(**config):
@@ -164,7 +164,7 @@ def test_a_hanging_member_does_not_outlive_the_process_that_made_its_vector(tmp_
     program = """
 import os, signal, sys
 from pathlib import Path
-from harness.envs import EnvConfig, EnvFactory
+from harness.environments.factory import EnvConfig, EnvFactory
 kwargs = {"where": "reset", "what": "hang", "at": 1, "once": sys.argv[1], "continuous": False}
 name = "tests.chaos.environments:Trouble-v0"
 config = EnvConfig(name, vectorisation="async", num_envs=1, kwargs=kwargs)

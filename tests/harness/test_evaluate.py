@@ -9,10 +9,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
-from harness.algos.ppo import PPO, PPOConfig
-from harness.envs import EnvConfig
-from harness.evaluate import Evaluator
-from harness.models import ModelConfig
+from harness.algorithms.ppo import PPO, PPOConfig
+from harness.environments.evaluate import Evaluator
+from harness.environments.factory import EnvConfig
+from harness.models.encoders import ModelConfig
 
 
 class Counting(gym.Env):

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Text
 from tensordict.nn import InteractionType
 from torch.distributions import Categorical, Normal
 
-from harness.heads import action_head
+from harness.models.heads import action_head
 
 RANDOM, MODE = InteractionType.RANDOM, InteractionType.MODE
 

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 import run
-from harness import evaluate
 from harness.checkpoints import Checkpoints
 from harness.config import plan_run
-from harness.execute import execute
+from harness.environments import evaluate
+from harness.execution import execute
 from harness.files import read_json
 from harness.runner import Runner
 from tests.harness.small import SMALL

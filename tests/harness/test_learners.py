@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
-from harness.algos.sac import SACConfig
-from harness.learners import OffPolicy
+from harness.algorithms.learners import OffPolicy
+from harness.algorithms.sac import SACConfig
 
 
 class Algorithm:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from harness.algos import PPO, SAC, PPOConfig, SACConfig
-from harness.envs import EnvConfig
-from harness.evaluate import Evaluator
-from harness.models import ModelConfig
+from harness.algorithms import PPO, SAC, PPOConfig, SACConfig
+from harness.environments.evaluate import Evaluator
+from harness.environments.factory import EnvConfig
+from harness.models.encoders import ModelConfig
 from tests.harness.rollouts import known
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

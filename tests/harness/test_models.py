@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from harness.models import LSTMEncoder, ModelConfig, encoder, orthogonal
+from harness.models.encoders import LSTMEncoder, ModelConfig, encoder, orthogonal
 
 VECTOR = Box(-1, 1, (3,))
 

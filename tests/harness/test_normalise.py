@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from harness.normalise import LIMIT, DiscountedReturns, Normaliser
+from harness.models.normalise import LIMIT, DiscountedReturns, Normaliser
 
 
 @settings(deadline=None)

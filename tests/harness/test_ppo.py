@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 
 from collectors import Collector
-from harness.algos.ppo import PPO, PPOConfig, policy_loss_of, value_loss_of
-from harness.models import ModelConfig
+from harness.algorithms.ppo import PPO, PPOConfig, policy_loss_of, value_loss_of
+from harness.models.encoders import ModelConfig
 from tests.harness.rollouts import Noise, PlainCollector, noise
 
 VECTOR = Box(-1, 1, (3,), np.float32)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.algos.returns import Returns, Steps, continues, explained_variance, gae, vtrace
-from harness.discount import discounted
+from harness.algorithms.discount import discounted
+from harness.algorithms.returns import Returns, Steps, continues, explained_variance, gae, vtrace
 
 GAMMA, LAM = 0.9, 0.8
 

@@ -14,7 +14,7 @@ import run
 from harness.checkpoints import Checkpoints
 from harness.files import read_json
 from harness.runner import Runner
-from tests.harness.loggers import wandb_file
+from tests.harness.logging import wandb_file
 
 SMALL = (
     "total_frames=384",

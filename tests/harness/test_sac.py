@@ -13,8 +13,8 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform, TanhTransform
 
-from harness.algos.sac import SAC, SACConfig, SACPolicy
-from harness.models import ModelConfig
+from harness.algorithms.sac import SAC, SACConfig, SACPolicy
+from harness.models.encoders import ModelConfig
 
 OBSERVATIONS = Box(-1, 1, (3,), np.float32)
 ACTIONS = Box(np.float32([-2, 1]), np.float32([4, 2]))

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 import run
 from harness.config import ConfigError, plan_run
 from harness.config.space import split
-from harness.execute import execute
+from harness.execution import execute
 from harness.files import read_json, write_json
 from harness.search import Pruned, Search, SearchConfig, Trial
 from tests.harness.small import SMALL, start, states, wait_until

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.algos.state import FlatAdam, seeded, weights
+from harness.algorithms.state import FlatAdam, seeded, weights
 
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.statistics import (
+from harness.analysis.statistics import (
     band,
     caution,
     compare_paired,
@@ -29,7 +29,7 @@ from harness.statistics import (
     student,
     trailing_mean,
 )
-from harness.statistics.compare import paired_test
+from harness.analysis.statistics.compare import paired_test
 
 TEN = np.arange(1.0, 11.0)
 FIVE = np.array([1.0, 2.0, 3.0, 4.0, 100.0])

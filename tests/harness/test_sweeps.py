@@ -20,9 +20,9 @@ from harness.config import ConfigError, plan_run
 from harness.config.plugins import check_launcher
 from harness.files import read_json
 from harness.isolation import own_state
-from harness.loggers import Loggers
+from harness.logging import Loggers
 from harness.report.__main__ import main as report
-from tests.harness.loggers import wandb_file
+from tests.harness.logging import wandb_file
 from tests.harness.small import SMALL, jobs, start, states, wait_until
 
 LOCAL = "hydra/launcher=submitit_local"

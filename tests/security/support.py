@@ -12,7 +12,7 @@ import pytest
 import run
 from harness.config import ConfigError
 from harness.config.load import plan_from_options
-from harness.execute import execute
+from harness.execution import execute
 from harness.run_dir import RunDir
 
 TINY = (

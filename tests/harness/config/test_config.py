@@ -8,12 +8,12 @@ import pytest
 import yaml
 from gymnasium.envs.registration import EnvSpec
 
-from harness.algos.ppo import PPOConfig
-from harness.algos.sac import SACConfig
+from harness.algorithms.ppo import PPOConfig
+from harness.algorithms.sac import SACConfig
 from harness.config import CONF, ConfigError, compose_job, groups, plan_run
 from harness.config.schema import ALGOS, CollectorConfig, LoggerConfig, SyncConfig
-from harness.envs import EnvConfig
-from harness.models import ModelConfig
+from harness.environments.factory import EnvConfig
+from harness.models.encoders import ModelConfig
 
 SCHEMA = {
     "collector": CollectorConfig,

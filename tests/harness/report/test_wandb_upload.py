@@ -8,7 +8,7 @@ import wandb
 
 from harness.files import read_json, write_json
 from harness.report.__main__ import main
-from tests.harness.loggers import wandb_file
+from tests.harness.logging import wandb_file
 from tests.harness.report.synthetic import make_sweep
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.loggers import Histogram
-from harness.loggers.tensorboard import TensorBoardLogger, _checksum
+from harness.logging import Histogram
+from harness.logging.tensorboard import TensorBoardLogger, _checksum
 
 
 def frames(data: bytes) -> list[bytes]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.statistics.estimates import (
+from harness.analysis.statistics.estimates import (
     LEVEL,
     Measure,
     Strata,

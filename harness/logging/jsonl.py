@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.files import plain
-from harness.loggers.base import Histogram, Logger, Metrics
+from harness.logging.base import Histogram, Logger, Metrics
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 
 from collectors import next_observations
-from harness.algos.batches import Means, sequences
-from harness.algos.returns import Steps, continues, explained_variance, gae, vtrace
-from harness.algos.state import FlatAdam, seeded, weights
+from harness.algorithms.batches import Means, sequences
+from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
+from harness.algorithms.state import FlatAdam, seeded, weights
 from harness.checks import above, at_least, between, one_of
-from harness.heads import action_head
-from harness.models import LSTMEncoder, ModelConfig, encoder, flat, orthogonal
-from harness.normalise import DiscountedReturns, Normaliser
+from harness.models.encoders import LSTMEncoder, ModelConfig, encoder, flat, orthogonal
+from harness.models.heads import action_head
+from harness.models.normalise import DiscountedReturns, Normaliser
 
 OBJECTIVES = ("behaviour", "proximal", "decoupled")
 

@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.algorithms.learners import Learner
 from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config import ConfigError, RunPlan
-from harness.display import Display
-from harness.evaluate import Evaluator
+from harness.environments.evaluate import Evaluator
 from harness.files import one_line, read_json
 from harness.isolation import keep_freed_memory, own_state
-from harness.learners import Learner
-from harness.loggers import Loggers, RunInfo, make_loggers
+from harness.logging import Loggers, RunInfo, make_loggers
+from harness.logging.display import Display
 from harness.pipeline import make_collector, make_learner, make_scheme
 from harness.provenance import manifest
 from harness.ranks import collect_for_another, collects_for_another

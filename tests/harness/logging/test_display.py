@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from harness.display import Display
+from harness.logging.display import Display
 
 OPTIONS = {"algo": {"name": "ppo", "clip": 0.2}, "seed": 1, "env": {"id": "X", "wrappers": ["a"]}}
 METRICS = {"collector/fps": 1234.5, "policy/lag_mean": 1.5, "sync/publish_ms": 0.25}

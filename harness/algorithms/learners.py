@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from collectors import ReplayBuffer
-from harness.algos.sac import SAC
+from harness.algorithms.sac import SAC
 from harness.metrics import Means
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.loggers.base import Histogram, Logger, Metrics
+from harness.logging.base import Histogram, Logger, Metrics
 
 CASTAGNOLI = 0x82F63B78
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.discount import discounted
+from harness.algorithms.discount import discounted
 
 
 class Steps(NamedTuple):

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.loggers.base import Histogram, Logger, Metrics, RunInfo
-from harness.loggers.figures import draw_run
-from harness.loggers.wandb_report import open_png
+from harness.logging.base import Histogram, Logger, Metrics, RunInfo
+from harness.logging.figures import draw_run
+from harness.logging.wandb_report import open_png
 
 log = logging.getLogger(__name__)
 

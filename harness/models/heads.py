@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from tensordict.nn import InteractionType
 from torch import Tensor, nn
 
-from harness.models import flat, orthogonal, unflat
+from harness.models.encoders import flat, orthogonal, unflat
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 

@@ -16,10 +16,10 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from harness.algos.state import FlatAdam, seeded, weights
+from harness.algorithms.state import FlatAdam, seeded, weights
 from harness.checks import above, at_least, between, one_of
-from harness.heads import LOG_ROOT_TWO_PI, wants_sample
-from harness.models import ACTIVATIONS, ModelConfig, encoder, flat, unflat
+from harness.models.encoders import ACTIVATIONS, ModelConfig, encoder, flat, unflat
+from harness.models.heads import LOG_ROOT_TWO_PI, wants_sample
 
 LOG_STD_RANGE = (-5.0, 2.0)
 

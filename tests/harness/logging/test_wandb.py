@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import wandb
 
-from harness.loggers import Histogram, RunInfo
-from harness.loggers.wandb import WandbLogger, _hush
-from tests.harness.loggers.wandb_file import read
+from harness.logging import Histogram, RunInfo
+from harness.logging.wandb import WandbLogger, _hush
+from tests.harness.logging.wandb_file import read
 
 INFO = RunInfo(
     "a-run",

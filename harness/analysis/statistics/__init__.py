@@ -4,7 +4,7 @@ Scores come as *strata*: one array of scores for each task, an entry for each se
 a list of one array. Everything is deterministic given `rng_seed`.
 """
 
-from harness.statistics.compare import (
+from harness.analysis.statistics.compare import (
     Comparison,
     compare_paired,
     compare_pairs,
@@ -12,8 +12,15 @@ from harness.statistics.compare import (
     pair_by_seed,
     probability_of_improvement,
 )
-from harness.statistics.curves import Band, Profile, band, interpolate, profile, trailing_mean
-from harness.statistics.estimates import (
+from harness.analysis.statistics.curves import (
+    Band,
+    Profile,
+    band,
+    interpolate,
+    profile,
+    trailing_mean,
+)
+from harness.analysis.statistics.estimates import (
     LEVEL,
     MEASURES,
     Estimate,

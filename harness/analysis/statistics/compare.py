@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.statistics import student
-from harness.statistics.estimates import (
+from harness.analysis.statistics import student
+from harness.analysis.statistics.estimates import (
     LEVEL,
     NUM_RESAMPLES,
     Estimate,

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.config.schema import LoggerConfig
-from harness.loggers.base import Histogram, Logger, Metrics, RunInfo
-from harness.loggers.jsonl import JsonlLogger
-from harness.loggers.tensorboard import TensorBoardLogger
-from harness.loggers.wandb import WandbLogger
+from harness.logging.base import Histogram, Logger, Metrics, RunInfo
+from harness.logging.jsonl import JsonlLogger
+from harness.logging.tensorboard import TensorBoardLogger
+from harness.logging.wandb import WandbLogger
 from harness.run_dir import RunDir
 
 __all__ = ["Histogram", "Logger", "Loggers", "Metrics", "RunInfo", "make_loggers"]

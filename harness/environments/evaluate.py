@@ -15,7 +15,7 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
-from harness.envs import EnvConfig, EnvFactory
+from harness.environments.factory import EnvConfig, EnvFactory
 
 log = logging.getLogger(__name__)
 

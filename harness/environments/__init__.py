@@ -1,0 +1,1 @@
+"""Environments as a config describes them, and evaluation in them."""

@@ -1,0 +1,1 @@
+"""Networks: encoders of observations, heads for actions, and running statistics."""
