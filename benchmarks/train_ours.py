@@ -101,7 +101,7 @@ def read_episodes(lines: Iterable[str]) -> list[Episodes]:
 
 def train(training: Training, options: dict[str, Any]) -> Trained:
     """Do the run in this process, as run.py would, and read what it left."""
-    from harness.config import plan_run
+    from harness.config.plan import plan_run
     from harness.execution import execute
 
     directory = Path(training.scratch) / "run"

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from harness.checkpoints import CheckpointError, Checkpoints, State
-from harness.config import Config
 from harness.files import parse_json, read_text
+from harness.options.run import Config
 from harness.run_dir import RunDir
 
 MOST_BYTES = 1 << 30  # of metrics.jsonl
@@ -36,14 +36,10 @@ class Difference:
 
 def is_repeatable(config: Config) -> bool:
     """Whether the same seed promises the same bits: nothing depends on who is faster."""
-    collector, remote = config.collector, config.collector.remote
-    in_turn = collector.name in ("single", "multi_sync")
-    policies = collector.devices.policy
+    collector, policies = config.collector, config.collector.devices.policy
     return (
-        (in_turn if remote is None else not remote.asynchronous)
+        not (collector.asynchronous or collector.preempts or collector.fills_replay_buffer)
         and config.sync.name != "hogwild"
-        and collector.preemptive_threshold is None
-        and not collector.free_running
         and {config.device, *(policies if isinstance(policies, list) else [policies])} == {"cpu"}
     )
 

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.algorithms.learners import Learner
+from harness.callbacks import make_callbacks
 from harness.checkpoints import CheckpointError, Checkpoints
-from harness.config import ConfigError, RunPlan
+from harness.config.plan import RunPlan
 from harness.environments.evaluate import Evaluator
+from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, read_json
 from harness.isolation import keep_freed_memory, own_state
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
+from harness.options.errors import ConfigError
 from harness.pipeline import make_collector, make_learner, make_scheme
 from harness.provenance import manifest
 from harness.ranks import collect_for_another, collects_for_another
@@ -59,7 +62,7 @@ def execute(plan: RunPlan) -> Outcome:
         try:
             collect_for_another(plan.config)
         except ConnectionError as error:
-            print(f"run.py: {one_line(error)}", file=sys.stderr)
+            print(f"lockstep: {one_line(error)}", file=sys.stderr)
             return Outcome(FAILED, "failed")
         return Outcome(0, "done")
     if plan.skip_done and (outcome := finished(plan)):
@@ -201,6 +204,8 @@ class Execution:
                 loggers=self.loggers,
                 display=self.display,
                 interruption=self.interruption,
+                callbacks=make_callbacks(self.plan.config.callbacks),
+                directory=self.run_dir.path,
             )
             if self.state is not None:
                 with fits_this_run():
@@ -221,7 +226,7 @@ class Execution:
     def _evaluator(self) -> Evaluator:
         config = self.plan.config
         return Evaluator(
-            config.env,
+            EnvFactory(single(config.env), plugins=tuple(config.plugins)),
             episodes=config.evaluation.num_episodes,
             seed=EVALUATION_SEED,
             max_steps=config.evaluation.max_steps,
@@ -243,6 +248,7 @@ class Execution:
             self.summary = runner.summary()
         except Exception:
             log.exception("the run cannot be summed up")
+        runner.callbacks.call("on_run_end", runner, self.summary)
 
     def _save(self, runner: Runner) -> None:
         if self.plan.config.checkpoint.at_end:
@@ -266,7 +272,6 @@ class Execution:
             job_type=f"{config.sync.name}/{config.collector.name}",
             wandb_id=self.run_dir.read_id() or "",
             resumed=self.plan.resume,
-            tags=config.logger.tags,
         )
 
     def _end(self, status: int, state: str, error: BaseException | None) -> Outcome:
@@ -285,18 +290,18 @@ class Execution:
             except Exception as unwritten:
                 log.info("the end was not written", exc_info=True)
                 where = self.run_dir.path
-                print(f"run.py: {where} cannot be written: {unwritten!r}", file=sys.stderr)
+                print(f"lockstep: {where} cannot be written: {unwritten!r}", file=sys.stderr)
                 status, state = status or FAILED, "failed" if state == "done" else state
         if state == "interrupted":
-            print(f"run.py: interrupted by {error}", file=sys.stderr)
+            print(f"lockstep: interrupted by {error}", file=sys.stderr)
         elif state == "pruned":
-            print(f"run.py: pruned: {error}", file=sys.stderr)
+            print(f"lockstep: pruned: {error}", file=sys.stderr)
         elif isinstance(error, CheckpointError):
-            print(f"run.py: {error}", file=sys.stderr)
+            print(f"lockstep: {error}", file=sys.stderr)
         elif error is not None:
-            print(f"run.py: {state}: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"lockstep: {state}: {type(error).__name__}: {error}", file=sys.stderr)
             with suppress(OSError):  # where it cannot be read, nor could it be written
                 if self.run_dir.read_status().get("state") == state:
-                    print(f"run.py: the traceback is in {self.run_dir.status}", file=sys.stderr)
+                    print(f"lockstep: the traceback is in {self.run_dir.status}", file=sys.stderr)
         self.display.finish(state, self.summary)
         return Outcome(status, state, self.summary, self.interruption.pending)

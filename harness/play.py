@@ -7,9 +7,8 @@ import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from PIL import Image
 from torch import nn
 
 from harness.checkpoints import CheckpointError, Checkpoints
-from harness.checks import at_least
-from harness.config import Config
-from harness.config.load import check_stored_env, read_options, to_config
+from harness.config.plan import to_config
+from harness.config.resumed import check_stored_imports, read_options
 from harness.environments.evaluate import play
-from harness.environments.factory import EnvConfig, EnvFactory
+from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, write_atomic
+from harness.options.run import Config
 from harness.pipeline import make_learner
 from harness.run_dir import RunDir
 
@@ -49,17 +48,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--import-env",
         action="store_true",
-        help="import the package that the run's env.id names; its code runs",
+        help="import what the run's env.id and env.wrappers name; its code runs",
+    )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a plugin that the run was done with; its code runs (may be repeated)",
     )
     options = parser.parse_args(arguments)
     out = options.out or options.run_dir / "play.gif"
     try:
         check_format(out)
-        at_least("--episodes", options.episodes, 1)
-        at_least("--max-steps", options.max_steps, 1)
-        config, policy, frames = load(options.run_dir, import_env=options.import_env)
+        for name in ("episodes", "max_steps"):
+            if getattr(options, name) < 1:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} is {getattr(options, name)}, expected 1 or more")
+        config, policy, frames = load(
+            options.run_dir, import_env=options.import_env, plugins=options.plugin
+        )
         film, fps = perform(
-            config.env,
+            config,
             policy,
             episodes=options.episodes,
             seed=options.seed,
@@ -73,11 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def load(run_dir: Path, *, import_env: bool = False) -> tuple[Config, nn.Module, int]:
+def load(
+    run_dir: Path, *, import_env: bool = False, plugins: Sequence[str] = ()
+) -> tuple[Config, nn.Module, int]:
     """A run's config, its policy by the newest checkpoint, and after how many frames that was."""
     options = read_options(run_dir)
-    if not import_env:
-        check_stored_env(options, run_dir, say="--import-env")
+    check_stored_imports(options, run_dir, import_env=import_env, plugins=plugins)
     options["device"] = "cpu"  # wherever it was trained
     if isinstance(collector := options.get("collector"), dict):
         for key in ("devices", "cudagraph_policy"):
@@ -95,12 +106,11 @@ def load(run_dir: Path, *, import_env: bool = False) -> tuple[Config, nn.Module,
 
 
 def perform(
-    config: EnvConfig, policy: nn.Module, *, episodes: int, seed: int, max_steps: int
+    config: Config, policy: nn.Module, *, episodes: int, seed: int, max_steps: int
 ) -> tuple[list[Image.Image], int]:
     """Play, and say how it went: the pictures, and how many a second the environment wants."""
-    one = replace(config, vectorisation="none", num_envs=1)
     film: list[Image.Image] = []
-    env = EnvFactory(one, render_mode="rgb_array")()
+    env = EnvFactory(single(config.env), "rgb_array", tuple(config.plugins))()
     assert isinstance(env, gym.Env)
     with closing(env):
         for number in range(episodes):
@@ -109,7 +119,7 @@ def perform(
                     policy, [env], [seed + number], max_steps=max_steps, see=film_with(film)
                 )
             except gym.error.DependencyNotInstalled as error:
-                raise CannotPlay(f"{config.id} cannot be rendered: {error}") from error
+                raise CannotPlay(f"{config.env.id} cannot be rendered: {error}") from error
             cut = "" if episode.ended else ", where it was cut"
             print(f"episode {number}: return {episode.total:g} in {episode.length} steps{cut}")
         return film, int(env.metadata.get("render_fps") or FPS)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 
-from harness.config import Config
-from harness.config.hosts import JoiningConfig
-from harness.config.remote import ranks
+from harness.options.collectors import JoiningCollectorConfig
+from harness.options.run import Config
 
 
 def collects_for_another(config: Config) -> bool:
     """Whether this process is a host of the run that rank 0 does."""
-    remote = config.collector.remote
-    launched = isinstance(remote, JoiningConfig) and remote.launcher != "local" and ranks()
-    return bool(launched) and os.environ["RANK"] != "0"
+    collector = config.collector
+    joins = isinstance(collector, JoiningCollectorConfig) and collector.joins_ranks
+    return joins and os.environ["RANK"] != "0"
 
 
 def collect_for_another(config: Config) -> None:
@@ -23,8 +22,8 @@ def collect_for_another(config: Config) -> None:
     It ends with its trainer, and not by the signals that launchers send to all ranks: the trainer
     needs its hosts to end a run with a checkpoint.
     """
+    assert isinstance(config.collector, JoiningCollectorConfig)
     remote = config.collector.remote
-    assert isinstance(remote, JoiningConfig)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     if config.collector.name == "rpc":

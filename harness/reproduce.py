@@ -16,8 +16,8 @@ from harness.analysis.statistics import LEVEL
 from harness.analysis.statistics.student import quantile
 from harness.checkpoints import CheckpointError
 from harness.comparison import Difference, compare_records, compare_weights, is_repeatable
-from harness.config import RunPlan
-from harness.config.load import check_stored_env, read_options, to_config
+from harness.config.plan import RunPlan, to_config
+from harness.config.resumed import check_stored_imports, read_options
 from harness.files import one_line, read_json
 from harness.provenance import manifest
 from harness.search import objective
@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.repeats is not None and options.repeats < 1:
             raise ValueError(f"--repeats is {options.repeats}, expected 1 or more")
-        plan = stored_plan(original, options.out, import_env=options.import_env)
+        plan = stored_plan(
+            original, options.out, import_env=options.import_env, plugins=options.plugin
+        )
         for line in differences(original):
             print(line)
         verdict = reproduce(original, plan, options.repeats)
@@ -76,12 +78,21 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--import-env",
         action="store_true",
-        help="import the package that the run's env.id names; its code runs",
+        help="import what the run's env.id and env.wrappers name; its code runs",
+    )
+    found.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a plugin that the run was done with; its code runs (may be repeated)",
     )
     return found
 
 
-def stored_plan(original: Path, out: Path | None, *, import_env: bool) -> RunPlan:
+def stored_plan(
+    original: Path, out: Path | None, *, import_env: bool = False, plugins: Sequence[str] = ()
+) -> RunPlan:
     """The plan that repeats a run: its config as stored, but that nothing is sent anywhere."""
     options = read_options(original)
     state = read_json(original / "status.json").get("state")
@@ -89,10 +100,8 @@ def stored_plan(original: Path, out: Path | None, *, import_env: bool) -> RunPla
         raise ValueError(
             f"{original} is {one_line(state)}: only a run that is done can be compared"
         )
-    if not import_env:
-        check_stored_env(options, original, say="--import-env")
-    if isinstance(options.get("logger"), dict):
-        options["logger"] |= {"wandb": "disabled", "tensorboard": False}
+    check_stored_imports(options, original, import_env=import_env, plugins=plugins)
+    options["logger"] = {}
     if isinstance(options.get("checkpoint"), dict):
         options["checkpoint"] |= {"at_end": True}
     if out is None:

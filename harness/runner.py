@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,12 @@ from collectors import BaseCollector
 from collectors.rollout.seeds import Streams
 from harness.algorithms.learners import Learner
 from harness.algorithms.state import weights
+from harness.callbacks import Callbacks
 from harness.checkpoints import Checkpoints
-from harness.config.schema import Config
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
 from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, system_metrics
+from harness.options.run import Config
 from harness.signals import Interruption
 from harness.sources import Source
 from harness.sync_metrics import SyncMeter
@@ -51,8 +53,12 @@ class Runner:
         loggers: Loggers,
         display: Display,
         interruption: Interruption,
+        callbacks: Callbacks,
+        directory: Path,
     ):
         self.config = config
+        self.directory = directory
+        self.callbacks = callbacks
         self.learner = learner
         self.collector = collector
         self.source = source
@@ -82,6 +88,7 @@ class Runner:
         """Until all frames are collected, or a signal asks for the end."""
         self._started_at = self.frames
         with self._interruption.whole():
+            self.callbacks.call("on_run_start", self)
             # What was due when the run that this one goes on from was ended.
             self.tell()
             self.attend()
@@ -110,6 +117,7 @@ class Runner:
         if found is None:
             return None
         batch, self.frames = found
+        self.callbacks.call("on_batch", self, batch)
         return batch
 
     def update(self, batch: TensorDictBase) -> None:
@@ -117,6 +125,7 @@ class Runner:
         version = int(self.collector.policy_version)
         with self.clock.phase("train"):
             metrics = self.learner.learn(batch, version)
+        self.callbacks.call("on_update", self, metrics)
         self._trained.add(metrics)
         self.dropped += int(metrics.get("train/dropped", 0))
         self.updates += 1
@@ -129,6 +138,7 @@ class Runner:
         with self.clock.phase("sync"), self.sync.publishing():
             self.collector.update_policy_weights_()
         self._published = self._copied()
+        self.callbacks.call("on_publish", self, int(self.collector.policy_version))
 
     def log(self, batch: TensorDictBase) -> None:
         """Count the batch, and tell of it."""
@@ -150,6 +160,7 @@ class Runner:
 
     def _record(self) -> None:
         metrics, histograms = self._read()
+        self.callbacks.call("on_log", self, metrics)
         self._loggers.log(self.frames, metrics, histograms)
         self._display.update(self.frames, metrics, episode_return=self.mean_return)
         self._logged_at = self.frames
@@ -180,6 +191,7 @@ class Runner:
             file = self._checkpoints.save(self.frames, self.state_dict())
         self._saved = self._stand()
         log.info("checkpoint %s", file.name)
+        self.callbacks.call("on_checkpoint", self, file)
 
     def _stand(self) -> Stand:
         return Stand(self.frames, self._logged_at, self._evaluated_at)
@@ -218,7 +230,7 @@ class Runner:
     def _counts(self) -> dict[str, float]:
         stats = self.collector.stats()
         names = ["collected", "delivered", "dropped", "in_flight"]
-        if self.config.collector.preemptive_threshold is not None:
+        if self.config.collector.preempts:
             names.append("preempted")
         counts = {f"collector/{name}": float(stats[name]) for name in names}
         return {key: n + self._counted_before.get(key, 0) for key, n in counts.items()}

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from collectors import BaseCollector, ReplayBuffer
 from harness.algorithms.learners import Learner, OffPolicy
-from harness.config.schema import Config
+from harness.options.run import Config
 from sync.local.waiting import awake_s
 
 LOOK_EVERY_S = 0.2
@@ -90,7 +90,7 @@ class FreeRunning:
 
 def make_source(config: Config, collector: BaseCollector, learner: Learner) -> Source:
     """As the config says."""
-    if not (config.collector.free_running and isinstance(learner, OffPolicy)):
+    if not (config.collector.fills_replay_buffer and isinstance(learner, OffPolicy)):
         return InTurn(collector)
     return FreeRunning(
         collector,

@@ -6,7 +6,3 @@ buffer draws. Both return metrics by name and have `state_dict` and `load_state_
 """
 
 import sync  # noqa: F401 - before anything here that imports tensordict
-from harness.algorithms.ppo import PPO, PPOConfig
-from harness.algorithms.sac import SAC, SACConfig
-
-__all__ = ["PPO", "SAC", "PPOConfig", "SACConfig"]

@@ -12,23 +12,8 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from collectors import ReplayBuffer
-from harness.algorithms.sac import SAC
+from harness.algorithms.interface import Algorithm, ReplayAlgorithm
 from harness.metrics import Means
-
-
-class Algorithm(Protocol):
-    """What an on-policy algorithm has to be."""
-
-    policy: Any
-
-    def update(self, batch: TensorDictBase, version: int) -> dict[str, float]:
-        """Learn from a batch while the newest published weights are of `version`; metrics."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
 
 
 class Learner(Protocol):
@@ -75,7 +60,7 @@ class OffPolicy:
     extend: whether to put batches there; not if the collector does.
     """
 
-    def __init__(self, algorithm: SAC, replay: ReplayBuffer, *, extend: bool = True):
+    def __init__(self, algorithm: ReplayAlgorithm, replay: ReplayBuffer, *, extend: bool = True):
         self.algorithm = algorithm
         self.replay = replay
         self._extend = extend

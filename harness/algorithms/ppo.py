@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,67 +13,15 @@ from torch import Tensor, nn
 
 from collectors import next_observations
 from harness.algorithms.batches import Means, sequences
+from harness.algorithms.interface import Setup
+from harness.algorithms.objectives import Frames, objective
 from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
 from harness.algorithms.state import FlatAdam, seeded, weights
-from harness.checks import above, at_least, between, one_of
-from harness.models.encoders import LSTMEncoder, ModelConfig, encoder, flat, orthogonal
+from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import DiscountedReturns, Normaliser
-
-OBJECTIVES = ("behaviour", "proximal", "decoupled")
-
-
-@dataclass
-class PPOConfig:
-    """The settings of PPO; the defaults are the customary ones for CartPole."""
-
-    name: str = "ppo"
-    learning_rate: float = 2.5e-4  # of Adam
-    anneal_learning_rate: bool = True  # linearly, to nothing at the last frame
-    epochs: int = 4  # passes over each batch
-    minibatch_size: int = 256  # frames in one gradient step, or near it: a batch is cut evenly
-    gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # 0: one-step returns; 1: whole returns
-    clip: float = 0.2  # how far a probability ratio may move from one
-    clip_value: bool = True  # hold value predictions within `clip` of the old ones, too
-    normalise_advantages: bool = True  # to mean 0 and variance 1 in each minibatch
-    entropy_weight: float = 0.01
-    value_weight: float = 0.5
-    max_grad_norm: float = 0.5  # of all gradients together; 0: no limit
-    target_kl: float | None = None  # ends a batch's epochs once the policy has moved this far
-    normalise_observations: bool = False  # by running statistics, which travel with the weights
-    normalise_rewards: bool = False  # by the running spread of the discounted return
-    # For data that lags behind the learner. What ratios are taken against:
-    #   behaviour: the recorded probabilities of the weights that acted
-    #   proximal: the learner's own weights at the start of the update, as if the data were fresh
-    #   decoupled: clipped against the learner's own, weighted by how far those are from the acting
-    objective: str = "behaviour"
-    weight_cap: float = 5.0  # decoupled: no frame weighs more than this
-    vtrace: bool = False  # V-trace returns, corrected for the lag, in place of GAE
-    vtrace_rho: float = 1.0  # V-trace: cap on the weight of a frame's own error
-    vtrace_c: float = 1.0  # V-trace: cap on the weight with which later errors are passed back
-    max_lag: int | None = None  # versions; frames that lag more are dropped, and counted
-
-    def validate(self) -> None:
-        """Raise ValueError, in one line, if a setting makes no sense."""
-        one_of("algo.name", self.name, ("ppo",))
-        one_of("algo.objective", self.objective, OBJECTIVES)
-        above("algo.learning_rate", self.learning_rate, 0)
-        at_least("algo.epochs", self.epochs, 1)
-        at_least("algo.minibatch_size", self.minibatch_size, 1)
-        between("algo.gamma", self.gamma, 0, 1)
-        between("algo.gae_lambda", self.gae_lambda, 0, 1)
-        above("algo.clip", self.clip, 0)
-        at_least("algo.entropy_weight", self.entropy_weight, 0)
-        at_least("algo.value_weight", self.value_weight, 0)
-        at_least("algo.max_grad_norm", self.max_grad_norm, 0)
-        if self.target_kl is not None:
-            above("algo.target_kl", self.target_kl, 0)
-        above("algo.weight_cap", self.weight_cap, 0)
-        above("algo.vtrace_rho", self.vtrace_rho, 0)
-        above("algo.vtrace_c", self.vtrace_c, 0)
-        if self.max_lag is not None:
-            at_least("algo.max_lag", self.max_lag, 0)
+from harness.options.algorithms import PPOConfig
+from harness.options.models import ModelConfig
 
 
 class PPOPolicy(nn.Module):
@@ -93,19 +40,19 @@ class PPOPolicy(nn.Module):
         super().__init__()
         self.encoder = encoder(model, observation_space)
         self.head = action_head(action_space, self.encoder.num_features)
-        self.is_image = model.name == "cnn"
+        self.is_image = self.encoder.reads_images
         self.observation_dims = len(observation_space.shape or ())
         self.normaliser: Normaliser | None = None
         if config.normalise_observations:
             if self.is_image:
                 raise ValueError(
-                    "algo.normalise_observations is true, but model=cnn scales its images itself; "
-                    "expected false"
+                    f"algo.normalise_observations=true model={model.name}: it scales its images "
+                    "itself; expected false"
                 )
             self.normaliser = Normaliser(tuple(observation_space.shape or ()))
         self.in_keys = ["observation"]
         self.out_keys: list[str | tuple[str, ...]] = ["action", "action_log_prob"]
-        self.is_recurrent = isinstance(self.encoder, LSTMEncoder)
+        self.is_recurrent = isinstance(self.encoder, RecurrentEncoder)
         if self.is_recurrent:
             self.in_keys.append("state")
             self.out_keys.append(("next", "state"))
@@ -114,7 +61,7 @@ class PPOPolicy(nn.Module):
         """Act on observations [N, ...], as `tensordict.nn.interaction_type()` says."""
         inputs = self.prepare(observation)
         carried: tuple[Tensor, ...] = ()
-        if isinstance(self.encoder, LSTMEncoder):
+        if isinstance(self.encoder, RecurrentEncoder):
             if state is None:  # as a collector asks for the first one
                 state = self.encoder.initial_state(len(inputs))
             features, after = self.encoder(inputs, state)
@@ -127,7 +74,7 @@ class PPOPolicy(nn.Module):
 
     def initial_state(self, num_envs: int) -> dict[str, Tensor]:
         """The state that episodes start with, by in_key."""
-        if isinstance(self.encoder, LSTMEncoder):
+        if isinstance(self.encoder, RecurrentEncoder):
             return {"state": self.encoder.initial_state(num_envs)}
         return {}
 
@@ -146,7 +93,7 @@ class Critic(nn.Module):
 
     def __init__(self, model: ModelConfig, observation_space: Space, num_features: int):
         super().__init__()
-        self.encoder = encoder(model, observation_space) if model.name == "mlp" else None
+        self.encoder = encoder(model, observation_space) if model.own_critic else None
         self.value = orthogonal(nn.Linear(num_features, 1), gain=1.0)
 
     def forward(self, inputs: Tensor, features: Tensor) -> Tensor:
@@ -158,41 +105,34 @@ class Critic(nn.Module):
 class PPO:
     """The learner: holds `policy`, which is sent to workers, and improves it batch by batch.
 
-    total_frames: after how many the learning rate has gone to nothing, if it is annealed.
+    An annealed learning rate is zero after `setup.total_frames`.
     """
 
     PER_FRAME = ("behaviour", "proximal", "value", "advantage", "target")
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        model: ModelConfig,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        total_frames: int,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-    ):
+    def __init__(self, config: PPOConfig, setup: Setup):
         config.validate()
-        model.validate()
-        if config.anneal_learning_rate and total_frames < 1:
+        setup.model.validate()
+        if config.anneal_learning_rate and setup.total_frames < 1:
             raise ValueError(
-                f"algo.anneal_learning_rate is true and total_frames is {total_frames}, which has "
-                "no end to anneal to; expected false"
+                f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "
+                "which has no end to anneal to; expected false"
             )
+        model, spaces = setup.model, (setup.observation_space, setup.action_space)
         self.config = config
-        self.sequence_length = model.sequence_length
-        self.total_frames = total_frames
-        self.device = torch.device(device)
-        with seeded(seed):
-            self.policy = PPOPolicy(config, model, observation_space, action_space)
-            self.critic = Critic(model, observation_space, self.policy.encoder.num_features)
+        self.objective = objective(config)
+        self.sequence_length = getattr(model, "sequence_length", 1)  # of recurrent models
+        self.total_frames = setup.total_frames
+        self.device = setup.device
+        with seeded(setup.seed):
+            self.policy = PPOPolicy(config, model, *spaces)
+            num_features = self.policy.encoder.num_features
+            self.critic = Critic(model, setup.observation_space, num_features)
         self.policy.to(self.device)
         self.critic.to(self.device)
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimiser = FlatAdam(parameters, config.learning_rate, eps=1e-5)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(setup.seed)
         self.reward_normaliser = Normaliser(centre=False).to(self.device)
         self.discounted_rewards = DiscountedReturns(config.gamma)
         self.frames = 0  # consumed so far
@@ -233,9 +173,8 @@ class PPO:
         advantages = part["advantage"]
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss, measured = policy_loss_of(
-            config, log_prob, part["behaviour"], part.get("proximal"), advantages
-        )
+        frames = Frames(log_prob, part["behaviour"], part["proximal"], advantages)
+        policy_loss, measured = self.objective(frames, config)
         value_loss = value_loss_of(config, value, part["value"], part["target"])
         entropy = entropy.mean()
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
@@ -245,7 +184,7 @@ class PPO:
     def _evaluate(self, part: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Of each frame: the log-probability of its action, the entropy there, and the value."""
         inputs, network = part["inputs"], self.policy.encoder
-        if isinstance(network, LSTMEncoder):
+        if isinstance(network, RecurrentEncoder):
             features, _ = network.unroll(inputs, part["state"], part["starts"])
         else:
             features = network(inputs)
@@ -309,9 +248,8 @@ class PPO:
             "value": value,
             "advantage": returns.advantages,
             "target": returns.targets,
+            "proximal": log_prob,
         }
-        if config.objective != "behaviour":
-            rows["proximal"] = log_prob
         metrics = {
             "dropped": int((mask & ~usable).sum()),
             "explained_variance": explained_variance(returns.targets, value, mask),
@@ -353,7 +291,7 @@ class PPO:
         mask = batch["collector", "mask"]
         goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
         cut = mask & ~goes_on & ~batch["next", "terminated"]
-        if isinstance(network, LSTMEncoder):
+        if isinstance(network, RecurrentEncoder):
             features, after = network.unroll(rows["inputs"], rows["state"][:, 0], rows["starts"])
             rows["state"][:, 1:] = after[:, :-1]
             next_inputs = self.policy.prepare(next_observations(batch, cut))
@@ -407,28 +345,6 @@ class PPO:
             normaliser.load_statistics(state["statistics"][name])
         self.discounted_rewards.load_state_dict(state["discounted_rewards"])
         self.frames = state["frames"]
-
-
-def policy_loss_of(
-    config: PPOConfig,
-    log_prob: Tensor,
-    behaviour: Tensor,
-    proximal: Tensor | None,
-    advantages: Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped objective, negated, and how far the policy is from what it is clipped to."""
-    anchor = behaviour if config.objective == "behaviour" or proximal is None else proximal
-    log_ratio = log_prob - anchor
-    ratio = log_ratio.exp()
-    gain = torch.min(ratio * advantages, ratio.clamp(1 - config.clip, 1 + config.clip) * advantages)
-    if config.objective == "decoupled" and proximal is not None:
-        gain = gain * (proximal - behaviour).exp().clamp(max=config.weight_cap)
-    with torch.no_grad():
-        measured = {
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clip_fraction": ((ratio - 1).abs() > config.clip).float().mean(),
-        }
-    return -gain.mean(), measured
 
 
 def value_loss_of(config: PPOConfig, value: Tensor, old: Tensor, target: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,48 +15,14 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from harness.algorithms.interface import Setup
 from harness.algorithms.state import FlatAdam, seeded, weights
-from harness.checks import above, at_least, between, one_of
-from harness.models.encoders import ACTIVATIONS, ModelConfig, encoder, flat, unflat
+from harness.models.encoders import ACTIVATIONS, encoder, flat, unflat
 from harness.models.heads import LOG_ROOT_TWO_PI, wants_sample
+from harness.options.algorithms import SACConfig
+from harness.options.models import ModelConfig
 
 LOG_STD_RANGE = (-5.0, 2.0)
-
-
-@dataclass
-class SACConfig:
-    """The settings of SAC; the defaults are the customary ones."""
-
-    name: str = "sac"
-    learning_rate: float = 3e-4  # of the policy's Adam
-    critic_learning_rate: float = 1e-3  # of the critics' Adam and the temperature's
-    gamma: float = 0.99  # discount
-    tau: float = 0.005  # how far the target critics move to the critics in one update
-    batch_size: int = 256  # replayed frames in one update
-    buffer_size: int = 1_000_000  # frames that the replay buffer holds
-    learning_starts: int = 5_000  # random frames before the first update
-    updates_per_frame: float = 1.0  # gradient steps for each collected frame
-    policy_delay: int = 2  # the policy takes this many steps after this many critic steps
-    alpha: float = 0.2  # temperature: what entropy is worth; the first, if it is automatic
-    auto_alpha: bool = True  # steer the temperature to the target entropy
-    # In the units of actions. None: minus the number of dimensions for actions from -1 to 1, and
-    # moved as far as other bounds are wider, so that it can be reached.
-    target_entropy: float | None = None
-
-    def validate(self) -> None:
-        """Raise ValueError, in one line, if a setting makes no sense."""
-        one_of("algo.name", self.name, ("sac",))
-        above("algo.learning_rate", self.learning_rate, 0)
-        above("algo.critic_learning_rate", self.critic_learning_rate, 0)
-        between("algo.gamma", self.gamma, 0, 1)
-        above("algo.tau", self.tau, 0)
-        between("algo.tau", self.tau, 0, 1)
-        at_least("algo.batch_size", self.batch_size, 1)
-        at_least("algo.buffer_size", self.buffer_size, self.batch_size)
-        at_least("algo.learning_starts", self.learning_starts, 0)
-        above("algo.updates_per_frame", self.updates_per_frame, 0)
-        at_least("algo.policy_delay", self.policy_delay, 1)
-        above("algo.alpha", self.alpha, 0)
 
 
 class SACPolicy(nn.Module):
@@ -145,24 +110,16 @@ class TwinCritics(nn.Module):
 class SAC:
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 
-    def __init__(
-        self,
-        config: SACConfig,
-        model: ModelConfig,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-    ):
+    def __init__(self, config: SACConfig, setup: Setup):
         config.validate()
-        model.validate()
+        setup.model.validate()
         self.config = config
-        self.device = torch.device(device)
-        with seeded(seed):
-            self.policy = SACPolicy(model, observation_space, action_space)
-            size = math.prod(observation_space.shape or ()) + math.prod(self.policy.shape)
-            self.critics = TwinCritics(model, size)
+        self.device = setup.device
+        observations, actions = setup.observation_space, setup.action_space
+        with seeded(setup.seed):
+            self.policy = SACPolicy(setup.model, observations, actions)
+            size = math.prod(observations.shape or ()) + math.prod(self.policy.shape)
+            self.critics = TwinCritics(setup.model, size)
         self.policy.to(self.device)
         self.critics.to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
@@ -174,7 +131,7 @@ class SAC:
         self.policy_optimiser = FlatAdam(self.policy.parameters(), config.learning_rate)
         self.critic_optimiser = FlatAdam(self.critics.parameters(), config.critic_learning_rate)
         self.alpha_optimiser = FlatAdam([self.log_alpha], config.critic_learning_rate)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = torch.Generator(self.device).manual_seed(setup.seed)
         self.updates = 0
         self.frames_owed = 0.0  # collected frames that no update has answered yet
         self._policy_metrics: dict[str, float] = {}

@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from harness.config.compose import parse
-from harness.config.errors import ConfigError
+from harness.options.errors import ConfigError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -30,7 +30,9 @@ def split(params: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str
     What the command line says about an option takes the place of `params`.
     """
     given = [f"{key}={value}" for key, value in params.items()]
-    by_key = {o.key_or_group: o for o in parse([*given, *overrides])}
+    by_key = {
+        o.key_or_group: o for o in OverridesParser.create().parse_overrides([*given, *overrides])
+    }
     fixed = [o.input_line or "" for o in by_key.values() if not o.is_sweep_override()]
     space = {key: distribution(o) for key, o in by_key.items() if o.is_sweep_override()}
     return fixed, space

@@ -1,35 +1,25 @@
-"""`--multirun`: every job's config is checked before the first job starts; hydra launches them."""
+"""A sweep: every job is planned before the first one starts, and counted at the end."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from harness.config.compose import (
-    CONF,
-    HYDRA_VERSION,
-    compose_job,
-    expand_sweep,
-    fixed_keys,
-    forced_in_sweep,
-    sweep_dir,
-    sweeper_options,
-)
-from harness.config.errors import ConfigError, ImpossiblePair
-from harness.config.load import RunPlan, plan_from_options, plan_run
-from harness.config.plugins import check_launcher, check_plugins
+from harness.config.explain import explained
+from harness.config.plan import check_writable, plain, plan_from
 from harness.config.space import corners, split
 from harness.files import read_json
+from harness.options.errors import ConfigError, ImpossiblePair
 from harness.run_dir import RunDir
 from harness.search import SearchConfig, Trial
 
@@ -39,165 +29,128 @@ SOUND = {"done", "pruned"}
 LONGEST_ERROR = 300
 
 
-def run_sweep(overrides: Sequence[str]) -> int:
-    """Run all jobs and report those that did not get done; the exit status."""
-    check_plugins(overrides)
-    jobs = expand_sweep(overrides)
-    plans = _plans(_corners(overrides) if jobs is None else jobs)
-    num_jobs = None if jobs is None else len(plans)
-    check_launcher(overrides, [plan.config for plan in plans])
-    folder = sweep_dir(overrides)
-    _make(folder)
-    before = sys.argv
-    # A job is named by what the sweep varies.
-    unnamed = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed_keys(overrides))}]"
-    arguments = [*forced_in_sweep(overrides), f"hydra.sweep.dir={folder}", unnamed]
-    sys.argv = ["run.py", "--multirun", *arguments]
-    try:
-        hydra.main(version_base=HYDRA_VERSION, config_path=str(CONF), config_name="config")(_job)()
-    except SystemExit as ended:  # a signal ended a job, and with it the sweep
-        report(folder, num_jobs)
-        return ended.code if isinstance(ended.code, int) else FAILED
-    except KeyboardInterrupt:
-        report(folder, num_jobs)
-        raise
-    finally:
-        sys.argv = before
-    return report(folder, num_jobs)
+class Sweep:
+    """The jobs of one `--multirun`; config is what Hydra composed for the sweep as a whole."""
 
+    def __init__(self, config: DictConfig):
+        self.config = config
+        self.folder = Path(str(config.hydra.sweep.dir))
+        self.num_jobs: int | None = None  # as far as that is known before
+        self._loader = GlobalHydra.instance().config_loader()
+        self._given = list(config.hydra.overrides.task)
 
-def _make(folder: Path) -> None:
-    """Where nothing can be written, hydra would say so in a traceback."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error}") from None
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{folder} cannot be written: it is read-only")
+    def check(self) -> None:
+        """Raise `ConfigError` if a job cannot work, or nothing can be written."""
+        if self.config.get("resume") is not None:
+            raise ConfigError(
+                f"resume={self.config.resume} with --multirun: a sweep starts new runs; "
+                "resume each of its runs in a command of its own"
+            )
+        jobs, searches = self._jobs()
+        planned = self._plan(jobs)
+        self.num_jobs = None if searches else planned
+        self._name_jobs()
+        check_writable(self.folder)
 
-
-def _plans(jobs: Sequence[Sequence[str]]) -> list[RunPlan]:
-    """The plan of every job, but of those that are left out, which are named."""
-    plans, left_out = [], {}
-    for job in jobs:
+    def _jobs(self) -> tuple[list[list[str]], bool]:
+        """The overrides of each job; for a search, of the ends of its space."""
+        sweeper = OmegaConf.to_container(self.config.hydra.sweeper, resolve=True)
+        assert isinstance(sweeper, dict)
+        target = str(sweeper.get("_target_"))
+        params = sweeper.get("params") or {}
+        if target.endswith(".BasicSweeper"):
+            return jobs_of(params, self._given, self._loader), False
+        if not target.endswith(".lockstep.sweeper.OptunaSweeper"):
+            return [], True  # another package's: only it knows what it will try
         try:
-            plans.append(_new(plan_run(job)))
-        except ImpossiblePair as error:
-            if not _skips_impossible(compose_job(job)[0]):
-                raise ImpossiblePair(
-                    f"{error} (in the job {' '.join(job)}; skip_impossible=true leaves it out)"
-                ) from None
-            left_out[str(error)] = error
-        except ConfigError as error:
-            raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
-    if left_out and not plans:
-        raise next(iter(left_out.values()))
-    for reason in left_out:
-        print(f"left out: {reason}")
-    return plans
+            search_config(sweeper, self.folder)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        fixed, space = split(params, self._given)
+        if not space:
+            raise ConfigError(
+                "hydra/sweeper=optuna has nothing to search: name options with several values, "
+                "as in algo.learning_rate=tag(log,interval(1e-4,1e-2))"
+            )
+        return [[*fixed, corner] for corner in corners(space)], True
+
+    def _plan(self, jobs: list[list[str]]) -> int:
+        """Plan every job, and name those that are left out; how many there are."""
+        planned, left_out = 0, {}
+        for job in jobs:
+            try:
+                with explained(job):
+                    composed = self._loader.load_sweep_config(self.config, job)
+                    plan = plan_from(composed, self.folder / "job", job)
+                    check_launcher(self.config, plan.config)
+                planned += 1
+            except ImpossiblePair as error:
+                if not plain(composed).get("skip_impossible"):
+                    raise ImpossiblePair(
+                        f"{error} (in the job {' '.join(job)}; skip_impossible=true leaves it out)"
+                    ) from None
+                left_out[str(error)] = error
+            except ConfigError as error:
+                raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
+        if left_out and not planned:
+            raise next(iter(left_out.values()))
+        for reason in left_out:
+            print(f"left out: {reason}")
+        return planned
+
+    def _name_jobs(self) -> None:
+        """Let jobs be named by what the sweep varies, and not by what all have in common."""
+        fixed = ",".join(fixed_keys(self._given))
+        keys = f"hydra.job.config.override_dirname.exclude_keys=[{fixed}]"
+        with open_dict(self.config):
+            self.config.hydra.overrides.hydra.append(keys)
+
+    def report(self) -> int:
+        """Say how the jobs ended; the exit status."""
+        folder = self.folder
+        found = {file.parent: read_json(file) for file in sorted(folder.glob("*/status.json"))}
+        states = {directory: _state(directory, status) for directory, status in found.items()}
+        counts = Counter(states.values())
+        if self.num_jobs is not None and self.num_jobs > len(found):
+            counts["never started"] = self.num_jobs - len(found)
+        print(f"{folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+        for directory, status in found.items():
+            if states[directory] not in SOUND:
+                error = " ".join(str(status.get("error") or "").split())[:LONGEST_ERROR]
+                said = f": {error}" if error else ""
+                print(f"  {states[directory]}: {directory}{said}", file=sys.stderr)
+        return 0 if set(counts) <= SOUND else FAILED
+
+    @staticmethod
+    def name_of(folder: Path) -> str:
+        """What groups the jobs of a sweep: its place below outputs/."""
+        parts = folder.parts
+        return "/".join(parts[parts.index(OUTPUTS) + 1 :]) if OUTPUTS in parts else folder.name
 
 
-def _new(plan: RunPlan) -> RunPlan:
-    if plan.resume:
-        raise ConfigError(
-            f"resume={plan.directory} with --multirun: a sweep starts new runs; "
-            "resume each of its runs in a command of its own"
-        )
-    return plan
+def jobs_of(
+    params: Mapping[str, Any], overrides: Sequence[str], loader: ConfigLoader | None = None
+) -> list[list[str]]:
+    """The overrides of each job: every combination of the values that options are given.
+
+    params: those of a sweeper's config; what the command line says about an option wins.
+    """
+    given = [f"{key}={value}" for key, value in params.items()]
+    parser = OverridesParser.create(config_loader=loader)
+    columns = {}
+    for override in parser.parse_overrides([*given, *overrides]):
+        key = override.get_key_element()
+        if override.is_discrete_sweep():
+            columns[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            columns[key] = [override.input_line or ""]
+    return [list(job) for job in itertools.product(*columns.values())]
 
 
-def _skips_impossible(options: dict[str, Any]) -> bool:
-    value = options.get("skip_impossible", False)
-    if not isinstance(value, bool):
-        raise ConfigError(f"skip_impossible={value}: expected true or false")
-    return value
-
-
-def _corners(overrides: Sequence[str]) -> list[list[str]]:
-    """Jobs that a search may come to: each option at its ends. Empty for others' sweepers."""
-    options = sweeper_options(overrides)
-    if not str(options.get("_target_")).endswith(".OptunaSweeper"):
-        return []
-    try:
-        _search_config(options, Path(OUTPUTS))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    fixed, space = split(options.get("params") or {}, overrides)
-    if not space:
-        raise ConfigError(
-            "hydra/sweeper=optuna has nothing to search: name options with several values, "
-            "as in algo.learning_rate=tag(log,interval(1e-4,1e-2))"
-        )
-    return [[*fixed, corner] for corner in corners(space)]
-
-
-def _job(composed: DictConfig) -> float:
-    """One job, in whatever process the launcher gives it; what a sweeper may optimise."""
-    from harness.execution import execute
-
-    options = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(options, dict)
-    hydra_config = HydraConfig.get()
-    directory = Path(hydra_config.runtime.output_dir)
-    try:
-        plan = _plan(options, directory, list(hydra_config.overrides.task))
-        plan.trial = _trial(hydra_config)
-        outcome = execute(plan)
-    except ImpossiblePair:
-        with suppress(OSError):
-            directory.rmdir()  # which hydra made, and which is empty
-        return math.nan
-    except ConfigError as error:  # found too late to refuse the sweep; the other jobs go on
-        run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
-        run_dir.end("failed", summary={}, error=error)
-        return math.nan
-    if outcome.signum is not None:
-        raise SystemExit(128 + outcome.signum)
-    return outcome.objective
-
-
-def _plan(options: dict[Any, Any], directory: Path, overrides: list[str]) -> RunPlan:
-    plan = plan_from_options({str(k): v for k, v in options.items()}, directory, overrides)
-    plan.sweep = sweep_name(directory.parent)
-    return plan
-
-
-def _trial(hydra_config: Any) -> Trial | None:
-    """The job's line to the search that it belongs to, if it does."""
-    options = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
-    assert isinstance(options, dict)
-    number = options.pop("trial", None)
-    if number is None:
-        return None
-    return Trial(_search_config(options, Path(hydra_config.sweep.dir)), int(number))
-
-
-def _search_config(options: dict[Any, Any], folder: Path) -> SearchConfig:
-    """What the sweeper's options say of its study."""
-    known = {key: options[key] for key in options if key in SearchConfig.__dataclass_fields__}
-    return SearchConfig(folder=folder, **known)
-
-
-def sweep_name(folder: Path) -> str:
-    """What groups the jobs of a sweep: its place below outputs/."""
-    parts = folder.parts
-    return "/".join(parts[parts.index(OUTPUTS) + 1 :]) if OUTPUTS in parts else folder.name
-
-
-def report(folder: Path, num_jobs: int | None = None) -> int:
-    """Say how the jobs of a sweep ended; the exit status."""
-    found = {file.parent: read_json(file) for file in sorted(folder.glob("*/status.json"))}
-    states = {directory: _state(directory, status) for directory, status in found.items()}
-    counts = Counter(states.values())
-    if num_jobs is not None and num_jobs > len(found):
-        counts["never started"] = num_jobs - len(found)
-    print(f"{folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
-    for directory, status in found.items():
-        if states[directory] not in SOUND:
-            error = " ".join(str(status.get("error") or "").split())[:LONGEST_ERROR]
-            said = f": {error}" if error else ""
-            print(f"  {states[directory]}: {directory}{said}", file=sys.stderr)
-    return 0 if set(counts) <= SOUND else FAILED
+def fixed_keys(overrides: Sequence[str]) -> list[str]:
+    """The options that are given one value for all jobs."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [override.key_or_group for override in parsed if not override.is_sweep_override()]
 
 
 def _state(directory: Path, status: dict[str, Any]) -> str:
@@ -206,7 +159,38 @@ def _state(directory: Path, status: dict[str, Any]) -> str:
     return "died" if state == "running" and not RunDir(directory).is_alive() else state
 
 
-def show_config(overrides: Sequence[str]) -> int:
-    """Print what would be run, and run nothing."""
-    print(plan_run(overrides).yaml, end="")
-    return 0
+def check_launcher(sweep: DictConfig, job: Any) -> None:
+    """Raise `ConfigError` for a launcher in whose processes a job cannot run."""
+    if sweep.hydra.runtime.choices.get("hydra/launcher") != "joblib":
+        return
+    workers = f"collector={job.collector.name}" if job.collector.name != "single" else ""
+    vector = "env.vectorisation=async" if job.env.vectorisation == "async" else ""
+    if workers or vector:
+        raise ConfigError(
+            f"hydra/launcher=joblib {workers or vector}: joblib's processes start others in a way "
+            "of its own, in which no worker comes up; take hydra/launcher=submitit_local"
+        )
+
+
+def end_of_job(directory: Path, composed: DictConfig, error: ConfigError | None) -> float:
+    """What a job returns that could not be planned; found too late to refuse the whole sweep."""
+    if error is not None:
+        run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
+        run_dir.end("failed", summary={}, error=error)
+    return math.nan
+
+
+def trial_of(hydra_config: Any) -> Trial | None:
+    """The job's connection to the search that it belongs to, if it does."""
+    options = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
+    assert isinstance(options, dict)
+    number = options.pop("trial", None)
+    if number is None:
+        return None
+    return Trial(search_config(options, Path(hydra_config.sweep.dir)), int(number))
+
+
+def search_config(options: dict[Any, Any], folder: Path) -> SearchConfig:
+    """What the sweeper's options say of its study."""
+    known = {key: options[key] for key in options if key in SearchConfig.__dataclass_fields__}
+    return SearchConfig(folder=folder, **known)

@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,8 +13,6 @@ import numpy as np
 import torch
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
-
-from harness.environments.factory import EnvConfig, EnvFactory
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +33,18 @@ class Evaluator:
     """
 
     def __init__(
-        self, config: EnvConfig, *, episodes: int = 10, seed: int = 0, max_steps: int = 100_000
+        self,
+        make_env: Callable[[], Any],
+        *,
+        episodes: int = 10,
+        seed: int = 0,
+        max_steps: int = 100_000,
     ):
         if episodes < 1:
             raise ValueError(f"evaluation: episodes is {episodes}, expected 1 or more")
         self.max_steps = max_steps
         self.seeds = [seed + i for i in range(episodes)]
-        self._factory = EnvFactory(replace(config, vectorisation="none", num_envs=1))
+        self._factory = make_env
         self._envs: list[gym.Env] = []
 
     def run(self, policy: nn.Module) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Environments: what `env=` describes, the wrappers it may name, and factories that travel."""
+"""Environments as a config describes them, made by factories that travel to the workers."""
 
 from __future__ import annotations
 
@@ -8,125 +8,102 @@ import importlib.util
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_all_start_methods
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import wrappers as single
 from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector
 
-from harness.checks import at_least, nearest, one_of
-
-VECTORISATIONS = ("none", "sync", "async", "native")
-
-# name: (wrapper of an environment, wrapper of a native vector of them or None)
-WRAPPERS: dict[str, tuple[Callable[..., gym.Env], Callable[..., VectorEnv] | None]] = {
-    "atari": (single.AtariPreprocessing, None),
-    "clip_reward": (single.ClipReward, vector.ClipReward),
-    "delay_observation": (single.DelayObservation, None),
-    "flatten_observation": (single.FlattenObservation, vector.FlattenObservation),
-    "frame_stack": (single.FrameStackObservation, None),
-    "grayscale": (single.GrayscaleObservation, vector.GrayscaleObservation),
-    "repeat_action": (single.RepeatAction, None),
-    "rescale_action": (single.RescaleAction, vector.RescaleAction),
-    "rescale_observation": (single.RescaleObservation, vector.RescaleObservation),
-    "resize": (single.ResizeObservation, vector.ResizeObservation),
-    "sticky_action": (single.StickyAction, None),
-    "time_aware": (single.TimeAwareObservation, None),
-}
+from harness.options.environments import EnvConfig
+from harness.options.errors import ConfigError, suggest
+from harness.options.typed import build
+from harness.parts import choice, load
+from harness.plugins import load_plugins
+from harness.registry import wrappers
 
 # Where gymnasium keeps environments that need more than gymnasium: the module, and our extra.
 EXTRAS = {"gymnasium.envs.mujoco": ("mujoco", "mujoco"), "gymnasium.envs.box2d": ("Box2D", "box2d")}
 
 
-@dataclass
-class EnvConfig:
-    """One kind of environment, and how many of them a worker steps."""
-
-    id: str = "CartPole-v1"  # a gymnasium id; "module:Name-v0" imports the module first
-    num_envs: int = 8  # environments in each worker
-    vectorisation: str = "sync"  # none (one environment), sync, async (a process each) or native
-    wrappers: list[Any] = field(
-        default_factory=list
-    )  # innermost first: name, or {name: {arguments}}
-    max_episode_steps: int | None = None  # none: the environment's own limit
-    kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment itself
-
-    def validate(self) -> None:
-        """Raise ValueError, in one line, if no such environment can be made."""
-        spec = find(self.id)
-        one_of("env.vectorisation", self.vectorisation, VECTORISATIONS)
-        at_least("env.num_envs", self.num_envs, 1)
-        if self.vectorisation == "none" and self.num_envs != 1:
-            raise ValueError(
-                f"env.num_envs is {self.num_envs} with env.vectorisation 'none', expected 1; "
-                "env.vectorisation=sync steps several"
+def check_environment(config: EnvConfig) -> None:
+    """Raise `ConfigError` if no such environment can be made."""
+    config.validate()
+    spec = find(config.id)
+    native = config.vectorisation == "native"
+    if native and spec.vector_entry_point is None:
+        raise ConfigError(
+            f"env.id={config.id} env.vectorisation=native: it has no vector form of its own; "
+            "take env.vectorisation=sync"
+        )
+    for wrapper in chosen_wrappers(config):
+        if native and wrapper.vector is None:
+            raise ConfigError(
+                f"env.wrappers: {wrapper.name!r} cannot wrap a native vector; "
+                "take env.vectorisation=sync"
             )
-        if self.max_episode_steps is not None:
-            at_least("env.max_episode_steps", self.max_episode_steps, 1)
-        native = self.vectorisation == "native"
-        if native and spec.vector_entry_point is None:
-            raise ValueError(
-                f"env.vectorisation is 'native', but {self.id} has no vector form of its own; "
-                "use 'sync'"
-            )
-        for name, _ in named(self.wrappers):
-            if native and WRAPPERS[name][1] is None:
-                raise ValueError(
-                    f"env.wrappers: {name!r} cannot wrap a native vector; "
-                    "use env.vectorisation=sync"
-                )
 
 
 def find(env_id: str) -> gym.envs.registration.EnvSpec:
-    """The registered environment of this id; ValueError names the nearest, or the missing extra."""
+    """The registered environment of this id; a `ConfigError` names the nearest, or the extra."""
     module, _, name = env_id.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
-        known = nearest(env_id, gym.registry)
-        raise ValueError(f"env.id is {env_id!r}, which gymnasium does not know{known}") from error
+        known = suggest(env_id, gym.registry)
+        raise ConfigError(f"env.id={env_id}: gymnasium does not know it; {known}") from error
     except (Exception, SystemExit) as error:  # whatever that module does when it is imported
         what = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"env.id is {env_id!r}, and {module} cannot be imported: {what}"
-        ) from error
+        raise ConfigError(f"env.id={env_id}: {module} cannot be imported: {what}") from error
     for place, (needs, extra) in EXTRAS.items():
         needed = str(spec.entry_point).startswith(place)
         if needed and importlib.util.find_spec(needs) is None:
-            raise ValueError(
-                f"env.id is {env_id!r}, which needs {needs}; "
-                f"install it with: pip install -e '.[{extra}]'"
+            raise ConfigError(
+                f"env.id={env_id} needs {needs}; install it with: pip install -e '.[{extra}]'"
             )
     return spec
 
 
-def named(wrappers: list[Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Each wrapper's name and arguments, from `name` or `{name: {arguments}}`."""
-    found = []
-    for entry in wrappers:
-        pairs = list(entry.items()) if isinstance(entry, Mapping) else [(entry, {})]
-        if len(pairs) != 1:
-            raise ValueError(
-                f"env.wrappers holds {entry!r}, expected a name or {{name: arguments}}"
-            )
-        name, arguments = pairs[0]
-        one_of("env.wrappers", name, WRAPPERS)
-        if not isinstance(arguments, Mapping | None):
-            raise ValueError(
-                f"env.wrappers gives {name!r} the arguments {arguments!r}, expected a mapping"
-            )
-        found.append((name, dict(arguments or {})))
-    return found
+@dataclass(frozen=True)
+class ChosenWrapper:
+    """A wrapper with its arguments."""
+
+    name: str
+    wrap: Callable[..., Any]
+    vector: Callable[..., Any] | None
+    arguments: dict[str, Any]
+
+
+def chosen_wrappers(config: EnvConfig) -> list[ChosenWrapper]:
+    """The wrappers of a config, innermost first."""
+    return [_chosen(*choice(entry, "env.wrappers")) for entry in config.wrappers]
+
+
+def _chosen(name: str, arguments: dict[str, Any]) -> ChosenWrapper:
+    if ":" not in name:
+        part = wrappers.get(name)
+        if part.options is not None:
+            arguments = {"options": build(part.options, arguments, f"env.wrappers.{name}")}
+        vector = part.vector and load(part.vector)
+        return ChosenWrapper(name, part.load(), vector, arguments)
+    try:
+        return ChosenWrapper(name, load(name), None, arguments)
+    except (Exception, SystemExit) as error:  # whatever its module does when it is imported
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"env.wrappers: {name!r} cannot be imported: {what}") from error
+
+
+def single(config: EnvConfig) -> EnvConfig:
+    """The same environment, one and not a vector."""
+    return replace(config, vectorisation="none", num_envs=1)
 
 
 @dataclass(frozen=True)
@@ -135,8 +112,10 @@ class EnvFactory:
 
     config: EnvConfig
     render_mode: str | None = None
+    plugins: tuple[str, ...] = ()  # modules to import first: they may register what is named
 
     def __call__(self) -> gym.Env | VectorEnv:
+        load_plugins(self.plugins)
         config = self.config
         make_one = partial(_make_one, config, self.render_mode)
         match config.vectorisation:
@@ -159,9 +138,7 @@ class EnvFactory:
                     context="fork" if "fork" in get_all_start_methods() else None,
                     autoreset_mode=AutoresetMode.DISABLED,
                 )
-        raise ValueError(
-            f"env.vectorisation is {config.vectorisation!r}, expected {VECTORISATIONS}"
-        )
+        raise ValueError(f"env.vectorisation is {config.vectorisation!r}")
 
     def __str__(self) -> str:
         return f"env.id={self.config.id}"
@@ -190,8 +167,8 @@ def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
         **_arguments(config, render_mode),
     )
     env = ClipToBounds(env) if _bounded(env.action_space) else env
-    for name, arguments in named(config.wrappers):
-        env = WRAPPERS[name][0](env, **arguments)
+    for wrapper in chosen_wrappers(config):
+        env = wrapper.wrap(env, **wrapper.arguments)
     return env
 
 
@@ -206,11 +183,10 @@ def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
         **kwargs,
     )
     envs = ClipVectorToBounds(envs) if _bounded(envs.single_action_space) else envs
-    for name, arguments in named(config.wrappers):
-        wrapper = WRAPPERS[name][1]
-        if wrapper is None:
-            raise ValueError(f"env.wrappers: {name!r} cannot wrap a native vector")
-        envs = wrapper(envs, **arguments)
+    for wrapper in chosen_wrappers(config):
+        if wrapper.vector is None:
+            raise ConfigError(f"env.wrappers: {wrapper.name!r} cannot wrap a native vector")
+        envs = wrapper.vector(envs, **wrapper.arguments)
     return envs
 
 

@@ -1,4 +1,4 @@
-"""Loggers: metrics.jsonl always, W&B and TensorBoard as the config says."""
+"""Loggers: metrics.jsonl always, and those that the config names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.config.schema import LoggerConfig
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
 from harness.logging.jsonl import JsonlLogger
-from harness.logging.tensorboard import TensorBoardLogger
-from harness.logging.wandb import WandbLogger
+from harness.registry import loggers
 from harness.run_dir import RunDir
 
 __all__ = ["Histogram", "Logger", "Loggers", "Metrics", "RunInfo", "make_loggers"]
@@ -45,19 +43,7 @@ class Loggers(Logger):
         self._loggers = []
 
 
-def make_loggers(config: LoggerConfig, run_dir: RunDir, info: RunInfo) -> Loggers:
-    """The loggers that a run has."""
-    loggers: list[Logger] = [JsonlLogger(run_dir.metrics)]
-    if config.tensorboard:
-        loggers.append(TensorBoardLogger(run_dir.path / "tensorboard"))
-    if config.wandb != "disabled":
-        loggers.append(
-            WandbLogger(
-                run_dir.path,
-                info,
-                mode=config.wandb,
-                project=config.project,
-                entity=config.entity,
-            )
-        )
-    return Loggers(loggers)
+def make_loggers(chosen: Mapping[str, Any], run_dir: RunDir, info: RunInfo) -> Loggers:
+    """The loggers that a run has: metrics.jsonl, and those of its config, options by name."""
+    made = [loggers.get(name).load()(options, run_dir, info) for name, options in chosen.items()]
+    return Loggers([JsonlLogger(run_dir.metrics), *(logger for logger in made if logger)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ class RunInfo:
     job_type: str = ""  # sync/collector
     wandb_id: str = ""
     resumed: bool = False
-    tags: list[str] = field(default_factory=list)
 
 
 class Logger(ABC):

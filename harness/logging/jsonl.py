@@ -51,3 +51,7 @@ class JsonlLogger(Logger):
         if self._waits:
             log.warning("%s is written again, and nothing is missing", self._file)
             self._waits = False
+
+
+def no_more_loggers(options: Any, run_dir: Any, info: Any) -> None:
+    """`logger=jsonl`: every run has this logger anyway."""

@@ -15,7 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.logging.base import Histogram, Logger, Metrics
+from harness.logging.base import Histogram, Logger, Metrics, RunInfo
+from harness.options.loggers import TensorBoardConfig
+from harness.run_dir import RunDir
+
+
+def make(options: TensorBoardConfig, run_dir: RunDir, info: RunInfo) -> TensorBoardLogger:
+    """`logger=tensorboard`."""
+    return TensorBoardLogger(run_dir.path / "tensorboard")
+
 
 CASTAGNOLI = 0x82F63B78
 

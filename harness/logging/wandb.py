@@ -16,7 +16,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ import numpy as np
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
 from harness.logging.figures import draw_run
 from harness.logging.wandb_report import open_png
+from harness.options.loggers import WandbConfig
+from harness.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,19 @@ METRICS = "metrics.jsonl"
 class WandbLogger(Logger):
     """One W&B run, offline or online."""
 
-    def __init__(self, folder: Path, info: RunInfo, *, mode: str, project: str, entity: str | None):
+    def __init__(
+        self,
+        folder: Path,
+        info: RunInfo,
+        *,
+        mode: str,
+        project: str,
+        entity: str | None = None,
+        tags: Sequence[str] = (),
+    ):
         self._folder = folder
         self._info = info
+        self._tags = list(tags)
         self._where: dict[str, Any] = {"mode": mode, "project": project, "entity": entity}
         self._jobs: queue.Queue[Callable[[Any], None] | None] = queue.Queue(WAITING)
         self._lost = 0
@@ -100,7 +112,7 @@ class WandbLogger(Logger):
             name=self._info.name,
             group=self._info.group,
             job_type=self._info.job_type,
-            tags=self._info.tags,
+            tags=self._tags,
             config=self._info.options,
             id=self._info.wandb_id or None,
             resume="allow" if self._info.resumed else None,
@@ -174,3 +186,17 @@ def _tear_down() -> None:
         wandb.teardown()
     except Exception as error:  # noqa: BLE001, nothing depends on it any more
         log.warning("W&B did not end cleanly: %s", error)
+
+
+def make(options: WandbConfig, run_dir: RunDir, info: RunInfo) -> WandbLogger | None:
+    """`logger=wandb`; None where it is disabled."""
+    if options.mode == "disabled":
+        return None
+    return WandbLogger(
+        run_dir.path,
+        info,
+        mode=options.mode,
+        project=options.project,
+        entity=options.entity,
+        tags=options.tags,
+    )

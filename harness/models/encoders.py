@@ -1,17 +1,16 @@
-"""Networks: the encoders that `model=` chooses from, and the layers that the algorithms share."""
+"""Encoders of observations, which `model=` chooses from, and the layers they share with heads."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
 from gymnasium.spaces import Box, Space
 from torch import Tensor, nn
 
-from harness.checks import at_least, one_of
+from harness.options.models import LSTMConfig, ModelConfig
+from harness.registry import models
 
-KINDS = ("mlp", "cnn", "lstm")
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -19,26 +18,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
 }
-
-
-@dataclass
-class ModelConfig:
-    """What the networks between observation and action look like."""
-
-    name: str = "mlp"  # mlp: vectors; cnn: images of bytes; lstm: vectors, with a memory
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])  # widths, input to output
-    activation: str = "tanh"  # tanh, relu, elu, gelu or silu, after each hidden layer
-    lstm_size: int = 128  # lstm: width of the memory, which follows the hidden layers
-    sequence_length: int = 16  # lstm: frames that one gradient goes back through
-
-    def validate(self) -> None:
-        """Raise ValueError, in one line, if this describes no network."""
-        one_of("model.name", self.name, KINDS)
-        one_of("model.activation", self.activation, ACTIVATIONS)
-        for width in self.hidden_sizes:
-            at_least("model.hidden_sizes", width, 1)
-        at_least("model.lstm_size", self.lstm_size, 1)
-        at_least("model.sequence_length", self.sequence_length, 1)
 
 
 def mlp(
@@ -76,35 +55,61 @@ def orthogonal(module: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:
     return module
 
 
-def encoder(config: ModelConfig, space: Space) -> MLPEncoder | CNNEncoder | LSTMEncoder:
+class Encoder(nn.Module):
     """The network from an observation to the features that heads are put on."""
+
+    reads_images = False  # whether it takes observations as they are, not as vectors of floats
+    num_features: int
+
+
+class RecurrentEncoder(Encoder):
+    """An encoder that carries a state, one tensor, from step to step."""
+
+    def initial_state(self, *batch: int) -> Tensor:
+        """The state that an episode starts with."""
+        raise NotImplementedError
+
+    def unroll(self, observation: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Many steps [N, L, ...]: the features, and the state *after* each step.
+
+        starts: where an episode begins, so that the state before is forgotten.
+        """
+        raise NotImplementedError
+
+
+def encoder(config: ModelConfig, space: Space) -> Encoder:
+    """The encoder that a config names; ValueError if it cannot read the observations."""
+    made: Encoder = models.get(config.name).load()(config, space)
+    return made
+
+
+def check_observations(config: ModelConfig, space: Space, *, images: bool) -> tuple[int, ...]:
+    """The observations' shape; ValueError unless they are images of bytes, or vectors."""
     if not isinstance(space, Box):
         raise ValueError(
             f"model={config.name} reads arrays of numbers, and the observations are a "
             f"{type(space).__name__}; add env.wrappers=[flatten_observation]"
         )
-    image = space.dtype == "uint8" and len(space.shape) == 3
-    if config.name == "cnn":
-        if not image:
-            raise ValueError(
-                f"model=cnn reads images of bytes, and the observations are {space.dtype} of shape "
-                f"{space.shape}; use model=mlp"
-            )
-        return CNNEncoder(config, space.shape)
-    if image:
+    is_image = space.dtype == "uint8" and len(space.shape) == 3
+    if images and not is_image:
+        raise ValueError(
+            f"model={config.name} reads images of bytes, and the observations are {space.dtype} of "
+            f"shape {space.shape}; use model=mlp"
+        )
+    if is_image and not images:
         raise ValueError(
             f"model={config.name} reads vectors, and the observations are images of shape "
             f"{space.shape}; use model=cnn"
         )
-    kind = LSTMEncoder if config.name == "lstm" else MLPEncoder
-    return kind(config, math.prod(space.shape))
+    return space.shape
 
 
-class MLPEncoder(nn.Module):
+class MLPEncoder(Encoder):
     """Hidden layers over a vector."""
 
-    def __init__(self, config: ModelConfig, num_inputs: int):
+    def __init__(self, config: ModelConfig, space: Space):
         super().__init__()
+        num_inputs = math.prod(check_observations(config, space, images=False))
         self.layers = mlp(num_inputs, config.hidden_sizes, config.activation)
         self.num_features = config.hidden_sizes[-1] if config.hidden_sizes else num_inputs
         orthogonal(self)
@@ -113,11 +118,14 @@ class MLPEncoder(nn.Module):
         return self.layers(observation)
 
 
-class CNNEncoder(nn.Module):
+class CNNEncoder(Encoder):
     """Three convolutions over an image of bytes, channels first or last, then hidden layers."""
 
-    def __init__(self, config: ModelConfig, shape: tuple[int, ...]):
+    reads_images = True
+
+    def __init__(self, config: ModelConfig, space: Space):
         super().__init__()
+        shape = check_observations(config, space, images=True)
         self.channels_last = shape[2] < shape[0]
         if self.channels_last:
             shape = (shape[2], *shape[:2])
@@ -143,11 +151,12 @@ class CNNEncoder(nn.Module):
         return self.layers(self.convolutions(image / 255.0))
 
 
-class LSTMEncoder(nn.Module):
-    """Hidden layers over a vector, then a memory. Its state is one tensor: hidden beside cell."""
+class LSTMEncoder(RecurrentEncoder):
+    """Hidden layers over a vector, then an LSTM. Its state is one tensor: hidden beside cell."""
 
-    def __init__(self, config: ModelConfig, num_inputs: int):
+    def __init__(self, config: LSTMConfig, space: Space):
         super().__init__()
+        num_inputs = math.prod(check_observations(config, space, images=False))
         self.layers = mlp(num_inputs, config.hidden_sizes, config.activation)
         width = config.hidden_sizes[-1] if config.hidden_sizes else num_inputs
         self.cell = nn.LSTMCell(width, config.lstm_size)
@@ -156,7 +165,6 @@ class LSTMEncoder(nn.Module):
         orthogonal(self.cell, gain=1.0)
 
     def initial_state(self, *batch: int) -> Tensor:
-        """The state that an episode starts with: zeros."""
         return self.cell.weight_hh.new_zeros(*batch, 2 * self.num_features)
 
     def forward(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,10 +173,6 @@ class LSTMEncoder(nn.Module):
         return hidden, torch.cat([hidden, cell], dim=-1)
 
     def unroll(self, observation: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Many steps [N, L, ...]: the features, and the state *after* each step.
-
-        starts: where an episode begins, so that the state before is forgotten.
-        """
         inputs = self.layers(observation).unbind(1)
         keep = (~starts).to(state.dtype).unsqueeze(-1).unbind(1)
         hidden, cell = state.chunk(2, dim=-1)

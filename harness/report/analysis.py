@@ -25,8 +25,8 @@ from harness.analysis.statistics import (
     profile,
     trailing_mean,
 )
-from harness.checks import nearest
 from harness.metrics import PHASES
+from harness.options.errors import suggest
 from harness.report.read import Run
 from harness.report.settings import SOURCE, Plan, Setting, Task
 
@@ -123,7 +123,7 @@ def _check_metric(metric: str | None, found: Sequence[Findings]) -> None:
     results = [result for findings in found for result in findings.results]
     known = {name for r in results for run in r.setting.done.values() for name in run.summary}
     if metric is not None and known and metric not in known:
-        raise ValueError(f"--metric is {metric!r}{nearest(metric, sorted(known))}")
+        raise ValueError(f"--metric is {metric!r}; {suggest(metric, known)}")
 
 
 def _task(task: Task, metric: str | None, target: float | None) -> Findings:
@@ -245,7 +245,7 @@ def _choose_pairs(found: Sequence[Findings], baseline: str | None, by_source: bo
             _compare(findings, [(other, label) for other in others])
     if not matched:
         labels = [result.label for findings in found for result in findings.results]
-        raise ValueError(f"--baseline is {baseline!r}{nearest(baseline, labels)}")
+        raise ValueError(f"--baseline is {baseline!r}; {suggest(str(baseline), labels)}")
 
 
 def _across_sources(settings: Sequence[Setting]) -> list[tuple[str, str]]:

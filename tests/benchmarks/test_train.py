@@ -20,7 +20,7 @@ from benchmarks.train_case import PPO, SAC, Episodes, Training, last_tenth
 from benchmarks.train_contestants import CONTESTANTS, Contestant
 from benchmarks.train_ours import overrides, read_episodes
 from benchmarks.train_report import Row, Turn, fastest_peer
-from harness.config import plan_run
+from harness.config.plan import plan_run
 from tests.benchmarks.test_collect import group_of, until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -434,7 +434,7 @@ def wandb(rng: random.Random) -> Fault:
             environment=environment,
             **moment,
         )
-    run.options["logger.wandb"] = "online"
+    run.options["logger.wandb.mode"] = "online"
     base = DEAD_PORT if how == "unreachable" else f"http://127.0.0.1:{_silent_port()}"
     return Fault(f"W&B is {how}", {"done"}, run, environment=environment | {"WANDB_BASE_URL": base})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 # In the trainer: (what is called, up to which call of it may be chosen).
 TRAINER: dict[str, list[tuple[str, int]]] = {
     "imports": [
-        ("harness.arguments", 1),
+        ("harness.registry", 1),
         ("harness.config", 1),
         ("omegaconf", 1),
         ("torch", 1),
@@ -15,7 +15,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("harness.provenance", 1),
     ],
     "planning": [
-        ("harness.config:plan_run", 1),
+        ("harness.config.plan:plan_from", 1),
         ("harness.execution:execute", 1),
         ("harness.pipeline:make_learner", 1),
     ],

@@ -83,7 +83,7 @@ def test_a_run_that_ended_well_is_right(victim):
     [
         ("running", 0, "", "status.json says 'running'"),
         ("done", None, "", "it ended as 'hung'"),
-        ("interrupted", 130, "run.py: interrupted by SIGINT\n", "it ended as 'interrupted'"),
+        ("interrupted", 130, "lockstep: interrupted by SIGINT\n", "it ended as 'interrupted'"),
         ("failed", 1, "", "it failed without a word"),
         ("done", 0, "Traceback (most recent call last):\n", "it prints 'Traceback'"),
     ],

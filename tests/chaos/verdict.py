@@ -62,7 +62,7 @@ def judge_resumed(victim: Victim, code: int | None, wanted: int) -> list[str]:
 
 def _judge_words(victim: Victim, fault: Fault, end: str) -> Iterator[str]:
     said = victim.errors.read_text(errors="replace")
-    lines = [line for line in said.splitlines() if line.startswith("run.py: ")]
+    lines = [line for line in said.splitlines() if line.startswith("lockstep: ")]
     if end == "failed" and not lines:
         yield "it failed without a word"
     if end == "refused" and len(lines) != 1:

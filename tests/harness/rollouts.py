@@ -15,7 +15,8 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor
 
-from harness.environments.factory import EnvConfig, EnvFactory
+from harness.environments.factory import EnvFactory
+from harness.options.environments import EnvConfig
 
 
 class Noise(gym.Env[Any, Any]):

@@ -13,13 +13,14 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from harness.environments.factory import EXTRAS, EnvConfig, EnvFactory
+from harness.environments.factory import EXTRAS, EnvFactory, check_environment
+from harness.options.environments import EnvConfig
 
 
 def made(**config):
     """What a factory gives after a journey to another process."""
     description = EnvConfig(**config)
-    description.validate()
+    check_environment(description)
     return pickle.loads(pickle.dumps(EnvFactory(description)))()
 
 
@@ -130,29 +131,29 @@ def test_actions_are_clipped_in_a_native_vector_too(echo):
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({"id": "CartPol-v1"}, "env.id is 'CartPol-v1'.*did you mean 'CartPole-v1'"),
-        ({"id": "LunarLander-v2"}, "did you mean 'LunarLander-v3'"),
-        ({"id": "no_such_module:Thing-v0"}, "env.id is 'no_such_module:Thing-v0'"),
-        ({"vectorisation": "nativ"}, "did you mean 'native'"),
-        ({"vectorisation": "none", "num_envs": 8}, "env.num_envs is 8.*expected 1"),
-        ({"num_envs": 0}, "env.num_envs is 0, expected 1 or more"),
-        ({"max_episode_steps": 0}, "env.max_episode_steps is 0"),
+        ({"id": "CartPol-v1"}, "env.id=CartPol-v1: .*did you mean CartPole-v1"),
+        ({"id": "LunarLander-v2"}, "did you mean LunarLander-v3"),
+        ({"id": "no_such_module:Thing-v0"}, "env.id=no_such_module:Thing-v0: "),
+        ({"vectorisation": "nativ"}, "did you mean native"),
+        ({"vectorisation": "none", "num_envs": 8}, "env.num_envs=8.*expected 1"),
+        ({"num_envs": 0}, "env.num_envs=0: expected a whole number .1 to 1000000"),
+        ({"max_episode_steps": 0}, "env.max_episode_steps=0: "),
         ({"id": "Pendulum-v1", "vectorisation": "native"}, "no vector form of its own"),
-        ({"wrappers": ["frame_stak"]}, "did you mean 'frame_stack'"),
+        ({"wrappers": ["frame_stak"]}, "did you mean frame_stack"),
         ({"wrappers": [{"resize": {}, "atari": {}}]}, "expected a name or"),
         ({"wrappers": ["time_aware"], "vectorisation": "native"}, "cannot wrap a native vector"),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_refused_in_one_line(config, complaint):
     with pytest.raises(ValueError, match=complaint) as caught:
-        EnvConfig(**config).validate()
+        check_environment(EnvConfig(**config))
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(EXTRAS, "gymnasium.envs.mujoco", ("no_such_module", "mujoco"))
     with pytest.raises(ValueError, match=r"needs no_such_module.*pip install -e '.\[mujoco\]'"):
-        EnvConfig(id="HalfCheetah-v5").validate()
+        check_environment(EnvConfig(id="HalfCheetah-v5"))
 
 
 def test_an_error_calls_a_factory_by_what_it_makes():
@@ -164,7 +165,8 @@ def test_a_hanging_member_does_not_outlive_the_process_that_made_its_vector(tmp_
     program = """
 import os, signal, sys
 from pathlib import Path
-from harness.environments.factory import EnvConfig, EnvFactory
+from harness.environments.factory import EnvFactory
+from harness.options.environments import EnvConfig
 kwargs = {"where": "reset", "what": "hang", "at": 1, "once": sys.argv[1], "continuous": False}
 name = "tests.chaos.environments:Trouble-v0"
 config = EnvConfig(name, vectorisation="async", num_envs=1, kwargs=kwargs)

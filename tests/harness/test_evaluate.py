@@ -9,10 +9,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
-from harness.algorithms.ppo import PPO, PPOConfig
+from harness.algorithms.interface import Setup
+from harness.algorithms.ppo import PPO
 from harness.environments.evaluate import Evaluator
-from harness.environments.factory import EnvConfig
-from harness.models.encoders import ModelConfig
+from harness.environments.factory import EnvFactory, single
+from harness.options import EnvConfig, LSTMConfig, MLPConfig, PPOConfig
 
 
 class Counting(gym.Env):
@@ -55,27 +56,29 @@ class Always(nn.Module):
 
 def test_every_episode_counts_once_and_the_figures_are_theirs(counting):
     policy = Always()
-    result = Evaluator(counting, episodes=3, seed=2).run(policy)  # lengths 2, 3 and 4
+    result = Evaluator(EnvFactory(single(counting)), episodes=3, seed=2).run(
+        policy
+    )  # lengths 2, 3 and 4
     assert result["eval/return"] == result["eval/length"] == 3.0
     assert result["eval/return_std"] == pytest.approx(np.std([2, 3, 4]))
     assert policy.sizes == [3, 3, 2, 1]  # finished environments are left alone
 
 
 def test_an_episode_without_an_end_is_cut_and_named(counting, caplog):
-    result = Evaluator(counting, episodes=3, seed=2, max_steps=3).run(Always())
+    result = Evaluator(EnvFactory(single(counting)), episodes=3, seed=2, max_steps=3).run(Always())
     assert result["eval/return"] == pytest.approx((2 + 3 + 3) / 3)
     assert "1 of 3 episodes had not ended after evaluation.max_steps=3" in caplog.text
 
 
 def test_the_same_policy_gets_the_same_result_each_time(counting):
-    evaluator = Evaluator(counting, episodes=4, seed=1)
+    evaluator = Evaluator(EnvFactory(single(counting)), episodes=4, seed=1)
     assert evaluator.run(Always()) == evaluator.run(Always())
     evaluator.close()
 
 
 def test_no_global_random_stream_is_moved(counting):
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    Evaluator(counting, episodes=2, seed=1).run(Always())
+    Evaluator(EnvFactory(single(counting)), episodes=2, seed=1).run(Always())
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     assert after == before
 
@@ -85,10 +88,10 @@ def test_a_learners_policy_is_played_deterministically_and_left_as_it_was(model)
     config = EnvConfig(num_envs=8, vectorisation="native", max_episode_steps=20)
     space = Box(-1, 1, (4,), np.float32)
     algo = PPOConfig(normalise_observations=True)
-    network = ModelConfig(name=model, hidden_sizes=[8])
-    policy = PPO(algo, network, space, Discrete(2), total_frames=1000).policy
+    network = {"mlp": MLPConfig, "lstm": LSTMConfig}[model](hidden_sizes=[8])
+    policy = PPO(algo, Setup(space, Discrete(2), network, total_frames=1000)).policy
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    evaluator = Evaluator(config, episodes=3, seed=5)
+    evaluator = Evaluator(EnvFactory(single(config)), episodes=3, seed=5)
     assert evaluator.run(policy) == evaluator.run(policy)
     for name, value in policy.state_dict().items():
         assert torch.equal(value, before[name])
@@ -97,4 +100,4 @@ def test_a_learners_policy_is_played_deterministically_and_left_as_it_was(model)
 
 def test_no_episodes_are_refused():
     with pytest.raises(ValueError, match="episodes is 0, expected 1 or more"):
-        Evaluator(EnvConfig(), episodes=0)
+        Evaluator(EnvFactory(single(EnvConfig())), episodes=0)

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.arguments import split_arguments
-from harness.config import groups
-from harness.help import EXAMPLES, page
+from harness.config.help import EXAMPLES, groups, page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,10 +79,3 @@ def test_who_stops_reading_gets_no_traceback():
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == 141
-
-
-def test_flags_are_told_from_overrides():
-    flags, rest = split_arguments(["-m", "seed=1,2", "--show-config"])
-    assert (flags.multirun, flags.show_config, flags.help) == (True, True, False)
-    assert rest == ["seed=1,2"]
-    assert split_arguments(["--help", "sync"])[0].help_topic == "sync"

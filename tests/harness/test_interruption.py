@@ -17,7 +17,7 @@ import pytest
 
 import run
 from harness.checkpoints import Checkpoints
-from harness.config import plan_run
+from harness.config.plan import plan_run
 from harness.environments import evaluate
 from harness.execution import execute
 from harness.files import read_json

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from collectors import ReplayBuffer
 from harness.algorithms.learners import OffPolicy
-from harness.algorithms.sac import SACConfig
+from harness.options import SACConfig
 
 
 class Algorithm:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from harness.algorithms import PPO, SAC, PPOConfig, SACConfig
+from harness.algorithms.interface import Setup
+from harness.algorithms.ppo import PPO
+from harness.algorithms.sac import SAC
 from harness.environments.evaluate import Evaluator
-from harness.environments.factory import EnvConfig
-from harness.models.encoders import ModelConfig
+from harness.environments.factory import EnvFactory, single
+from harness.options import EnvConfig, LSTMConfig, MLPConfig, ModelConfig, PPOConfig, SACConfig
 from tests.harness.rollouts import known
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,13 +33,13 @@ def _one_thread():
 def ppo_returns(total: int, model: ModelConfig, delay: int = 0, **config: Any) -> float:
     """Train on CartPole, on batches `delay` updates old; then play."""
     collector = known("CartPole-v1", num_envs=8)
-    ppo = PPO(PPOConfig(**config), model, *collector.spaces, total_frames=total)
+    ppo = PPO(PPOConfig(**config), Setup(*collector.spaces, model, total_frames=total))
     waiting: list[TensorDict] = []
     for version in range(total // 256):
         waiting.append(collector.collect(ppo.policy, 32, version))
         if len(waiting) > delay:
             ppo.update(waiting.pop(0), version)
-    return Evaluator(EnvConfig(), episodes=10).run(ppo.policy)["eval/return"]
+    return Evaluator(EnvFactory(single(EnvConfig())), episodes=10).run(ppo.policy)["eval/return"]
 
 
 FAST: dict[str, Any] = {
@@ -52,16 +54,16 @@ FAST: dict[str, Any] = {
 
 
 def test_ppo_solves_cartpole():
-    assert ppo_returns(60_000, ModelConfig(), **FAST) >= 475
+    assert ppo_returns(60_000, MLPConfig(), **FAST) >= 475
 
 
 def test_ppo_with_normalisation_solves_cartpole():
     scaled = {"normalise_observations": True, "normalise_rewards": True}
-    assert ppo_returns(60_000, ModelConfig(), **FAST, **scaled) >= 400
+    assert ppo_returns(60_000, MLPConfig(), **FAST, **scaled) >= 400
 
 
 def test_ppo_with_a_memory_learns_cartpole():
-    model = ModelConfig(name="lstm", hidden_sizes=[32], lstm_size=32)
+    model = LSTMConfig(hidden_sizes=[32], lstm_size=32)
     assert ppo_returns(30_000, model, **{**FAST, "epochs": 5}) >= 100
 
 
@@ -69,13 +71,13 @@ def test_ppo_with_a_memory_learns_cartpole():
     "config", [{}, {"objective": "decoupled"}, {"objective": "decoupled", "vtrace": True}]
 )
 def test_ppo_learns_cartpole_from_data_that_lags(config):
-    assert ppo_returns(60_000, ModelConfig(), delay=4, **FAST, **config) >= 200
+    assert ppo_returns(60_000, MLPConfig(), delay=4, **FAST, **config) >= 200
 
 
 def test_sac_improves_at_pendulum():
     collector = known("Pendulum-v1", num_envs=1)
-    model = ModelConfig(hidden_sizes=[64, 64], activation="relu")
-    sac = SAC(SACConfig(batch_size=128), model, *collector.spaces)
+    model = MLPConfig(hidden_sizes=[64, 64], activation="relu")
+    sac = SAC(SACConfig(batch_size=128), Setup(*collector.spaces, model))
     generator = torch.Generator().manual_seed(0)
     total = 5000
     store = collector.collect(sac.policy, 1).flatten().expand(total).clone()
@@ -84,6 +86,6 @@ def test_sac_improves_at_pendulum():
         if i >= 500:
             drawn = torch.randint(i + 1, (128,), generator=generator)
             sac.update(store[drawn])
-    result = Evaluator(EnvConfig(id="Pendulum-v1"), episodes=5).run(sac.policy)
+    result = Evaluator(EnvFactory(single(EnvConfig(id="Pendulum-v1"))), episodes=5).run(sac.policy)
     assert result["eval/return"] >= -400
     assert np.mean(collector.finished[:3]) < -800

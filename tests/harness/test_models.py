@@ -5,8 +5,10 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from harness.models.encoders import LSTMEncoder, ModelConfig, encoder, orthogonal
+from harness.models.encoders import LSTMEncoder, encoder, orthogonal
+from harness.options import CNNConfig, LSTMConfig, MLPConfig
 
+KINDS = {"mlp": MLPConfig, "cnn": CNNConfig, "lstm": LSTMConfig}
 VECTOR = Box(-1, 1, (3,))
 
 
@@ -15,7 +17,7 @@ def image(*shape: int) -> Box:
 
 
 def test_the_widths_are_those_of_the_config():
-    network = encoder(ModelConfig(hidden_sizes=[7, 5], activation="relu"), VECTOR)
+    network = encoder(MLPConfig(hidden_sizes=[7, 5], activation="relu"), VECTOR)
     assert [tuple(p.shape) for p in network.parameters()] == [(7, 3), (7,), (5, 7), (5,)]
     assert network.num_features == 5
     assert network(torch.randn(4, 3)).min() >= 0
@@ -23,11 +25,11 @@ def test_the_widths_are_those_of_the_config():
 
 def test_without_hidden_layers_features_are_the_observation():
     observation = torch.randn(4, 3)
-    assert torch.equal(encoder(ModelConfig(hidden_sizes=[]), VECTOR)(observation), observation)
+    assert torch.equal(encoder(MLPConfig(hidden_sizes=[]), VECTOR)(observation), observation)
 
 
 def test_hidden_layers_start_orthogonal():
-    weight = next(encoder(ModelConfig(hidden_sizes=[3]), VECTOR).parameters()).detach()
+    weight = next(encoder(MLPConfig(hidden_sizes=[3]), VECTOR).parameters()).detach()
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(3))
 
 
@@ -36,7 +38,7 @@ def test_orthogonal_zeroes_biases():
 
 
 def test_images_may_have_their_channels_first_or_last():
-    config = ModelConfig(name="cnn", hidden_sizes=[16])
+    config = CNNConfig(hidden_sizes=[16])
     with torch.random.fork_rng():
         torch.manual_seed(0)
         first = encoder(config, image(3, 40, 48))
@@ -59,14 +61,14 @@ def test_images_may_have_their_channels_first_or_last():
 )
 def test_observations_that_a_model_cannot_read_are_refused_with_what_would_do(name, space, hint):
     with pytest.raises(ValueError, match=hint):
-        encoder(ModelConfig(name=name), space)
+        encoder(KINDS[name](), space)
 
 
 # -- lstm
 
 
 def lstm() -> LSTMEncoder:
-    network = encoder(ModelConfig(name="lstm", hidden_sizes=[6], lstm_size=5), VECTOR)
+    network = encoder(LSTMConfig(hidden_sizes=[6], lstm_size=5), VECTOR)
     assert isinstance(network, LSTMEncoder)
     return network
 
@@ -101,13 +103,17 @@ def test_an_episode_remembers_nothing_of_the_one_before():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"name": "mpl"}, "model.name is 'mpl'.*did you mean 'mlp'"),
-        ({"activation": "rleu"}, "model.activation is 'rleu'.*did you mean 'relu'"),
-        ({"hidden_sizes": [64, 0]}, "model.hidden_sizes is 0, expected 1 or more"),
-        ({"lstm_size": 0}, "model.lstm_size is 0"),
-        ({"sequence_length": 0}, "model.sequence_length is 0"),
+        ({"activation": "rleu"}, "model.activation=rleu: .*did you mean relu"),
+        ({"hidden_sizes": [64, 0]}, "model.hidden_sizes=.64, 0.: expected .*1 or more"),
+        ({"lstm_size": 0}, "model.lstm_size=0: "),
+        ({"sequence_length": 0}, "model.sequence_length=0: "),
     ],
 )
 def test_a_config_that_describes_no_network_is_refused(change, complaint):
     with pytest.raises(ValueError, match=complaint):
-        ModelConfig(**change).validate()
+        LSTMConfig(**change).validate()
+
+
+def test_an_unknown_model_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"model=mpl: .*did you mean mlp"):
+        encoder(MLPConfig(name="mpl"), VECTOR)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from harness import play
 from harness.checkpoints import Checkpoints
-from harness.config import plan_run
+from harness.config.plan import plan_run
 from harness.pipeline import make_learner
 
 ROOT = Path(play.__file__).parent.parent

@@ -13,16 +13,18 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 
 from collectors import Collector
-from harness.algorithms.ppo import PPO, PPOConfig, policy_loss_of, value_loss_of
-from harness.models.encoders import ModelConfig
+from harness.algorithms.interface import Setup
+from harness.algorithms.objectives import Frames, objective
+from harness.algorithms.ppo import PPO, value_loss_of
+from harness.options import CNNConfig, LSTMConfig, MLPConfig, PPOConfig
 from tests.harness.rollouts import Noise, PlainCollector, noise
 
 VECTOR = Box(-1, 1, (3,), np.float32)
 DISCRETE = Discrete(3)
 MODELS = {
-    "mlp": (ModelConfig(hidden_sizes=[8]), VECTOR),
-    "lstm": (ModelConfig(name="lstm", hidden_sizes=[8], lstm_size=6, sequence_length=4), VECTOR),
-    "cnn": (ModelConfig(name="cnn", hidden_sizes=[8]), Box(0, 255, (36, 36, 1), np.uint8)),
+    "mlp": (MLPConfig(hidden_sizes=[8]), VECTOR),
+    "lstm": (LSTMConfig(hidden_sizes=[8], lstm_size=6, sequence_length=4), VECTOR),
+    "cnn": (CNNConfig(hidden_sizes=[8]), Box(0, 255, (36, 36, 1), np.uint8)),
 }
 ACTIONS = {
     "discrete": DISCRETE,
@@ -41,7 +43,9 @@ def _seed():
 def learner(model: str = "mlp", actions: str = "discrete", *, total: int = 10_000, **config: Any):
     config = {"minibatch_size": 16, "learning_rate": 1e-2, **config}
     network, observations = MODELS[model]
-    return PPO(PPOConfig(**config), network, observations, ACTIONS[actions], total_frames=total)
+    return PPO(
+        PPOConfig(**config), Setup(observations, ACTIONS[actions], network, total_frames=total)
+    )
 
 
 def rollout(ppo: PPO, model: str = "mlp", actions: str = "discrete", steps: int = 21) -> TensorDict:
@@ -81,7 +85,7 @@ def test_a_policy_puts_out_what_its_out_keys_name(model, actions):
 
 def test_numbers_alone_may_be_seen_and_done():
     number = Box(-1, 1, (), np.float32)
-    ppo = PPO(PPOConfig(), ModelConfig(hidden_sizes=[8]), number, number, total_frames=1000)
+    ppo = PPO(PPOConfig(), Setup(number, number, MLPConfig(hidden_sizes=[8]), total_frames=1000))
     before = copy.deepcopy(ppo)
     batch = noise(number, number).collect(ppo.policy, 21)
     assert batch["action"].shape == batch.shape
@@ -125,7 +129,8 @@ def test_the_clipped_objective_of_a_worked_example():
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
     behaviour = torch.full((5,), -1.0)
     config = PPOConfig(clip=0.2)
-    loss, measured = policy_loss_of(config, behaviour + ratio.log(), behaviour, None, advantages)
+    frames = Frames(behaviour + ratio.log(), behaviour, behaviour, advantages)
+    loss, measured = objective(config)(frames, config)
     # the worse of both: 1.2, -1.5, 0.5, -0.8, 2.2
     assert float(loss) == pytest.approx(-(1.2 - 1.5 + 0.5 - 0.8 + 2.2) / 5)
     assert float(measured["clip_fraction"]) == pytest.approx(0.8)
@@ -138,7 +143,8 @@ def test_the_decoupled_objective_of_a_worked_example():
     proximal = torch.tensor([0.6, 0.8, 0.3]).log()
     now = torch.tensor([0.9, 0.8, 0.3]).log()
     config = PPOConfig(clip=0.2, objective="decoupled", weight_cap=5.0)
-    loss, measured = policy_loss_of(config, now, behaviour, proximal, torch.tensor([1.0, 1.0, -3]))
+    frames = Frames(now, behaviour, proximal, torch.tensor([1.0, 1.0, -3]))
+    loss, measured = objective(config)(frames, config)
     # weights 1.2, 5 (capped from 8) and 1/3; ratios 1.5 (clipped to 1.2), 1 and 1
     assert float(loss) == pytest.approx(-(1.2 * 1.2 + 5.0 - 1.0) / 3)
     assert float(measured["clip_fraction"]) == pytest.approx(1 / 3)
@@ -411,7 +417,7 @@ def test_the_state_is_tensors_and_numbers_by_name():
 
 
 def test_images_are_not_normalised_by_statistics():
-    with pytest.raises(ValueError, match=r"normalise_observations is true, but model=cnn"):
+    with pytest.raises(ValueError, match=r"normalise_observations=true model=cnn"):
         learner("cnn", normalise_observations=True)
 
 
@@ -423,23 +429,27 @@ def test_annealing_needs_an_end():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"objective": "decupled"}, "algo.objective is 'decupled'.*did you mean 'decoupled'"),
-        ({"learning_rate": 0.0}, "algo.learning_rate is 0.0, expected more than 0"),
-        ({"learning_rate": float("nan")}, "algo.learning_rate is nan"),
-        ({"gamma": 1.5}, "algo.gamma is 1.5, expected 0 to 1"),
-        ({"gae_lambda": -0.1}, "algo.gae_lambda is -0.1"),
-        ({"epochs": 0}, "algo.epochs is 0, expected 1 or more"),
-        ({"minibatch_size": 0}, "algo.minibatch_size is 0"),
-        ({"clip": 0.0}, "algo.clip is 0.0"),
-        ({"target_kl": 0.0}, "algo.target_kl is 0.0"),
-        ({"max_lag": -1}, "algo.max_lag is -1, expected 0 or more"),
-        ({"vtrace_rho": 0.0}, "algo.vtrace_rho is 0.0"),
-        ({"weight_cap": 0.0}, "algo.weight_cap is 0.0"),
+        ({"learning_rate": 0.0}, "algo.learning_rate=0.0: expected .*more than 0"),
+        ({"learning_rate": float("nan")}, "algo.learning_rate=nan: "),
+        ({"gamma": 1.5}, "algo.gamma=1.5: expected .*0 to 1"),
+        ({"gae_lambda": -0.1}, "algo.gae_lambda=-0.1: "),
+        ({"epochs": 0}, "algo.epochs=0: expected .*1 or more"),
+        ({"minibatch_size": 0}, "algo.minibatch_size=0: "),
+        ({"clip": 0.0}, "algo.clip=0.0: "),
+        ({"target_kl": 0.0}, "algo.target_kl=0.0: "),
+        ({"max_lag": -1}, "algo.max_lag=-1: expected .*0 or more"),
+        ({"vtrace_rho": 0.0}, "algo.vtrace_rho=0.0: "),
+        ({"weight_cap": 0.0}, "algo.weight_cap=0.0: "),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(change, complaint):
     with pytest.raises(ValueError, match=complaint):
         PPOConfig(**change).validate()
+
+
+def test_an_unknown_objective_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"algo\.objective=decupled: .*did you mean decoupled"):
+        learner(objective="decupled")
 
 
 def test_plain_collectors_carry_state_as_ours_do():

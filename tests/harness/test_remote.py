@@ -14,11 +14,11 @@ import pytest
 
 import run
 from harness.checkpoints import Checkpoints
-from harness.config import ConfigError, expand_sweep, plan_run
-from harness.config.errors import ImpossiblePair
-from harness.config.remote import num_hosts
+from harness.config.plan import plan_run
 from harness.files import read_json
+from harness.options.errors import ConfigError, ImpossiblePair
 from tests.collectors.remote.support import EACH
+from tests.harness.config.experiments import jobs_of_experiment
 from tests.harness.test_interruption import ROOT, running, wait_until
 from tests.harness.test_run import SMALL, same_weights, start, without_times
 
@@ -50,9 +50,12 @@ def of(kind: str) -> tuple[str, str]:
         (("collector=rpc",), "take sync=rpc"),
         (("collector=rpc", "sync=distributed"), "take sync=rpc"),
         (("sync=ray",), "its workers are on this machine; take sync=shared_mem, or collector=ray"),
-        (("collector.remote.port=3",), "collector.remote is for collector=distributed, rpc, ray"),
-        ((*of("rpc"), "collector.remote.num_cpus=3"), "num_cpus=3: there is no such option"),
-        ((*of("rpc"), "collector.remote.port=70000"), "expected 0 to 65535"),
+        (("collector.remote.port=3",), "it is one of collector=distributed, collector=rpc"),
+        (
+            (*of("rpc"), "collector.remote.num_cpus=3"),
+            "collector=rpc has no such option; it is one of collector=ray",
+        ),
+        ((*of("rpc"), "collector.remote.port=70000"), "expected a whole number (0 to 65535)"),
         ((*of("rpc"), "collector.remote.launcher=slurm"), "expected one of local, env"),
         ((*of("rpc"), "collector.remote.launcher=env"), "start it with torchrun"),
         (
@@ -81,7 +84,7 @@ def test_a_missing_ray_is_named_with_the_command_that_installs_it(monkeypatch):
 def test_the_collectors_ablation_leaves_out_what_cannot_go_together():
     chosen = ("seed=1", "sync=shared_mem,rpc", "collector=multi_sync,rpc")
     taken = []
-    for job in expand_sweep(["experiment=collector_ablation", *chosen]):
+    for job in jobs_of_experiment("collector_ablation", *chosen):
         with contextlib.suppress(ImpossiblePair):
             config = plan_run(job).config
             taken.append((config.sync.name, config.collector.name))
@@ -92,7 +95,7 @@ def test_workers_are_spread_over_the_ranks_that_there_are(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     config = plan_run([*of("distributed"), "collector.frames_per_batch=960"]).config
-    assert (config.collector.num_workers, num_hosts(config.collector)) == (3, 3)
+    assert (config.collector.num_workers, config.collector.nodes) == (3, 3)
     found = error_of(*of("distributed"), "collector.num_workers=4")
     assert "cannot be spread evenly over collector.remote.num_collectors=3" in found
     found = error_of(
@@ -111,7 +114,7 @@ def test_the_ranks_of_the_pages_examples_have_a_host_a_node(kind, ranks, workers
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     config = plan_run([*of(kind), f"collector.num_workers={workers}"]).config
-    assert num_hosts(config.collector) == ranks - 1
+    assert config.collector.nodes == ranks - 1
     page = (ROOT / "docs/cluster.md").read_text()
     assert f"collector={kind} sync={kind} collector.num_workers={workers}" in page
 
@@ -182,4 +185,4 @@ def test_a_rank_that_meets_no_trainer_says_so_in_one_line(monkeypatch, capfd, ki
     assert run.main([*SMALL, *of(kind), *options]) == 1
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith("run.py: peer 0: no trainer answered at 127.0.0.1:1 within 0.1 s")
+    assert said[0].startswith("lockstep: peer 0: no trainer answered at 127.0.0.1:1 within 0.1 s")

@@ -10,7 +10,7 @@ import pytest
 
 import run
 from harness.comparison import is_repeatable
-from harness.config import plan_run
+from harness.config.plan import plan_run
 from harness.files import read_json, to_yaml, write_json
 from harness.reproduce import differences, main, within
 from tests.harness.small import SMALL
@@ -197,8 +197,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
 def test_nothing_is_sent_anywhere_by_a_run_that_is_repeated(tmp_path):
     from harness.reproduce import stored_plan
 
-    logger = {"wandb": "online", "project": "x", "entity": "y", "tags": [], "tensorboard": True}
+    logger = {"wandb": {"mode": "online", "project": "x"}, "tensorboard": {}}
     found = stored(tmp_path / "theirs", logger=logger)
     plan = stored_plan(found, None, import_env=False)
-    assert plan.config.logger.wandb == "disabled"
-    assert plan.config.logger.tensorboard is False
+    assert plan.config.logger == {}

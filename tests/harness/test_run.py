@@ -151,7 +151,9 @@ def test_records_and_summary_hold_what_the_design_names():
 
 def test_wandb_gets_everything_offline(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    status, directory = start(*SMALL, "logger=wandb", "collector=multi_async", "logger.tags=[t]")
+    status, directory = start(
+        *SMALL, "logger=wandb", "collector=multi_async", "logger.wandb.tags=[t]"
+    )
     assert status == 0
     found = wandb_file.read(directory)
     (named,) = (r.run for r in found if r.WhichOneof("record_type") == "run")
@@ -396,7 +398,7 @@ def test_a_sweep_resumes_nothing(ended, capsys):
     before = picture(ended)
     assert run.main(["-m", f"resume={ended}", "total_frames=512,640"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"run.py: resume={ended} with --multirun: ")
+    assert line.startswith(f"lockstep: resume={ended} with --multirun: ")
     assert picture(ended) == before
 
 
@@ -413,7 +415,7 @@ def test_a_failing_run_says_so_and_how(capsys):
     found = read_json(directory / "status.json")
     assert found["state"] == "failed"
     assert "Traceback" in found["traceback"]
-    assert capsys.readouterr().err.startswith("run.py: failed: ")
+    assert capsys.readouterr().err.startswith("lockstep: failed: ")
 
 
 def test_no_traceback_is_promised_where_none_could_be_written(tmp_path, monkeypatch, capsys):

@@ -13,12 +13,13 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform, TanhTransform
 
-from harness.algorithms.sac import SAC, SACConfig, SACPolicy
-from harness.models.encoders import ModelConfig
+from harness.algorithms.interface import Setup
+from harness.algorithms.sac import SAC, SACPolicy
+from harness.options import LSTMConfig, MLPConfig, SACConfig
 
 OBSERVATIONS = Box(-1, 1, (3,), np.float32)
 ACTIONS = Box(np.float32([-2, 1]), np.float32([4, 2]))
-MODEL = ModelConfig(hidden_sizes=[16, 16], activation="relu")
+MODEL = MLPConfig(hidden_sizes=[16, 16], activation="relu")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def _seed():
 
 
 def learner(seed: int = 0, **config: Any) -> SAC:
-    return SAC(SACConfig(**config), MODEL, OBSERVATIONS, ACTIONS, seed=seed)
+    return SAC(SACConfig(**config), Setup(OBSERVATIONS, ACTIONS, MODEL, seed=seed))
 
 
 def samples(num: int = 32, seed: int = 0) -> TensorDict:
@@ -194,11 +195,11 @@ def test_the_usual_target_entropy_asks_as_much_in_any_unit_of_the_actions():
     inputs, noise = torch.randn(64, 3), torch.randn(64, 2)
     excess = []
     for bound in (1.0, 0.01, 100.0):
-        sac = SAC(SACConfig(), MODEL, OBSERVATIONS, Box(-bound, bound, (2,), np.float32))
+        sac = SAC(SACConfig(), Setup(OBSERVATIONS, Box(-bound, bound, (2,), np.float32), MODEL))
         _, log_prob = sac.policy.sample(inputs, noise)
         excess.append(-log_prob.mean().item() - sac.target_entropy)
     assert excess == pytest.approx([excess[0]] * 3, rel=1e-4)
-    assert SAC(SACConfig(), MODEL, OBSERVATIONS, Box(-1, 1, (2,))).target_entropy == -2
+    assert SAC(SACConfig(), Setup(OBSERVATIONS, Box(-1, 1, (2,)), MODEL)).target_entropy == -2
 
 
 def test_a_given_temperature_stays():
@@ -265,7 +266,7 @@ def test_a_restored_learner_goes_on_as_if_it_had_never_stopped():
 
 def test_numbers_alone_may_be_seen_and_done():
     number = Box(-1, 1, (), np.float32)
-    sac = SAC(SACConfig(), MODEL, number, number)
+    sac = SAC(SACConfig(), Setup(number, number, MODEL))
     before = copy.deepcopy(sac)
     found = samples(8)
     found["observation"], found["next", "observation"] = torch.randn(2, 8)
@@ -288,22 +289,22 @@ def test_numbers_alone_may_be_seen_and_done():
 )
 def test_a_space_without_bounds_is_refused(space, complaint):
     with pytest.raises(ValueError, match=complaint):
-        SAC(SACConfig(), MODEL, OBSERVATIONS, space)
+        SAC(SACConfig(), Setup(OBSERVATIONS, space, MODEL))
 
 
 def test_a_model_with_memory_is_refused():
     with pytest.raises(ValueError, match="algo=sac learns with model=mlp, got model=lstm"):
-        SAC(SACConfig(), ModelConfig(name="lstm"), OBSERVATIONS, ACTIONS)
+        SAC(SACConfig(), Setup(OBSERVATIONS, ACTIONS, LSTMConfig()))
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"tau": 1.5}, "algo.tau is 1.5, expected 0 to 1"),
-        ({"buffer_size": 10}, "algo.buffer_size is 10, expected 256 or more"),
-        ({"updates_per_frame": 0.0}, "algo.updates_per_frame is 0.0, expected more than 0"),
-        ({"alpha": 0.0}, "algo.alpha is 0.0"),
-        ({"policy_delay": 0}, "algo.policy_delay is 0"),
+        ({"tau": 1.5}, r"algo.tau=1.5: expected a number .more than 0, 1 or less"),
+        ({"buffer_size": 10}, "algo.buffer_size=10: expected 256 or more"),
+        ({"updates_per_frame": 0.0}, "algo.updates_per_frame=0.0: expected a number .more than 0"),
+        ({"alpha": 0.0}, "algo.alpha=0.0: "),
+        ({"policy_delay": 0}, "algo.policy_delay=0: "),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(change, complaint):

@@ -12,10 +12,11 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import run
-from harness.config import ConfigError, plan_run
+from harness.config.plan import plan_run
 from harness.config.space import split
 from harness.execution import execute
 from harness.files import read_json, write_json
+from harness.options.errors import ConfigError
 from harness.search import Pruned, Search, SearchConfig, Trial
 from tests.harness.small import SMALL, start, states, wait_until
 

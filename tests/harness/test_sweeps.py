@@ -13,14 +13,15 @@ import psutil
 import pytest
 import torch
 import wandb
+from harness.config.plugins import check_launcher
 
 import run
 from harness.comparison import compare_records, compare_weights
-from harness.config import ConfigError, plan_run
-from harness.config.plugins import check_launcher
+from harness.config.plan import plan_run
 from harness.files import read_json
 from harness.isolation import own_state
 from harness.logging import Loggers
+from harness.options.errors import ConfigError
 from harness.report.__main__ import main as report
 from tests.harness.logging import wandb_file
 from tests.harness.small import SMALL, jobs, start, states, wait_until
@@ -101,7 +102,7 @@ def test_joblib_is_refused_where_jobs_have_workers():
 def test_a_sweep_that_cannot_write_is_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert run.main(["-m", *SMALL, "seed=1,2", "hydra.sweep.dir=file/mine"]) == 2
-    assert capsys.readouterr().err.startswith("run.py: file/mine cannot be written: ")
+    assert capsys.readouterr().err.startswith("lockstep: file/mine cannot be written: ")
 
 
 def test_a_launcher_or_a_sweeper_whose_package_is_missing_is_refused(capsys, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import plan_run
+from harness.config.plan import plan_run
 from harness.pipeline import make_scheme
 from harness.sync_metrics import SyncMeter
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme

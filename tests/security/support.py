@@ -10,9 +10,10 @@ from typing import NamedTuple
 import pytest
 
 import run
-from harness.config import ConfigError
-from harness.config.load import plan_from_options
+from harness.config.application import USAGE_ERROR
+from harness.config.plan import plan_run
 from harness.execution import execute
+from harness.options.errors import ConfigError
 from harness.run_dir import RunDir
 
 TINY = (
@@ -42,7 +43,7 @@ class Said(NamedTuple):
         lines = self.err.splitlines()
         assert lines
         assert all(line.startswith(("ERROR: ", "WARNING: ")) for line in lines[:-1])
-        assert lines[-1].startswith("run.py: ")
+        assert lines[-1].startswith("lockstep: ")
         assert lines[-1].isprintable()
         return lines[-1]
 
@@ -56,14 +57,14 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Said:
 
 
 def resume(capsys: pytest.CaptureFixture[str], directory: Path, *overrides: str) -> Said:
-    """What `run.py resume=...` does, without the time that composing a config takes."""
+    """What `run.py resume=...` does, less the application around it."""
     capsys.readouterr()
     try:
-        plan = plan_from_options({"resume": str(directory)}, Path(), list(overrides))
+        plan = plan_run([f"resume={directory}", *overrides])
         status = execute(plan).exit_status
     except ConfigError as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        status = run.USAGE_ERROR
+        print(f"lockstep: {error}", file=sys.stderr)
+        status = USAGE_ERROR
     captured = capsys.readouterr()
     return Said(status, captured.out, captured.err)
 

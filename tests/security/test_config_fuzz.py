@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import run
-from harness.config import CONF, Config, ConfigError, groups, plan_run
-from harness.config.load import plan_from_options, to_config
-from harness.config.schema import ALGOS
-from harness.config.typed import paths
+from harness.config.explain import known_options
+from harness.config.help import groups
+from harness.config.plan import plan_run, to_config
+from harness.config.store import CONF
 from harness.files import LONGEST_LINE, DamagedError, parse_yaml, to_yaml
+from harness.options.errors import ConfigError
 from harness.pipeline import make_learner
 from tests.security.support import command
 
@@ -34,9 +35,7 @@ FEW = settings(
 MANY = settings(FEW, max_examples=EXAMPLES or 200)
 
 ROOT = Path(run.__file__).parent
-OPTIONS = sorted(
-    {*paths(Config), *(f"algo.{name}" for kind in ALGOS.values() for name in paths(kind))}
-)
+OPTIONS = sorted(known_options())
 NUMBERS = st.one_of(
     st.integers(),
     st.integers(-3, 3),
@@ -117,7 +116,7 @@ def test_any_value_of_any_option_is_accepted_or_refused_in_one_line(sound, path,
     group = options
     *above, last = path.split(".")
     for name in above:
-        group = group[name]
+        group = group.setdefault(name, {})
     group[last] = value
     assert is_one_line(complaint(lambda: to_config(options)))
 
@@ -163,7 +162,7 @@ def test_any_bytes_as_a_stored_config_are_refused_in_one_line(tmp_path_factory, 
     directory = tmp_path_factory.mktemp("run")
     (directory / "config.yaml").write_bytes(content)
     with pytest.raises(ConfigError) as found:
-        plan_from_options({"resume": str(directory)}, Path(), [])
+        plan_run([f"resume={directory}"])
     assert str(found.value).isprintable()
 
 
@@ -182,7 +181,7 @@ def test_any_bytes_as_a_stored_config_are_refused_in_one_line(tmp_path_factory, 
             ["name=\udcff"],
             ["\ud800"],
         ),
-        *(["algo=null"], ["experiment=null"], ["collector=3"], ["algo=true"]),
+        *(["algo=null"], ["collector=3"], ["algo=true"]),
         # numbers that nothing can take
         *(["seed=9223372036854775808"], ["total_frames=1e300"], ["num_threads=1000000"]),
         *(["env.num_envs=10000000000"], ["collector.timeout_s=inf"], ["sync.timeout_s=1e300"]),
@@ -235,22 +234,7 @@ def test_a_package_that_fails_when_it_is_imported_is_a_mistake_in_the_config(tmp
         assert "cannot be imported" in said
 
 
-# -- configs name no code and read no secrets
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "hydra.launcher._target_=os.system",
-        "hydra.sweeper._target_=subprocess.Popen",
-        "+hydra.callbacks.x._target_=os.system",
-        "+hydra.callbacks.x._target_=hydra.utils.get_object",
-    ],
-)
-def test_hydra_makes_nothing_but_its_own(capsys, override):
-    said = command(capsys, "--multirun", "seed=1,2", override)
-    assert said.status == 2
-    assert "a config names no code" in said.line
+# -- configs name no code, and stored ones read no secrets
 
 
 def test_an_options_target_is_no_option():
@@ -259,11 +243,16 @@ def test_an_options_target_is_no_option():
         assert "there is no such option" in said
 
 
-def test_the_environment_is_not_read(monkeypatch):
+def test_the_environment_is_read_by_a_users_own_config_and_not_by_a_stored_one(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("SECRET", "s3cret")
-    for override in ("name=${oc.env:SECRET}", "logger.project=${oc.env:SECRET,x}"):
-        error = complaint(lambda override=override: plan_run([override]))
-        assert "oc.env" in error
+    plan = plan_run(["name=${oc.env:SECRET}"])
+    assert plan.config.name == "s3cret"
+    for text in ("${oc.env:SECRET}", "${oc.env:NONE,${oc.env:SECRET}}", "${algo.name}"):
+        (tmp_path / "config.yaml").write_text(to_yaml({**plan.options, "name": text}))
+        error = complaint(lambda: plan_run([f"resume={tmp_path}"]))
+        assert "a stored config refers to nothing else" in error
         assert "s3cret" not in error
     files = [file.read_text() for file in CONF.rglob("*.yaml")]
     assert not any("oc.env" in text or "_target_: os" in text for text in files)
@@ -302,7 +291,7 @@ def test_the_command_says_one_line_and_starts_no_process(tmp_path, arguments):
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("run.py: ")
+    assert line.startswith("lockstep: ")
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == [
         "sitecustomize.py"
     ]

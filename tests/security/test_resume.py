@@ -14,9 +14,10 @@ import torch
 
 import run
 from harness.checkpoints import Checkpoints
-from harness.config import ConfigError
-from harness.config.load import read_options, to_config
+from harness.config.plan import to_config
+from harness.config.resumed import read_options
 from harness.files import parse_yaml, read_json, to_yaml
+from harness.options.errors import ConfigError
 from harness.run_dir import RunDir
 from tests.security import support
 from tests.security.support import Said, made_run

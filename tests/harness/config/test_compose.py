@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from harness.config.compose import (
-    LONGEST_NAME,
-    expand_sweep,
-    fixed_keys,
-    job_name,
-    sweep_dir,
-)
-from harness.config.errors import ConfigError
+from harness.config.store import LONGEST_NAME, job_name
+from harness.config.sweep import fixed_keys, jobs_of
+from tests.harness.config.experiments import jobs_of_experiment
 
 
 def test_a_sweep_is_every_combination():
-    assert expand_sweep(["seed=1,2", "sync=none,hogwild", "name=x"]) == [
+    assert jobs_of({}, ["seed=1,2", "sync=none,hogwild", "name=x"]) == [
         ["seed=1", "sync=none", "name=x"],
         ["seed=1", "sync=hogwild", "name=x"],
         ["seed=2", "sync=none", "name=x"],
@@ -24,8 +17,7 @@ def test_a_sweep_is_every_combination():
 
 
 def test_an_experiment_may_say_what_is_swept_and_the_command_line_wins():
-    jobs = expand_sweep(["experiment=sync_ablation", "seed=7"])
-    assert jobs is not None
+    jobs = jobs_of_experiment("sync_ablation", "seed=7")
     assert len(jobs) == 12
     assert all("seed=7" in job for job in jobs)
     assert {"sync=shared_mem", "collector=multi_async"} <= {part for job in jobs for part in job}
@@ -33,16 +25,6 @@ def test_an_experiment_may_say_what_is_swept_and_the_command_line_wins():
 
 def test_what_is_not_swept_is_known():
     assert fixed_keys(["seed=1,2", "name=x", "experiment=ppo_cartpole"]) == ["name", "experiment"]
-
-
-def test_a_sweep_has_a_directory_of_its_own():
-    assert sweep_dir(["seed=1,2", "sweep=mine"]) == Path("outputs/mine")
-    assert sweep_dir(["seed=1,2"]).name.endswith("-sweep")
-
-
-def test_a_sweep_of_an_unknown_option_is_refused():
-    with pytest.raises(ConfigError, match="there is no such sync"):
-        expand_sweep(["sync=none,nonsense"])
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Literal
 
 import pytest
 
-from harness.config.errors import ConfigError, nearest, suggest
-from harness.config.typed import build, paths
+from harness.options.errors import ConfigError, nearest, suggest
+from harness.options.typed import build, paths
 
 
 @dataclass
@@ -63,8 +63,7 @@ def test_what_does_not_fit_is_named_with_what_would(data, expected):
 
 
 def test_every_option_has_a_dotted_path():
-    assert paths(Outer)["inner.width"] == "width"
-    assert paths(Outer)["extra"] == "extra"
+    assert {"inner.width", "extra"} <= set(paths(Outer))
 
 
 def test_the_nearest_name_is_found_by_spelling_and_by_initials():

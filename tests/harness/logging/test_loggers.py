@@ -5,7 +5,6 @@ import logging
 
 import pytest
 
-from harness.config.schema import LoggerConfig
 from harness.logging import Histogram, Logger, Loggers, RunInfo, make_loggers
 from harness.run_dir import RunDir
 from tests.harness.small import little_room
@@ -21,7 +20,7 @@ def records(run_dir):
 
 
 def test_metrics_jsonl_is_written_whatever_else_logs(run_dir):
-    loggers = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    loggers = make_loggers({}, run_dir, RunInfo("run", {}))
     loggers.log(10, {"train/loss": 0.5, "eval/return": float("nan")})
     (record,) = records(run_dir)  # at once, not at the end
     assert (record["step"], record["train/loss"], record["eval/return"]) == (10, 0.5, None)
@@ -30,7 +29,7 @@ def test_metrics_jsonl_is_written_whatever_else_logs(run_dir):
 
 
 def test_on_a_full_disk_records_wait_until_there_is_room(run_dir, caplog):
-    loggers = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    loggers = make_loggers({}, run_dir, RunInfo("run", {}))
     with little_room(100):
         for step in range(1, 5):
             loggers.log(step, {"a": step})
@@ -42,7 +41,7 @@ def test_on_a_full_disk_records_wait_until_there_is_room(run_dir, caplog):
 
 
 def test_records_whose_file_was_removed_are_not_lost_in_silence(run_dir, caplog):
-    loggers = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    loggers = make_loggers({}, run_dir, RunInfo("run", {}))
     run_dir.metrics.unlink()
     loggers.log(1, {"a": 1})
     loggers.finish({}, 0)
@@ -57,7 +56,7 @@ def test_a_logger_that_fails_is_left_out_and_the_others_go_on(run_dir, caplog):
         def finish(self, summary, exit_code):
             pytest.fail("it logs no more")
 
-    good = make_loggers(LoggerConfig(wandb="disabled"), run_dir, RunInfo("run", {}))
+    good = make_loggers({}, run_dir, RunInfo("run", {}))
     loggers = Loggers([Broken(), good])
     with caplog.at_level(logging.ERROR):
         loggers.log(1, {"a": 1})

@@ -21,7 +21,6 @@ INFO = RunInfo(
     group="sweep-1",
     job_type="shared_mem/multi_async",
     wandb_id="abcd1234",
-    tags=["tagged"],
 )
 
 
@@ -32,7 +31,8 @@ def no_account(monkeypatch, tmp_path):
 
 
 def start(folder: Path, info: RunInfo = INFO) -> WandbLogger:
-    return WandbLogger(folder, info, mode="offline", project="lockstep", entity=None)
+    where = {"mode": "offline", "project": "lockstep"}
+    return WandbLogger(folder, info, tags=["tagged"], **where)
 
 
 def values(items) -> dict:

@@ -1,0 +1,79 @@
+"""Callbacks: code of the user's that a run calls at its stages.
+
+    @callbacks.register("mean_reward", options=MeanRewardConfig)
+    class MeanReward(Callback):
+        def on_batch(self, run, batch):
+            self.rewards.append(float(batch["next", "reward"].mean()))
+
+        def on_log(self, run, metrics):
+            metrics["mean_reward"] = sum(self.rewards) / len(self.rewards)
+
+and `callbacks=[mean_reward]` on the command line. A callback that raises ends the run as failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.registry import callbacks
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+
+class Run(Protocol):
+    """What a callback sees of the run that it is called by: the runner."""
+
+    config: Any  # the whole config, harness.options.Config
+    directory: Path  # of the run
+    learner: Any  # its `policy` is what the workers get
+    collector: Any
+    frames: int  # collected so far
+    updates: int  # done so far
+
+
+class Callback:
+    """Override what is needed; `options` are the fields of the registered options class."""
+
+    def __init__(self, options: Any = None):
+        self.options = options
+
+    def on_run_start(self, run: Run) -> None:
+        """Everything is built, and nothing is collected yet."""
+
+    def on_batch(self, run: Run, batch: TensorDictBase) -> None:
+        """A batch was collected, and is learned from next."""
+
+    def on_update(self, run: Run, metrics: dict[str, float]) -> None:
+        """The learner has learned from it; metrics may be added or changed."""
+
+    def on_publish(self, run: Run, version: int) -> None:
+        """A version was published."""
+
+    def on_log(self, run: Run, metrics: dict[str, float]) -> None:
+        """A record is about to be logged; metrics may be added or changed."""
+
+    def on_checkpoint(self, run: Run, file: Path) -> None:
+        """A checkpoint was written."""
+
+    def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
+        """The run has ended, however it did; the summary may be added to or changed."""
+
+
+class Callbacks:
+    """Several callbacks as one, called in their order."""
+
+    def __init__(self, members: Iterable[Callback] = ()):
+        self._members = list(members)
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call one hook of each."""
+        for member in self._members:
+            getattr(member, hook)(*arguments)
+
+
+def make_callbacks(chosen: Mapping[str, Any]) -> Callbacks:
+    """The callbacks of a config: options by name."""
+    return Callbacks(callbacks.get(name).load()(options) for name, options in chosen.items())

@@ -1,0 +1,215 @@
+"""The command: a Hydra application with a check before anything starts.
+
+main                  plugins are imported, options stored; then Hydra takes over
+Hydra                 parses the command line, composes, and calls back before a run or a sweep:
+  on_run_start        `CheckFirst` plans the run; what cannot work is one line, exit status 2
+  on_multirun_start   the same for every job of the sweep, before the first one starts
+  application         one run, or one job of a sweep
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from harness.config.compose import prepare, quoted
+from harness.config.explain import explain, explained
+from harness.config.help import UnknownGroup, page
+from harness.config.store import CONF, HYDRA_VERSION
+from harness.options.errors import ConfigError, ImpossiblePair
+
+USAGE_ERROR, INTERRUPTED, UNREAD = 2, 130, 141
+
+
+class Status:
+    """How the runs of this process ended, for the command's exit status."""
+
+    run: int = 0
+    sweep: Any = None  # the `Sweep`
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; the exit status."""
+    arguments = quoted(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _command(arguments)
+        print(end="", flush=True)
+        return status
+    except ConfigError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:  # before there was a run to end
+        return INTERRUPTED
+    except BrokenPipeError:  # nobody reads what was asked for: `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+
+
+def _command(arguments: list[str]) -> int:
+    flags, overrides = _flags().parse_known_args(arguments)
+    overrides = [text for text in overrides if not text.startswith("-")]
+    Status.run, Status.sweep = 0, None
+    if flags.help and overrides and "=" not in overrides[0]:
+        return _help(overrides[0])
+    with explained(overrides):
+        config_name = prepare(overrides, config_dir=flags.config_dir, config_name=flags.config_name)
+    with _hydra_errors(overrides), _arguments(arguments):
+        run = hydra.main(
+            version_base=HYDRA_VERSION, config_path=str(CONF), config_name=config_name
+        )(application)
+        try:
+            run()
+        except SystemExit as ended:  # Hydra's own, of an unknown flag say, or a signal's
+            Status.run = ended.code if isinstance(ended.code, int) else 1
+        except RunFailed as failed:
+            Status.run = failed.exit_status
+        finally:
+            if Status.sweep is not None:
+                Status.run = Status.run or Status.sweep.report()
+    return Status.run
+
+
+def _flags() -> argparse.ArgumentParser:
+    """Those of Hydra's flags that matter before Hydra reads them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-name", "-cn")
+    for flag in ("--config-path", "-cp", "--package", "-p", "--cfg", "-c"):
+        parser.add_argument(flag)
+    return parser
+
+
+def _help(group: str) -> int:
+    try:
+        print(page(group))
+    except UnknownGroup as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    return 0
+
+
+@contextmanager
+def _hydra_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Raise Hydra's errors as a `ConfigError`, unless a person has set HYDRA_FULL_ERROR.
+
+    Hydra would print them and end the process.
+    """
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        yield
+        return
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError, RecursionError) as error:
+        raise ConfigError(explain(error, overrides)) from error
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+
+
+@contextmanager
+def _arguments(arguments: list[str]) -> Iterator[None]:
+    """Let Hydra find these on the command line."""
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def manual() -> str:
+    """The page that --help shows, fit for a template of Hydra's."""
+    return page().replace("$", "$$")
+
+
+OmegaConf.register_new_resolver("lockstep.manual", manual, replace=True)
+
+
+class RunFailed(RuntimeError):
+    """A single run that did not end well; it has said why itself."""
+
+    def __init__(self, state: str, exit_status: int):
+        self.exit_status = exit_status
+        super().__init__(f"the run is {state}")
+
+
+def application(composed: DictConfig) -> float:
+    """One run, or one job of a sweep, in any process; what a sweeper optimises."""
+    from harness.config.plan import plan_from
+    from harness.config.sweep import Sweep, end_of_job, trial_of
+    from harness.execution import execute
+
+    found = HydraConfig.get()
+    directory = Path(found.runtime.output_dir)
+    sweeps = found.mode == RunMode.MULTIRUN
+    try:
+        plan = plan_from(composed, directory, list(found.overrides.task))
+        if sweeps:
+            plan.trial = trial_of(found)
+            plan.sweep = Sweep.name_of(directory.parent)
+        outcome = execute(plan)
+    except ConfigError as error:
+        with suppress(OSError):
+            directory.rmdir()  # which Hydra made, and which is empty
+        if not sweeps:
+            print(f"lockstep: {error}", file=sys.stderr)
+            raise SystemExit(USAGE_ERROR) from None
+        return end_of_job(directory, composed, None if isinstance(error, ImpossiblePair) else error)
+    if outcome.signum is not None:
+        raise SystemExit(128 + outcome.signum)
+    if outcome.exit_status and not sweeps:
+        raise RunFailed(outcome.state, outcome.exit_status)
+    return outcome.objective
+
+
+class CheckFirst(Callback):
+    """Refuses what cannot work before Hydra makes a directory or starts a job."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from harness.config.plan import check_writable, plan_from
+
+        overrides = list(config.hydra.overrides.task)
+        with refused(overrides):
+            plan = plan_from(config, config.hydra.run.dir, overrides)
+            if not plan.resume:
+                check_writable(plan.directory)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from harness.config.sweep import Sweep
+
+        with refused(list(config.hydra.overrides.task)):
+            Status.sweep = Sweep(config)
+            try:
+                Status.sweep.check()
+            except ConfigError:
+                Status.sweep = None
+                raise
+
+
+@contextmanager
+def refused(overrides: Sequence[str]) -> Iterator[None]:
+    """End the process with one line for what cannot work.
+
+    Hydra turns exceptions of its callbacks into warnings, but not SystemExit.
+    """
+    try:
+        with explained(overrides):
+            yield
+    except ConfigError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        raise SystemExit(USAGE_ERROR) from None

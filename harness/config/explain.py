@@ -1,0 +1,155 @@
+"""Hydra's and OmegaConf's errors as one line that names the nearest right thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
+
+from harness.options.environments import EnvConfig
+from harness.options.errors import ConfigError, suggest
+from harness.options.run import CommandConfig, RunConfig
+from harness.options.typed import UnknownOption, join, paths, show
+from harness.registry import GROUPS
+
+# What Hydra and its parsers raise for a config or a command line that they cannot read.
+UNFIT = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+@contextmanager
+def explained(overrides: Sequence[str]) -> Iterator[None]:
+    """Whatever composing a config raises, as a `ConfigError`."""
+    try:
+        yield
+    except UnknownOption as error:
+        what = where(error.path, error.key, error.known)
+        raise ConfigError(f"{join(error.path, error.key)}={show(error.value)}: {what}") from None
+    except ConfigError:
+        raise
+    except UNFIT as error:
+        raise ConfigError(explain(error, overrides)) from error
+
+
+def explain(error: BaseException, overrides: Sequence[str]) -> str:
+    """What is wrong, in one line."""
+    for text in overrides:
+        if text.startswith(("=", "-")):
+            return _no_override(text)
+    match error:
+        case OverrideParseException():
+            return _no_override(str(error.override))
+        case MissingConfigException() if error.options is not None:
+            return _no_choice(str(error.missing_cfg_file), error.options)
+        case ConfigCompositionException() if isinstance(
+            error.__cause__, ConfigAttributeError | ConfigKeyError
+        ):
+            return _no_option(str(error.__cause__.full_key), overrides)
+    if "add --multirun" in str(error):
+        return f"{_first_line(error)}: a sweep needs --multirun, a list is written option=[a,b]"
+    return _first_line(error)
+
+
+def _no_override(text: str) -> str:
+    if text.startswith("="):
+        return f"{text!r} names no option: write option=value"
+    if text.startswith("-"):
+        return f"{text}: there is no such flag; see --help"
+    quotes = "; other signs than plain letters go in quotes within quotes, \"name='é 1%'\""
+    return f"{text!r} is no override: write option=value, group=name or group.option=value" + (
+        quotes if "=" in text else ""
+    )
+
+
+def _no_choice(missing: str, options: Sequence[str]) -> str:
+    group, _, name = missing.rpartition("/")
+    if not group:
+        return f"--config-name {name}: there is no such config; {suggest(name, options)}"
+    hint = suggest(name, options, prefix=f"{group}=")
+    known = "" if "known" in hint else f" (known: {', '.join(sorted(options))})"
+    return f"{group}={name}: there is no such {group}; {hint}{known}"
+
+
+def _no_option(key: str, overrides: Sequence[str]) -> str:
+    """What to say of an option that is not in the config."""
+    for text in overrides:
+        given, _, value = text.partition("=")
+        if given == key or given.startswith(f"{key}."):
+            path, _, last = given.rpartition(".")
+            return f"{given}={value}: {where(path, last, chosen=_chosen(path, overrides))}"
+        if value.startswith("{") and key.startswith(f"{given}."):
+            return f"{text}: {given} is a group; set one option, {given}.x=..."
+    path, _, last = key.rpartition(".")
+    return f"{key}: {where(path, last)}"
+
+
+def where(path: str, key: str, known: Sequence[str] = (), *, chosen: str = "") -> str:
+    """Where an unknown option is: in other parts of the group, elsewhere, or under another name.
+
+    known: the options beside it. chosen: the part that does not have it.
+    """
+    options = known_options()
+    full = f"{path}.{key}" if path else key
+    if full in options:
+        return f"{chosen or 'what was chosen'} has no such option; it is one of " + ", ".join(
+            options[full]
+        )
+    elsewhere = [option for option in options if option.rpartition(".")[2] == key]
+    if elsewhere:
+        return f"there is no such option; did you mean {' or '.join(elsewhere)}?"
+    if not known:
+        below = [o.removeprefix(f"{path}.") for o in options if o.startswith(f"{path}.")]
+        known = [*dict.fromkeys(o.partition(".")[0] for o in (below or options))]
+    hint = suggest(key, known, prefix=f"{path}." if path else "")
+    return f"there is no such option; {hint}"
+
+
+def _chosen(path: str, overrides: Sequence[str]) -> str:
+    """What the command line chooses from the group that an option lies in; empty if nothing."""
+    group = path.partition(".")[0]
+    named = [text for text in overrides if text.startswith(f"{group}=")]
+    return named[-1] if named else ""
+
+
+def known_options() -> dict[str, list[str]]:
+    """The dotted path of every option that there is, and the parts that have it."""
+    found: dict[str, list[str]] = {}
+
+    def add(options: type, prefix: str, part: str) -> None:
+        for path in paths(options):
+            found.setdefault(f"{prefix}{path}", []).append(part)
+
+    add(RunConfig, "", "every run")
+    add(CommandConfig, "", "the command")
+    add(EnvConfig, "env.", "every environment")
+    for registry in GROUPS:
+        for part in registry:
+            prefix = f"{registry.group}."
+            if registry.base is None or "name" not in dir(registry.base):
+                prefix += f"{part.name}."
+            assert part.options is not None
+            add(part.options, prefix, f"{registry.group}={part.name}")
+        found.setdefault(registry.group, []).append("every run")
+    found |= {group: ["every run"] for group in ("env", "experiment")}
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    key = getattr(error, "full_key", None)
+    return f"{key}: {line}" if key else line

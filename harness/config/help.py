@@ -1,0 +1,201 @@
+"""`--help`: a manual page made of the registered parts, conf/ and the comments of the options."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from harness.config.store import CONF
+from harness.options.base import comments, defaults, summary
+from harness.options.environments import EnvConfig
+from harness.options.run import CommandConfig, RunConfig
+from harness.options.typed import show
+from harness.parts import Registry
+from harness.registry import GROUPS, objectives, wrappers
+
+WIDTH = 96
+
+NAME = "lockstep - train a policy, and see what weight synchronisation does to it"
+
+SYNOPSIS = """\
+python run.py [group=name ...] [option=value ...]
+python run.py --multirun [group=name,name ...] [option=value,value ...]
+python run.py resume=RUN_DIRECTORY [option=value ...]"""
+
+DESCRIPTION = """\
+Rollout workers step environments with a policy, a learner trains that policy, and a sync scheme
+brings its weights to the workers. Every frame says which version of the weights produced it.
+What takes each part is chosen from a group; every option can be set by its dotted name. A run
+writes to a directory below outputs/, whatever else logs it. This is a Hydra application: values
+are written as in YAML (a list is [a,b], nothing is null), and Hydra's flags and overrides work.
+What cannot work is refused at once, in one line."""
+
+EXAMPLES = [
+    ("PPO on CartPole, two workers ahead of the learner", ""),
+    (
+        "the same, the learner and the workers waiting for each other; the weights by message",
+        "collector=multi_sync sync=multiprocess",
+    ),
+    (
+        "SAC with committed settings, in another of gymnasium's environments",
+        "experiment=sac_pendulum env.id=MountainCarContinuous-v0",
+    ),
+    ("each worker's policy on a GPU of its own", "collector.devices.policy=[cuda:0,cuda:1]"),
+    (
+        "a sweep of two schemes and three seeds, without the jobs that are done already",
+        "-m sync=shared_mem,hogwild seed=1,2,3 sweep=schemes skip_done=true",
+    ),
+]
+
+FLAGS = [
+    ("-h, --help [GROUP]", "this page, or the options of a group"),
+    ("-m, --multirun", "a sweep: run every combination of the values given (docs/sweeps.md)"),
+    (
+        "-c, --cfg job|hydra|all",
+        "print the composed config and start nothing; also --resolve",
+    ),
+    ("-i, --info [WHAT]", "how the config was composed: defaults-tree, searchpath, plugins, ..."),
+    ("-cd, --config-dir DIR", "a config directory of your own, searched first"),
+    ("-cn, --config-name NAME", "a primary config of your own in place of config.yaml"),
+    ("-sc, --shell-completion", 'completion: eval "$(python run.py -sc install=bash)"'),
+    ("--hydra-help", "all flags of Hydra"),
+]
+
+STATUS = """\
+0 done; 1 failed (traceback in status.json); 2 the config cannot work; 130 ended by Ctrl-C, 143
+by SIGTERM, both with a checkpoint. A second Ctrl-C ends at once."""
+
+
+class UnknownGroup(ValueError):
+    """Nobody knows a group of this name."""
+
+
+def page(topic: str | None = None) -> str:
+    """The manual page, or that of one group."""
+    if topic is None:
+        return "\n".join(_manual())
+    topic = topic.split("=")[0]
+    if topic not in groups():
+        known = ", ".join(groups())
+        raise UnknownGroup(f"--help {topic}: there is no such group; groups: {known}")
+    return "\n".join(_group_page(topic))
+
+
+def groups() -> dict[str, dict[str, str]]:
+    """Each group with its choices, and a sentence about each of them."""
+    found = {registry.group: _registered(registry) for registry in GROUPS}
+    found["env"] = {"gymnasium": summary(EnvConfig), **_files("env")}
+    for group, choices in found.items():
+        if group != "env":
+            choices |= _files(group)
+    found["experiment"] = _files("experiment")
+    order = [name for name in _chosen() if name in found]
+    return {name: found[name] for name in order}
+
+
+def _registered(registry: Registry) -> dict[str, str]:
+    return {part.name: part.summary for part in registry}
+
+
+def _files(group: str) -> dict[str, str]:
+    """The option files of a group, with the first comment of each that is a sentence."""
+    return {file.stem: _sentence(file) for file in sorted((CONF / group).glob("*.yaml"))}
+
+
+def _sentence(file: Path) -> str:
+    first, second = file.read_text().splitlines()[:2]
+    return (second if first.startswith("# @") else first).removeprefix("# ")
+
+
+def _chosen() -> dict[str, str]:
+    """What config.yaml chooses from each group."""
+    entries = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
+    return {str(group): name for group, name in pairs if not str(group).startswith("override")}
+
+
+def _manual() -> Iterator[str]:
+    yield from ("NAME", f"    {NAME}", "", "SYNOPSIS", textwrap.indent(SYNOPSIS, "    "), "")
+    yield from ("DESCRIPTION", textwrap.indent(DESCRIPTION, "    "), "")
+    yield "GROUPS (python run.py --help GROUP lists a group's options)"
+    chosen = _chosen()
+    for group, choices in groups().items():
+        yield f"    {group}"
+        for name, text in choices.items():
+            mark = "*" if chosen.get(group) == name else " "
+            yield from _entry(f"    {mark} {name}", text, 31)
+    yield "    (* what is taken if nothing is said)"
+    for registry in (wrappers, objectives):
+        yield from _entry(f"    {registry.group}", ", ".join(registry.names()), 31)
+    yield from ("", "OPTIONS (besides those of the groups)")
+    for options in (RunConfig, CommandConfig):
+        yield from _options(options, "", 37)
+    yield from ("", "FLAGS")
+    for flag, text in FLAGS:
+        yield from _entry(f"    {flag}", text, 30)
+    yield from ("", "EXAMPLES")
+    for text, arguments in EXAMPLES:
+        yield f"    {text}:"
+        yield f"        python run.py {arguments}".rstrip()
+    yield from ("", "EXIT STATUS", textwrap.indent(STATUS, "    "))
+
+
+def _group_page(group: str) -> Iterator[str]:
+    registry = next((registry for registry in GROUPS if registry.group == group), None)
+    classes = {part.name: part.options for part in registry or ()}
+    if group == "env":
+        classes = {"gymnasium": EnvConfig}
+    for name, text in groups()[group].items():
+        yield f"{group}={name}"
+        yield f"    {text}"
+        options = classes.get(name)
+        if options is not None:
+            several = registry is not None and "name" not in defaults(options)
+            yield from _options(options, f"{group}.{name}." if several else f"{group}.", 44)
+        else:
+            prefix = "" if group == "experiment" else f"{group}."
+            for option, value in _set_by(CONF / group / f"{name}.yaml"):
+                yield f"    {prefix}{option}={value}"
+        yield ""
+
+
+def _options(options: type, prefix: str, column: int) -> Iterator[str]:
+    """Each option with its default and its comment; nested ones by their dotted names."""
+    said, annotations = comments(options), get_type_hints(options)
+    for name, value in defaults(options).items():
+        inner = annotations[name]
+        if isinstance(value, dict) and isinstance(inner, type) and hasattr(inner, "group"):
+            yield from _options(inner, f"{prefix}{name}.", column)
+        else:
+            shown = show(value).replace("'", "")
+            yield from _entry(f"    {prefix}{name}={shown}", said.get(name, ""), column)
+
+
+def _set_by(file: Path) -> Iterator[tuple[str, str]]:
+    """The options that a config file sets, by their dotted names."""
+
+    def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                yield from flat(inner, f"{path}.{key}" if path else str(key))
+        else:
+            yield path, show(value)
+
+    content = yaml.safe_load(file.read_text())
+    for key in ("defaults", "hydra"):
+        content.pop(key, None)
+    return flat(content, "")
+
+
+def _entry(left: str, text: str, column: int) -> Iterator[str]:
+    """Two columns; what does not fit goes on below."""
+    lines = textwrap.wrap(text, WIDTH - column) or [""]
+    if len(left) >= column and text:
+        yield left
+        left = ""
+    yield f"{left:<{column}}{lines[0]}".rstrip()
+    yield from (" " * column + line for line in lines[1:])

@@ -1,0 +1,128 @@
+"""A composed config as the plan of a run: typed, checked, and where it writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.config.checks import check
+from harness.config.compose import compose_run, quoted
+from harness.config.explain import explained
+from harness.config.resumed import check_resumed
+from harness.files import to_yaml
+from harness.options.errors import ConfigError
+from harness.options.run import CommandConfig, Config, RunConfig
+from harness.options.typed import build, hints
+from harness.plugins import load_plugins
+from harness.registry import algorithms, callbacks, collectors, loggers, models, schemes
+from harness.search import Trial
+
+
+@dataclass
+class RunPlan:
+    """What one run will do, known to make sense before anything is started."""
+
+    config: Config
+    options: dict[str, Any]  # the same, plain, as stored in config.yaml
+    directory: Path
+    overrides: list[str]
+    resume: bool = False
+    skip_done: bool = False
+    sweep: str | None = None
+    trial: Trial | None = None  # of a search
+
+    @property
+    def yaml(self) -> str:
+        """The options as config.yaml holds them."""
+        return to_yaml(self.options)
+
+
+def plan_run(overrides: Sequence[str]) -> RunPlan:
+    """The plan of the run that the command would do; `ConfigError` if it cannot be."""
+    overrides = quoted(overrides)
+    with explained(overrides):
+        composed, directory = compose_run(overrides)
+        return plan_from(composed, directory, overrides)
+
+
+def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> RunPlan:
+    """The plan of one run that is composed already."""
+    with explained(overrides):
+        options = plain(composed)
+        names = CommandConfig.__dataclass_fields__
+        command = build(CommandConfig, {key: options.pop(key) for key in names if key in options})
+        if not isinstance(directory, str | Path) or not Path(directory).name:
+            raise ConfigError(f"hydra.run.dir={directory!r}: expected the path of a directory")
+        if command.resume is not None:
+            directory = command.resume
+            check_resumed(Path(directory), options, overrides)
+        return RunPlan(
+            config=to_config(options),
+            options=options,
+            directory=Path(directory),
+            overrides=overrides,
+            resume=command.resume is not None,
+            skip_done=command.skip_done,
+        )
+
+
+def check_writable(directory: Path) -> None:
+    """Raise `ConfigError` if a run or a sweep cannot write there."""
+    try:
+        places = (directory, *directory.absolute().parents)
+        above = next(place for place in places if place.exists())
+    except (OSError, ValueError) as error:  # too long a name, for instance
+        raise ConfigError(f"{directory} cannot be written: {error}") from None
+    if not above.is_dir():
+        raise ConfigError(f"{directory} cannot be written: {above} is no directory")
+    if not os.access(above, os.W_OK):
+        raise ConfigError(f"{directory} cannot be written: {above} is read-only")
+
+
+def plain(composed: DictConfig) -> dict[str, Any]:
+    """The options of a composed config, less Hydra's own, with every reference resolved."""
+    unresolved = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(unresolved, dict)
+    unresolved.pop("hydra", None)
+    options = OmegaConf.to_container(
+        OmegaConf.create(unresolved), resolve=True, throw_on_missing=True
+    )
+    assert isinstance(options, dict)
+    return {str(key): value for key, value in options.items()}
+
+
+def to_config(options: Mapping[str, Any]) -> Config:
+    """Plain options as dataclasses, typed and checked."""
+    options = dict(options)
+    build(RunConfig, {key: options[key] for key in hints(RunConfig) if key in options})
+    load_plugins(options.get("plugins") or [])
+    for registry in (algorithms, collectors, schemes, models):
+        group = registry.group
+        given = options.get(group)
+        if not isinstance(given, Mapping):
+            known = ", ".join(registry.names())
+            raise ConfigError(f"{group}={given!r}: expected one of {known}")
+        part = registry.get(given.get("name"))
+        assert part.options is not None
+        options[group] = build(part.options, given, group)
+    for registry in (loggers, callbacks):
+        options[registry.group] = dict(_several(registry, options.get(registry.group) or {}))
+    config = build(Config, options)
+    check(config)
+    return config
+
+
+def _several(registry: Any, given: Any) -> Iterator[tuple[str, Any]]:
+    """Each chosen part's options by its name."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{registry.group}={given!r}: expected options by name")
+    for name, options in given.items():
+        part = registry.get(name)
+        if not isinstance(options, Mapping | None):
+            raise ConfigError(f"{registry.group}.{name}={options!r}: expected a group of options")
+        yield name, build(part.options, options or {}, f"{registry.group}.{name}")

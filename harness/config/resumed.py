@@ -1,0 +1,142 @@
+"""`resume=RUN`: the config that a run directory stores, with single options changed.
+
+The stored config takes the place of conf/config.yaml, and Hydra applies the command line to it. Who
+wrote a run directory is not trusted: the file is read as plain data, and what would import a
+package must be named again by the person who resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text
+from harness.options.base import defaults
+from harness.options.errors import ConfigError
+from harness.options.run import CommandConfig
+
+NAME = "lockstep_resumed"
+# What a checkpoint holds the state of: a resumed run goes on with these as they were.
+KEPT = (
+    *("seed", "algo.name", "model.name"),
+    *("collector.name", "collector.num_workers", "collector.remote.num_collectors"),
+)
+QUIET = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
+
+
+def resumed_config(overrides: Sequence[str]) -> str | None:
+    """The name of the primary config that the run to be resumed stores; None if none is."""
+    given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
+    if not given or given[-1] in ("null", ""):
+        return None
+    directory = Path(given[-1].strip("'\""))
+    options = read_options(directory)
+    check_named_again(directory, options, overrides)
+    command = defaults(CommandConfig) | {"sweep": None}
+    hydra = {"run": {"dir": str(directory)}, "output_subdir": None, "job": {"name": "lockstep"}}
+    node = {"defaults": [*QUIET, "_self_"], **options, **command, "hydra": hydra}
+    ConfigStore.instance().store(name=NAME, node=node, provider="lockstep")
+    return NAME
+
+
+def read_options(directory: Path) -> dict[str, Any]:
+    """The options that a run directory stores, as plain data: whoever wrote it is not trusted."""
+    file = directory / "config.yaml"
+    try:
+        options = parse_yaml(read_text(file, MOST_BYTES_YAML))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{directory} is no run directory: it holds no config.yaml") from None
+    except DamagedError as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+    if not isinstance(options, dict):
+        raise ConfigError(f"{file} holds no options")
+    if any("${" in text for text in _texts(options)):
+        raise ConfigError(
+            f"{file} refers to other options or the environment; a stored config is plain"
+        )
+    return {str(key): value for key, value in options.items() if key not in ("defaults", "hydra")}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in plain data, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*_texts(key), *_texts(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def check_stored_imports(
+    options: Mapping[str, Any],
+    directory: Path,
+    *,
+    import_env: bool = False,
+    plugins: Sequence[str] = (),
+    say: str = "--import-env",
+    say_plugins: str = "--plugin",
+) -> None:
+    """Raise if a stored config would have a package imported that no person has named.
+
+    import_env: what env.id and env.wrappers name may be imported. plugins: these may be, too.
+    say, say_plugins: how a person allows it.
+    """
+    for option, module, name in _imports(options):
+        is_plugin = option == "plugins"
+        if module in plugins if is_plugin else import_env:
+            continue
+        allow = f"{say_plugins} {module}" if is_plugin else say.format(option=option, name=name)
+        raise ConfigError(
+            f"{option}={name}, stored in {directory}, would import {module}, and its code would "
+            f"run; if you trust it, say {allow}"
+        )
+
+
+def _imports(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What a stored config would import: the option that names it, the module, and the value."""
+    env = options.get("env")
+    env = env if isinstance(env, Mapping) else {}
+    env_id, wrappers, plugins = env.get("id"), env.get("wrappers"), options.get("plugins")
+    if isinstance(env_id, str) and ":" in env_id:
+        yield "env.id", env_id.rpartition(":")[0], env_id
+    for entry in wrappers if isinstance(wrappers, list) else []:
+        for name in entry if isinstance(entry, Mapping) else [entry]:
+            if isinstance(name, str) and ":" in name:
+                yield "env.wrappers", name.partition(":")[0], name
+    for module in plugins if isinstance(plugins, list) else []:
+        yield "plugins", str(module), str(module)
+
+
+def check_resumed(directory: Path, options: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Raise if the options given for a resumed run change what its checkpoint holds."""
+    stored = read_options(directory)
+    given = {text.partition("=")[0].lstrip("+"): text for text in overrides}
+    for key in KEPT:
+        began = _found(stored, key.split("."))
+        if key in given and _found(options, key.split(".")) != began:
+            raise ConfigError(f"{given[key]}: the run began with {key}={began} and goes on with it")
+
+
+def check_named_again(directory: Path, stored: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise unless the command line names what the stored config would import."""
+    given = {text.partition("=")[0].lstrip("+") for text in overrides}
+    remaining = {key: value for key, value in stored.items() if f"{key}" not in given}
+    env = stored.get("env")
+    if isinstance(env, Mapping):
+        remaining["env"] = {key: env[key] for key in env if f"env.{key}" not in given}
+    again = "{option}={name} on the command line, too"
+    check_stored_imports(remaining, directory, say=again, say_plugins="plugins=[...] with")
+
+
+def _found(options: Any, path: list[str]) -> Any:
+    """The option at a path; None if there is none."""
+    for name in path:
+        options = options.get(name) if isinstance(options, Mapping) else None
+    return options

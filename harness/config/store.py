@@ -1,0 +1,81 @@
+"""What Hydra composes from: the registered options as configs, and the resolvers of conf/."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+import harness
+from harness.options.base import defaults, mappings
+from harness.options.collectors import nodes_started
+from harness.options.environments import EnvConfig
+from harness.options.run import CommandConfig, RunConfig
+from harness.registry import GROUPS
+
+HYDRA_VERSION = "1.3"
+PROVIDER = "lockstep"
+LONGEST_NAME = 120
+# More than one of these may be chosen: each lies under its own name.
+SEVERAL = ("logger", "callbacks")
+
+_PACKAGE = Path(harness.__file__).parent
+# In a checkout conf/ lies beside harness/; an installed package has it inside.
+CONF = next(
+    p for p in (_PACKAGE.parent / "conf", _PACKAGE / "conf") if (p / "config.yaml").exists()
+)
+
+
+def store_options() -> None:
+    """Put the options of every registered part into Hydra's ConfigStore."""
+    store = ConfigStore.instance()
+    run = {**defaults(RunConfig), **defaults(CommandConfig)}
+    store.store(name="run_options", node=run, provider=PROVIDER)
+    store.store(name="gymnasium", group="env", node=_node(EnvConfig), provider=PROVIDER)
+    for registry in GROUPS:
+        for part in registry:
+            assert part.options is not None
+            several = registry.group in SEVERAL
+            store.store(
+                name=part.name,
+                group=registry.group,
+                package=f"{registry.group}.{part.name}" if several else None,
+                node=_node(part.options, **({} if several else {"name": part.name})),
+                provider=PROVIDER,
+            )
+
+
+def _node(options: type, **given: Any) -> DictConfig:
+    """A config of a dataclass's defaults.
+
+    It is plain, not structured: OmegaConf knows no Literal and no bounds, takes `yes` for true and
+    refuses 1e6 as a whole number. harness/options/typed.py checks what was composed.
+    """
+    node = OmegaConf.create({**defaults(options), **given})
+    for name in mappings(options):
+        OmegaConf.set_struct(node[name], False)  # keys of the user's own need no plus
+    return node
+
+
+def job_name(override_dirname: str) -> str:
+    """A job's directory in a sweep: its overrides, fit for a file name and not too long."""
+    parts = [part.lstrip("+") for part in override_dirname.split(",") if part]
+    return file_name(",".join(parts)) or "job"
+
+
+def file_name(text: str) -> str:
+    """`text` as part of one file's name."""
+    name = re.sub(r"[^\w.=,+-]", "_", text)
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9]}-{digest}"
+
+
+OmegaConf.register_new_resolver("lockstep.job_name", job_name, replace=True)
+OmegaConf.register_new_resolver("lockstep.file_name", file_name, replace=True)
+OmegaConf.register_new_resolver("lockstep.nodes", nodes_started, replace=True)

@@ -1,0 +1,49 @@
+"""Every option of a run, as dataclasses: its name, type, bounds, default and one line of comment.
+
+`--help`, the reference page and the checks are made from these classes. Nothing here imports torch,
+gymnasium or hydra when it loads, so that `--help` and completion answer at once.
+"""
+
+from harness.options.algorithms import AlgorithmConfig, PPOConfig, SACConfig
+from harness.options.base import Options
+from harness.options.collectors import CollectorConfig
+from harness.options.environments import EnvConfig
+from harness.options.errors import ConfigError, ImpossiblePair
+from harness.options.loggers import LoggerConfig
+from harness.options.models import CNNConfig, LSTMConfig, MLPConfig, ModelConfig
+from harness.options.run import Config
+from harness.options.sync import SyncConfig
+from harness.options.typed import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Range,
+    Seconds,
+    Share,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "CNNConfig",
+    "CollectorConfig",
+    "Config",
+    "ConfigError",
+    "Count",
+    "EnvConfig",
+    "ImpossiblePair",
+    "LSTMConfig",
+    "LoggerConfig",
+    "MLPConfig",
+    "ModelConfig",
+    "NonNegative",
+    "NonNegativeInt",
+    "Options",
+    "PPOConfig",
+    "Positive",
+    "Range",
+    "SACConfig",
+    "Seconds",
+    "Share",
+    "SyncConfig",
+]

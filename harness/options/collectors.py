@@ -1,0 +1,392 @@
+"""`collector=`: the options of who steps the environments, and how many frames make a batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from harness.options.base import Options, linked
+from harness.options.errors import ConfigError
+from harness.options.typed import Count, NonNegative, NonNegativeInt, Range, Seconds
+
+Threads = Annotated[int, Range(1, 4096)]
+Workers = Annotated[int, Range(1, 4096)]
+
+
+@dataclass
+class DevicesConfig(Options):
+    """Where workers compute, and where their batches are put."""
+
+    group: ClassVar[str] = "collector.devices"
+
+    policy: str | list[str] = "cpu"  # where actions are computed; one for each is [cuda:0,cuda:1]
+    storing: str = "cpu"  # where batches are handed over
+
+
+@dataclass
+class CollectorConfig(Options):
+    """Options that every collector has. The properties below say what kind of collector it is."""
+
+    group: ClassVar[str] = "collector"
+    scheme: ClassVar[str | None] = None  # the only sync scheme that it goes with
+
+    name: str = ""  # the registered name
+    frames_per_batch: Count = 1024  # frames of one batch
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    max_frames_per_traj: Count | None = None  # cut longer episodes, as truncated
+    # how actions are taken
+    exploration: Literal["random", "mode", "mean", "deterministic"] = "random"
+    reset_at_each_iter: bool = False  # start every batch with new episodes
+    # final: batches hold next observations only at ends, in half the memory (algo=ppo)
+    next_observation: Literal["all", "final"] = "all"
+    resume_episodes: bool = True  # a resumed run replays its unfinished episodes; false: new ones
+    compile_policy: bool = False  # torch.compile in the workers
+    cudagraph_policy: bool = False  # replay the policy as one CUDA graph
+    timeout_s: Seconds = 60.0  # a silent worker is an error after this long
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are in all."""
+        return 1
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the workers are spread over; 0 where they are this machine's."""
+        return 0
+
+    @property
+    def workers_of_a_batch(self) -> int:
+        """How many workers make each batch together."""
+        return 1
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers collect at their own pace, and each batch is from one of them."""
+        return False
+
+    @property
+    def fills_replay_buffer(self) -> bool:
+        """Whether it fills the replay buffer beside the learner, not in turn with it."""
+        return False
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a batch may leave out what slow workers have not finished."""
+        return False
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """What the collector's constructor is called with, beside environments, policy, scheme."""
+        return {
+            "frames_per_batch": self.frames_per_batch,
+            "policy_device": self.devices.policy,
+            "storing_device": self.devices.storing,
+            "compile_policy": self.compile_policy,
+            "cudagraph_policy": self.cudagraph_policy,
+            "exploration_type": self.exploration,
+            "max_frames_per_traj": self.max_frames_per_traj,
+            "reset_at_each_iter": self.reset_at_each_iter,
+            "next_observation": self.next_observation,
+            "resume_episodes": self.resume_episodes,
+            "init_random_frames": config.algo.random_frames,
+            "timeout": self.timeout_s,
+        }
+
+    def check(self, config: Any) -> None:
+        self._check_frames(config.env.num_envs)
+        if self.cudagraph_policy and "cuda" not in str(self.devices.policy):
+            raise ConfigError("collector.cudagraph_policy=true needs collector.devices.policy=cuda")
+        if isinstance(self.devices.policy, list):
+            places, who = (self.nodes, "hosts") if self.nodes else (self.workers, "workers")
+            if len(self.devices.policy) != places:
+                raise ConfigError(
+                    f"collector.devices.policy=[{','.join(self.devices.policy)}] names "
+                    f"{len(self.devices.policy)} devices for {places} {who}: name one, or one for "
+                    "each"
+                )
+
+    def _check_frames(self, num_envs: int) -> None:
+        """Each environment gives the same number of frames to a batch."""
+        together, frames = self.workers_of_a_batch, self.frames_per_batch
+        sharing = together * num_envs
+        if frames % sharing:
+            least, most = frames // sharing * sharing, (frames // sharing + 1) * sharing
+            near = most if frames - least > most - frames or not least else least
+            who = f"{together} workers with {num_envs}" if together > 1 else f"{num_envs}"
+            raise ConfigError(
+                f"collector.frames_per_batch={frames} cannot be shared by {who} environments; "
+                f"the nearest that can is {near}"
+            )
+
+
+@dataclass
+class SingleConfig(CollectorConfig):
+    """One process collects and trains in turn. Same seed, same bits."""
+
+    name: str = "single"
+
+
+@dataclass
+class WorkersConfig(CollectorConfig):
+    """Options of collectors with worker processes: derive from this for one of your own."""
+
+    num_workers: Workers = 2  # processes that step environments
+    free_running: bool = False  # fill the replay buffer beside the learner, not in turn (algo=sac)
+    num_threads: Threads = 1  # torch threads of each worker
+    on_worker_failure: Literal["raise", "restart"] = "raise"  # what a dead worker does to the run
+    max_restarts: NonNegativeInt = 3  # of all workers together; then its failure is the run's
+
+    @property
+    def workers(self) -> int:
+        return self.num_workers
+
+    @property
+    def fills_replay_buffer(self) -> bool:
+        return self.free_running
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        given = super().arguments(config) | {
+            "num_workers": self.num_workers,
+            "num_sub_threads": self.num_threads,
+            "on_worker_failure": self.on_worker_failure,
+        }
+        if self.on_worker_failure == "restart":
+            given["max_restarts"] = self.max_restarts
+        return given
+
+    def pacing(self, config: Any, batches_ahead: int) -> dict[str, Any]:
+        """How far asynchronous workers may be ahead of the learner, as arguments."""
+        waits = config.sync.on_stale == "wait"
+        return {
+            "batches_ahead": batches_ahead,
+            "max_lag": config.sync.max_lag if waits else None,
+        }
+
+
+@dataclass
+class MultiSyncConfig(WorkersConfig):
+    """Workers collect together; the learner trains while they wait. Same seed, same bits."""
+
+    name: str = "multi_sync"
+    frames_per_batch: Count = 1024  # frames of one batch, all workers together
+    # go on when this share of the workers has finished; null: wait for all
+    preemptive_threshold: Annotated[float, Range(0, 1, above=True)] | None = None
+
+    @property
+    def workers_of_a_batch(self) -> int:
+        return self.num_workers
+
+    @property
+    def preempts(self) -> bool:
+        return self.preemptive_threshold is not None
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        share = self.preemptive_threshold
+        own = {} if share is None else {"preemptive_threshold": share}
+        return super().arguments(config) | own
+
+
+@dataclass
+class MultiAsyncConfig(WorkersConfig):
+    """Workers collect at their own pace while the learner trains; a batch is from one worker."""
+
+    name: str = "multi_async"
+    frames_per_batch: Count = 512  # frames of one batch, from one worker
+    batches_ahead: Count = 2  # that a worker may finish before the learner takes one
+
+    @property
+    def asynchronous(self) -> bool:
+        return True
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        return super().arguments(config) | self.pacing(config, self.batches_ahead)
+
+
+# -- on other machines
+
+
+@dataclass
+class NodesConfig(Options):
+    """How many nodes there are, and how they take part in a batch."""
+
+    group: ClassVar[str] = "collector.remote"
+
+    # nodes, which the workers are spread over evenly; null: one for each worker, or for each rank
+    num_collectors: Count | None = None
+    asynchronous: bool = False  # each node collects at its own pace; else all together
+    start_timeout_s: Seconds = 120.0  # until all nodes have their environments and weights
+
+
+@dataclass
+class JoiningConfig(NodesConfig):
+    """Nodes that join the trainer: who starts them, and where they find it."""
+
+    # local: start the nodes here; env: torchrun or a script started them; null: env if one did
+    launcher: Literal["local", "env"] | None = None
+    host: str = "127.0.0.1"  # where nodes find this process (launcher=local; torchrun says it)
+    port: Annotated[int, Range(0, 65535)] = 0  # and at which port; 0 takes a free one
+    address: str | None = None  # what this process's own connections bind to; null: host
+
+
+@dataclass
+class RayConfig(NodesConfig):
+    """Which Ray cluster, and what each node takes of it."""
+
+    address: str | None = None  # a running cluster: auto or host:port; null: start one here
+    num_cpus: NonNegative = 1.0  # of the cluster, for each worker
+    num_gpus: NonNegative = 0.0  # of the cluster, for each node
+    # and whatever else of the cluster's, for each node
+    resources: dict[str, float] = field(default_factory=dict)
+
+
+def ranks() -> int | None:
+    """How many processes a launcher started, if one did."""
+    found = os.environ.get("WORLD_SIZE", "")
+    return int(found) if "RANK" in os.environ and found.isdigit() else None
+
+
+def nodes_started(otherwise: int) -> int:
+    """One node for each rank besides the trainer's, or as many as are said."""
+    return max(1, (ranks() or otherwise + 1) - 1)
+
+
+@dataclass
+class RemoteCollectorConfig(WorkersConfig):
+    """Options of collectors whose workers are on other machines."""
+
+    frames_per_batch: Count = 1024  # of all nodes together; remote.asynchronous: of one
+    batches_ahead: Count = 2  # remote.asynchronous: that a node may finish before one is taken
+    remote: NodesConfig = field(default_factory=NodesConfig)
+
+    @property
+    def nodes(self) -> int:
+        return self.remote.num_collectors or self.num_workers
+
+    @property
+    def workers_of_a_batch(self) -> int:
+        return self.num_workers // self.nodes if self.asynchronous else self.num_workers
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.remote.asynchronous
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        given = super().arguments(config) | {
+            "num_collectors": self.nodes,
+            "num_workers_per_collector": self.num_workers // self.nodes,
+            "sync": not self.remote.asynchronous,
+            "start_timeout": self.remote.start_timeout_s,
+        }
+        del given["num_workers"]
+        return given | (self.pacing(config, self.batches_ahead) if self.asynchronous else {})
+
+    def check(self, config: Any) -> None:
+        if self.num_workers % self.nodes:
+            near = -(-self.num_workers // self.nodes) * self.nodes
+            raise ConfigError(
+                f"collector.num_workers={self.num_workers} cannot be spread evenly over "
+                f"collector.remote.num_collectors={self.nodes}; the nearest that can is {near}"
+            )
+        super().check(config)
+        if self.next_observation == "final":
+            raise ConfigError(
+                f"collector.next_observation=final collector={self.name}: whole frames travel "
+                "between machines; it is for collectors of this one, as collector=multi_async"
+            )
+        if self.batches_ahead != 2 and not self.asynchronous:
+            raise ConfigError(
+                f"collector.batches_ahead={self.batches_ahead} needs "
+                "collector.remote.asynchronous=true, or collector=multi_async: with this one a "
+                "batch is begun when the learner asks for it"
+            )
+
+
+@dataclass
+class JoiningCollectorConfig(RemoteCollectorConfig):
+    """Options of collectors whose nodes join the trainer."""
+
+    # rollout workers on all nodes
+    num_workers: Workers = field(default=2, metadata=linked("${lockstep.nodes:2}"))
+    remote: JoiningConfig = field(default_factory=JoiningConfig)
+
+    @property
+    def joins_ranks(self) -> bool:
+        """Whether the nodes are ranks that a launcher, such as torchrun, has started."""
+        return self.remote.launcher != "local" and bool(ranks())
+
+    @property
+    def nodes(self) -> int:
+        if self.remote.num_collectors is None and self.joins_ranks:
+            return nodes_started(1)
+        return super().nodes
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        where = ("launcher", "host", "port", "address")
+        return super().arguments(config) | {name: getattr(self.remote, name) for name in where}
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        started = ranks()
+        if self.remote.launcher == "env" and started is None:
+            raise ConfigError(
+                "collector.remote.launcher=env: RANK and WORLD_SIZE are not set; start it with "
+                "torchrun, or take launcher=local"
+            )
+        if started is not None and self.joins_ranks:
+            if started < 2:
+                raise ConfigError(
+                    "WORLD_SIZE=1: rank 0 trains and the others collect; start two processes or "
+                    "more"
+                )
+            if self.nodes != started - 1:
+                raise ConfigError(
+                    f"WORLD_SIZE={started}, so there are {started - 1} hosts, and not "
+                    f"{self.nodes}: take collector.remote.num_collectors={started - 1}"
+                )
+
+
+@dataclass
+class DistributedCollectorConfig(JoiningCollectorConfig):
+    """Workers on nodes that torch.distributed joins: started here, or by torchrun or SLURM."""
+
+    scheme: ClassVar[str | None] = "distributed"
+
+    name: str = "distributed"
+
+
+@dataclass
+class RPCCollectorConfig(JoiningCollectorConfig):
+    """Workers on nodes that torch.distributed.rpc joins: started here, or by torchrun or SLURM."""
+
+    scheme: ClassVar[str | None] = "rpc"
+
+    name: str = "rpc"
+
+
+@dataclass
+class RayCollectorConfig(RemoteCollectorConfig):
+    """Workers on a Ray cluster: one that runs already, or one started for this run."""
+
+    scheme: ClassVar[str | None] = "ray"
+
+    name: str = "ray"
+    remote: RayConfig = field(default_factory=RayConfig)
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        takes = {
+            "num_cpus": self.remote.num_cpus * (self.num_workers // self.nodes),
+            "num_gpus": self.remote.num_gpus,
+            "resources": self.remote.resources,
+        }
+        own = {
+            "address": self.remote.address,
+            "remote_configs": takes,
+            "max_collectors": self.nodes,
+        }
+        return super().arguments(config) | own
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("collector=ray needs ray; install it with: pip install -e '.[ray]'")

@@ -1,0 +1,39 @@
+"""Mistakes in a config: one line each, which names the nearest right thing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from harness.files import one_line
+
+
+class ConfigError(ValueError):
+    """A mistake in the config or on the command line; its text is one line."""
+
+    def __init__(self, text: str):
+        super().__init__(one_line(text))
+
+
+class ImpossiblePair(ConfigError):
+    """A scheme and a collector that cannot go together, each sound by itself."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like `name`, if any does."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    by_initials = {"".join(word[:1] for word in low.split("_")): low for low in by_lower}
+    if len(name) > 1 and name.lower() in by_initials:  # lr: learning_rate
+        return by_lower[by_initials[name.lower()]]
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def suggest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """The end of a message about an unknown name: what was probably meant, or what there is."""
+    known = list(known)
+    if (near := nearest(name, known)) is not None:
+        return f"did you mean {prefix}{near}?"
+    if len(known) > 30:
+        return "no known name is near it"
+    return f"known: {', '.join(sorted(known))}" if known else "nothing is known there"

@@ -1,0 +1,44 @@
+"""`logger=`: the options of what receives metrics besides metrics.jsonl. Several: logger=[a,b]."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from harness.options.base import Options
+from harness.options.errors import ConfigError
+
+
+@dataclass
+class LoggerConfig(Options):
+    """Options that every logger has: none."""
+
+    group: ClassVar[str] = "logger"
+
+
+@dataclass
+class JsonlConfig(LoggerConfig):
+    """metrics.jsonl alone, which every run writes."""
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """Weights & Biases, offline unless told otherwise."""
+
+    mode: Literal["offline", "online", "disabled"] = "offline"  # offline runs can be synced later
+    project: str = "lockstep"  # where the run is filed
+    entity: str | None = None  # the account or team; null: your own
+    tags: list[str] = field(default_factory=list)  # of the run
+
+
+@dataclass
+class TensorBoardConfig(LoggerConfig):
+    """Event files for TensorBoard, in the run directory's tensorboard/."""
+
+    def check(self, config: Any) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError(
+                "logger=tensorboard needs tensorboard; "
+                "install it with: pip install -e '.[tensorboard]'"
+            )
