@@ -153,6 +153,7 @@ def application(composed: DictConfig) -> float:
     from harness.config.plan import plan_from
     from harness.config.sweep import Sweep, end_of_job, trial_of
     from harness.execution import execute
+    from harness.ranks import collects_for_another
 
     found = HydraConfig.get()
     directory = Path(found.runtime.output_dir)
@@ -172,6 +173,8 @@ def application(composed: DictConfig) -> float:
         return end_of_job(directory, composed, None if isinstance(error, ImpossiblePair) else error)
     if outcome.signum is not None:
         raise SystemExit(128 + outcome.signum)
+    if outcome.exit_status and collects_for_another(plan.config):
+        raise SystemExit(outcome.exit_status)
     if outcome.exit_status and not sweeps:
         raise RunFailed(outcome.state, outcome.exit_status)
     return outcome.objective
@@ -181,13 +184,13 @@ class CheckFirst(Callback):
     """Refuses what cannot work before Hydra makes a directory or starts a job."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from harness.config.plan import check_writable, plan_from
+        from harness.config.plan import make_folder, plan_from
 
         overrides = list(config.hydra.overrides.task)
         with refused(overrides):
             plan = plan_from(config, config.hydra.run.dir, overrides)
             if not plan.resume:
-                check_writable(plan.directory)
+                make_folder(plan.directory)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         from harness.config.sweep import Sweep

@@ -60,9 +60,15 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str:
             error.__cause__, ConfigAttributeError | ConfigKeyError
         ):
             return _no_option(str(error.__cause__.full_key), overrides)
+    if "No match in the defaults list" in str(error) and _resumes(overrides):
+        return f"{_first_line(error)} A resumed run keeps its parts; single options may change"
     if "add --multirun" in str(error):
         return f"{_first_line(error)}: a sweep needs --multirun, a list is written option=[a,b]"
     return _first_line(error)
+
+
+def _resumes(overrides: Sequence[str]) -> bool:
+    return any(text.startswith("resume=") for text in overrides)
 
 
 def _no_override(text: str) -> str:

@@ -71,17 +71,14 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
         )
 
 
-def check_writable(directory: Path) -> None:
-    """Raise `ConfigError` if a run or a sweep cannot write there."""
+def make_folder(folder: Path) -> None:
+    """Make the directory of a run or a sweep; `ConfigError` if nothing can be written there."""
     try:
-        places = (directory, *directory.absolute().parents)
-        above = next(place for place in places if place.exists())
-    except (OSError, ValueError) as error:  # too long a name, for instance
-        raise ConfigError(f"{directory} cannot be written: {error}") from None
-    if not above.is_dir():
-        raise ConfigError(f"{directory} cannot be written: {above} is no directory")
-    if not os.access(above, os.W_OK):
-        raise ConfigError(f"{directory} cannot be written: {above} is read-only")
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} cannot be written: {error}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder} cannot be written: it is read-only")
 
 
 def plain(composed: DictConfig) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def resumed_config(overrides: Sequence[str]) -> str | None:
     directory = Path(given[-1].strip("'\""))
     options = read_options(directory)
     check_named_again(directory, options, overrides)
-    command = defaults(CommandConfig) | {"sweep": None}
+    command = defaults(CommandConfig) | {"sweep": "resumed"}
     hydra = {"run": {"dir": str(directory)}, "output_subdir": None, "job": {"name": "lockstep"}}
     node = {"defaults": [*QUIET, "_self_"], **options, **command, "hydra": hydra}
     ConfigStore.instance().store(name=NAME, node=node, provider="lockstep")
@@ -56,9 +56,7 @@ def read_options(directory: Path) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise ConfigError(f"{file} holds no options")
     if any("${" in text for text in _texts(options)):
-        raise ConfigError(
-            f"{file} refers to other options or the environment; a stored config is plain"
-        )
+        raise ConfigError(f"{file} holds ${{...}}: a stored config refers to nothing else")
     return {str(key): value for key, value in options.items() if key not in ("defaults", "hydra")}
 
 
@@ -118,6 +116,11 @@ def check_resumed(directory: Path, options: dict[str, Any], overrides: Sequence[
     """Raise if the options given for a resumed run change what its checkpoint holds."""
     stored = read_options(directory)
     given = {text.partition("=")[0].lstrip("+"): text for text in overrides}
+    if "sync.max_lag" in given:
+        raise ConfigError(
+            f"{given['sync.max_lag']}: algo.max_lag took its value when the run began, and is what "
+            "counts; say algo.max_lag"
+        )
     for key in KEPT:
         began = _found(stored, key.split("."))
         if key in given and _found(options, key.split(".")) != began:

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.config.explain import explained
-from harness.config.plan import check_writable, plain, plan_from
+from harness.config.plan import make_folder, plain, plan_from
 from harness.config.space import corners, split
 from harness.files import read_json
 from harness.options.errors import ConfigError, ImpossiblePair
@@ -41,7 +41,7 @@ class Sweep:
 
     def check(self) -> None:
         """Raise `ConfigError` if a job cannot work, or nothing can be written."""
-        if self.config.get("resume") is not None:
+        if self.config.get("resume"):
             raise ConfigError(
                 f"resume={self.config.resume} with --multirun: a sweep starts new runs; "
                 "resume each of its runs in a command of its own"
@@ -50,7 +50,7 @@ class Sweep:
         planned = self._plan(jobs)
         self.num_jobs = None if searches else planned
         self._name_jobs()
-        check_writable(self.folder)
+        make_folder(self.folder)
 
     def _jobs(self) -> tuple[list[list[str]], bool]:
         """The overrides of each job; for a search, of the ends of its space."""

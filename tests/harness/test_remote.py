@@ -53,7 +53,7 @@ def of(kind: str) -> tuple[str, str]:
         (("collector.remote.port=3",), "it is one of collector=distributed, collector=rpc"),
         (
             (*of("rpc"), "collector.remote.num_cpus=3"),
-            "collector=rpc has no such option; it is one of collector=ray",
+            "it is one of collector=ray",
         ),
         ((*of("rpc"), "collector.remote.port=70000"), "expected a whole number (0 to 65535)"),
         ((*of("rpc"), "collector.remote.launcher=slurm"), "expected one of local, env"),
@@ -63,7 +63,7 @@ def of(kind: str) -> tuple[str, str]:
             "cannot be spread evenly over collector.remote.num_collectors=2; the nearest that can "
             "is 6",
         ),
-        ((*of("rpc"), "collector.preemptive_threshold=0.5"), "needs collector=multi_sync"),
+        ((*of("rpc"), "collector.preemptive_threshold=0.5"), "it is one of collector=multi_sync"),
         ((*of("rpc"), "collector.frames_per_batch=100"), "cannot be shared by 2 workers with 8"),
         ((*of("rpc"), "collector.devices.policy=[cpu,cpu,cpu]"), "3 devices for 2 hosts"),
     ],

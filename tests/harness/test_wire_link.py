@@ -100,7 +100,7 @@ def test_a_link_of_which_nothing_is_said_is_none():
         ),
         (
             ["sync=none", "collector=single", "sync.wire=int8"],
-            "sync.wire=int8: there is no such option",
+            "sync=none has no such option",
         ),
     ],
 )

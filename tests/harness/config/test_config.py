@@ -164,6 +164,7 @@ def test_a_runs_name_is_one_file_name():
             ["collector=multi_sync", "collector.num_workers=3", "collector.frames_per_batch=1000"],
             ["3 workers", "1008"],
         ),
+        (["collector.batches_ahead=0"], ["collector.batches_ahead=0", "1 or more"]),
         (["collector.preemptive_threshold=0.5"], ["multi_sync"]),
         (["algo=sac", "env=pendulum", "collector.next_observation=final"], ["SAC", "algo=ppo"]),
         (
