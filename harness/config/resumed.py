@@ -7,6 +7,7 @@ package must be named again by the person who resumes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ KEPT = (
     *("seed", "algo.name", "model.name"),
     *("collector.name", "collector.num_workers", "collector.remote.num_collectors"),
 )
+CHECK_FIRST = "harness.config.application.CheckFirst"  # as in conf/config.yaml
 QUIET = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
 
 
@@ -36,8 +38,14 @@ def resumed_config(overrides: Sequence[str]) -> str | None:
     options = read_options(directory)
     check_named_again(directory, options, overrides)
     command = defaults(CommandConfig) | {"sweep": "resumed"}
-    hydra = {"run": {"dir": str(directory)}, "output_subdir": None, "job": {"name": "lockstep"}}
-    node = {"defaults": [*QUIET, "_self_"], **options, **command, "hydra": hydra}
+    hydra = {
+        "run": {"dir": _literal(str(directory))},
+        "output_subdir": None,
+        "job": {"name": "lockstep"},
+        "callbacks": {"check_first": {"_target_": CHECK_FIRST}},
+    }
+    stored = _literal(options)
+    node = {"defaults": [*QUIET, "_self_"], **stored, **command, "hydra": hydra}
     ConfigStore.instance().store(name=NAME, node=node, provider="lockstep")
     return NAME
 
@@ -55,21 +63,16 @@ def read_options(directory: Path) -> dict[str, Any]:
         raise ConfigError(str(error)) from None
     if not isinstance(options, dict):
         raise ConfigError(f"{file} holds no options")
-    if any("${" in text for text in _texts(options)):
-        raise ConfigError(f"{file} holds ${{...}}: a stored config refers to nothing else")
     return {str(key): value for key, value in options.items() if key not in ("defaults", "hydra")}
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All strings in plain data, keys too."""
+def _literal(value: Any) -> Any:
+    """Plain data in which Hydra finds no reference to other options or to the environment."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from (*_texts(key), *_texts(inner))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
+        return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
+    if isinstance(value, Mapping):
+        return {key: _literal(inner) for key, inner in value.items()}
+    return [_literal(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check_stored_imports(
