@@ -31,6 +31,7 @@ LONGEST_NAME = 120
 OmegaConf.register_new_resolver("lockstep.job_name", lambda text: job_name(text), replace=True)
 OmegaConf.register_new_resolver("lockstep.hosts", lambda few: hosts_started(few), replace=True)
 OmegaConf.register_new_resolver("lockstep.file_name", lambda text: file_name(text), replace=True)
+OmegaConf.register_new_resolver("zip", lambda *values, _root_: zipped(values, _root_), replace=True)
 # What is in the environment (keys, tokens) is no config file's business: configs are stored, logged
 # and sent. On the command line the shell does it: name=$HOSTNAME.
 OmegaConf.clear_resolver("oc.env")
@@ -122,6 +123,15 @@ def job_name(override_dirname: str) -> str:
     """A job's directory in a sweep: its overrides, fit for a file name and not too long."""
     parts = [part.lstrip("+") for part in override_dirname.split(",") if part]
     return file_name(",".join(parts)) or "job"
+
+
+def zipped(values: Sequence[Any], root: DictConfig) -> Any:
+    """The value at the index that the option `point` gives."""
+    point = root.get("point")
+    if type(point) is not int or not 0 <= point < len(values):
+        expected = f"expected 0 to {len(values) - 1}, as ${{zip:...}} has {len(values)} values"
+        raise ConfigError(f"point={point}: {expected}")
+    return values[point]
 
 
 def file_name(text: str) -> str:
@@ -251,4 +261,5 @@ def _keep_own_plugins() -> None:
 def _first_line(error: BaseException) -> str:
     line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     key = getattr(error, "full_key", None)
+    line = line.removeprefix("ConfigError raised while resolving interpolation: ")
     return f"{key}: {line}" if key else line

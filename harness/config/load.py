@@ -19,7 +19,10 @@ from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text, 
 from harness.search import Trial
 
 # Options of the command rather than of the run; they do not belong to what a run directory stores.
-OF_THE_COMMAND = ("resume", "skip_done", "skip_impossible", "sweep")
+OF_THE_COMMAND = (
+    *("resume", "skip_done", "skip_impossible", "sweep"),
+    *("point", "stop_after_failures"),
+)
 # What a checkpoint holds the state of: a resumed run goes on with these as they were.
 KEPT = (
     *("seed", "algo.name", "model.name"),
@@ -37,6 +40,7 @@ class RunPlan:
     overrides: list[str]
     resume: bool = False
     skip_done: bool = False
+    stop_after_failures: int | None = None  # of the sweep's jobs
     sweep: str | None = None
     trial: Trial | None = None  # of a search
 
@@ -62,6 +66,7 @@ def plan_from_options(options: dict[str, Any], directory: Path, overrides: list[
         directory=directory,
         overrides=overrides,
         skip_done=_flag("skip_done", command["skip_done"]),
+        stop_after_failures=_limit("stop_after_failures", command["stop_after_failures"]),
     )
 
 
@@ -182,6 +187,12 @@ def _change(options: dict[str, Any], path: list[str], value: Any) -> bool:
         return False
     options[last] = value
     return True
+
+
+def _limit(name: str, value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(f"{name}={value}: expected 1 or more, or null")
+    return value
 
 
 def _flag(name: str, value: Any) -> bool:

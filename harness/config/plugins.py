@@ -10,21 +10,25 @@ from harness.config.errors import ConfigError
 from harness.config.schema import Config
 
 NEEDS = {
-    "hydra/launcher=submitit_local": ("submitit", "sweep"),
-    "hydra/launcher=submitit_slurm": ("submitit", "sweep"),
+    "hydra/launcher=submitit_local": ("hydra_plugins.hydra_submitit_launcher", "sweep"),
+    "hydra/launcher=submitit_slurm": ("hydra_plugins.hydra_submitit_launcher", "sweep"),
     "hydra/sweeper=optuna": ("optuna", "optuna"),
 }
 
 
 def check_plugins(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for a launcher or sweeper whose package is missing."""
+    for override in parse(overrides):  # first, as Hydra cannot compose without the package's config
+        _check_plugin(f"{override.key_or_group}={override.value()}")
     for group, choice in plugin_choices(overrides).items():
-        chosen = f"{group}={choice}"
-        module, extra = NEEDS.get(chosen, (None, None))
-        if module is not None and importlib.util.find_spec(module) is None:
-            raise ConfigError(
-                f"{chosen} needs {module}; install it with: pip install -e '.[{extra}]'"
-            )
+        _check_plugin(f"{group}={choice}")
+
+
+def _check_plugin(chosen: str) -> None:
+    module, extra = NEEDS.get(chosen, (None, None))
+    if module is not None and importlib.util.find_spec(module) is None:
+        package = module.removeprefix("hydra_plugins.").replace("_", "-")
+        raise ConfigError(f"{chosen} needs {package}; install it with: pip install -e '.[{extra}]'")
 
 
 def check_launcher(overrides: Sequence[str], jobs: Iterable[Config]) -> None:
@@ -37,5 +41,5 @@ def check_launcher(overrides: Sequence[str], jobs: Iterable[Config]) -> None:
         if workers or vector:
             raise ConfigError(
                 f"hydra/launcher=joblib {workers or vector}: joblib's processes start others in a "
-                "way of its own, in which no worker comes up; take hydra/launcher=submitit_local"
+                "way of its own, in which no worker comes up; take hydra/launcher=local"
             )

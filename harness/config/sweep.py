@@ -28,10 +28,11 @@ from harness.config.compose import (
 from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.load import RunPlan, plan_from_options, plan_run
 from harness.config.plugins import check_launcher, check_plugins
-from harness.config.space import corners, split
+from harness.config.space import split
 from harness.files import read_json
 from harness.run_dir import RunDir
 from harness.search import SearchConfig, Trial
+from harness.sweeps import failures, is_stopped
 
 FAILED = 1
 OUTPUTS = "outputs"
@@ -45,6 +46,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     jobs = expand_sweep(overrides)
     plans = _plans(_corners(overrides) if jobs is None else jobs)
     num_jobs = None if jobs is None else len(plans)
+    limit = plans[0].stop_after_failures if plans else None
     check_launcher(overrides, [plan.config for plan in plans])
     folder = sweep_dir(overrides)
     _make(folder)
@@ -56,14 +58,14 @@ def run_sweep(overrides: Sequence[str]) -> int:
     try:
         hydra.main(version_base=HYDRA_VERSION, config_path=str(CONF), config_name="config")(_job)()
     except SystemExit as ended:  # a signal ended a job, and with it the sweep
-        report(folder, num_jobs)
+        report(folder, num_jobs, limit)
         return ended.code if isinstance(ended.code, int) else FAILED
     except KeyboardInterrupt:
-        report(folder, num_jobs)
+        report(folder, num_jobs, limit)
         raise
     finally:
         sys.argv = before
-    return report(folder, num_jobs)
+    return report(folder, num_jobs, limit)
 
 
 def _make(folder: Path) -> None:
@@ -122,13 +124,13 @@ def _corners(overrides: Sequence[str]) -> list[list[str]]:
         _search_config(options, Path(OUTPUTS))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    fixed, space = split(options.get("params") or {}, overrides)
-    if not space:
+    space = split(options.get("params") or {}, overrides)
+    if not space.distributions:
         raise ConfigError(
             "hydra/sweeper=optuna has nothing to search: name options with several values, "
             "as in algo.learning_rate=tag(log,interval(1e-4,1e-2))"
         )
-    return [[*fixed, corner] for corner in corners(space)]
+    return list(space.corners())
 
 
 def _job(composed: DictConfig) -> float:
@@ -141,6 +143,10 @@ def _job(composed: DictConfig) -> float:
     directory = Path(hydra_config.runtime.output_dir)
     try:
         plan = _plan(options, directory, list(hydra_config.overrides.task))
+        if is_stopped(Path(hydra_config.sweep.dir), plan.stop_after_failures):
+            with suppress(OSError):
+                directory.rmdir()  # empty unless an earlier run left files
+            return math.nan
         plan.trial = _trial(hydra_config)
         outcome = execute(plan)
     except ImpossiblePair:
@@ -184,14 +190,20 @@ def sweep_name(folder: Path) -> str:
     return "/".join(parts[parts.index(OUTPUTS) + 1 :]) if OUTPUTS in parts else folder.name
 
 
-def report(folder: Path, num_jobs: int | None = None) -> int:
-    """Say how the jobs of a sweep ended; the exit status."""
+def report(folder: Path, num_jobs: int | None = None, limit: int | None = None) -> int:
+    """Print how the jobs of a sweep ended; the exit status.
+
+    limit: the sweep's `stop_after_failures`.
+    """
     found = {file.parent: read_json(file) for file in sorted(folder.glob("*/status.json"))}
     states = {directory: _state(directory, status) for directory, status in found.items()}
     counts = Counter(states.values())
     if num_jobs is not None and num_jobs > len(found):
         counts["never started"] = num_jobs - len(found)
     print(f"{folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    if "never started" in counts and is_stopped(folder, limit):
+        failed = failures(folder)
+        print(f"  stop_after_failures={limit}: no job was started after {failed} failed")
     for directory, status in found.items():
         if states[directory] not in SOUND:
             error = " ".join(str(status.get("error") or "").split())[:LONGEST_ERROR]
