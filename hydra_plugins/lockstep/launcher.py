@@ -36,6 +36,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 POLL_S = 0.1  # between checks for jobs that have ended
 GRACE_S = 20.0  # for a job to write its checkpoint after SIGTERM
+# A job imports from where the sweep does. Its main module is this text and not a file, since the
+# workers that it starts would import the file, and Hydra with it.
+START = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    f"from {__name__} import run_given_job; run_given_job(*map(int, sys.argv[1:]))"
+)
 
 
 class JobDied(RuntimeError):
@@ -101,16 +107,15 @@ class LocalLauncher(Launcher):
         result = tempfile.TemporaryFile()  # noqa: SIM115 - open until the result was read
         job = (Singleton.get_state(), self.hydra_context, self.task_function, config)
         with tempfile.TemporaryFile() as pickled, output.open("wb") as file:
+            pickle.dump(sys.path, pickled)
             cloudpickle.dump(job, pickled)
             pickled.seek(0)
             process = subprocess.Popen(
-                [sys.executable, "-u", "-m", __name__, str(os.getpid()), str(result.fileno())],
+                [sys.executable, "-u", "-c", START, str(os.getpid()), str(result.fileno())],
                 stdin=pickled,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 pass_fds=[result.fileno()],
-                env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
                 # Ctrl-C in the terminal reaches the sweep alone, which passes it on once: a second
                 # signal would end the run without a checkpoint.
                 start_new_session=True,
@@ -175,7 +180,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def run_given_job(sweep_pid: int, result_fd: int) -> None:
-    """Run the job that stdin holds, and write its pickled result to a file descriptor."""
+    """Run the job that follows on stdin, and write its pickled result to a file descriptor."""
     end_with(sweep_pid)
     singletons, hydra_context, task_function, config = pickle.load(sys.stdin.buffer)
     Singleton.set_state(singletons)
@@ -204,7 +209,3 @@ def end_with(sweep_pid: int) -> None:
             time.sleep(GRACE_S)
 
     threading.Thread(target=watch, name="lockstep-sweep", daemon=True).start()
-
-
-if __name__ == "__main__":
-    run_given_job(*map(int, sys.argv[1:]))

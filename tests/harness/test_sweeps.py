@@ -86,7 +86,7 @@ def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(monkeypatch
     assert run.main([*given]) == 0
     (tmp_path / "deadly").mkdir()
     (tmp_path / "deadly/sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
-    monkeypatch.syspath_prepend(tmp_path / "deadly")  # jobs import what the sweep can import
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "deadly"))
     assert run.main([*given]) == 1
     assert set(states("mine").values()) == {"failed"}
     assert len(list(Path("outputs/mine/.earlier").iterdir())) == 1
