@@ -144,14 +144,12 @@ def _job(composed: DictConfig) -> float:
     try:
         plan = _plan(options, directory, list(hydra_config.overrides.task))
         if is_stopped(Path(hydra_config.sweep.dir), plan.stop_after_failures):
-            with suppress(OSError):
-                directory.rmdir()  # empty unless an earlier run left files
+            _remove_if_empty(directory)
             return math.nan
         plan.trial = _trial(hydra_config)
         outcome = execute(plan)
     except ImpossiblePair:
-        with suppress(OSError):
-            directory.rmdir()  # which hydra made, and which is empty
+        _remove_if_empty(directory)
         return math.nan
     except ConfigError as error:  # found too late to refuse the sweep; the other jobs go on
         run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
@@ -160,6 +158,12 @@ def _job(composed: DictConfig) -> float:
     if outcome.signum is not None:
         raise SystemExit(128 + outcome.signum)
     return outcome.objective
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """Remove the directory that Hydra made for a job that does not run; keep one with files."""
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def _plan(options: dict[Any, Any], directory: Path, overrides: list[str]) -> RunPlan:
