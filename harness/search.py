@@ -1,11 +1,11 @@
-"""A hyperparameter search: its study on disk, its trials, and what one trial tells it on the way.
+"""A hyperparameter search: its study on disk, and what a trial reports while it runs.
 
 sweeper                         study.db                  trial's process
 -------                         --------                  ---------------
-ask: parameters   --------->    running
+ask: parameters   --------->    RUNNING
 launch            -------------------------------------->  train
                                 intermediate value  <----  each evaluation
-                                pruner's word       ---->  go on, or end: `Pruned`
+                                pruner's decision   ---->  continue, or raise `Pruned`
 settle: read the trial's directory, tell the study
 """
 
@@ -26,19 +26,22 @@ from harness.run_dir import RunDir
 if TYPE_CHECKING:
     import optuna
 
+DIRECTIONS = ("maximize", "minimize")
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "hyperband", "none")
 FILE = "study.db"
-INTERRUPTED = "interrupted"  # of a trial: it failed, but is tried again
+WORDS = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
+INTERRUPTED = "interrupted"
+RETRY_OF = "retry_of"  # attribute of a trial: the number of the interrupted trial it repeats
 
 
 class Pruned(Exception):
-    """The search has seen enough of this run."""
+    """The search ends this run early."""
 
 
 @dataclass
 class SearchConfig:
-    """What the sweeper's options say."""
+    """The sweeper's options that describe the study."""
 
     study_name: str
     folder: Path
@@ -50,7 +53,7 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("direction", self.direction, ("maximize", "minimize")),
+            ("direction", self.direction, DIRECTIONS),
             ("sampler", self.sampler, SAMPLERS),
             ("pruner", self.pruner, PRUNERS),
         ):
@@ -59,18 +62,20 @@ class SearchConfig:
                     f"hydra.sweeper.{name}={value}: expected one of {', '.join(known)}"
                 )
 
-    @property
-    def url(self) -> str:
-        """Where the study lives: what was given, or a file among the trials."""
-        return self.storage or f"sqlite:///{self.folder.resolve() / FILE}"
-
-    def study(self) -> optuna.Study:
-        """The study, new or gone on with."""
+    def open_storage(self) -> optuna.storages.RDBStorage:
+        """The study's database: the one that was given, or a file among the trials."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        url = self.storage or f"sqlite:///{self.folder.resolve() / FILE}"
+        return optuna.storages.RDBStorage(url)
+
+    def open_study(self, storage: optuna.storages.RDBStorage) -> optuna.Study:
+        """The study, which is created if it does not exist."""
+        import optuna
+
         return optuna.create_study(
-            storage=self.url,
+            storage=storage,
             study_name=self.study_name,
             direction=self.direction,
             pruner=_pruner(self.pruner),
@@ -78,79 +83,64 @@ class SearchConfig:
         )
 
 
-def _pruner(name: str) -> optuna.pruners.BasePruner:
-    from optuna import pruners
-
-    if name == "median":
-        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=0)
-    return pruners.HyperbandPruner() if name == "hyperband" else pruners.NopPruner()
-
-
-def objective(summary: Mapping[str, Any]) -> float:
-    """What is optimised: the return, in evaluation if there was any; NaN if there is none."""
-    found = summary.get("eval/return", summary.get("episode/return"))
-    try:
-        return float(found) if isinstance(found, int | float) else math.nan
-    except OverflowError:  # a file can hold larger numbers than a float
-        return math.nan
-
-
 class Trial:
-    """One trial's line to its study, in the process that runs it."""
+    """One trial of a study, in the process that runs it."""
 
-    def __init__(self, config: SearchConfig, trial_id: int):
+    def __init__(self, config: SearchConfig, number: int):
         self.config = config
-        self.trial_id = trial_id
+        self.number = number
 
     def report(self, step: int, value: float, *, final: bool = False) -> None:
-        """An evaluation on the way; `Pruned` if the rest is not worth running."""
+        """Record an evaluation; raise `Pruned` if the trial is to end here."""
+        import optuna
+
         if not math.isfinite(value):
             return
-        study = self.config.study()
-        study._storage.set_trial_intermediate_value(self.trial_id, step, value)
-        trial = study._storage.get_trial(self.trial_id)
-        if not final and study.pruner.prune(study, trial):
+        storage = self.config.open_storage()
+        study = self.config.open_study(storage)
+        study_id = storage.get_study_id_from_name(self.config.study_name)
+        trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, self.number)
+        trial = optuna.trial.Trial(study, trial_id)
+        trial.report(value, step)
+        if not final and trial.should_prune():
             raise Pruned(f"at {step} frames, a return of {value:g} is behind other trials")
 
 
 class Search:
-    """The sweeper's side: asks for parameters and tells how trials ended."""
+    """The sweeper's side: asks the study for parameters and tells it how trials ended."""
 
     def __init__(self, config: SearchConfig, *, num_trials: int):
         self.config = config
         self.num_trials = num_trials
         config.folder.mkdir(parents=True, exist_ok=True)
-        self.study = config.study()
+        self.study = config.open_study(config.open_storage())
         self._recover()
 
     def directory(self, number: int) -> Path:
         """Where a trial runs."""
-        return self.config.folder / trial_name(number)
-
-    def ask(self, most: int, space: dict[str, Any]) -> list[optuna.Trial]:
-        """The next trials, at most so many; none if all are done."""
-        return [self._ask(space) for _ in range(min(most, self.num_left))]
+        return self.config.folder / f"trial-{number:04d}"
 
     @property
     def num_left(self) -> int:
-        """How many trials of those wanted have not been run or started."""
-        trials = self.study.get_trials(deepcopy=False)
-        counted = [
-            t for t in trials if not t.user_attrs.get(INTERRUPTED) and t.state.name != "WAITING"
-        ]
-        return max(0, self.num_trials - len(counted))
+        """How many of the wanted trials were not started; interrupted ones do not count."""
+        started = [t for t in self._trials() if t.state.name != "WAITING"]
+        interrupted = self._interrupted()
+        return max(0, self.num_trials - sum(t.number not in interrupted for t in started))
+
+    def ask(self, most: int, space: dict[str, Any]) -> list[optuna.Trial]:
+        """The next trials, at most so many; none if all were started."""
+        return [self._ask(space) for _ in range(min(most, self.num_left))]
 
     def _ask(self, space: dict[str, Any]) -> optuna.Trial:
-        # A stream of its own for each trial: a search that goes on draws what it would have drawn.
-        number = len(self.study.get_trials(deepcopy=False))
-        self.study.sampler = _sampler(self.config, number)
+        # Each trial has its own random stream, so that a resumed search draws the same values.
+        self.study.sampler = _sampler(self.config, len(self._trials()))
         return self.study.ask(space)
 
     def settle(self, numbers: Sequence[int]) -> None:
         """Tell the study how these trials ended, by what their directories say."""
         from optuna.trial import TrialState
 
-        trials = self.study.get_trials(deepcopy=False)
+        trials = self._trials()
         for number in numbers:
             if trials[number].state != TrialState.RUNNING:
                 continue
@@ -164,44 +154,54 @@ class Search:
             elif state in ("done", "failed"):
                 self.study.tell(number, state=TrialState.FAIL)
             else:
-                self._try_again(trials[number])
+                self.study.enqueue_trial(trials[number].params, user_attrs={RETRY_OF: number})
+                self.study.tell(number, state=TrialState.FAIL)
 
     def _recover(self) -> None:
-        """Trials that a sweep left running when it was killed, unless they run still."""
-        from optuna.trial import TrialState
+        """Settle the trials that a killed sweep left behind, except those that still run."""
+        left = [t.number for t in self._trials() if t.state.name == "RUNNING"]
+        self.settle([number for number in left if not RunDir(self.directory(number)).is_alive()])
 
-        left = self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING])
-        self.settle([t.number for t in left if not RunDir(self.directory(t.number)).is_alive()])
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
 
-    def _try_again(self, trial: optuna.trial.FrozenTrial) -> None:
-        from optuna.trial import TrialState
-
-        self.study._storage.set_trial_user_attr(trial._trial_id, INTERRUPTED, True)
-        self.study.tell(trial.number, state=TrialState.FAIL)
-        self.study.enqueue_trial(trial.params)
+    def _interrupted(self) -> set[int]:
+        """The numbers of the trials that are repeated by another one."""
+        return {t.user_attrs[RETRY_OF] for t in self._trials() if RETRY_OF in t.user_attrs}
 
     def result(self) -> str:
-        """What the search found, in words."""
-        trials = [t for t in self.study.get_trials(deepcopy=False) if t.state.is_finished()]
+        """How many trials ended in which way."""
+        interrupted = self._interrupted()
         states = Counter(
-            INTERRUPTED if t.user_attrs.get(INTERRUPTED) else WORDS[t.state.name] for t in trials
+            INTERRUPTED if t.number in interrupted else WORDS[t.state.name]
+            for t in self._trials()
+            if t.state.is_finished()
         )
         counts = ", ".join(f"{count} {word}" for word, count in states.items()) or "none ended"
         return f"search {self.config.study_name}: {counts}"
 
     def best(self) -> optuna.trial.FrozenTrial | None:
         """The best trial so far, if any was completed."""
-        if not any(t.state.name == "COMPLETE" for t in self.study.get_trials(deepcopy=False)):
+        if not any(t.state.name == "COMPLETE" for t in self._trials()):
             return None
         return self.study.best_trial
 
 
-WORDS = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed"}
+def objective(summary: Mapping[str, Any]) -> float:
+    """What is optimised: the return, of the evaluation if there was one; NaN if there is none."""
+    found = summary.get("eval/return", summary.get("episode/return"))
+    try:
+        return float(found) if isinstance(found, int | float) else math.nan
+    except OverflowError:  # a file can hold larger numbers than a float
+        return math.nan
 
 
-def trial_name(number: int) -> str:
-    """The name of a trial's directory."""
-    return f"trial-{number:04d}"
+def _pruner(name: str) -> optuna.pruners.BasePruner:
+    from optuna import pruners
+
+    if name == "median":
+        return pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=0)
+    return pruners.HyperbandPruner() if name == "hyperband" else pruners.NopPruner()
 
 
 def _sampler(config: SearchConfig, number: int) -> optuna.samplers.BaseSampler:

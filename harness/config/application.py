@@ -10,6 +10,7 @@ Hydra                 parses the command line, composes, and calls back before a
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -151,9 +152,11 @@ class RunFailed(RuntimeError):
 def application(composed: DictConfig) -> float:
     """One run, or one job of a sweep, in any process; what a sweeper optimises."""
     from harness.config.plan import plan_from
-    from harness.config.sweep import Sweep, end_of_job, trial_of
+    from harness.config.sweep import Sweep, trial_of
     from harness.execution import execute
     from harness.ranks import collects_for_another
+    from harness.run_dir import RunDir
+    from harness.sweeps import is_stopped
 
     found = HydraConfig.get()
     directory = Path(found.runtime.output_dir)
@@ -161,16 +164,22 @@ def application(composed: DictConfig) -> float:
     try:
         plan = plan_from(composed, directory, list(found.overrides.task))
         if sweeps:
+            if is_stopped(Path(found.sweep.dir), plan.stop_after_failures):
+                return no_run(directory)
             plan.trial = trial_of(found)
             plan.sweep = Sweep.name_of(directory.parent)
         outcome = execute(plan)
     except ConfigError as error:
-        with suppress(OSError):
-            directory.rmdir()  # which Hydra made, and which is empty
+        no_run(directory)
         if not sweeps:
             print(f"lockstep: {error}", file=sys.stderr)
             raise SystemExit(USAGE_ERROR) from None
-        return end_of_job(directory, composed, None if isinstance(error, ImpossiblePair) else error)
+        if isinstance(error, ImpossiblePair):
+            return math.nan
+        # Found too late to refuse the whole sweep: the other jobs go on.
+        run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
+        run_dir.end("failed", summary={}, error=error)
+        return math.nan
     if outcome.signum is not None:
         raise SystemExit(128 + outcome.signum)
     if outcome.exit_status and collects_for_another(plan.config):
@@ -178,6 +187,13 @@ def application(composed: DictConfig) -> float:
     if outcome.exit_status and not sweeps:
         raise RunFailed(outcome.state, outcome.exit_status)
     return outcome.objective
+
+
+def no_run(directory: Path) -> float:
+    """Remove the directory that Hydra made for a run that is not done; keep one with files."""
+    with suppress(OSError):
+        directory.rmdir()
+    return math.nan
 
 
 class CheckFirst(Callback):

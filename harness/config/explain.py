@@ -83,6 +83,11 @@ def _no_override(text: str) -> str:
 
 
 def _no_choice(missing: str, options: Sequence[str]) -> str:
+    if missing.startswith("hydra/launcher/submitit"):
+        return (
+            f"hydra/launcher={missing.rpartition('/')[2]} needs hydra-submitit-launcher; "
+            "install it with: pip install -e '.[sweep]'"
+        )
     group, _, name = missing.rpartition("/")
     if not group:
         return f"--config-name {name}: there is no such config; {suggest(name, options)}"
@@ -158,4 +163,5 @@ def known_options() -> dict[str, list[str]]:
 def _first_line(error: BaseException) -> str:
     line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     key = getattr(error, "full_key", None)
+    line = line.removeprefix("ConfigError raised while resolving interpolation: ")
     return f"{key}: {line}" if key else line

@@ -33,6 +33,7 @@ class RunPlan:
     overrides: list[str]
     resume: bool = False
     skip_done: bool = False
+    stop_after_failures: int | None = None  # of the sweep's jobs
     sweep: str | None = None
     trial: Trial | None = None  # of a search
 
@@ -68,6 +69,7 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
             overrides=overrides,
             resume=command.resume is not None,
             skip_done=command.skip_done,
+            stop_after_failures=command.stop_after_failures,
         )
 
 

@@ -1,7 +1,7 @@
-"""A search space as hydra's overrides say it, in optuna's words.
+"""A search space, written as Hydra's overrides and read as Optuna's distributions.
 
-algo.learning_rate=tag(log,interval(1e-5,1e-2))    a number between, evenly over magnitudes
-algo.epochs=int(interval(2,10))                     a whole number between
+algo.learning_rate=tag(log,interval(1e-5,1e-2))    a number, evenly over magnitudes
+algo.epochs=int(interval(2,10))                     a whole number
 algo.minibatch_size=choice(64,128,256) or 64,128    one of these
 model.hidden_sizes=[64,64],[256,256]                one of these lists
 algo.gae_lambda=range(0.8,1.0,0.05)                 one of these steps
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,25 +22,51 @@ from harness.options.errors import ConfigError
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-Space = dict[str, "BaseDistribution"]
+
+@dataclass
+class Space:
+    """What a search keeps fixed and what it varies, by option."""
+
+    fixed: list[str]  # overrides of all trials
+    distributions: dict[str, BaseDistribution]
+    prefixes: dict[str, str]  # "", "+" or "++", as the option was written
+
+    def overrides(self, params: Mapping[str, Any]) -> list[str]:
+        """The overrides of the trial with these parameters."""
+        return [
+            *self.fixed,
+            *(f"{self.prefixes[key]}{key}={value}" for key, value in params.items()),
+        ]
+
+    def corners(self) -> Iterator[list[str]]:
+        """The overrides of jobs that set one option to each of its values, or to both its ends."""
+        for key, found in self.distributions.items():
+            for value in getattr(found, "choices", None) or (found.low, found.high):  # type: ignore[attr-defined]
+                yield self.overrides({key: value})
 
 
-def split(params: Mapping[str, Any], overrides: Sequence[str]) -> tuple[list[str], Space]:
-    """What is fixed for all trials, as overrides, and what is searched, by option.
+def split(params: Mapping[str, Any], overrides: Sequence[str]) -> Space:
+    """The space of `params` (from the config) and of the command line's overrides.
 
-    What the command line says about an option takes the place of `params`.
+    An override replaces the entry of `params` for the same option, whatever `+` either has.
     """
     given = [f"{key}={value}" for key, value in params.items()]
-    by_key = {
-        o.key_or_group: o for o in OverridesParser.create().parse_overrides([*given, *overrides])
-    }
-    fixed = [o.input_line or "" for o in by_key.values() if not o.is_sweep_override()]
-    space = {key: distribution(o) for key, o in by_key.items() if o.is_sweep_override()}
-    return fixed, space
+    parsed = OverridesParser.create().parse_overrides([*given, *overrides])
+    by_key = {o.key_or_group: o for o in parsed}
+    searched = {key: o for key, o in by_key.items() if o.is_sweep_override()}
+    return Space(
+        fixed=[o.input_line or "" for o in by_key.values() if not o.is_sweep_override()],
+        distributions={key: distribution(o) for key, o in searched.items()},
+        prefixes={key: _prefix(o) for key, o in searched.items()},
+    )
+
+
+def _prefix(override: Override) -> str:
+    return "++" if override.is_force_add() else "+" if override.is_add() else ""
 
 
 def distribution(override: Override) -> BaseDistribution:
-    """Where an option's values come from."""
+    """The distribution of an option's values."""
     from optuna.distributions import CategoricalDistribution
 
     value = override.value()
@@ -70,10 +97,3 @@ def _numbers(value: IntervalSweep | RangeSweep) -> BaseDistribution:
     if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
         return IntDistribution(low, high, log=log, step=step or 1)
     return FloatDistribution(float(low), float(high), log=log, step=step)
-
-
-def corners(space: Space) -> Iterator[str]:
-    """Overrides that set one option to each value there is, or to both its ends."""
-    for key, found in space.items():
-        for value in getattr(found, "choices", None) or (found.low, found.high):  # type: ignore[attr-defined]
-            yield f"{key}={value}"

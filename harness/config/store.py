@@ -14,6 +14,7 @@ import harness
 from harness.options.base import defaults, mappings
 from harness.options.collectors import nodes_started
 from harness.options.environments import EnvConfig
+from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, RunConfig
 from harness.registry import GROUPS
 
@@ -76,6 +77,16 @@ def file_name(text: str) -> str:
     return f"{name[: LONGEST_NAME - 9]}-{digest}"
 
 
+def zipped(*values: Any, _root_: DictConfig) -> Any:
+    """The value at the index that the option `point` gives."""
+    point = _root_.get("point")
+    if type(point) is not int or not 0 <= point < len(values):
+        expected = f"expected 0 to {len(values) - 1}, as ${{zip:...}} has {len(values)} values"
+        raise ConfigError(f"point={point}: {expected}")
+    return values[point]
+
+
+OmegaConf.register_new_resolver("zip", zipped, replace=True)
 OmegaConf.register_new_resolver("lockstep.job_name", job_name, replace=True)
 OmegaConf.register_new_resolver("lockstep.file_name", file_name, replace=True)
 OmegaConf.register_new_resolver("lockstep.nodes", nodes_started, replace=True)

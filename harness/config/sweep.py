@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
-import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,25 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness.config.explain import explained
 from harness.config.plan import make_folder, plain, plan_from
-from harness.config.space import corners, split
+from harness.config.space import split
 from harness.files import read_json
 from harness.options.errors import ConfigError, ImpossiblePair
+from harness.options.run import Config
 from harness.run_dir import RunDir
 from harness.search import SearchConfig, Trial
+from harness.sweeps import failures, is_stopped
 
 FAILED = 1
 OUTPUTS = "outputs"
 SOUND = {"done", "pruned"}
 LONGEST_ERROR = 300
+# Launchers and sweepers of other packages: the package, its module, and our extra.
+SUBMITIT = ("hydra-submitit-launcher", "hydra_plugins.hydra_submitit_launcher", "sweep")
+NEEDS = {
+    "hydra/launcher=submitit_local": SUBMITIT,
+    "hydra/launcher=submitit_slurm": SUBMITIT,
+    "hydra/sweeper=optuna": ("optuna", "optuna", "optuna"),
+}
 
 
 class Sweep:
@@ -46,11 +55,23 @@ class Sweep:
                 f"resume={self.config.resume} with --multirun: a sweep starts new runs; "
                 "resume each of its runs in a command of its own"
             )
+        self._check_packages()
         jobs, searches = self._jobs()
         planned = self._plan(jobs)
         self.num_jobs = None if searches else planned
         self._name_jobs()
         make_folder(self.folder)
+
+    def _check_packages(self) -> None:
+        """Raise `ConfigError` for a launcher or a sweeper whose package is missing."""
+        choices = self.config.hydra.runtime.choices
+        for group, choice in choices.items():
+            package, module, extra = NEEDS.get(f"{group}={choice}", ("", "", ""))
+            if module and importlib.util.find_spec(module) is None:
+                raise ConfigError(
+                    f"{group}={choice} needs {package}; "
+                    f"install it with: pip install -e '.[{extra}]'"
+                )
 
     def _jobs(self) -> tuple[list[list[str]], bool]:
         """The overrides of each job; for a search, of the ends of its space."""
@@ -66,23 +87,24 @@ class Sweep:
             search_config(sweeper, self.folder)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        fixed, space = split(params, self._given)
-        if not space:
+        space = split(params, self._given)
+        if not space.distributions:
             raise ConfigError(
                 "hydra/sweeper=optuna has nothing to search: name options with several values, "
                 "as in algo.learning_rate=tag(log,interval(1e-4,1e-2))"
             )
-        return [[*fixed, corner] for corner in corners(space)], True
+        return list(space.corners()), True
 
     def _plan(self, jobs: list[list[str]]) -> int:
         """Plan every job, and name those that are left out; how many there are."""
         planned, left_out = 0, {}
+        choices = self.config.hydra.runtime.choices
         for job in jobs:
             try:
                 with explained(job):
                     composed = self._loader.load_sweep_config(self.config, job)
                     plan = plan_from(composed, self.folder / "job", job)
-                    check_launcher(self.config, plan.config)
+                    check_launcher(str(choices.get("hydra/launcher")), plan.config)
                 planned += 1
             except ImpossiblePair as error:
                 if not plain(composed).get("skip_impossible"):
@@ -114,6 +136,10 @@ class Sweep:
         if self.num_jobs is not None and self.num_jobs > len(found):
             counts["never started"] = self.num_jobs - len(found)
         print(f"{folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+        limit = self.config.get("stop_after_failures")
+        if "never started" in counts and is_stopped(folder, limit):
+            failed = failures(folder)
+            print(f"  stop_after_failures={limit}: no job was started after {failed} failed")
         for directory, status in found.items():
             if states[directory] not in SOUND:
                 error = " ".join(str(status.get("error") or "").split())[:LONGEST_ERROR]
@@ -159,25 +185,17 @@ def _state(directory: Path, status: dict[str, Any]) -> str:
     return "died" if state == "running" and not RunDir(directory).is_alive() else state
 
 
-def check_launcher(sweep: DictConfig, job: Any) -> None:
+def check_launcher(launcher: str, job: Config) -> None:
     """Raise `ConfigError` for a launcher in whose processes a job cannot run."""
-    if sweep.hydra.runtime.choices.get("hydra/launcher") != "joblib":
+    if launcher != "joblib":
         return
     workers = f"collector={job.collector.name}" if job.collector.name != "single" else ""
     vector = "env.vectorisation=async" if job.env.vectorisation == "async" else ""
     if workers or vector:
         raise ConfigError(
             f"hydra/launcher=joblib {workers or vector}: joblib's processes start others in a way "
-            "of its own, in which no worker comes up; take hydra/launcher=submitit_local"
+            "of its own, in which no worker comes up; take hydra/launcher=local"
         )
-
-
-def end_of_job(directory: Path, composed: DictConfig, error: ConfigError | None) -> float:
-    """What a job returns that could not be planned; found too late to refuse the whole sweep."""
-    if error is not None:
-        run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
-        run_dir.end("failed", summary={}, error=error)
-    return math.nan
 
 
 def trial_of(hydra_config: Any) -> Trial | None:

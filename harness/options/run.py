@@ -58,6 +58,10 @@ class CommandConfig:
     resume: str | None = None  # a run directory: continue from its newest checkpoint
     skip_done: bool = False  # leave out a job whose directory holds a finished run of its config
     skip_impossible: bool = False  # leave out pairs of scheme and collector that cannot work
+    # start no further job of a sweep after this many have failed; null: never
+    stop_after_failures: Count | None = None
+    # index into values that vary together, ${zip:1e-3,3e-4}: --multirun point=0,1
+    point: NonNegativeInt = 0
     sweep: str = "${now:%Y-%m-%d}/${now:%H-%M-%S}-sweep"  # --multirun: outputs/<sweep>/<job>
 
 

@@ -1,4 +1,4 @@
-"""What hydra finds of ours: launchers for parallel sweeps, and a sweeper that searches.
+"""Lockstep's Hydra plugins: a launcher for parallel sweeps on one machine, and Optuna's sweeper.
 
-hydra looks for plugins in the namespace package `hydra_plugins`, which has no `__init__.py`.
+Hydra looks for plugins in the namespace package `hydra_plugins`, which has no `__init__.py`.
 """

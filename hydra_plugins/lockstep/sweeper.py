@@ -1,4 +1,4 @@
-"""The sweeper that searches: optuna chooses each trial's options by how the earlier ones did."""
+"""The sweeper of a search: Optuna chooses each trial's options by how earlier trials ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-OF_THE_SWEEP = ("hydra", "++sweep=", "sweep=")
+SWEEP_OPTIONS = ("hydra", "sweep=")  # not repeated in the command that runs the best trial again
 
 
 class OptunaSweeper(Sweeper):
@@ -33,7 +33,7 @@ class OptunaSweeper(Sweeper):
     ) -> None:
         self.folder = Path(config.hydra.sweep.dir)
         self.composed = config
-        self.jobs = Plugins.instance().instantiate_launcher(
+        self.job_launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
@@ -41,38 +41,39 @@ class OptunaSweeper(Sweeper):
         """Run the trials that are missing; the best objective."""
         from harness.config.space import split
         from harness.search import Search, SearchConfig
+        from harness.sweeps import is_stopped
 
-        fixed, space = split(self.params, arguments)
+        space = split(self.params, arguments)
         search = Search(SearchConfig(folder=self.folder, **self.options), num_trials=self.n_trials)
         OmegaConf.save(self.composed, self.folder / "multirun.yaml")
+        limit = self.composed.get("stop_after_failures")
         try:
-            while trials := search.ask(self.n_jobs, space):
+            while not is_stopped(self.folder, limit) and (
+                trials := search.ask(self.n_jobs, space.distributions)
+            ):
                 jobs = [
                     [
-                        *fixed,
-                        *(f"++{key}={value}" for key, value in trial.params.items()),
-                        f"hydra.sweeper.trial={trial._trial_id}",
+                        *space.overrides(trial.params),
+                        f"hydra.sweeper.trial={trial.number}",
                         f"hydra.sweep.subdir={search.directory(trial.number).name}",
                     ]
                     for trial in trials
                 ]
                 try:
-                    self.jobs.launch(jobs, initial_job_idx=trials[0].number)
+                    self.job_launcher.launch(jobs, initial_job_idx=trials[0].number)
                 finally:
                     search.settle([trial.number for trial in trials])
         finally:
-            tell(search, fixed)
-        best = search.best()
+            print(search.result())
+            if search.num_left and is_stopped(self.folder, limit):
+                print(f"stop_after_failures={limit}: {search.num_left} trials were not started")
+            if (best := search.best()) is not None:
+                print(f"best: {best.value:g}, in {search.directory(best.number)}")
+                print(f"  python run.py {command(space.overrides(best.params))}")
         return None if best is None else best.value
 
 
-def tell(search: Any, fixed: list[str]) -> None:
-    """Print what was found, and the command that runs it again."""
-    print(search.result())
-    best = search.best()
-    if best is None:
-        return
-    options = [*fixed, *(f"{key}={value}" for key, value in best.params.items())]
-    given = [option.lstrip("+") for option in options if not option.startswith(OF_THE_SWEEP)]
-    print(f"best: {best.value:g}, in {search.directory(best.number)}")
-    print(f"  python run.py {shlex.join(given)}")
+def command(overrides: list[str]) -> str:
+    """The arguments that run one trial again, by itself."""
+    options = [override.lstrip("+") for override in overrides]
+    return shlex.join(option for option in options if not option.startswith(SWEEP_OPTIONS))

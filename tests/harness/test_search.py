@@ -12,6 +12,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import run
+from harness.config.compose import compose_run
 from harness.config.plan import plan_run
 from harness.config.space import split
 from harness.execution import execute
@@ -81,6 +82,15 @@ def test_a_trial_that_fails_is_recorded_as_failed_and_the_search_goes_on(capsys)
     assert "failed: outputs/mine/trial-0001" in captured.err
 
 
+def test_no_trial_is_started_after_so_many_have_failed(capsys):
+    given = ("-m", *SMALL, OPTUNA, "algo.learning_rate=1e30,1e31", "hydra.sweeper.n_trials=3")
+    assert run.main([*given, "stop_after_failures=1", "sweep=mine"]) == 1
+    assert states("mine") == {"trial-0000": "failed"}
+    assert "stop_after_failures=1: 2 trials were not started" in capsys.readouterr().out
+    assert run.main([*given, "sweep=mine"]) == 1
+    assert len(states("mine")) == 3
+
+
 def test_a_search_of_what_cannot_be_is_refused_before_it_starts(capsys):
     assert run.main(["-m", *SMALL, OPTUNA, "algo.lr=interval(0.1,0.2)"]) == 2
     assert "did you mean algo.learning_rate?" in capsys.readouterr().err
@@ -93,9 +103,8 @@ def test_a_search_of_what_cannot_be_is_refused_before_it_starts(capsys):
 
 @pytest.mark.parametrize("experiment", ["ppo_search", "sac_search"])
 def test_every_corner_of_the_committed_spaces_is_a_run_that_can_be(experiment):
-    from harness.config.sweep import _corners
-
-    found = _corners([f"experiment={experiment}"])
+    composed, _ = compose_run([f"experiment={experiment}"])
+    found = list(split(composed.hydra.sweeper.params, [f"experiment={experiment}"]).corners())
     assert len(found) > 8
     for corner in found:
         plan_run(corner)
@@ -180,9 +189,9 @@ def test_a_trial_behind_the_others_is_pruned_and_one_ahead_is_not():
     found = search(7)
     trials = found.ask(7, SPACE)
     for trial in trials[:5]:
-        Trial(found.config, trial._trial_id).report(100, 10.0)
+        Trial(found.config, trial.number).report(100, 10.0)
         end(found, trial.number, "done", value=10.0)
-    ahead, behind = (Trial(found.config, trial._trial_id) for trial in trials[5:])
+    ahead, behind = (Trial(found.config, trial.number) for trial in trials[5:])
     ahead.report(100, 11.0)
     with pytest.raises(Pruned, match="at 100 frames, a return of 9 is behind other trials"):
         behind.report(100, 9.0)
@@ -218,16 +227,25 @@ def test_options_that_are_not_known_are_refused(options, message):
     ],
 )
 def test_a_space_is_written_as_overrides(text, expected):
-    fixed, space = split({"++a.b": text}, ["seed=3"])
-    assert fixed == ["seed=3"]
-    assert space == {"a.b": expected}
+    space = split({"++a.b": text}, ["seed=3"])
+    assert space.fixed == ["seed=3"]
+    assert space.distributions == {"a.b": expected}
 
 
 def test_the_command_line_fixes_or_changes_what_the_config_searches():
-    params = {"++a": "1,2", "++b": "interval(0,1)"}
-    fixed, space = split(params, ["a=5", "b=3,4"])
-    assert fixed == ["a=5"]
-    assert space == {"b": CategoricalDistribution(["3", "4"])}
+    for before in ("", "+", "++"):
+        params = {f"{before}a": "1,2", f"{before}b": "interval(0,1)"}
+        for prefix in ("", "+", "++"):
+            space = split(params, [f"{prefix}a=5", f"{prefix}b=3,4"])
+            assert space.fixed == [f"{prefix}a=5"]
+            assert space.distributions == {"b": CategoricalDistribution(["3", "4"])}
+            assert space.overrides({"b": "3"}) == [f"{prefix}a=5", f"{prefix}b=3"]
+
+
+def test_a_search_may_choose_among_the_options_of_a_group():
+    given = ("-m", *SMALL, OPTUNA, "model=mlp,lstm", "hydra.sweeper.n_trials=1", "sweep=mine")
+    assert run.main([*given]) == 0
+    assert states("mine") == {"trial-0000": "done"}
 
 
 def test_a_space_without_extent_is_refused():

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +14,23 @@ import psutil
 import pytest
 import torch
 import wandb
-from harness.config.plugins import check_launcher
+from omegaconf import OmegaConf
 
 import run
 from harness.comparison import compare_records, compare_weights
 from harness.config.plan import plan_run
-from harness.files import read_json
+from harness.config.sweep import check_launcher
+from harness.files import parse_yaml, read_json, write_json
 from harness.isolation import own_state
 from harness.logging import Loggers
 from harness.options.errors import ConfigError
 from harness.report.__main__ import main as report
+from harness.sweeps import failures
 from tests.harness.logging import wandb_file
-from tests.harness.small import SMALL, jobs, start, states, wait_until
+from tests.harness.small import ROOT, SMALL, jobs, start, states, wait_until
 
-LOCAL = "hydra/launcher=submitit_local"
+LOCAL = "hydra/launcher=local"
+SLURM = "hydra/launcher=submitit_slurm"
 DEADLY = "env.id=tests.harness.deadly:Deadly-v0"
 
 
@@ -53,7 +57,11 @@ def test_ctrl_c_while_a_job_is_being_finished_ends_the_sweep_after_it(monkeypatc
 
 def test_local_jobs_are_what_they_are_alone_but_in_processes_of_their_own(capsys):
     assert run.main(["-m", *SMALL, LOCAL, "seed=1,2", "sweep=mine"]) == 0
-    assert "2 done" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 done" in out
+    assert re.findall(r"^\[\d/2\] ", out, re.MULTILINE) == ["[1/2] ", "[2/2] "]
+    assert "] outputs/mine/seed=2: done" in out
+    assert "outputs/mine/seed=2" in Path("outputs/mine/.output/seed=2.txt").read_text()
     assert states("mine") == {"seed=1": "done", "seed=2": "done"}
     manifests = [read_json(job / "manifest.json") for job in jobs("mine")]
     assert len({found["pid"] for found in manifests} | {os.getpid()}) == 3
@@ -68,10 +76,21 @@ def test_a_local_job_whose_process_dies_is_a_failed_job_and_the_others_go_on(cap
     assert run.main([*given]) == 1
     assert states("mine") == {"env.kwargs.kill=True": "failed", "env.kwargs.kill=False": "done"}
     error = read_json(Path("outputs/mine/env.kwargs.kill=True/status.json"))["error"]
-    assert error.startswith("JobDied: ")
+    assert error.startswith("JobDied: the job's process was killed by SIGKILL")
     captured = capsys.readouterr()
     assert "1 failed" in captured.out
     assert "failed: outputs/mine/env.kwargs.kill=True: JobDied" in captured.err
+
+
+def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(monkeypatch, tmp_path):
+    given = ("-m", *SMALL, LOCAL, "seed=1", "sweep=mine")
+    assert run.main([*given]) == 0
+    (tmp_path / "deadly").mkdir()
+    (tmp_path / "deadly/sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "deadly"))
+    assert run.main([*given]) == 1
+    assert set(states("mine").values()) == {"failed"}
+    assert len(list(Path("outputs/mine/.earlier").iterdir())) == 1
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
@@ -90,13 +109,13 @@ def test_jobs_end_with_a_checkpoint_when_their_sweep_is_ended(tmp_path, signum):
 
 def test_joblib_is_refused_where_jobs_have_workers():
     single = plan_run([*SMALL]).config
-    check_launcher(["hydra/launcher=joblib"], [single])
+    check_launcher("joblib", single)
     several = plan_run([*SMALL, "collector=multi_sync"]).config
-    with pytest.raises(ConfigError, match="no worker comes up; take hydra/launcher=submitit_local"):
-        check_launcher(["hydra/launcher=joblib"], [single, several])
+    with pytest.raises(ConfigError, match="no worker comes up; take hydra/launcher=local"):
+        check_launcher("joblib", several)
     vector = plan_run([*SMALL, "env.vectorisation=async"]).config
     with pytest.raises(ConfigError, match=r"joblib env\.vectorisation=async: "):
-        check_launcher(["hydra/launcher=joblib"], [single, vector])
+        check_launcher("joblib", vector)
 
 
 def test_a_sweep_that_cannot_write_is_refused_in_one_line(tmp_path, capsys):
@@ -106,12 +125,77 @@ def test_a_sweep_that_cannot_write_is_refused_in_one_line(tmp_path, capsys):
 
 
 def test_a_launcher_or_a_sweeper_whose_package_is_missing_is_refused(capsys, monkeypatch):
-    found = "harness.config.plugins.importlib.util.find_spec"
+    found = "harness.config.sweep.importlib.util.find_spec"
     monkeypatch.setattr(found, lambda name: None)
-    assert run.main(["-m", *SMALL, LOCAL, "seed=1,2"]) == 2
-    assert "needs submitit; install it with: pip install -e '.[sweep]'" in capsys.readouterr().err
+    assert run.main(["-m", *SMALL, SLURM, "seed=1,2"]) == 2
+    error = capsys.readouterr().err
+    assert "needs hydra-submitit-launcher; install it with: pip install -e '.[sweep]'" in error
     assert run.main(["-m", "experiment=ppo_search"]) == 2  # which chooses its sweeper itself
     assert "needs optuna; install it with: pip install -e '.[optuna]'" in capsys.readouterr().err
+
+
+# -- a sweep whose jobs fail
+
+
+@pytest.mark.parametrize("launcher", [(), (LOCAL, "hydra.launcher.parallel=1")])
+def test_no_job_is_started_after_so_many_have_failed(launcher, capsys):
+    varied = ("algo.learning_rate=1e30,1e-3,1e31,1e-2", "stop_after_failures=2", "sweep=mine")
+    assert run.main(["-m", *SMALL, *launcher, *varied]) == 1
+    assert list(states("mine").values()).count("failed") == 2
+    assert len(jobs("mine")) == 3
+    assert not Path("outputs/mine/algo.learning_rate=0.01").exists()
+    out = capsys.readouterr().out
+    assert "2 failed" in out
+    assert "1 never started" in out
+    assert "stop_after_failures=2: no job was started after 2 failed" in out
+
+
+def test_failures_are_counted_since_the_sweep_was_started(tmp_path):
+    for name, state in {"a": "failed", "b": "done", "c": "failed"}.items():
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "status.json", {"state": state})
+    assert failures(tmp_path) == 2
+    (tmp_path / "multirun.yaml").touch()
+    for name, seconds in {"a": -1, "c": 1}.items():
+        at = (tmp_path / "multirun.yaml").stat().st_mtime + seconds
+        os.utime(tmp_path / name / "status.json", (at, at))
+    assert failures(tmp_path) == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "true", "x", "1.5"])
+def test_a_limit_of_failures_is_a_positive_number(value, capsys):
+    assert run.main(["-m", *SMALL, "seed=1,2", f"stop_after_failures={value}"]) == 2
+    assert ": expected 1 or more, or null" in capsys.readouterr().err
+
+
+# -- options that move together
+
+
+def test_zipped_options_move_together():
+    zipped = ("algo.learning_rate=${zip:1e-3,3e-4,1e-4}", "algo.epochs=${zip:1,2,3}")
+    others = ("model.hidden_sizes=${zip:[8],[8,8],[16]}", "algo.max_lag=${zip:null,2,3}")
+    assert run.main(["-m", *SMALL, *zipped, *others, "point=0,2", "sweep=mine"]) == 0
+    assert states("mine") == {"point=0": "done", "point=2": "done"}
+    options = [parse_yaml((job / "config.yaml").read_text()) for job in jobs("mine")]
+    assert [found["algo"]["learning_rate"] for found in options] == [1e-3, 1e-4]
+    assert [found["algo"]["epochs"] for found in options] == [1, 3]
+    assert [found["algo"]["max_lag"] for found in options] == [None, 3]
+    assert [found["model"]["hidden_sizes"] for found in options] == [[8], [16]]
+    assert not any("point" in found for found in options)
+
+
+def test_an_index_beyond_the_zipped_values_is_refused_before_the_first_job(capsys):
+    assert run.main(["-m", *SMALL, "algo.epochs=${zip:1,2}", "point=0,1,2"]) == 2
+    error = capsys.readouterr().err
+    assert "algo.epochs: point=2: expected 0 to 1, as ${zip:...} has 2 values" in error
+    assert len(error.splitlines()) == 1
+    assert not Path("outputs").exists()
+
+
+def test_a_config_file_may_zip_options():
+    written = "point: 1\nrate: ${zip:1e-3,null}\nsizes: ${zip:8,[8,8]}\nname: ${zip:a,'b c'}"
+    config = OmegaConf.to_container(OmegaConf.create(written), resolve=True)
+    assert config == {"point": 1, "rate": None, "sizes": [8, 8], "name": "b c"}
 
 
 # -- SLURM, without a cluster: programs of its names stand for it
@@ -147,19 +231,24 @@ def slurm(tmp_path, monkeypatch) -> Path:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
     return tmp_path / "script.sh"
 
 
 def test_slurm_gets_one_array_with_the_directives_of_the_config(slurm):
     wanted = (
+        "hydra.launcher.name=lockstep",
+        "hydra.launcher.timeout_min=240",
+        "hydra.launcher.cpus_per_task=4",
+        "hydra.launcher.mem_gb=8",
         "hydra.launcher.partition=gpu",
         "hydra.launcher.gpus_per_node=1",
         "hydra.launcher.array_parallelism=2",
         "hydra.launcher.setup=['module load cuda']",
         "++hydra.launcher.additional_parameters={mail-type:END}",
     )
-    given = ("-m", *SMALL, "hydra/launcher=submitit_slurm", *wanted, "seed=1,2", "sweep=mine")
-    assert run.main([*given]) == 0
+    given = ("-m", *SMALL, SLURM, *wanted, "seed=1,2", "sweep=mine")
+    assert start(*given, folder=slurm.parent).wait() == 0
     assert states("mine") == {"seed=1": "done", "seed=2": "done"}
     script = slurm.read_text()
     directives = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, re.MULTILINE))
