@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.config.compose import prepare, quoted
+from harness.config.compose import prepare, quoted, task_overrides
 from harness.config.explain import explain, explained
 from harness.config.help import UnknownGroup, page
 from harness.config.store import CONF, HYDRA_VERSION
@@ -162,7 +162,7 @@ def application(composed: DictConfig) -> float:
     directory = Path(found.runtime.output_dir)
     sweeps = found.mode == RunMode.MULTIRUN
     try:
-        plan = plan_from(composed, directory, list(found.overrides.task))
+        plan = plan_from(composed, directory, task_overrides(found))
         if sweeps:
             if is_stopped(Path(found.sweep.dir), plan.stop_after_failures):
                 return no_run(directory)
@@ -202,7 +202,7 @@ class CheckFirst(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from harness.config.plan import make_folder, plan_from
 
-        overrides = list(config.hydra.overrides.task)
+        overrides = task_overrides(config.hydra)
         with refused(overrides):
             plan = plan_from(config, config.hydra.run.dir, overrides)
             if not plan.resume:
@@ -211,7 +211,7 @@ class CheckFirst(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         from harness.config.sweep import Sweep
 
-        with refused(list(config.hydra.overrides.task)):
+        with refused(task_overrides(config.hydra)):
             Status.sweep = Sweep(config)
             try:
                 Status.sweep.check()

@@ -7,7 +7,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from harness.config.resumed import resumed_config
 from harness.config.sources import import_plugins
@@ -31,6 +31,13 @@ def compose_run(overrides: Sequence[str]) -> tuple[DictConfig, Any]:
     with initialize_config_dir(str(CONF), version_base=HYDRA_VERSION, job_name="lockstep"):
         composed = compose(config_name, list(overrides), return_hydra_config=True)
         return composed, composed.hydra.run.dir
+
+
+def task_overrides(hydra_config: Any) -> list[str]:
+    """What the command line says of the options, as it was typed."""
+    found = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+    assert isinstance(found, list)
+    return [str(text) for text in found]
 
 
 def quoted(arguments: Sequence[str]) -> list[str]:

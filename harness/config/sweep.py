@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from harness.config.compose import task_overrides
 from harness.config.explain import explained
 from harness.config.plan import make_folder, plain, plan_from
 from harness.config.space import split
@@ -46,7 +47,7 @@ class Sweep:
         self.folder = Path(str(config.hydra.sweep.dir))
         self.num_jobs: int | None = None  # as far as that is known before
         self._loader = GlobalHydra.instance().config_loader()
-        self._given = list(config.hydra.overrides.task)
+        self._given = task_overrides(config.hydra)
 
     def check(self) -> None:
         """Raise `ConfigError` if a job cannot work, or nothing can be written."""

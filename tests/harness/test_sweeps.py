@@ -165,7 +165,7 @@ def test_failures_are_counted_since_the_sweep_was_started(tmp_path):
 @pytest.mark.parametrize("value", ["0", "-1", "true", "x", "1.5"])
 def test_a_limit_of_failures_is_a_positive_number(value, capsys):
     assert run.main(["-m", *SMALL, "seed=1,2", f"stop_after_failures={value}"]) == 2
-    assert ": expected 1 or more, or null" in capsys.readouterr().err
+    assert ": expected a whole number (1 or more) or null" in capsys.readouterr().err
 
 
 # -- options that move together
