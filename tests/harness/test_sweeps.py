@@ -21,7 +21,7 @@ from harness.config.plugins import check_launcher
 from harness.files import read_json
 from harness.isolation import own_state
 from harness.logging import Loggers
-from harness.report.__main__ import main as report
+from harness.report import main as report
 from tests.harness.logging import wandb_file
 from tests.harness.small import SMALL, jobs, start, states, wait_until
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from harness.analysis import html, markdown, tables
+from harness.analysis.blocks import Document
+from harness.analysis.document import count, write
+from harness.analysis.findings import WANTED, Findings, analyse
+from harness.analysis.progress import show_progress
+from harness.analysis.read_runs import MARK, Run, find_runs
+from harness.analysis.settings import arrange
 from harness.files import write_atomic
 from harness.logging.wandb_report import Upload, upload
-from harness.report import data, html, markdown
-from harness.report.analysis import WANTED, Findings, analyse
-from harness.report.blocks import Document
-from harness.report.document import write
-from harness.report.read import MARK, Run, find_runs
-from harness.report.settings import arrange
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -28,31 +27,16 @@ FIGURES, DATA = "figures", "data"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
     options = parser().parse_intermixed_args(arguments)
-    out = options.out or options.places[0] / "report"
     try:
-        while True:
-            made = make(options, out)
-            progress("")
-            tell(made.runs, out)
-            running = any(run.state == "running" for run in made.runs)
-            if options.watch is None or not running:
-                if options.wandb is not None:
-                    upload(uploadable(made, out), out, mode=options.wandb, project=options.project)
-                return 0
+        while make(options) and options.watch is not None:
             time.sleep(options.watch)
     except (ValueError, OSError, RuntimeError) as error:
-        progress("")
+        show_progress("")
         print(f"report: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def tell(runs: Sequence[Run], out: Path) -> None:
-    """One line about what was written."""
-    done = sum(run.is_done for run in runs)
-    troubled = sum(bool(run.problems) for run in runs)
-    print(f"{out / MARK}: {len(runs)} runs, {done} done, {troubled} with damaged files")
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def number(text: str) -> float:
-    """A finite number; argparse says so if it is none."""
+    """A finite number; argparse reports any other text."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
@@ -100,34 +84,25 @@ def number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A number above zero; argparse says so if it is none."""
+    """A number above zero; argparse reports any other text."""
     value = number(text)
     if value <= 0:
         raise ValueError(text)
     return value
 
 
-@dataclass
-class Made:
-    """A report, and what it was made of."""
-
-    runs: list[Run]
-    found: list[Findings]
-    document: Document
-
-
-def make(options: argparse.Namespace, out: Path) -> Made:
-    """Read, compute, draw and write."""
+def make(options: argparse.Namespace) -> bool:
+    """Read, compute, draw and write; whether one of the runs is still running."""
     places = options.places
     if options.compare and len(places) < 2:
         raise ValueError(f"--compare got {len(places)} directory, expected 2 or more")
     if options.compare and options.baseline:
         raise ValueError("--compare takes no --baseline: the first directory is what others meet")
+    out = options.out or places[0] / "report"
     for folder in (out, out / FIGURES, out / DATA):
         if folder.is_symlink():
             raise ValueError(f"{folder} is a link: name the folder to write to with --out")
-    wanted = {*WANTED, options.metric} - {None}
-    runs = find_runs(places, wanted, progress)
+    runs = find_runs(places, {*WANTED, options.metric} - {None})
     plan = arrange(runs, by_source=options.compare)
     found = analyse(
         plan,
@@ -135,55 +110,54 @@ def make(options: argparse.Namespace, out: Path) -> Made:
         baseline=options.baseline,
         target=options.target,
         by_source=options.compare,
-        progress=progress,
     )
     title = options.title or "Report on " + ", ".join(dict.fromkeys(run.source for run in runs))
-    document = write(plan, found, runs, title, progress)
-    save(out, document, data.files(found, runs))
-    return Made(runs, found, document)
+    document = write(plan, found, runs, title)
+    save(out, document, tables.files(found, runs))
+    show_progress("")
+    done = sum(run.is_done for run in runs)
+    damaged = sum(bool(run.problems) for run in runs)
+    print(f"{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
+    running = any(run.state == "running" for run in runs)
+    if options.wandb and not (running and options.watch):
+        given = to_upload(out, document, found, runs)
+        upload(given, out, mode=options.wandb, project=options.project)
+    return running
 
 
-def uploadable(made: Made, out: Path) -> Upload:
-    """What W&B gets: figures, the table of results, and each setting's score as a number."""
-    columns, rows = data.results(made.found)
-    several = len(made.found) > 1
-    return Upload(
-        name=made.document.title,
-        group=next(
-            (s for run in made.runs if isinstance(s := run.manifest.get("sweep"), str)), None
-        ),
-        numbers={
-            f"{f'{f.task.name}/' if several else ''}{result.label}/{f.score}": estimate.value
-            for f in made.found
-            for result in f.results
-            if (estimate := result.estimates.get("iqm")) is not None
-        },
-        figures={drawn.slug: drawn.png for drawn in made.document.pictures()},
-        columns=columns,
-        rows=rows,
-        page=out / MARK,
-    )
-
-
-def save(out: Path, document: Document, tables: dict[str, str]) -> None:
-    """Every file of the report. The page comes first: by it a folder is known to be a report."""
+def save(out: Path, document: Document, data: dict[str, str]) -> None:
+    """Every file of the report; report.html comes first, as it marks the folder as a report."""
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
     (out / DATA).mkdir(exist_ok=True)
     write_atomic(out / MARK, html.render(document))
     write_atomic(out / "report.md", markdown.render(document, figures=FIGURES))
-    for drawn in document.pictures():
-        write_atomic(out / FIGURES / f"{drawn.slug}.png", drawn.png)
-        write_atomic(out / FIGURES / f"{drawn.slug}.svg", drawn.svg)
-    for name, content in tables.items():
+    for picture in document.pictures():
+        write_atomic(out / FIGURES / f"{picture.slug}.png", picture.png)
+        write_atomic(out / FIGURES / f"{picture.slug}.svg", picture.svg)
+    for name, content in data.items():
         write_atomic(out / DATA / name, content)
 
 
-def progress(text: str) -> None:
-    """Say what is being done: on one line of a terminal, and not at all elsewhere."""
-    if sys.stderr.isatty():
-        columns = shutil.get_terminal_size().columns - 1
-        shown = "".join(c if c.isprintable() else "�" for c in text)[:columns]
-        print(f"\r{shown:<{columns}}", end="", file=sys.stderr, flush=True)
+def to_upload(
+    out: Path, document: Document, found: Sequence[Findings], runs: Sequence[Run]
+) -> Upload:
+    """What W&B gets: figures, the table of results, and each setting's score as a number."""
+    columns, *rows = tables.results(found)
+    sweeps = [run.manifest.get("sweep") for run in runs]
+    return Upload(
+        name=document.title,
+        group=next((sweep for sweep in sweeps if isinstance(sweep, str)), None),
+        numbers={
+            f"{f'{f.task.name}/' if len(found) > 1 else ''}{result.label}/{f.score}": iqm.value
+            for f in found
+            for result in f.results
+            if (iqm := result.estimates.get("iqm")) is not None
+        },
+        figures={picture.slug: picture.png for picture in document.pictures()},
+        columns=[str(column) for column in columns],
+        rows=rows,
+        page=out / MARK,
+    )
 
 
 if __name__ == "__main__":
