@@ -172,11 +172,11 @@ for _kind in (_PlainLoader, _PlainDumper):
     _kind.add_implicit_resolver(KNOWN[3], FLOAT, list("-+0123456789"))
 
 
-def one_line(text: object) -> str:
+def one_line(text: object, longest: float = LONGEST_LINE) -> str:
     """A text for a message: on one line, not endless, and nothing in it that moves a cursor."""
     line = "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(text))
     line = " ".join(line.split())
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+    return line if len(line) <= longest else f"{line[: int(longest) - 1]}…"
 
 
 def _not_too_deep(value: Any) -> Any:

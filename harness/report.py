@@ -47,31 +47,19 @@ def parser() -> argparse.ArgumentParser:
         epilog="Writes report.html (one page that needs nothing else), report.md, figures/ and "
         "data/. Exit status: 0 written, 2 nothing to report on.",
     )
-    found.add_argument("places", nargs="+", type=Path, metavar="dir", help="a sweep's or a run's")
-    found.add_argument("--out", type=Path, help="where to write; <the first dir>/report")
-    found.add_argument("--title", help="of the page; by default the names of the dirs")
-    found.add_argument("--baseline", help="the setting that others are compared with, or a part")
-    found.add_argument(
-        "--metric", help="what summary.json calls the score; by default eval/return, if it is there"
-    )
-    found.add_argument(
-        "--target", type=number, help="the score that counts as reached; by default gymnasium's"
-    )
-    found.add_argument(
-        "--watch",
-        type=seconds,
-        metavar="S",
-        help="make it anew every S seconds, as long as one of the runs is running",
-    )
-    found.add_argument(
-        "--wandb",
-        choices=("offline", "online"),
-        help="hand the report to W&B, too: a run of its own in the sweep's group",
-    )
-    found.add_argument("--project", default="lockstep", help="of W&B; by default lockstep")
-    found.add_argument(
-        "--compare", action="store_true", help="put the dirs side by side, setting by setting"
-    )
+    add = found.add_argument
+    add("places", nargs="+", type=Path, metavar="dir", help="directory of a sweep or a run")
+    add("--out", type=Path, help="where to write; by default <the first dir>/report")
+    add("--title", help="title of the page; by default the names of the dirs")
+    add("--baseline", help="setting that others are compared with: its name or a part of it")
+    add("--metric", help="number of summary.json that is the score; by default eval/return")
+    add("--target", type=number, help="score that counts as reached; by default gymnasium's")
+    watch = "make the report again every S seconds while one of the runs is running"
+    add("--watch", type=seconds, metavar="S", help=watch)
+    wandb = "also hand the report to W&B, as a run in the sweep's group"
+    add("--wandb", choices=("offline", "online"), help=wandb)
+    add("--project", default="lockstep", help="project in W&B; by default lockstep")
+    add("--compare", action="store_true", help="compare the dirs, setting by setting")
     return found
 
 

@@ -12,6 +12,7 @@ from harness.analysis.findings import LAGS, LATENCIES, Findings, totals
 from harness.analysis.read_runs import Run
 from harness.analysis.settings import Plan
 from harness.analysis.statistics import Estimate, caution
+from harness.files import one_line
 from harness.metrics import PHASES
 
 NONE = "–"
@@ -66,9 +67,8 @@ def count(things: int, what: str) -> str:
     return f"{things} {what}{'s' * (things != 1)}"
 
 
-def _told(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]}…"
+def _told(text: object) -> str:
+    return one_line(text, MOST_TOLD)
 
 
 def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) -> Blocks:
@@ -340,9 +340,12 @@ def _provenance(runs: Sequence[Run]) -> Blocks:
         )
     if any(value != "none" for value in facts.get("changes on top", ())):
         yield "The code was not exactly a commit; each run's manifest.json holds the diff."
-    if commands := sorted({_command(run) for run in runs} - {""}):
+    told = [run.manifest.get("command") for run in runs]
+    if commands := sorted(
+        {one_line(said, math.inf) for said in told if isinstance(said, str)} - {""}
+    ):
         yield "The commands that made these runs; given again, they make them anew:"
-        yield Code("\n".join(commands))
+        yield Code("\n".join(sorted(commands)))
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -356,13 +359,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         files = str(git.get("diff") or "").count("\ndiff --git ") + bool(git.get("diff"))
         yield "changes on top", count(files, "changed file") if files else "none"
     if manifest.get("python"):
-        yield "python", _told(str(manifest["python"]))
+        yield "python", _told(manifest["python"])
     known = {name: value for name, value in hardware.items() if value not in (None, [], "")}
     for name, value in [*packages.items(), *known.items()]:
-        yield _told(str(name)), _told(str(value))
-
-
-def _command(run: Run) -> str:
-    command = run.manifest.get("command")
-    text = command if isinstance(command, str) else ""
-    return " ".join("".join(c if c.isprintable() else "�" for c in text).split())
+        yield _told(name), _told(value)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import matplotlib
@@ -17,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from harness.analysis.blocks import Picture
 from harness.analysis.curves import Band
-from harness.analysis.findings import LATENCIES, POINTS, Findings, Result
+from harness.analysis.findings import LAGS, LATENCIES, POINTS, Findings, Result
 from harness.analysis.progress import show_progress
 from harness.logging.figures import to_bytes
 from harness.metrics import PHASES
@@ -30,7 +31,8 @@ FILLS = dict(zip(DASHES, ("full", "left", "none", "top"), strict=True))
 MOST_TOGETHER = 6  # settings in one panel; more get a panel each
 MOST_LOOKS = 12  # colours with dashes; of more settings the others are grey
 MOST_BANDS = 3  # of profiles; more would cover each other
-LONGEST_LABEL = 48
+LONGEST_LABEL = 48  # characters of a line
+MOST_LINES = 5  # of a name
 PHASE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#999999")
 GREY: dict[str, Any] = {"color": "#999999", "alpha": 0.45, "linewidth": 0.7, "linestyle": "-"} | {
     "zorder": 1.9  # behind the settings that have colours
@@ -114,7 +116,8 @@ def _curve_panels(findings: Findings, bands: dict[str, Band], xlabel: str) -> Fi
     """A panel for each setting, each with all of them in grey behind it."""
     columns = 2
     rows = math.ceil(len(bands) / columns)
-    figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * rows))
+    height = 1.6 + 0.15 * _num_lines(bands)
+    figure = Figure(figsize=(WIDTH, 0.6 + height * rows))
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     # Limits are set by hand: shared axes take time by the square of their number.
     xlim = _limits([band.grid[np.isfinite(band.value)] for band in bands.values()])
@@ -201,40 +204,36 @@ def profiles(findings: Findings) -> Figure | None:
 
 def latencies(findings: Findings) -> Figure | None:
     """How publish, acknowledge and apply times spread over the records."""
-    names = [n for n in LATENCIES if any(n in r.distributions for r in findings.results)]
+    return _distributions(findings, LATENCIES, "ms", log=True)
+
+
+def lags(findings: Findings) -> Figure | None:
+    """How the lag of consumed frames spreads over the records."""
+    return _distributions(findings, {LAGS[0]: ""}, "mean lag of a record's frames (versions)")
+
+
+def _distributions(
+    findings: Findings, titles: dict[str, str], xlabel: str, *, log: bool = False
+) -> Figure | None:
+    """A panel for each metric: the share of records below each value."""
+    names = [n for n in titles if any(n in r.distributions for r in findings.results)]
     drawn = [r for r in findings.results if any(name in r.distributions for name in names)]
     if not drawn:
         return None
-    figure = _figure(findings, drawn, 2.7)
+    figure = _figure(findings, drawn, 2.8)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     styles = looks(findings)
     for axes, name in zip(panels, names, strict=True):
         found = {r.label: r.distributions[name] for r in drawn if name in r.distributions}
         for label, values in found.items():
-            axes.step(values, np.linspace(0, 1, POINTS), **styles[label])
-        axes.set(title=LATENCIES[name], xlabel="ms")
-        if all(values[0] > 0 for values in found.values()):
+            axes.plot([values[0], *values], [0, *np.linspace(0, 1, POINTS)], **styles[label])
+        axes.set(title=titles[name], xlabel=xlabel)
+        axes.margins(x=0.03)
+        if log and all(values[0] > 0 for values in found.values()):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(_short))
             axes.xaxis.set_minor_formatter(NullFormatter())
     panels[0].set_ylabel("share of records")
-    return figure
-
-
-def lags(findings: Findings) -> Figure | None:
-    """How the lag of consumed frames spreads over the records."""
-    drawn = [result for result in findings.results if "policy/lag_mean" in result.distributions]
-    if not drawn:
-        return None
-    figure = _figure(findings, drawn, 2.8)
-    axes = figure.add_subplot()
-    styles = looks(findings)
-    for result in drawn:
-        values = result.distributions["policy/lag_mean"]
-        shares = np.linspace(0, 1, POINTS)
-        axes.plot([values[0], *values], [0, *shares], **styles[result.label])
-    axes.set(xlabel="mean lag of a record's frames (versions)", ylabel="share of records")
-    axes.margins(x=0.03)
     return figure
 
 
@@ -283,12 +282,25 @@ def times(findings: Findings) -> Figure | None:
 
 
 def shown(label: str) -> str:
-    """A name as a figure shows it: printable, and cut in the middle if it is long."""
-    label = "".join(c if c.isprintable() else "�" for c in label)
-    if len(label) > LONGEST_LABEL:
-        half = LONGEST_LABEL // 2
-        label = f"{label[:half]}…{label[-half:]}"
-    return label if not label.startswith("_") else f" {label}"  # matplotlib hides _names
+    """A name as a figure shows it: printable, on a few lines of bounded length."""
+    printable = "".join(c if c.isprintable() else "�" for c in label)
+    words = _cut(printable, MOST_LINES * LONGEST_LABEL).split(" ")
+    text = textwrap.fill(
+        " ".join(_cut(word, LONGEST_LABEL) for word in words),
+        width=LONGEST_LABEL + 1,
+        break_on_hyphens=False,
+    )
+    return text if not text.startswith("_") else f" {text}"  # matplotlib hides _names
+
+
+def _cut(text: str, longest: int) -> str:
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def _num_lines(labels: Iterable[str]) -> int:
+    """Of the longest of the names."""
+    return max(shown(label).count("\n") + 1 for label in labels)
 
 
 def looks(findings: Findings) -> dict[str, dict[str, Any]]:
@@ -315,7 +327,6 @@ def _figure(
     findings: Findings, drawn: Sequence[Result], height: float, *, markers: bool = False
 ) -> Figure:
     """A figure with a legend below its panel, which is so many inches high."""
-    figure = Figure(figsize=(WIDTH, height + 0.22 * min(len(drawn), MOST_LOOKS + 1)))
     styles = looks(findings)
     lines, labels = [], []
     for label in [r.label for r in drawn if styles[r.label] is not GREY]:
@@ -328,13 +339,16 @@ def _figure(
         lines.append(Line2D([], [], **(GREY | (marker if markers else {}))))
         labels.append(f"{others} others")
     columns = 2 if max(map(len, labels)) <= 30 else 1
+    num_lines = sum(label.count("\n") + 1 for label in labels)
+    figure = Figure(figsize=(WIDTH, height + 0.22 * num_lines))
     figure.legend(lines, labels, loc="outside lower left", ncols=columns, fontsize=9)
     return figure
 
 
 def _rows(results: Sequence[Result]) -> tuple[Figure, Axes]:
     """A figure with a row for each setting, the first on top."""
-    figure = Figure(figsize=(WIDTH, 1.3 + 0.42 * len(results)))
+    height = 0.27 + 0.15 * _num_lines(result.label for result in results)
+    figure = Figure(figsize=(WIDTH, 1.3 + height * len(results)))
     axes = figure.add_subplot()
     axes.set_yticks(range(len(results)), [shown(result.label) for result in results], fontsize=9)
     axes.set_ylim(len(results) - 0.4, -0.6)

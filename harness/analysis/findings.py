@@ -193,11 +193,10 @@ def _values(result: Result) -> np.ndarray:
 
 def _height(run: Run, metric: str) -> float | None:
     """The mean of a curve over its frames: the area below it, divided by its length."""
-    known, values = run.curve(metric)
-    if len(known) < FEWEST_POINTS:
+    x, values = run.curve(metric)
+    if len(x) < FEWEST_POINTS or x[0] == x[-1]:
         return None
-    x = run.steps[known]
-    return float(np.trapezoid(values, x) / (x[-1] - x[0])) if x[-1] > x[0] else None
+    return float(np.trapezoid(values, x) / (x[-1] - x[0]))
 
 
 def _median(values: Sequence[float]) -> float:
@@ -221,23 +220,17 @@ def _add_curves(results: Sequence[Result], metric: str) -> None:
     """All on one grid, so that the figures can be compared point by point."""
     for axis in ("frames", "seconds"):
         lines = [
-            [line for run in result.runs if (line := _line(run, metric, axis)) is not None]
+            [line for run in result.runs if len((line := run.curve(metric, axis))[0])]
             for result in results
         ]
         grid = np.linspace(0, max((x[-1] for group in lines for x, _ in group), default=0), POINTS)
         for result, group in zip(results, lines, strict=True):
-            if group:
-                result.curves[axis] = band([interpolate(x, y, grid) for x, y in group], grid)
-
-
-def _line(run: Run, metric: str, axis: str) -> tuple[np.ndarray, np.ndarray] | None:
-    known, values = run.curve(metric)
-    x = (run.steps if axis == "frames" else run.seconds())[known]
-    finite = np.isfinite(x)
-    x, values = x[finite], values[finite]
-    if not len(x):
-        return None
-    return x, trailing_mean(x, values, SMOOTHING * (x[-1] - x[0]))
+            curves = [
+                interpolate(x, trailing_mean(x, y, SMOOTHING * (x[-1] - x[0])), grid)
+                for x, y in group
+            ]
+            if curves:
+                result.curves[axis] = band(curves, grid)
 
 
 def _add_profiles(results: Sequence[Result]) -> None:

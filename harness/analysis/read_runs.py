@@ -19,6 +19,7 @@ import numpy as np
 
 from harness.analysis.progress import show_progress
 from harness.files import (
+    MOST_BYTES,
     MOST_BYTES_YAML,
     DamagedError,
     flatten,
@@ -32,8 +33,7 @@ FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifes
 UNFINISHED = ("running", "failed", "interrupted", "pruned")  # may lack records and a summary
 STATES = ("done", *UNFINISHED)
 DEEPEST = 4  # folders below the one named: outputs/<day>/<sweep>/<job>
-MOST_BYTES = 1 << 30  # of one metrics.jsonl
-MOST_BYTES_JSON = 1 << 26  # a manifest may hold a long diff
+MOST_BYTES_METRICS = 1 << 30
 MOST_RECORDS = 2_000_000
 MARK = "report.html"  # a folder that holds one is a report and not a run
 
@@ -58,11 +58,12 @@ class Run:
     def is_done(self) -> bool:
         return self.state == "done"
 
-    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The records that have this metric: their indices, and the values."""
-        values = self.metrics.get(name, np.full(len(self.steps), np.nan))
-        known = np.flatnonzero(np.isfinite(values))
-        return known, values[known]
+    def curve(self, name: str, over: str = "frames") -> tuple[np.ndarray, np.ndarray]:
+        """The records that have this metric: their frames, or else seconds, and the values."""
+        x = self.steps if over == "frames" else self.seconds()
+        values = self.metrics.get(name, np.full(len(x), np.nan))
+        known = np.isfinite(x) & np.isfinite(values)
+        return x[known], values[known]
 
     def seconds(self) -> np.ndarray:
         """The time in the learner's loop up to each record, without start-up and pauses."""
@@ -189,7 +190,7 @@ def _read_text(run: Run, file: Path, most: int) -> str:
 def _read_mapping(run: Run, file: Path) -> dict[str, Any]:
     """What a JSON or YAML file holds; empty, with the problem noted, if that is no mapping."""
     parse: Callable[[str], Any] = parse_json
-    most, expected = MOST_BYTES_JSON, "an object"
+    most, expected = MOST_BYTES, "an object"
     if file.suffix == ".yaml":
         parse, most, expected = parse_yaml, MOST_BYTES_YAML, "options"
     text = _read_text(run, file, most)
@@ -210,7 +211,7 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
     """The records as columns, frames ascending. Lines that are no records are counted."""
     records: list[dict[str, float]] = []
     damaged = 0
-    text = _read_text(run, file, MOST_BYTES)
+    text = _read_text(run, file, MOST_BYTES_METRICS)
     for line in io.StringIO(text):
         record = _record(line, wanted)
         if record is None:

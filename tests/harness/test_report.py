@@ -267,6 +267,21 @@ def test_cells_are_no_formulas():
     assert cell_text(float("nan")) == cell_text(None) == ""
 
 
+def test_long_names_in_figures_are_wrapped_and_stay_different():
+    first, second = (
+        shown(
+            f"shared_mem · multi_async · num_workers={n} · frames_per_batch=1024 · total_frames=1"
+        )
+        for n in (1, 2)
+    )
+    assert first != second
+    assert max(map(len, first.splitlines())) <= LONGEST_LABEL + 1
+    assert " ".join(second.splitlines()).endswith(
+        "num_workers=2 · frames_per_batch=1024 · total_frames=1"
+    )
+    assert len(shown("word " * 5000).splitlines()) < 10
+
+
 def test_names_in_figures_are_printable_and_short():
     assert shown("a\x07b") == "a�b"
     assert shown("_hidden").strip() == "_hidden"

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from harness.analysis import figures
 from harness.analysis.findings import Findings
 from tests.harness.analysis.synthetic import make_sweep
-from tests.harness.analysis.test_analysis import findings
+from tests.harness.analysis.test_findings import findings
 
 MANY = figures.MOST_LOOKS + 3
 

@@ -146,8 +146,8 @@ def test_what_is_no_finite_number_is_no_value(tmp_path):
     (directory / "metrics.jsonl").write_text("\n".join(records))
     run = read_one(directory)
     assert run.summary == {"updates": 3}
-    known, values = run.curve("episode/return")
-    assert run.steps[known].tolist() == [2]
+    frames, values = run.curve("episode/return")
+    assert frames.tolist() == [2]
     assert values.tolist() == [5]
 
 
