@@ -73,7 +73,7 @@ def _told(text: object) -> str:
 
 def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) -> Blocks:
     states = Counter(run.state for run in runs)
-    counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    counted = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     yield f"{count(len(runs), 'run')}: {counted}. Only finished ones enter the numbers below."
     if plan.notes:
         yield plan.notes

@@ -68,19 +68,8 @@ def _runs(found: Sequence[Findings], runs: Sequence[Run]) -> Iterator[Row]:
             task, setting = findings.task.name, result.label
             counted = any(run is done for done in result.runs)
         seed = None if run.seed is None else str(run.seed)
-        numbers = [run.summary.get(name) for name in names]
-        problems = "; ".join(run.problems)
-        yield [
-            run.name,
-            task,
-            setting,
-            seed,
-            run.state,
-            str(counted),
-            run.error,
-            problems,
-            *numbers,
-        ]
+        text = [run.name, task, setting, seed, run.state, str(counted), run.error]
+        yield [*text, "; ".join(run.problems), *(run.summary.get(name) for name in names)]
 
 
 def _options(runs: Sequence[Run]) -> Iterator[Row]:
