@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-from harness.analysis.statistics.student import quantile
+from scipy import stats
 
 PIECES = 10  # whose means a line is put through: samples a second apart say the same thing twice
 WARM_UP = 1 / 3  # of the time: allocators and the newest few thousand times of the schemes fill up
@@ -68,7 +67,7 @@ def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
     rest = y - y.mean() - value * (x - x.mean())
     freedom = PIECES - 2
     error = math.sqrt(float((rest**2).sum()) / freedom / float(spread))
-    away = quantile(LEVEL, freedom) * error
+    away = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
     return Slope(value, value - away, value + away)
 
 

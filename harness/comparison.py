@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.checkpoints import CheckpointError, Checkpoints, State
-from harness.files import parse_json, read_text
+from harness.files import flatten, parse_json, read_text
 from harness.options.run import Config
 from harness.run_dir import RunDir
 
@@ -81,7 +80,7 @@ def weights(directory: Path) -> State:
 
 def compare_weights(first: Path, second: Path) -> Difference | None:
     """The first weight, or state of the optimisers, that differs."""
-    there, here = dict(_flat(weights(first))), dict(_flat(weights(second)))
+    there, here = (dict(flatten(weights(run), lists=True)) for run in (first, second))
     for name in [*there, *(name for name in here if name not in there)]:
         a, b = there.get(name), here.get(name)
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -112,14 +111,3 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
     return type(a) is type(b) and a == b
-
-
-def _flat(value: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flat(item, f"{above}.{key}" if above else str(key))
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _flat(item, f"{above}.{number}")
-    else:
-        yield above, value

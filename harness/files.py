@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,11 @@ for _kind in (_PlainLoader, _PlainDumper):
     _kind.add_implicit_resolver(KNOWN[3], FLOAT, list("-+0123456789"))
 
 
-def one_line(text: object) -> str:
+def one_line(text: object, longest: float = LONGEST_LINE) -> str:
     """A text for a message: on one line, not endless, and nothing in it that moves a cursor."""
     line = "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(text))
     line = " ".join(line.split())
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
+    return line if len(line) <= longest else f"{line[: int(longest) - 1]}…"
 
 
 def _not_too_deep(value: Any) -> Any:
@@ -190,6 +191,32 @@ def _not_too_deep(value: Any) -> Any:
         if not layer:
             return value
     raise DamagedError(f"nested in more than {DEEPEST} levels")
+
+
+def flatten(value: Any, *, lists: bool, above: str = "") -> Iterator[tuple[str, Any]]:
+    """What nested mappings, and with `lists` also lists, hold, by dotted names."""
+    if isinstance(value, dict) and value:
+        items = list(value.items())
+    elif isinstance(value, list | tuple) and value and lists:
+        items = list(enumerate(value))
+    else:
+        yield above, value
+        return
+    for key, item in items:
+        yield from flatten(item, lists=lists, above=f"{above}.{key}" if above else str(key))
+
+
+def is_alive(pid: Any) -> bool:
+    """Whether `pid`, as a file gave it, is the number of a process on this machine."""
+    if type(pid) is not int or not 0 < pid < 1 << 31:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def plain(value: Any) -> Any:

@@ -12,8 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from scipy import stats
+
 from harness.analysis.statistics import LEVEL
-from harness.analysis.statistics.student import quantile
 from harness.checkpoints import CheckpointError
 from harness.comparison import Difference, compare_records, compare_weights, is_repeatable
 from harness.config.plan import RunPlan, to_config
@@ -206,7 +207,7 @@ def within(score: float, again: Sequence[float]) -> Verdict:
         return Verdict("not to be told", why, DIFFERENT)
     middle = statistics.fmean(again)
     spread = statistics.stdev(again) * math.sqrt(1 + 1 / len(again))
-    reach = quantile(LEVEL, len(again) - 1) * spread
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, len(again) - 1)) * spread
     interval = f"95 % interval for one more run {middle - reach:g} to {middle + reach:g}"
     if abs(score - middle) <= reach:
         return Verdict("within the interval", f"{what}; {interval}", SAME)

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.files import (
     check_ordinary,
+    is_alive,
     overwrite_json,
     parse_json,
     read_json,
@@ -109,7 +110,8 @@ class RunDir:
     def is_alive(self) -> bool:
         """Whether a run, on this machine, is writing here now."""
         status = self.read_status()
-        return status.get("state") == "running" and _is_alive(status.get("pid"))
+        pid = status.get("pid")
+        return status.get("state") == "running" and pid != os.getpid() and is_alive(pid)
 
     def is_done_with(self, config: str) -> bool:
         """Whether it holds a finished run of this very config."""
@@ -269,15 +271,3 @@ def _read_or_warn(file: Path) -> dict[str, Any]:
     except ValueError as error:
         log.warning("%s", error)
         return {}
-
-
-def _is_alive(pid: Any) -> bool:
-    if type(pid) is not int or not 0 < pid < 1 << 31 or pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -48,17 +48,20 @@ def _line(records: Sequence[Mapping[str, Any]], metric: str) -> Line:
 
 
 def _png(lines: Mapping[str, Line], unit: str) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure: Figure = Figure(figsize=(6, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for metric, (frames, values) in lines.items():
         axes.plot(frames, values, label=metric, marker="o" if len(frames) < 30 else None)
-    axes.set_xlabel("frames")
-    axes.set_ylabel(unit)
+    axes.set(xlabel="frames", ylabel=unit)
     axes.legend(frameon=False)
+    return to_bytes(figure, "png", dpi=120)
+
+
+def to_bytes(figure: Figure, form: str, dpi: int) -> bytes:
+    """The figure as a PNG or SVG file, the same to the byte for the same figure."""
+    undated = {"png": {"Software": None}, "svg": {"Date": None}}[form]
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=120)
+    figure.savefig(stream, format=form, dpi=dpi, metadata=undated)
     return stream.getvalue()

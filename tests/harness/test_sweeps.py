@@ -24,7 +24,7 @@ from harness.files import parse_yaml, read_json, write_json
 from harness.isolation import own_state
 from harness.logging import Loggers
 from harness.options.errors import ConfigError
-from harness.report.__main__ import main as report
+from harness.report import main as report
 from harness.sweeps import failures
 from tests.harness.logging import wandb_file
 from tests.harness.small import ROOT, SMALL, jobs, start, states, wait_until

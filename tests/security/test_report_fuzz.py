@@ -15,17 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report import html, markdown
-from harness.report.__main__ import main
-from harness.report.analysis import WANTED, analyse
-from harness.report.data import files
-from harness.report.document import write
-from harness.report.read import find_runs
-from harness.report.settings import arrange
-from tests.harness.report.synthetic import make_run
+from harness.analysis import html, markdown
+from harness.analysis.document import write
+from harness.analysis.findings import WANTED, analyse
+from harness.analysis.read_runs import find_runs
+from harness.analysis.settings import arrange
+from harness.analysis.tables import files
+from harness.report import main
+from tests.harness.analysis.synthetic import make_run
 from tests.security.test_config_fuzz import FEW
 
-CHOICES: dict[str, Any] = {"metric": None, "baseline": None, "target": None, "by_source": False}
 MARK = "<script>alert(1)</script>"
 NASTY = [
     *(MARK, f'"><img src=x onerror={MARK}>', "javascript:alert(1)", "</pre></style>" + MARK),
@@ -85,12 +84,12 @@ def check_csv(text: str) -> None:
 
 def report_on(places: list[Path]) -> None:
     """The whole report but for its figures, whose drawing takes most of the time."""
-    runs = find_runs(places, WANTED, lambda text: None)
+    runs = find_runs(places, WANTED)
     plan = arrange(runs)
-    found = analyse(plan, **CHOICES, progress=lambda text: None)
+    found = analyse(plan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.report.figures.draw", lambda *args, **options: None)
-        document = write(plan, found, runs, runs[0].name, lambda text: None)
+        patch.setattr("harness.analysis.figures.draw", lambda *args, **options: None)
+        document = write(plan, found, runs, runs[0].name)
     check_html(html.render(document))
     markdown.render(document, figures="figures").encode()
     for content in files(found, runs).values():
@@ -170,7 +169,7 @@ def test_a_link_is_named_and_not_followed(sound, tmp_path, name):
     run = Path(shutil.copytree(sound, tmp_path / "run"))
     (run / name).unlink()
     (run / name).symlink_to(secret)
-    (found,) = find_runs([run], WANTED, lambda text: None)
+    (found,) = find_runs([run], WANTED)
     assert any(problem.startswith(f"{name} is a link") for problem in found.problems)
     assert "s3cret" not in str(found)
 

@@ -13,7 +13,7 @@ from harness.checkpoints import CheckpointError, Checkpoints
 from harness.comparison import weights
 from harness.files import write_json
 from harness.search import objective
-from tests.harness.report.synthetic import make_run
+from tests.harness.analysis.synthetic import make_run
 
 
 @pytest.mark.parametrize("value", ["x", [], {}, None, True, 10**400, float("inf")], ids=str)

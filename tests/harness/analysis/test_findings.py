@@ -9,19 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.report import figures
-from harness.report.analysis import WANTED, Findings, analyse, known_target
-from harness.report.read import find_runs
-from harness.report.settings import arrange
-from tests.harness.report.synthetic import make_run, make_sweep
+from harness.analysis import figures
+from harness.analysis.findings import WANTED, Findings, analyse, known_target
+from harness.analysis.read_runs import find_runs
+from harness.analysis.settings import arrange
+from tests.harness.analysis.synthetic import make_run, make_sweep
 
 
 def findings(*places: Path, compare: bool = False, **options) -> Findings:
-    runs = find_runs(places, WANTED, lambda text: None)
-    given = {"metric": None, "baseline": None, "target": None} | options
-    (found,) = analyse(
-        arrange(runs, by_source=compare), by_source=compare, progress=lambda text: None, **given
-    )
+    runs = find_runs(places, WANTED)
+    (found,) = analyse(arrange(runs, by_source=compare), by_source=compare, **options)
     return found
 
 
@@ -67,7 +64,7 @@ def test_a_run_without_a_score_is_left_out_of_the_scores_alone(tmp_path):
     change(make_run(tmp_path / "2", seed=2), **{"eval/return": None, "episode/return": None})
     found = findings(tmp_path)
     assert list(found.results[0].scores) == [1]
-    assert found.results[0].by_frames.num_seeds == 2
+    assert found.results[0].curves["frames"].num_seeds == 2
 
 
 def test_failed_runs_enter_no_number(tmp_path):
@@ -75,7 +72,7 @@ def test_failed_runs_enter_no_number(tmp_path):
     make_run(tmp_path / "2", seed=2, state="failed")
     (result,) = findings(tmp_path).results
     assert list(result.scores) == [1]
-    assert result.by_frames.num_seeds == 1
+    assert result.curves["frames"].num_seeds == 1
     assert not result.estimates["iqm"].has_interval
 
 
@@ -90,7 +87,7 @@ def test_nothing_finished_is_no_error(tmp_path):
 def test_curves_end_with_the_shortest_run_of_a_setting(tmp_path):
     make_run(tmp_path / "long", seed=1, frames=2000, total_frames=1)
     make_run(tmp_path / "short", seed=2, frames=1000, total_frames=1)
-    band = findings(tmp_path).results[0].by_frames
+    band = findings(tmp_path).results[0].curves["frames"]
     shown = band.grid[np.isfinite(band.value)]
     assert band.grid[-1] == 2000
     assert shown.min() >= 100  # where the first record is
@@ -170,7 +167,7 @@ def test_the_same_runs_give_the_same_numbers(tmp_path):
     first, second = findings(tmp_path), findings(tmp_path)
     for one, other in zip(first.results, second.results, strict=True):
         assert one.estimates == other.estimates
-        assert np.array_equal(one.by_frames.low, other.by_frames.low, equal_nan=True)
+        assert np.array_equal(one.curves["frames"].low, other.curves["frames"].low, equal_nan=True)
 
 
 def test_an_odd_number_of_panels_leaves_no_empty_one(tmp_path):

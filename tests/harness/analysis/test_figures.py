@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from harness.report import figures
-from harness.report.analysis import Findings
-from tests.harness.report.synthetic import make_sweep
-from tests.harness.report.test_analysis import findings
+from harness.analysis import figures
+from harness.analysis.findings import Findings
+from tests.harness.analysis.synthetic import make_sweep
+from tests.harness.analysis.test_findings import findings
 
 MANY = figures.MOST_LOOKS + 3
 
@@ -52,7 +52,7 @@ def test_no_marker_of_throughput_is_cut_off(many, monkeypatch):
 
 
 def test_the_figure_for_a_dark_page_has_its_colours_and_no_others(many):
-    found = figures.draw(figures.profiles, many, slug="", caption="", alt="")
+    found = figures.draw(figures.profiles, many, slug="", caption="")
     for light, dark in zip(*figures.INKS.values(), strict=True):
         assert light in found.svg
         assert light not in found.svg_dark

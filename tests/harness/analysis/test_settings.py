@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.report.read import Run
-from harness.report.settings import SOURCE, Plan, arrange
+from harness.analysis.read_runs import Run
+from harness.analysis.settings import SOURCE, Plan, arrange
 
 BASE = {"algo.name": "ppo", "env.id": "E", "sync.name": "a", "collector.name": "c", "seed": 1}
 
@@ -42,10 +42,27 @@ def test_parts_are_called_by_their_names_and_options_with_theirs():
     assert labels(plan) == ["a · interval=(not set)", "b · interval=4", "b · interval=(not set)"]
 
 
-def test_what_follows_from_another_option_is_not_said_again():
-    runs = [run(collector__num_workers=1), run(collector__name="d", collector__num_workers=2)]
-    assert labels(arrange(runs)) == ["c", "d"]
-    assert "collector.num_workers" in arrange(runs).differing
+def test_a_name_holds_every_option_in_which_settings_differ():
+    runs = [
+        run(collector__num_workers=1, total_frames=10),
+        run(sync__name="b", collector__name="d", collector__num_workers=2, total_frames=20),
+    ]
+    assert labels(arrange(runs)) == [
+        "a · c · num_workers=1 · total_frames=10",
+        "b · d · num_workers=2 · total_frames=20",
+    ]
+
+
+def test_an_option_that_only_some_parts_have_is_named_where_it_distinguishes():
+    runs = [run(sync__zero_copy=False), run(sync__name="b")]
+    assert labels(arrange(runs)) == ["a", "b"]
+    assert "sync.zero_copy" in arrange(runs).differing
+    runs.append(run(sync__zero_copy=True))
+    assert labels(arrange(runs)) == [
+        "a · zero_copy=false",
+        "a · zero_copy=true",
+        "b · zero_copy=(not set)",
+    ]
 
 
 def test_options_of_one_last_name_are_told_apart():

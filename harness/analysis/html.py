@@ -6,10 +6,9 @@ import base64
 from collections.abc import Iterator
 from html import escape
 
-from harness.report.blocks import Block, Bullets, Code, Document, Picture, Table, Text
-from harness.report.figures import Drawn
+from harness.analysis.blocks import Block, Code, Document, Picture, Table
 
-# No script runs and nothing is fetched, whatever a run directory smuggled into a text.
+# No script runs and nothing is fetched, whatever a run directory holds.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 STYLE = """
@@ -70,12 +69,12 @@ def _page(document: Document) -> Iterator[str]:
     yield '<meta name="referrer" content="no-referrer"><link rel="icon" href="data:,">'
     yield f"<title>{title}</title><style>{STYLE}</style></head><body>"
     yield f"<h1>{title}</h1><nav><ul>"
-    for place, section in enumerate(document.sections):
-        yield f'<li><a href="#s{place}">{escape(section.title)}</a></li>'
+    for place, heading in enumerate(document.sections):
+        yield f'<li><a href="#s{place}">{escape(heading)}</a></li>'
     yield "</ul></nav><main>"
-    for place, section in enumerate(document.sections):
-        yield f'<section><h2 id="s{place}">{escape(section.title)}</h2>'
-        for block in section.blocks:
+    for place, (heading, blocks) in enumerate(document.sections.items()):
+        yield f'<section><h2 id="s{place}">{escape(heading)}</h2>'
+        for block in blocks:
             yield from _block(block)
         yield "</section>"
     yield "</main></body></html>"
@@ -83,21 +82,21 @@ def _page(document: Document) -> Iterator[str]:
 
 def _block(block: Block) -> Iterator[str]:
     match block:
-        case Text(text):
-            yield f"<p>{escape(text)}</p>"
-        case Bullets(items):
-            yield "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+        case str():
+            yield f"<p>{escape(block)}</p>"
+        case list():
+            yield "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in block) + "</ul>"
         case Code(text):
             yield f"<pre>{escape(text)}</pre>"
         case Table():
             yield from _table(block)
-        case Picture(drawn):
-            yield from _figure(drawn)
+        case Picture():
+            yield from _figure(block)
 
 
 def _table(table: Table) -> Iterator[str]:
     kinds = ["text"] + ["number" if table.numbers else "text"] * (len(table.columns) - 1)
-    # Scrolled sideways where it does not fit, also by keyboard.
+    # With a tab index a table that is too wide can be scrolled by keyboard.
     yield '<div class="table" tabindex="0"><table><thead><tr>'
     for kind, column in zip(kinds, table.columns, strict=True):
         yield f'<th scope="col" class="{kind}">{escape(column)}</th>'
@@ -110,10 +109,10 @@ def _table(table: Table) -> Iterator[str]:
     yield "</tbody></table></div>"
 
 
-def _figure(drawn: Drawn) -> Iterator[str]:
-    alt = escape(drawn.alt, quote=True)
+def _figure(picture: Picture) -> Iterator[str]:
+    alt = escape(picture.alt, quote=True)
     yield "<figure>"
-    for theme, svg in (("light", drawn.svg), ("dark", drawn.svg_dark)):
+    for theme, svg in (("light", picture.svg), ("dark", picture.svg_dark)):
         data = base64.b64encode(svg.encode()).decode()
         yield f'<img class="{theme}" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
-    yield f"<figcaption>{escape(drawn.caption)}</figcaption></figure>"
+    yield f"<figcaption>{escape(picture.caption)}</figcaption></figure>"

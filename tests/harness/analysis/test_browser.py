@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.report.__main__ import main
-from tests.harness.report.synthetic import HOSTILE, make_run, make_sweep
+from harness.report import main
+from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
 
 pytestmark = pytest.mark.browser
 

@@ -1,7 +1,7 @@
 """Run directories as they are found: whole, cut off or damaged. Nothing in them is trusted.
 
-Files are parsed as JSON and plain YAML, within bounds; nothing is unpickled, resolved or executed.
-What cannot be read becomes one of the run's `problems` and stops nobody.
+Files are parsed as JSON and plain YAML within limits of size; nothing is unpickled, resolved or
+executed. What cannot be read is noted in the run's `problems`, and the rest is used.
 """
 
 from __future__ import annotations
@@ -17,24 +17,33 @@ from typing import Any
 
 import numpy as np
 
-from harness.files import MOST_BYTES_YAML, DamagedError, parse_json, parse_yaml, read_text
+from harness.analysis.progress import show_progress
+from harness.files import (
+    MOST_BYTES,
+    MOST_BYTES_YAML,
+    DamagedError,
+    flatten,
+    is_alive,
+    parse_json,
+    parse_yaml,
+    read_text,
+)
 
 FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
-UNFINISHED = ("running", "failed", "interrupted", "pruned")  # may lack a record, and a summary
+UNFINISHED = ("running", "failed", "interrupted", "pruned")  # may lack records and a summary
 STATES = ("done", *UNFINISHED)
-DEEPEST = 4  # folders below what was named: outputs/<day>/<sweep>/<job>
-MOST_BYTES = 1 << 30  # of one metrics.jsonl
-MOST_BYTES_JSON = 1 << 26  # a manifest may hold a long diff
+DEEPEST = 4  # folders below the one named: outputs/<day>/<sweep>/<job>
+MOST_BYTES_METRICS = 1 << 30
 MOST_RECORDS = 2_000_000
-MARK = "report.html"  # a folder that holds one is a report and no run
+MARK = "report.html"  # a folder that holds one is a report and not a run
 
 
 @dataclass
 class Run:
     """What is known of one run."""
 
-    name: str  # as the report calls it: relative to what was named on the command line
-    source: str  # what was named
+    name: str  # in the report: the path below the directory that was named
+    source: str  # the directory that was named
     state: str = "unknown"
     error: str = ""
     seed: int | None = None
@@ -49,14 +58,15 @@ class Run:
     def is_done(self) -> bool:
         return self.state == "done"
 
-    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """The records that have this metric: their indices, and the values."""
-        values = self.metrics.get(name, np.full(len(self.steps), np.nan))
-        known = np.flatnonzero(np.isfinite(values))
-        return known, values[known]
+    def curve(self, name: str, over: str = "frames") -> tuple[np.ndarray, np.ndarray]:
+        """The records that have this metric: their frames, or else seconds, and the values."""
+        x = self.steps if over == "frames" else self.seconds()
+        values = self.metrics.get(name, np.full(len(x), np.nan))
+        known = np.isfinite(x) & np.isfinite(values)
+        return x[known], values[known]
 
     def seconds(self) -> np.ndarray:
-        """The time in the loop up to each record; start-up and pauses are not in it."""
+        """The time in the learner's loop up to each record, without start-up and pauses."""
         phases = [values for name, values in self.metrics.items() if name.startswith("time/")]
         if phases:
             return np.cumsum(np.nansum(phases, axis=0))
@@ -64,10 +74,8 @@ class Run:
         return times - times[0] if len(times) else times
 
 
-def find_runs(
-    places: Sequence[Path], wanted: Collection[str], progress: Callable[[str], None]
-) -> list[Run]:
-    """All runs in the places named, in a steady order; a `ValueError` if there is none."""
+def find_runs(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
+    """All runs in the directories named, in a fixed order; a `ValueError` if there is none."""
     found: dict[Path, tuple[Path, Path]] = {}
     for place in places:
         if not place.is_dir():
@@ -78,21 +86,20 @@ def find_runs(
     if not found:
         named = ", ".join(str(place) for place in places)
         raise ValueError(f"no run in {named}: a run's directory holds {FILES[0]} or {FILES[1]}")
-    own = {place: place.resolve().name or "runs" for place in places}
-    if len(set(own.values())) < len(own):
-        own = {place: str(place) for place in places}
+    sources = {place: place.resolve().name or "runs" for place in places}
+    if len(set(sources.values())) < len(sources):
+        sources = {place: str(place) for place in places}
     runs = []
     for number, (place, directory) in enumerate(found.values(), 1):
-        progress(f"reading {number}/{len(found)}: {directory.name}")
-        inside = directory.relative_to(place).as_posix()
-        name = own[place] if inside == "." else f"{own[place]}/{inside}"
-        runs.append(read_run(directory, wanted, name=_shown(name), source=_shown(own[place])))
+        show_progress(f"reading {number}/{len(found)}: {directory.name}")
+        source, inside = sources[place], directory.relative_to(place).as_posix()
+        # A path need not be UTF-8; what is not cannot be written.
+        name, source = (
+            text.encode(errors="replace").decode()
+            for text in (source if inside == "." else f"{source}/{inside}", source)
+        )
+        runs.append(read_run(directory, wanted, name=name, source=source))
     return runs
-
-
-def _shown(name: str) -> str:
-    """A path's name as text: what is no UTF-8 cannot be written."""
-    return name.encode(errors="replace").decode()
 
 
 def search(place: Path, depth: int = 0) -> Iterator[Path]:
@@ -104,15 +111,12 @@ def search(place: Path, depth: int = 0) -> Iterator[Path]:
         return
     try:
         children = [path for path in sorted(place.iterdir()) if _is_place(path)]
-    except OSError:  # which is not for us to look into
+    except OSError:  # a folder without the permission to list it
         return
     found = {child: list(search(child, depth + 1)) for child in children}
     beside_runs = any(is_run(child) for child in children)
     for child, runs in found.items():
-        if runs:
-            yield from runs
-        elif beside_runs:
-            yield child
+        yield from runs or ([child] if beside_runs else [])
 
 
 def is_run(directory: Path) -> bool:
@@ -126,20 +130,25 @@ def _is_place(path: Path) -> bool:
 
 
 def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str) -> Run:
-    """Whatever of a run can be read; of its records the `wanted` metrics."""
+    """What can be read of a run; of its records the `wanted` metrics."""
     run = Run(name, source)
     if not any((directory / file).exists() for file in FILES):
         run.problems.append("it holds no file of a run")
         return run
-    run.manifest = _read_object(run, directory / "manifest.json")
-    _take_status(run, _read_object(run, directory / "status.json"))
-    run.options = _read_options(run, directory / "config.yaml")
+    run.manifest = _read_mapping(run, directory / "manifest.json")
+    _take_status(run, _read_mapping(run, directory / "status.json"))
+    config = _read_mapping(run, directory / "config.yaml")
+    run.options = {
+        key: f"[{', '.join(map(str, value))}]" if isinstance(value, list) else value
+        for key, value in (flatten(config, lists=False) if config else ())
+    }
     seed = run.options.get("seed", run.manifest.get("seed"))
     run.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
     if run.seed is None:
         run.problems.append("its seed is not known")
-    if run.state != "running":
-        run.summary = _numbers(_read_object(run, directory / "summary.json"))
+    if run.state != "running":  # its summary would be of the part before it was resumed
+        summary = _read_mapping(run, directory / "summary.json")
+        run.summary = _numbers(summary, summary)
     _read_metrics(run, directory / "metrics.jsonl", wanted)
     return run
 
@@ -154,21 +163,9 @@ def _take_status(run: Run, status: dict[str, Any]) -> None:
         return
     run.state = str(state)
     here = run.manifest.get("host") in (None, socket.gethostname())
-    if state == "running" and here and not _is_alive(status.get("pid")):
+    if state == "running" and here and not is_alive(status.get("pid")):
         run.state = "interrupted"
         run.error = "its process is gone and left no word"
-
-
-def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or not 0 < pid < 1 << 31:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _read_text(run: Run, file: Path, most: int) -> str:
@@ -190,69 +187,31 @@ def _read_text(run: Run, file: Path, most: int) -> str:
     return text
 
 
-def _read_object(run: Run, file: Path) -> dict[str, Any]:
-    text = _read_text(run, file, MOST_BYTES_JSON)
+def _read_mapping(run: Run, file: Path) -> dict[str, Any]:
+    """What a JSON or YAML file holds; empty, with the problem noted, if that is no mapping."""
+    parse: Callable[[str], Any] = parse_json
+    most, expected = MOST_BYTES, "an object"
+    if file.suffix == ".yaml":
+        parse, most, expected = parse_yaml, MOST_BYTES_YAML, "options"
+    text = _read_text(run, file, most)
     if not text:
         return {}
     try:
-        value = parse_json(text)
-    except DamagedError as error:
-        run.problems.append(f"{file.name} is damaged: {error}")
-        return {}
-    if not isinstance(value, dict):
-        run.problems.append(f"{file.name} holds {type(value).__name__}, expected an object")
-        return {}
-    return value
-
-
-def _read_options(run: Run, file: Path) -> dict[str, Any]:
-    """The config by dotted names. References between options were resolved when it was written."""
-    text = _read_text(run, file, MOST_BYTES_YAML)
-    if not text:
-        return {}
-    try:
-        value = parse_yaml(text)
+        value = parse(text)
     except DamagedError as error:
         run.problems.append(f"{file.name} is damaged: {error}")
         return {}
     if isinstance(value, dict):
-        return dict(_flat(value))
-    run.problems.append(f"{file.name} holds {type(value).__name__}, expected options")
+        return value
+    run.problems.append(f"{file.name} holds {type(value).__name__}, expected {expected}")
     return {}
 
 
-def _flat(value: dict[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        name = f"{above}{key}"
-        if isinstance(item, dict) and item:
-            yield from _flat(item, f"{name}.")
-        elif isinstance(item, list):
-            yield name, f"[{', '.join(map(str, item))}]"
-        else:
-            yield name, item
-
-
-def _numbers(value: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers of an object."""
-    found = {key: as_number(item) for key, item in value.items()}
-    return {key: number for key, number in found.items() if math.isfinite(number)}
-
-
-def as_number(value: Any) -> float:
-    """A JSON number as a float; NaN for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
-
-
 def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
-    """The records as columns, frames ascending. Lines that are no records are counted, not lost."""
+    """The records as columns, frames ascending. Lines that are no records are counted."""
     records: list[dict[str, float]] = []
     damaged = 0
-    text = _read_text(run, file, MOST_BYTES)
+    text = _read_text(run, file, MOST_BYTES_METRICS)
     for line in io.StringIO(text):
         record = _record(line, wanted)
         if record is None:
@@ -278,9 +237,18 @@ def _record(line: str, wanted: Collection[str]) -> dict[str, float] | None:
         value = parse_json(line)
     except DamagedError:
         return None
-    if not isinstance(value, dict):
-        return None
-    numbers = {name: as_number(value[name]) for name in ("step", *wanted) if name in value}
-    if not numbers.get("step", -1.0) >= 0:
-        return None
-    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+    numbers = _numbers(value, ("step", *wanted)) if isinstance(value, dict) else {}
+    return numbers if numbers.get("step", -1.0) >= 0 else None
+
+
+def _numbers(value: dict[str, Any], names: Collection[str]) -> dict[str, float]:
+    """Those of the names that have a finite number; a flag is none."""
+    found = {}
+    for name in names:
+        number = value.get(name)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            try:
+                found[name] = float(number)
+            except OverflowError:
+                continue
+    return {name: number for name, number in found.items() if math.isfinite(number)}

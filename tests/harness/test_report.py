@@ -12,11 +12,11 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from harness.report.__main__ import main
-from harness.report.data import _cell
-from harness.report.figures import LONGEST_LABEL, shown
-from harness.report.markdown import plain
-from tests.harness.report.synthetic import HOSTILE, make_run, make_sweep
+from harness.analysis.figures import LONGEST_LABEL, shown
+from harness.analysis.markdown import plain
+from harness.analysis.tables import cell_text
+from harness.report import main
+from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
 
 FIGURES = (
     *("scores", "profiles", "learning-frames", "learning-seconds"),
@@ -103,6 +103,19 @@ def test_what_failed_or_is_damaged_is_named(report):
             assert f"/{name}" in text
         assert "summary.json is missing" in text.replace("\\", "")
         assert "1 damaged lines" in text
+
+
+def test_each_setting_has_its_seeds_and_how_many_of_its_runs_finished(report):
+    text = (report / "report.md").read_text().replace("\\", "")
+    assert "| setting | seeds | finished runs |" in text
+    assert "| hogwild | 1, 2, 3, 4, 5 | 5 of 5 |" in text
+    assert "| shared_mem | 1, 2, 3, 4, 5, 10 | 6 of 8 |" in text
+
+
+def test_one_run_is_not_called_runs(tmp_path, capsys):
+    make_run(tmp_path / "run")
+    assert main([str(tmp_path)]) == 0
+    assert "report.html: 1 run, 1 done, 0 with damaged files" in capsys.readouterr().out
 
 
 def test_the_findings_are_sentences(report):
@@ -195,7 +208,7 @@ def test_watching_ends_with_the_last_running_run(tmp_path, monkeypatch):
         status = json.loads((directory / "status.json").read_text())
         (directory / "status.json").write_text(json.dumps(status | {"state": "done"}))
 
-    monkeypatch.setattr("harness.report.__main__.time.sleep", pause)
+    monkeypatch.setattr("harness.report.time.sleep", pause)
     assert main([str(tmp_path), "--watch", "3"]) == 0
     assert pauses == [3]
 
@@ -249,9 +262,24 @@ def test_markdown_shows_text_as_it_is():
 
 
 def test_cells_are_no_formulas():
-    assert _cell("=1+1") == "'=1+1"
-    assert _cell(-1.5) == "-1.5"
-    assert _cell(float("nan")) == _cell(None) == ""
+    assert cell_text("=1+1") == "'=1+1"
+    assert cell_text(-1.5) == "-1.5"
+    assert cell_text(float("nan")) == cell_text(None) == ""
+
+
+def test_long_names_in_figures_are_wrapped_and_stay_different():
+    first, second = (
+        shown(
+            f"shared_mem · multi_async · num_workers={n} · frames_per_batch=1024 · total_frames=1"
+        )
+        for n in (1, 2)
+    )
+    assert first != second
+    assert max(map(len, first.splitlines())) <= LONGEST_LABEL + 1
+    assert " ".join(second.splitlines()).endswith(
+        "num_workers=2 · frames_per_batch=1024 · total_frames=1"
+    )
+    assert len(shown("word " * 5000).splitlines()) < 10
 
 
 def test_names_in_figures_are_printable_and_short():

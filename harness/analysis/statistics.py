@@ -1,4 +1,8 @@
-"""Point estimates of scores, and how far the seeds leave them open: stratified bootstrap."""
+"""Point estimates of scores with bootstrap intervals; the unit of replication is the seed.
+
+Scores come as *strata*: a list with one array of scores for each task, one score for each seed.
+Everything random starts from a fixed seed.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVEL = 0.95
+LEVEL = 0.95  # of every interval
 NUM_RESAMPLES = 10_000
 FEW_SEEDS = 10  # below this, percentile intervals are known to be too narrow
-CHUNK = 2_000_000  # numbers that are held at once while resampling
 
 Strata = Sequence[np.ndarray]
-# Of the scores along the last axis.
-Measure = Callable[[np.ndarray], np.ndarray]
+Measure = Callable[[np.ndarray], np.ndarray]  # of the scores along the last axis
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its interval, which is NaN where one seed or none leaves no interval."""
+    """A value and its interval, which is NaN for one seed or none."""
 
     value: float
     low: float
     high: float
-    num_seeds: int  # in the task that has fewest
+    num_seeds: int  # of the task with the fewest
 
     @property
     def has_interval(self) -> bool:
@@ -33,19 +35,19 @@ class Estimate:
 
 
 def mean(scores: np.ndarray) -> np.ndarray:
-    """Of all scores."""
+    """The mean of all scores."""
     return np.mean(scores, axis=-1)
 
 
 def median(scores: np.ndarray) -> np.ndarray:
-    """Of all scores; those of several tasks count as one pool."""
+    """The median of all scores; several tasks count as one pool."""
     return np.median(scores, axis=-1)
 
 
 def iqm(scores: np.ndarray) -> np.ndarray:
-    """Interquartile mean: what is left after a quarter of the scores is cut at each end.
+    """Interquartile mean: the mean without the lowest and the highest quarter of the scores.
 
-    Whole scores are cut, rounded down: one at each end of five, none of three.
+    The quarter is rounded down to whole scores: one of five at each end, none of three.
     """
     scores = np.asarray(scores)
     cut = scores.shape[-1] // 4
@@ -53,7 +55,7 @@ def iqm(scores: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(target: float) -> Measure:
-    """How far scores stay below `target` on average; more than the target earns nothing."""
+    """The mean shortfall from `target`; a score above the target counts as the target."""
     if not math.isfinite(target):
         raise ValueError(f"target is {target!r}, expected a finite number")
     return lambda scores: np.mean(np.maximum(target - np.asarray(scores), 0.0), axis=-1)
@@ -66,7 +68,6 @@ def estimate(
     strata: Strata,
     measure: Measure = iqm,
     *,
-    level: float = LEVEL,
     num_resamples: int = NUM_RESAMPLES,
     rng_seed: int = 0,
 ) -> Estimate:
@@ -77,39 +78,35 @@ def estimate(
     if fewest < 2:
         return Estimate(value, math.nan, math.nan, fewest)
     found = resample(strata, measure, num_resamples=num_resamples, rng_seed=rng_seed)
-    low, high = interval(found, level)
+    low, high = interval(found)
     return Estimate(value, float(low), float(high), fewest)
 
 
 def resample(
     strata: Strata, measure: Measure, *, num_resamples: int = NUM_RESAMPLES, rng_seed: int = 0
 ) -> np.ndarray:
-    """`measure` of each of so many stratified resamples. Scores may be curves: [seeds, points].
-
-    A curve is drawn as a whole, so that its points stay together.
-    """
+    """`measure` of each of `num_resamples` stratified resamples."""
     rng = np.random.default_rng(rng_seed)
-    points = math.prod(strata[0].shape[1:]) * sum(len(scores) for scores in strata)
-    step = max(1, CHUNK // max(points, 1))
-    found = []
-    for start in range(0, num_resamples, step):
-        count = min(step, num_resamples - start)
-        drawn = [scores[rng.integers(len(scores), size=(count, len(scores)))] for scores in strata]
-        found.append(measure(np.moveaxis(np.concatenate(drawn, axis=1), 1, -1)))
-    return np.concatenate(found)
+    drawn = [
+        scores[rng.integers(len(scores), size=(num_resamples, len(scores)))] for scores in strata
+    ]
+    return measure(np.concatenate(drawn, axis=1))
 
 
-def interval(resampled: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np.ndarray]:
-    """The percentile interval, along the first axis."""
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level!r}, expected more than 0 and less than 1")
-    tail = (1 - level) / 2
+def draw_counts(num_seeds: int, num_resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """How often each seed is drawn in each resample, as [resamples, seeds]."""
+    return rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=num_resamples)
+
+
+def interval(resampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The percentile interval along the first axis."""
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail], axis=0)
     return low, high
 
 
 def caution(num_seeds: int) -> str:
-    """What a reader must know about an interval from so few seeds; empty if nothing."""
+    """What a reader must know about an interval of so few seeds; empty if nothing."""
     if num_seeds == 0:
         return "no seed: no number"
     if num_seeds == 1:
@@ -120,7 +117,7 @@ def caution(num_seeds: int) -> str:
 
 
 def checked(strata: Strata) -> list[np.ndarray]:
-    """The scores as arrays of floats; a `ValueError` if they are none."""
+    """The scores as arrays of finite floats, or a `ValueError`."""
     if isinstance(strata, np.ndarray) and strata.ndim == 1:
         raise ValueError(
             f"strata is an array of {len(strata)} scores, expected a list of arrays, one for "

@@ -11,13 +11,13 @@ import sys
 import numpy as np
 import pytest
 
-from harness.report.analysis import WANTED
-from harness.report.read import Run, find_runs
-from tests.harness.report.synthetic import make_run, make_sweep
+from harness.analysis.findings import WANTED
+from harness.analysis.read_runs import Run, find_runs
+from tests.harness.analysis.synthetic import make_run, make_sweep
 
 
 def read(*places) -> list[Run]:
-    return find_runs(places, WANTED, lambda text: None)
+    return find_runs(places, WANTED)
 
 
 def read_one(place) -> Run:
@@ -146,8 +146,8 @@ def test_what_is_no_finite_number_is_no_value(tmp_path):
     (directory / "metrics.jsonl").write_text("\n".join(records))
     run = read_one(directory)
     assert run.summary == {"updates": 3}
-    known, values = run.curve("episode/return")
-    assert run.steps[known].tolist() == [2]
+    frames, values = run.curve("episode/return")
+    assert frames.tolist() == [2]
     assert values.tolist() == [5]
 
 

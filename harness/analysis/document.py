@@ -1,0 +1,365 @@
+"""What a report says, section by section."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from harness.analysis import figures
+from harness.analysis.blocks import Block, Code, Document, Table
+from harness.analysis.findings import LAGS, LATENCIES, Findings, totals
+from harness.analysis.read_runs import Run
+from harness.analysis.settings import Plan
+from harness.analysis.statistics import Estimate, caution
+from harness.files import one_line
+from harness.metrics import PHASES
+
+NONE = "–"
+MOST_TOLD = 200  # characters of an error
+
+Blocks = Iterator[Block | None]  # None is a figure that would show nothing
+
+
+def write(plan: Plan, found: Sequence[Findings], runs: Sequence[Run], title: str) -> Document:
+    """Compose the report and draw its figures, which takes most of its time."""
+    sections = {"What was run": _what_was_run(plan, found, runs)}
+    for place, findings in enumerate(found, 1):
+        suffix, about = "", ""
+        if len(found) > 1:
+            suffix, about = f"-{place}", f" ({findings.task.name})"
+        sections |= {
+            f"Results{about}": _results(findings, suffix),
+            f"Learning{about}": _learning(findings, suffix),
+            f"Synchronisation{about}": _sync(findings, suffix),
+            f"Throughput and time{about}": _time(findings, suffix),
+        }
+    sections |= {
+        "All tasks together": _together(found),
+        "Failures and damage": _failures(runs),
+        "Provenance": _provenance(runs),
+    }
+    written = {
+        heading: [block for block in blocks if block is not None]
+        for heading, blocks in sections.items()
+    }
+    return Document(title, {heading: blocks for heading, blocks in written.items() if blocks})
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number as text, rounded for a reader."""
+    if not math.isfinite(value):
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{digits}g}"
+
+
+def with_interval(found: Estimate | None) -> str:
+    """A value and, where there is one, its interval."""
+    if found is None or not math.isfinite(found.value):
+        return NONE
+    if not found.has_interval:
+        return number(found.value)
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+
+
+def count(things: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{things} {what}{'s' * (things != 1)}"
+
+
+def _told(text: object) -> str:
+    return one_line(text, MOST_TOLD)
+
+
+def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) -> Blocks:
+    states = Counter(run.state for run in runs)
+    counted = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+    yield f"{count(len(runs), 'run')}: {counted}. Only finished ones enter the numbers below."
+    if plan.notes:
+        yield plan.notes
+    if plan.differing:
+        only = " of one task" * (len(found) > 1)
+        yield f"The options in which runs{only} differ; all others are the same."
+        rows = [[key, _told(", ".join(values))] for key, values in plan.differing.items()]
+        yield Table(["option", "values"], rows)
+    shared = ("algo.name", "env.id", "total_frames", "collector.name", "sync.name")
+    if same := [[key, plan.common[key]] for key in shared if key in plan.common]:
+        yield "And what most readers will ask of those that are the same:"
+        yield Table(["option", "value"], same)
+    for findings in found:
+        rows = [
+            [
+                setting.label,
+                ", ".join(map(str, setting.done)) or NONE,
+                f"{sum(run.is_done for run in setting.runs)} of {len(setting.runs)}",
+            ]
+            for setting in findings.task.settings
+        ]
+        yield f"Settings of {findings.task.name}, each with the seeds and runs that finished:"
+        yield Table(["setting", "seeds", "finished runs"], rows)
+
+
+def _results(findings: Findings, suffix: str) -> Blocks:
+    if not any(result.scores for result in findings.results):
+        yield f"No finished run has a final {findings.score}: there is nothing to compare."
+        return
+    target = findings.target
+    yield (
+        f"{findings.score} at the end of each run; the unit of replication is the seed. IQM is the "
+        "mean without the lowest and the highest quarter of the seeds, in whole seeds. Brackets "
+        "hold 95 % percentile intervals of a bootstrap over seeds (10,000 resamples)."
+        + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
+    )
+    yield _scores(findings)
+    if (others := len(findings.results) - figures.MOST_LOOKS) > 0:
+        yield (
+            f"Colours tell the best {figures.MOST_LOOKS} settings apart, the baseline among them; "
+            f"the other {others} are grey in the figures. data/ has all of them."
+        )
+    cautions = [(result.label, caution(len(result.scores))) for result in findings.results]
+    if few := [f"{label}: {said}" for label, said in cautions if said]:
+        yield few
+    yield figures.draw(
+        figures.scores,
+        findings,
+        f"scores{suffix}",
+        f"{findings.score}: a dot for each seed, below them the IQM and its interval"
+        + ("; the dashed line is the target." if target is not None else "."),
+    )
+    yield from _comparisons(findings)
+    yield figures.draw(
+        figures.profiles,
+        findings,
+        f"profiles{suffix}",
+        "Performance profiles: the share of runs that score more. Higher is better; where lines "
+        "cross, neither setting is better throughout.",
+    )
+
+
+def _scores(findings: Findings) -> Table:
+    measures = {"IQM": "iqm", "mean": "mean", "median": "median"}
+    if findings.target is not None:
+        measures["gap"] = "gap"
+    rows = [
+        [
+            result.label,
+            str(len(result.scores)),
+            *(with_interval(result.estimates.get(name)) for name in measures.values()),
+        ]
+        for result in findings.results
+    ]
+    return Table(["setting", "seeds", *measures], rows, numbers=True)
+
+
+def _comparisons(findings: Findings) -> Blocks:
+    if not findings.comparisons:
+        return
+    against = f"with the baseline, {findings.baseline}" if findings.baseline else "across sweeps"
+    yield (
+        f"Compared {against}: runs are paired by seed. The difference comes with Student's 95 % "
+        "interval for paired samples; p is corrected by Holm's method for the number of "
+        f"comparisons in this table, {len(findings.comparisons)}, and below 0.05 it counts as a "
+        "difference. P(better) is the probability that a run of the setting scores more than one "
+        "of the baseline, ties counting half."
+    )
+    rows = [
+        [
+            comparison.name,
+            str(comparison.difference.num_seeds),
+            with_interval(comparison.difference),
+            number(comparison.p, 2),
+            number(comparison.p_adjusted, 2),
+            with_interval(findings.improvements.get(comparison.name)),
+        ]
+        for comparison in findings.comparisons
+    ]
+    columns = ["setting", "pairs", "difference", "p", "corrected p", "P(better)"]
+    yield Table(columns, rows, numbers=True)
+    yield [comparison.sentence() for comparison in findings.comparisons]
+
+
+def _together(found: Sequence[Findings]) -> Blocks:
+    if not (better := totals(found)):
+        return
+    yield (
+        f"The probability that a run scores more than one of the baseline, {found[0].baseline}, "
+        f"in the same task: the mean over {len(found)} tasks, whose scores stay on scales of "
+        "their own. Half means no difference. Runs are resampled within tasks."
+    )
+    rows = [[label, str(len(found)), with_interval(value)] for label, value in better.items()]
+    yield Table(["setting", "tasks", "P(better)"], rows, numbers=True)
+
+
+def _learning(findings: Findings, suffix: str) -> Blocks:
+    about = (
+        f"{findings.curve}, the mean over seeds with a 95 % bootstrap band. Each point looks back "
+        "on 5 % of the run; a line ends where the first of its runs ends."
+    )
+    yield figures.draw(
+        figures.curves_by_frames, findings, f"learning-frames{suffix}", f"By frames: {about}"
+    )
+    yield figures.draw(
+        figures.curves_by_seconds,
+        findings,
+        f"learning-seconds{suffix}",
+        f"By wall time: {about} Start-up is left out.",
+    )
+    if findings.throughout is None:
+        return
+    yield (
+        f"Who learned sooner: the mean of {findings.curve} over all frames of a run, which is the "
+        "area below its curve divided by the curve's length. It tells apart what ends at one score."
+    )
+    yield _scores(findings.throughout)
+    yield from _comparisons(findings.throughout)
+
+
+def _sync(findings: Findings, suffix: str) -> Blocks:
+    if timed := [r for r in findings.results if r.has(*(f"{name}_p50" for name in LATENCIES))]:
+        yield (
+            "Milliseconds to publish (as long as the learner is held up), until a worker has "
+            "acknowledged, and to apply: 50th / 95th / 99th percentile of each run, the median "
+            "over seeds."
+        )
+        rows = [
+            [
+                result.label,
+                *(
+                    _percentiles([result.middle(f"{name}_{p}") for p in ("p50", "p95", "p99")])
+                    for name in LATENCIES
+                ),
+                number(result.middle("sync/bytes")),
+            ]
+            for result in timed
+        ]
+        yield Table(["setting", *LATENCIES.values(), "bytes a run"], rows, numbers=True)
+        yield figures.draw(
+            figures.latencies,
+            findings,
+            f"latencies{suffix}",
+            "Distributions of sync latencies: the share of records, of all seeds together, whose "
+            "mean is at most that many milliseconds.",
+        )
+    if lagged := [result for result in findings.results if result.has(LAGS[0])]:
+        yield (
+            "Lag: how many versions behind the newest the weights were that computed an action "
+            "the learner trained on. Medians over seeds of each run's figures. Frames that lag "
+            "more than max_lag are not learned from; frames whose worker died are dropped, and so "
+            "are those that were on their way when the run ended."
+        )
+        columns = ["setting", "mean", "p95", "max", "frames not learned from", "frames dropped"]
+        told = (*LAGS, "policy/dropped", "collector/dropped")
+        rows = [[r.label, *(number(r.middle(name)) for name in told)] for r in lagged]
+        yield Table(columns, rows, numbers=True)
+        yield figures.draw(
+            figures.lags,
+            findings,
+            f"lags{suffix}",
+            "Distribution of lag: the share of records, of all seeds together, whose frames lag "
+            "at most so much on average.",
+        )
+
+
+def _percentiles(values: Sequence[float]) -> str:
+    known = any(map(math.isfinite, values))
+    return " / ".join(number(value, 3) for value in values) if known else NONE
+
+
+def _time(findings: Findings, suffix: str) -> Blocks:
+    if not (timed := [result for result in findings.results if result.has("fps")]):
+        return
+    phases = (*PHASES, "other")
+    yield (
+        "Frames a second in the learner's loop, and where its time went in seconds for 1000 "
+        "frames; medians over seeds. What no phase accounts for is called other."
+    )
+    rows = [
+        [
+            result.label,
+            *(number(result.middle(name)) for name in ("fps", "wall_s")),
+            *(number(result.seconds_per_1000_frames(phase), 3) for phase in phases),
+        ]
+        for result in timed
+    ]
+    yield Table(["setting", "frames/s", "wall s", *phases], rows, numbers=True)
+    yield figures.draw(figures.times, findings, f"times{suffix}", "Where the learner's time went.")
+    yield figures.draw(
+        figures.throughput,
+        findings,
+        f"throughput{suffix}",
+        "Throughput against staleness: a dot for each run, a diamond for the medians of a "
+        "setting. Fast and fresh is the upper left.",
+    )
+
+
+def _failures(runs: Sequence[Run]) -> Blocks:
+    running = sum(run.state == "running" for run in runs)
+    unfinished = [run for run in runs if not run.is_done and run.state != "running"]
+    damaged = [run for run in runs if run.problems]
+    if running:
+        yield (
+            f"Still running, and in no number above: {running} of {count(len(runs), 'run')}. "
+            "Whether a run on another machine still lives cannot be seen from here."
+        )
+    elif not unfinished and not damaged:
+        yield "None: every run finished, and every file could be read."
+    if unfinished:
+        yield (
+            f"Not finished, and in no number above: {len(unfinished)} of "
+            f"{count(len(runs), 'run')}. "
+            "If what failed is not chance, the numbers flatter the settings it happened to."
+        )
+        rows = []
+        for run in unfinished:
+            reached = f"{run.steps[-1]:.0f}" if len(run.steps) else NONE
+            rows.append([run.name, run.state, reached, _told(run.error) or NONE])
+        yield Table(["run", "state", "frames", "error"], rows)
+    if damaged:
+        yield "Files that are missing or damaged; what could be read was used."
+        rows = [[run.name, _told("; ".join(run.problems))] for run in damaged]
+        yield Table(["run", "problems"], rows)
+
+
+def _provenance(runs: Sequence[Run]) -> Blocks:
+    facts: dict[str, Counter[str]] = {}
+    for run in runs:
+        for key, value in _facts(run):
+            facts.setdefault(key, Counter())[value] += 1
+    if not facts:
+        yield "No run has a readable manifest: where they come from is not known."
+        return
+    rows = []
+    for key, values in facts.items():
+        said = [f"{v} ({count(n, 'run')})" for v, n in sorted(values.items())]
+        rows.append([key, "; ".join(said if len(values) > 1 else values)])
+    yield Table(["what", "value"], rows)
+    if mixed := [key for key, values in facts.items() if len(values) > 1]:
+        yield (
+            f"These runs differ in where they come from ({_told(', '.join(mixed))}): what looks "
+            "like a setting's doing may be that."
+        )
+    if any(value != "none" for value in facts.get("changes on top", ())):
+        yield "The code was not exactly a commit; each run's manifest.json holds the diff."
+    told = [run.manifest.get("command") for run in runs]
+    if commands := sorted(
+        {one_line(said, math.inf) for said in told if isinstance(said, str)} - {""}
+    ):
+        yield "The commands that made these runs; given again, they make them anew:"
+        yield Code("\n".join(sorted(commands)))
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    manifest = run.manifest
+    git, hardware, packages = (
+        found if isinstance(found := manifest.get(key), dict) else {}
+        for key in ("git", "hardware", "packages")
+    )
+    if git:
+        yield "commit", _told(f"{git.get('sha')} on {git.get('branch')}")
+        files = str(git.get("diff") or "").count("\ndiff --git ") + bool(git.get("diff"))
+        yield "changes on top", count(files, "changed file") if files else "none"
+    if manifest.get("python"):
+        yield "python", _told(manifest["python"])
+    known = {name: value for name, value in hardware.items() if value not in (None, [], "")}
+    for name, value in [*packages.items(), *known.items()]:
+        yield _told(name), _told(value)

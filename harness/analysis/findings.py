@@ -1,0 +1,292 @@
+"""Every number of a report, computed from the runs; nothing here draws or writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from gymnasium.envs.registration import registry
+
+from harness.analysis.comparisons import Comparison, compare_pairs, probability_of_improvement
+from harness.analysis.curves import Band, band, interpolate, profile, trailing_mean
+from harness.analysis.progress import show_progress
+from harness.analysis.read_runs import Run
+from harness.analysis.settings import SOURCE, Plan, Setting, Task
+from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap
+from harness.metrics import PHASES
+from harness.options.errors import suggest
+
+EVALUATED, TRAINED = "eval/return", "episode/return"
+LATENCIES = {  # metric → what it takes so long to do
+    "sync/publish_ms": "publish",
+    "sync/ack_ms": "acknowledge",
+    "sync/apply_ms": "apply",
+}
+LAGS = ("policy/lag_mean", "policy/lag_p95", "policy/lag_max")
+# The metrics that are read of a run's records.
+WANTED = ("time", EVALUATED, TRAINED, *LATENCIES, *LAGS, *(f"time/{phase}_s" for phase in PHASES))
+POINTS = 101  # of a curve's grid, of a profile and of a distribution
+SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
+FEWEST_POINTS = 10  # of a metric that is drawn as a curve
+
+
+@dataclass
+class Result:
+    """One setting's numbers."""
+
+    setting: Setting
+    scores: dict[int, float]  # by seed
+    estimates: dict[str, Estimate]  # by measure; empty without scores
+    curves: dict[str, Band] = field(default_factory=dict)  # over "frames" and over "seconds"
+    profile: Band | None = None
+    distributions: dict[str, np.ndarray] = field(default_factory=dict)  # metric → percentiles
+
+    @property
+    def label(self) -> str:
+        return self.setting.label
+
+    @property
+    def runs(self) -> list[Run]:
+        """The finished ones, one for each seed."""
+        return list(self.setting.done.values())
+
+    def has(self, *names: str) -> bool:
+        """Whether the summary of a finished run has one of these numbers."""
+        return any(name in run.summary for run in self.runs for name in names)
+
+    def middle(self, name: str) -> float:
+        """The median over seeds of a number of the summaries; NaN if none has it."""
+        return _median([run.summary.get(name, math.nan) for run in self.runs])
+
+    def seconds_per_1000_frames(self, phase: str) -> float:
+        """Of the learner's loop, the median over seeds; `other` is the time outside all phases."""
+        return _median([_phase_share(run, phase) for run in self.runs])
+
+
+@dataclass
+class Findings:
+    """One task's numbers."""
+
+    task: Task
+    score: str  # the metric that is compared
+    curve: str  # the metric whose course is shown
+    target: float | None
+    results: list[Result]
+    baseline: str | None = None
+    comparisons: list[Comparison] = field(default_factory=list)
+    improvements: dict[str, Estimate] = field(default_factory=dict)  # by setting
+    throughout: Findings | None = None  # the same with the curve's mean as the score
+
+    def result(self, label: str) -> Result:
+        return next(result for result in self.results if result.label == label)
+
+
+def analyse(
+    plan: Plan,
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    by_source: bool = False,
+) -> list[Findings]:
+    """The numbers of every task."""
+    found = []
+    for task in plan.tasks:
+        show_progress(f"statistics of {task.name}")
+        found.append(_task(task, metric, target))
+    results = [result for findings in found for result in findings.results]
+    known = {name for result in results for run in result.runs for name in run.summary}
+    if metric is not None and known and metric not in known:
+        raise ValueError(f"--metric is {metric!r}; {suggest(metric, known)}")
+    matched = by_source
+    for findings in every_score(found):
+        if by_source:
+            _compare(findings, _across_sources(findings.task.settings))
+        elif (label := _baseline(findings, baseline)) is not None:
+            matched = True
+            findings.baseline = label
+            _compare(findings, [(r.label, label) for r in findings.results if r.label != label])
+    if baseline is not None and not matched:
+        labels = [result.label for result in results]
+        raise ValueError(f"--baseline is {baseline!r}; {suggest(str(baseline), labels)}")
+    return found
+
+
+def every_score(found: Sequence[Findings]) -> Iterator[Findings]:
+    """The findings of each task, followed by those of its curves' means."""
+    for findings in found:
+        yield findings
+        if findings.throughout is not None:
+            yield findings.throughout
+
+
+def totals(found: Sequence[Findings]) -> dict[str, Estimate]:
+    """Setting → its probability to score more than the baseline, the mean over several tasks.
+
+    For settings that have scores in each of them, beside one baseline.
+    """
+    baselines = {findings.baseline for findings in found}
+    baseline = next(iter(baselines), None)
+    if len(found) < 2 or len(baselines) > 1 or baseline is None:
+        return {}
+    return {
+        result.label: probability_of_improvement(
+            *([_values(f.result(label)) for f in found] for label in (result.label, baseline))
+        )
+        for result in found[0].results
+        if all(result.label in findings.improvements for findings in found)
+    }
+
+
+def known_target(env: str) -> float | None:
+    """The return at which gymnasium calls an environment solved, if it has one."""
+    spec = registry.get(env)
+    return None if spec is None else spec.reward_threshold
+
+
+# -- scores
+
+
+def _task(task: Task, metric: str | None, target: float | None) -> Findings:
+    done = [run for setting in task.settings for run in setting.done.values()]
+    evaluated = bool(done) and all(EVALUATED in run.summary for run in done)
+    score = metric or (EVALUATED if evaluated else TRAINED)
+    curved = bool(done) and all(len(run.curve(score)[0]) >= FEWEST_POINTS for run in done)
+    curve = score if curved else TRAINED
+    if target is None and score in (EVALUATED, TRAINED):
+        target = known_target(task.env)
+    results = _results(task, lambda run: run.summary.get(score), target)
+    _add_curves(results, curve)
+    _add_profiles(results)
+    for result in results:
+        result.distributions = _distributions(result.runs)
+    throughout = None
+    if any(result.curves for result in results):
+        means = _results(task, lambda run: _height(run, curve), None)
+        throughout = Findings(task, f"mean {curve}", curve, None, means)
+    return Findings(task, score, curve, target, results, throughout=throughout)
+
+
+def _results(
+    task: Task, score: Callable[[Run], float | None], target: float | None
+) -> list[Result]:
+    """Each setting with its scores and their estimates."""
+    measures = dict(MEASURES)
+    if target is not None:
+        measures["gap"] = optimality_gap(target)
+    found = []
+    for setting in task.settings:
+        known = {seed: score(run) for seed, run in setting.done.items()}
+        result = Result(setting, {s: value for s, value in known.items() if value is not None}, {})
+        if result.scores:
+            values = [_values(result)]
+            result.estimates = {name: estimate(values, how) for name, how in measures.items()}
+        found.append(result)
+    return found
+
+
+def _values(result: Result) -> np.ndarray:
+    return np.array(list(result.scores.values()))
+
+
+def _height(run: Run, metric: str) -> float | None:
+    """The mean of a curve over its frames: the area below it, divided by its length."""
+    x, values = run.curve(metric)
+    if len(x) < FEWEST_POINTS or x[0] == x[-1]:
+        return None
+    return float(np.trapezoid(values, x) / (x[-1] - x[0]))
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.median(known)) if known else math.nan
+
+
+def _phase_share(run: Run, phase: str) -> float:
+    """Seconds in a phase for each 1000 frames; of a resumed run, since it was resumed."""
+    wall, fps = run.summary.get("wall_s", math.nan), run.summary.get("fps", math.nan)
+    phases = {name: run.summary.get(f"time/{name}_s", math.nan) for name in PHASES}
+    spent = wall - sum(phases.values()) if phase == "other" else phases[phase]
+    frames = wall * fps
+    return max(spent, 0.0) / frames * 1000 if frames > 0 and math.isfinite(spent) else math.nan
+
+
+# -- curves and distributions
+
+
+def _add_curves(results: Sequence[Result], metric: str) -> None:
+    """All on one grid, so that the figures can be compared point by point."""
+    for axis in ("frames", "seconds"):
+        lines = [
+            [line for run in result.runs if len((line := run.curve(metric, axis))[0])]
+            for result in results
+        ]
+        grid = np.linspace(0, max((x[-1] for group in lines for x, _ in group), default=0), POINTS)
+        for result, group in zip(results, lines, strict=True):
+            curves = [
+                interpolate(x, trailing_mean(x, y, SMOOTHING * (x[-1] - x[0])), grid)
+                for x, y in group
+            ]
+            if curves:
+                result.curves[axis] = band(curves, grid)
+
+
+def _add_profiles(results: Sequence[Result]) -> None:
+    scores = [value for result in results for value in result.scores.values()]
+    if not scores:
+        return
+    room = 0.05 * (max(scores) - min(scores) or 1.0)
+    thresholds = np.linspace(min(scores) - room, max(scores) + room, POINTS)
+    for result in results:
+        if result.scores:
+            result.profile = profile([_values(result)], thresholds)
+
+
+def _distributions(runs: Sequence[Run]) -> dict[str, np.ndarray]:
+    """Percentiles 0 to 100 of latencies and lags, over the records of all runs together."""
+    found = {}
+    for metric in (*LATENCIES, "policy/lag_mean"):
+        pooled = np.concatenate([np.zeros(0), *(run.curve(metric)[1] for run in runs)])
+        if len(pooled):
+            found[metric] = np.percentile(pooled, np.linspace(0, 100, POINTS))
+    return found
+
+
+# -- comparisons
+
+
+def _compare(findings: Findings, pairs: Sequence[tuple[str, str]]) -> None:
+    findings.comparisons = compare_pairs({r.label: r.scores for r in findings.results}, pairs)
+    for name, baseline in pairs:
+        left, right = (_values(findings.result(label)) for label in (name, baseline))
+        if len(left) and len(right):
+            findings.improvements[name] = probability_of_improvement([left], [right])
+
+
+def _across_sources(settings: Sequence[Setting]) -> list[tuple[str, str]]:
+    """Each setting with the same one of the directory that was named first."""
+    firsts: dict[tuple[str, ...], str] = {}
+    pairs = []
+    for setting in settings:
+        rest = tuple(value for key, value in setting.values.items() if key != SOURCE)
+        first = firsts.setdefault(rest, setting.label)
+        if first != setting.label:
+            pairs.append((setting.label, first))
+    return pairs
+
+
+def _baseline(findings: Findings, wanted: str | None) -> str | None:
+    """The setting of that name, or whose name alone holds it; else the first with most seeds."""
+    if wanted is None:
+        scored = [result for result in findings.results if result.scores]
+        most = max(scored, key=lambda result: len(result.scores), default=None)
+        return most.label if most else None
+    labels = [result.label for result in findings.results]
+    if wanted in labels:
+        return wanted
+    holding = [label for label in labels if wanted in label]
+    if len(holding) > 1:
+        raise ValueError(f"--baseline {wanted!r} may be {', '.join(holding)}: name one of them")
+    return holding[0] if holding else None

@@ -1,0 +1,190 @@
+"""Runs sorted into tasks and settings by the options in which they differ."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.analysis.read_runs import Run
+
+SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
+# These change nothing that is measured: runs that differ in them alone replicate each other. The
+# same holds for the seed of a part; `sync.link.seed` follows `seed`.
+INCIDENTAL = ("seed", "name", "print_every_s", "skip_done", "skip_impossible", "resume")
+INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
+FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")
+TASK = ("algo.name", "env.id")
+MISSING = "(not set)"
+
+Options = dict[str, str]  # of one run, by dotted names
+
+
+@dataclass
+class Setting:
+    """Runs of one task that differ in nothing but their seed."""
+
+    label: str
+    values: Options  # of the options that distinguish it
+    runs: list[Run] = field(default_factory=list)  # all, finished or not
+    done: dict[int, Run] = field(default_factory=dict)  # by seed: the runs behind the statistics
+
+
+@dataclass
+class Task:
+    """An algorithm in an environment: scores are compared within it only."""
+
+    name: str
+    env: str
+    settings: list[Setting]
+
+
+@dataclass
+class Plan:
+    """All runs, by task and setting."""
+
+    tasks: list[Task]
+    differing: dict[str, list[str]]  # option → its values, if it differs within a task
+    common: Options  # those that are the same everywhere
+    notes: list[str]  # what was left out, and why
+
+
+def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
+    """Sort runs into tasks and settings. `by_source` keeps the directories named apart."""
+    known = [(run, _options(run, by_source)) for run in runs if run.options]
+    every = [own for _, own in known]
+    groups: dict[str, list[tuple[Run, Options]]] = {}
+    for run, own in known:
+        groups.setdefault(" on ".join(own.get(key, MISSING) for key in TASK), []).append((run, own))
+    found = {key: _values(key, every) for key in _keys(every)}
+    differing = {
+        key: sorted(values, key=_by_size)
+        for key, values in found.items()
+        if len(values) > 1
+        and not (key.endswith(".seed") and all(own.get(key) == own.get("seed") for own in every))
+        and (
+            key in TASK
+            or any(len(_values(key, [own for _, own in group])) > 1 for group in groups.values())
+        )
+    }
+    notes: list[str] = []
+    tasks = [
+        Task(name, group[0][1].get("env.id", ""), _settings(group, notes))
+        for name, group in sorted(groups.items())
+    ]
+    if lost := len(runs) - len(known):
+        notes.append(f"Without a readable config, so in no setting: {lost} of {len(runs)} runs")
+    common = {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
+    return Plan(tasks, differing, common, notes)
+
+
+def _options(run: Run, by_source: bool) -> Options:
+    found = {SOURCE: run.source} if by_source else {}
+    return found | {key: _yaml(value) for key, value in run.options.items() if key != SOURCE}
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _values(key: str, options: Sequence[Options]) -> set[str]:
+    return {own.get(key, MISSING) for own in options}
+
+
+def _keys(options: Sequence[Options]) -> list[str]:
+    """Every option of any run: sweeps first, then names of parts, then as stored."""
+
+    def rank(key: str) -> tuple[bool, bool, int]:
+        return key != SOURCE, "." not in key, FIRST.index(key) if key in FIRST else len(FIRST)
+
+    return sorted(dict.fromkeys(key for own in options for key in own), key=rank)
+
+
+def _settings(runs: Sequence[tuple[Run, Options]], notes: list[str]) -> list[Setting]:
+    every = [own for _, own in runs]
+    keys = _telling(every)
+    found: dict[tuple[str, ...], Setting] = {}
+    for run, own in sorted(runs, key=lambda pair: (pair[0].name, pair[0].seed or 0)):
+        values = {key: own.get(key, MISSING) for key in keys}
+        setting = found.setdefault(tuple(values.values()), Setting(_label(values), values))
+        setting.runs.append(run)
+    for setting in found.values():
+        _pick_done(setting, notes)
+    sources = list(dict.fromkeys(own.get(SOURCE, "") for own in every))
+
+    def place(setting: Setting) -> list[tuple[int, float, str]]:
+        """Sweeps as they were named, everything else by its value."""
+        return [
+            (sources.index(value), 0.0, "") if key == SOURCE else _by_size(value)
+            for key, value in setting.values.items()
+        ]
+
+    return sorted(found.values(), key=place)
+
+
+def _telling(options: Sequence[Options]) -> list[str]:
+    """The options that make up a setting's name: all in which the runs of a task differ."""
+    return [
+        key
+        for key in _keys(options)
+        if len(_values(key, options)) > 1
+        and not _is_incidental(key)
+        and not _is_of_some_parts(key, options)
+    ]
+
+
+def _is_incidental(key: str) -> bool:
+    if key == SOURCE:
+        return False
+    return key in INCIDENTAL or key.endswith(".seed") or key.startswith(INCIDENTAL_GROUPS)
+
+
+def _is_of_some_parts(key: str, options: Sequence[Options]) -> bool:
+    """Whether only some of a group's parts have this option, which all of them set alike.
+
+    The part's own name says so already: where `sync=hogwild` has no `sync.zero_copy`, no setting
+    needs to be called `zero_copy=(not set)`.
+    """
+    part = f"{key.split('.')[0]}.name"
+    having = {own.get(part) for own in options if key in own}
+    lacking = {own.get(part) for own in options if key not in own}
+    return not having & lacking and len({own[key] for own in options if key in own}) == 1
+
+
+def _label(values: Options) -> str:
+    """A setting's name: parts by their names alone, other options as `option=value`."""
+    last = {key: key.rsplit(".", 1)[-1] for key in values}
+    count = Counter(last.values())
+    words = [
+        value
+        if last[key] in ("name", "id") or key == SOURCE
+        else f"{last[key] if count[last[key]] == 1 else key}={value}"
+        for key, value in values.items()
+    ]
+    return " · ".join(words) or "all runs"
+
+
+def _pick_done(setting: Setting, notes: list[str]) -> None:
+    """Of several finished runs of one seed the newest counts: a seed is one replication."""
+    for run in sorted(setting.runs, key=lambda run: str(run.manifest.get("started") or "")):
+        if not run.is_done or run.seed is None:
+            continue
+        if older := setting.done.get(run.seed):
+            notes.append(
+                f"{older.name} is left out: {run.name} ran the same config and seed, and later"
+            )
+        setting.done[run.seed] = run
+    setting.done = dict(sorted(setting.done.items()))
+
+
+def _by_size(value: str) -> tuple[int, float, str]:
+    """Numbers by size, then words."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.inf
+    return (0, number, value) if math.isfinite(number) else (1, 0.0, value)

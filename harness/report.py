@@ -1,0 +1,152 @@
+"""Turn run directories into a report: numbers with their intervals, figures, what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.analysis import html, markdown, tables
+from harness.analysis.blocks import Document
+from harness.analysis.document import count, write
+from harness.analysis.findings import WANTED, Findings, analyse
+from harness.analysis.progress import show_progress
+from harness.analysis.read_runs import MARK, Run, find_runs
+from harness.analysis.settings import arrange
+from harness.files import write_atomic
+from harness.logging.wandb_report import Upload, upload
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+FIGURES, DATA = "figures", "data"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; the exit status."""
+    options = parser().parse_intermixed_args(arguments)
+    try:
+        while make(options) and options.watch is not None:
+            time.sleep(options.watch)
+    except (ValueError, OSError, RuntimeError) as error:
+        show_progress("")
+        print(f"report: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m harness.report",
+        description=__doc__,
+        epilog="Writes report.html (one page that needs nothing else), report.md, figures/ and "
+        "data/. Exit status: 0 written, 2 nothing to report on.",
+    )
+    add = found.add_argument
+    add("places", nargs="+", type=Path, metavar="dir", help="directory of a sweep or a run")
+    add("--out", type=Path, help="where to write; by default <the first dir>/report")
+    add("--title", help="title of the page; by default the names of the dirs")
+    add("--baseline", help="setting that others are compared with: its name or a part of it")
+    add("--metric", help="number of summary.json that is the score; by default eval/return")
+    add("--target", type=number, help="score that counts as reached; by default gymnasium's")
+    watch = "make the report again every S seconds while one of the runs is running"
+    add("--watch", type=seconds, metavar="S", help=watch)
+    wandb = "also hand the report to W&B, as a run in the sweep's group"
+    add("--wandb", choices=("offline", "online"), help=wandb)
+    add("--project", default="lockstep", help="project in W&B; by default lockstep")
+    add("--compare", action="store_true", help="compare the dirs, setting by setting")
+    return found
+
+
+def number(text: str) -> float:
+    """A finite number; argparse reports any other text."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def seconds(text: str) -> float:
+    """A number above zero; argparse reports any other text."""
+    value = number(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def make(options: argparse.Namespace) -> bool:
+    """Read, compute, draw and write; whether one of the runs is still running."""
+    places = options.places
+    if options.compare and len(places) < 2:
+        raise ValueError(f"--compare got {len(places)} directory, expected 2 or more")
+    if options.compare and options.baseline:
+        raise ValueError("--compare takes no --baseline: the first directory is what others meet")
+    out = options.out or places[0] / "report"
+    for folder in (out, out / FIGURES, out / DATA):
+        if folder.is_symlink():
+            raise ValueError(f"{folder} is a link: name the folder to write to with --out")
+    runs = find_runs(places, {*WANTED, options.metric} - {None})
+    plan = arrange(runs, by_source=options.compare)
+    found = analyse(
+        plan,
+        metric=options.metric,
+        baseline=options.baseline,
+        target=options.target,
+        by_source=options.compare,
+    )
+    title = options.title or "Report on " + ", ".join(dict.fromkeys(run.source for run in runs))
+    document = write(plan, found, runs, title)
+    save(out, document, tables.files(found, runs))
+    show_progress("")
+    done = sum(run.is_done for run in runs)
+    damaged = sum(bool(run.problems) for run in runs)
+    print(f"{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
+    running = any(run.state == "running" for run in runs)
+    if options.wandb and not (running and options.watch):
+        given = to_upload(out, document, found, runs)
+        upload(given, out, mode=options.wandb, project=options.project)
+    return running
+
+
+def save(out: Path, document: Document, data: dict[str, str]) -> None:
+    """Every file of the report; report.html comes first, as it marks the folder as a report."""
+    (out / FIGURES).mkdir(parents=True, exist_ok=True)
+    (out / DATA).mkdir(exist_ok=True)
+    write_atomic(out / MARK, html.render(document))
+    write_atomic(out / "report.md", markdown.render(document, figures=FIGURES))
+    for picture in document.pictures():
+        write_atomic(out / FIGURES / f"{picture.slug}.png", picture.png)
+        write_atomic(out / FIGURES / f"{picture.slug}.svg", picture.svg)
+    for name, content in data.items():
+        write_atomic(out / DATA / name, content)
+
+
+def to_upload(
+    out: Path, document: Document, found: Sequence[Findings], runs: Sequence[Run]
+) -> Upload:
+    """What W&B gets: figures, the table of results, and each setting's score as a number."""
+    columns, *rows = tables.results(found)
+    sweeps = [run.manifest.get("sweep") for run in runs]
+    return Upload(
+        name=document.title,
+        group=next((sweep for sweep in sweeps if isinstance(sweep, str)), None),
+        numbers={
+            f"{f'{f.task.name}/' if len(found) > 1 else ''}{result.label}/{f.score}": iqm.value
+            for f in found
+            for result in f.results
+            if (iqm := result.estimates.get("iqm")) is not None
+        },
+        figures={picture.slug: picture.png for picture in document.pictures()},
+        columns=[str(column) for column in columns],
+        rows=rows,
+        page=out / MARK,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
