@@ -16,7 +16,7 @@ from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config import ConfigError, RunPlan
 from harness.environments.evaluate import Evaluator
 from harness.files import one_line, read_json
-from harness.isolation import keep_freed_memory, own_state
+from harness.isolation import own_state
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
 from harness.pipeline import make_collector, make_learner, make_scheme
@@ -64,7 +64,6 @@ def execute(plan: RunPlan) -> Outcome:
         return Outcome(0, "done")
     if plan.skip_done and (outcome := finished(plan)):
         return outcome
-    keep_freed_memory()
     with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
         return _execute(plan)
 

@@ -17,7 +17,8 @@ from harness.checkpoints import Checkpoints
 from harness.config.schema import Config
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
-from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, system_metrics
+from harness.means import Means
+from harness.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
 from harness.signals import Interruption
 from harness.sources import Source
 from harness.sync_metrics import SyncMeter

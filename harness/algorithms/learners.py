@@ -13,7 +13,7 @@ from torch import nn
 
 from collectors import ReplayBuffer
 from harness.algorithms.sac import SAC
-from harness.metrics import Means
+from harness.means import Means
 
 
 class Algorithm(Protocol):
