@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from harness.algorithms.sac import SACConfig
 from harness.config.errors import ConfigError, ImpossiblePair
 from harness.config.link import make_link
@@ -29,6 +31,11 @@ def check(config: Config) -> None:
     _check_devices(config)
     _check_sync(config)
     _check_algo(config)
+    if config.logger.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError(
+            "logger.tensorboard=true needs tensorboard; "
+            "install it with: pip install -e '.[tensorboard]'"
+        )
 
 
 def _check_amounts(config: Config) -> None:
