@@ -18,7 +18,7 @@ from harness.config.plan import RunPlan
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, read_json
-from harness.isolation import keep_freed_memory, own_state
+from harness.isolation import own_state
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
 from harness.options.errors import ConfigError
@@ -67,7 +67,6 @@ def execute(plan: RunPlan) -> Outcome:
         return Outcome(0, "done")
     if plan.skip_done and (outcome := finished(plan)):
         return outcome
-    keep_freed_memory()
     with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
         return _execute(plan)
 

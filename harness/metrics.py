@@ -147,34 +147,6 @@ def lag_histogram(lags: Mapping[int, int]) -> Histogram:
     return Histogram(counts, [lag - 0.5 for lag in range(least, most + 2)])
 
 
-class Means:
-    """Means of whatever is added under a name."""
-
-    def __init__(self) -> None:
-        self._sums: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, metrics: Mapping[str, float]) -> None:
-        """Take in one value for each name."""
-        for name, value in metrics.items():
-            self._sums[name] += value  # type: ignore[assignment]
-            self._counts[name] += 1
-
-    def read(self) -> dict[str, float]:
-        """The means since the last reading."""
-        sums, counts = self._sums, self._counts
-        self._sums, self._counts = Counter(), Counter()
-        return {name: total / counts[name] for name, total in sums.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers only."""
-        return {"sums": dict(self._sums), "counts": dict(self._counts)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self._sums, self._counts = Counter(state["sums"]), Counter(state["counts"])
-
-
 class Clock:
     """Where the time goes, by phase."""
 

@@ -18,7 +18,8 @@ from harness.callbacks import Callbacks
 from harness.checkpoints import Checkpoints
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
-from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, system_metrics
+from harness.means import Means
+from harness.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
 from harness.options.run import Config
 from harness.signals import Interruption
 from harness.sources import Source

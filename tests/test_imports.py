@@ -35,7 +35,10 @@ RESERVED = {
     "omegaconf": ("run.py", "hydra_plugins", "harness/config"),
 }
 # Large or optional: imported by the function that uses it.
-LAZY = ("ray", "envpool", "mujoco", "torch.distributed.rpc", "optuna", "submitit")
+LAZY = (
+    *("ray", "envpool", "mujoco", "optuna", "submitit", "tensorboard"),
+    *("torch.distributed.rpc", "torch.utils.tensorboard"),
+)
 
 
 class Import(NamedTuple):
@@ -237,6 +240,7 @@ def test_a_circle_is_found_however_it_is_imported(tmp_path, way):
         ("sync/ray.py", "class A:\n    import ray"),
         ("collectors/envs.py", "import envpool"),
         ("harness/environments/factory.py", "import mujoco"),
+        ("harness/logging/a.py", "from torch.utils.tensorboard import SummaryWriter"),
         # peers
         ("sync/a.py", "from torchrl.collectors import Collector"),
         ("tests/sync/a.py", "import torchrl"),

@@ -1,4 +1,4 @@
-"""What the learners do with batches that is no part of any algorithm: cutting and averaging."""
+"""Cut batches into sequences for recurrent policies."""
 
 from __future__ import annotations
 
@@ -22,20 +22,3 @@ def sequences(rows: dict[str, Tensor], usable: Tensor, length: int) -> dict[str,
     cut["state"] = cut["state"][:, 0]
     chosen = cut["mask"].any(1)
     return {key: value[chosen] for key, value in cut.items()}
-
-
-class Means:
-    """Means of measurements, which are only looked at in the end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
-
-    def add(self, measured: dict[str, Tensor]) -> None:
-        for name, value in measured.items():
-            value = value.detach()
-            self._sums[name] = self._sums[name] + value if self._count else value
-        self._count += 1
-
-    def means(self) -> dict[str, float]:
-        return {name: float(total) / self._count for name, total in self._sums.items()}

@@ -13,7 +13,7 @@ from torch import nn
 
 from collectors import ReplayBuffer
 from harness.algorithms.interface import Algorithm, ReplayAlgorithm
-from harness.metrics import Means
+from harness.means import Means
 
 
 class Learner(Protocol):

@@ -12,11 +12,12 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 
 from collectors import next_observations
-from harness.algorithms.batches import Means, sequences
+from harness.algorithms.batches import sequences
 from harness.algorithms.interface import Setup
 from harness.algorithms.objectives import Frames, objective
 from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
-from harness.algorithms.state import FlatAdam, seeded, weights
+from harness.algorithms.state import Adam, seeded, weights
+from harness.means import Means
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import DiscountedReturns, Normaliser
@@ -131,7 +132,7 @@ class PPO:
         self.policy.to(self.device)
         self.critic.to(self.device)
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
-        self.optimiser = FlatAdam(parameters, config.learning_rate, eps=1e-5)
+        self.optimiser = Adam(parameters, config.learning_rate, eps=1e-5)
         self.generator = torch.Generator().manual_seed(setup.seed)
         self.reward_normaliser = Normaliser(centre=False).to(self.device)
         self.discounted_rewards = DiscountedReturns(config.gamma)
@@ -152,13 +153,13 @@ class PPO:
             kl = Means()
             for part in self._minibatches(frames):
                 loss, measured = self._loss(part)
-                norm = self.optimiser.clipped_step(loss, config.max_grad_norm)
+                norm = self.optimiser.step(loss, config.max_grad_norm)
                 sums.add({**measured, "grad_norm": norm})
                 kl.add({"kl": measured["approx_kl"]})
-            if config.target_kl is not None and kl.means()["kl"] > config.target_kl:
+            if config.target_kl is not None and kl.read()["kl"] > config.target_kl:
                 break
         self._observe(batch)
-        metrics |= sums.means()
+        metrics |= sums.read()
         metrics |= {"learning_rate": learning_rate, "epochs": epochs}
         return {f"train/{name}": float(value) for name, value in metrics.items()}
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from harness.algorithms.interface import Setup
-from harness.algorithms.state import FlatAdam, seeded, weights
+from harness.algorithms.state import Adam, seeded, weights
 from harness.models.encoders import ACTIVATIONS, encoder, flat, unflat
-from harness.models.heads import LOG_ROOT_TWO_PI, wants_sample
+from harness.models.heads import normal_log_prob, wants_sample
 from harness.options.algorithms import SACConfig
 from harness.options.models import ModelConfig
 
@@ -73,8 +73,7 @@ class SACPolicy(nn.Module):
         """Actions [N, n] made from standard normal `noise`, and their log-probabilities [N]."""
         mean, log_std = self.gaussian(inputs)
         raw = mean + noise * log_std.exp()
-        normal = -0.5 * noise.square() - log_std - LOG_ROOT_TWO_PI
-        log_prob = normal - self.log_stretch(raw)
+        log_prob = normal_log_prob(noise, log_std) - self.log_stretch(raw)
         return raw.tanh() * self.scale + self.centre, log_prob.sum(-1)
 
     def log_stretch(self, raw: Tensor) -> Tensor:
@@ -128,9 +127,9 @@ class SAC:
         usual = float(self.policy.scale.log().sum()) - math.prod(self.policy.shape)
         own = config.target_entropy
         self.target_entropy = usual if own is None else own
-        self.policy_optimiser = FlatAdam(self.policy.parameters(), config.learning_rate)
-        self.critic_optimiser = FlatAdam(self.critics.parameters(), config.critic_learning_rate)
-        self.alpha_optimiser = FlatAdam([self.log_alpha], config.critic_learning_rate)
+        self.policy_optimiser = Adam(self.policy.parameters(), config.learning_rate)
+        self.critic_optimiser = Adam(self.critics.parameters(), config.critic_learning_rate)
+        self.alpha_optimiser = Adam([self.log_alpha], config.critic_learning_rate)
         self.generator = torch.Generator(self.device).manual_seed(setup.seed)
         self.updates = 0
         self.frames_owed = 0.0  # collected frames that no update has answered yet

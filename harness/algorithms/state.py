@@ -1,13 +1,14 @@
-"""What the algorithms share about their own state: seeds, and the optimiser."""
+"""What the algorithms share: seeded initial weights, the optimiser, copies of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.adam import adam
 
 
 @contextmanager
@@ -18,79 +19,68 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-class FlatAdam:
-    """Adam in one fused call for all parameters, its memory laid end to end.
+class Adam:
+    """Adam by torch's fused kernel, called through the functional form `torch.optim.adam.adam`.
 
-    The parameters stay where they are and are only changed in place: they may be memory that
-    someone else has placed (as the hogwild scheme does).
+    `torch.optim.Adam` would import torch._dynamo in its first step, which takes a second.
+
+    Parameters are only changed in place: they may lie in memory that others read, as with hogwild.
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        learning_rate: float,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, *, eps: float = 1e-8
     ):
-        self.parameters: list[Tensor] = list(parameters)
+        self.parameters = list(parameters)
         self.learning_rate = learning_rate
-        self.betas = betas
         self.eps = eps
-        self.steps = 0
-        self._mean = torch.cat([torch.zeros_like(p.detach()).flatten() for p in self.parameters])
-        self._square = torch.zeros_like(self._mean)
-        self._means, self._squares = self._parts(self._mean), self._parts(self._square)
-        self._step = torch.zeros((), device=self._mean.device)  # `steps`, as the call wants it
+        self._steps = [torch.zeros((), device=p.device) for p in self.parameters]
+        self._means = [torch.zeros_like(p) for p in self.parameters]
+        self._squares = [torch.zeros_like(p) for p in self.parameters]
 
-    def _parts(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([p.numel() for p in self.parameters])
-        return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
-
-    def step(self, loss: Tensor) -> None:
-        """Follow the gradient of `loss` once."""
-        self._follow(torch.autograd.grad(loss, self.parameters))
-
-    @torch.no_grad()
-    def clipped_step(self, loss: Tensor, max_norm: float) -> Tensor:
-        """The same, with the gradient's norm, which it gives, held to a maximum (0: not)."""
-        parts = torch.autograd.grad(loss, self.parameters)
-        gradient = torch.cat([part.reshape(-1) for part in parts])
-        norm = torch.linalg.vector_norm(gradient)
+    def step(self, loss: Tensor, max_norm: float = 0.0) -> Tensor:
+        """Follow the gradient of `loss`, clipped to `max_norm` (0: no limit); its norm before."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss.backward(inputs=self.parameters)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        norm = get_total_norm(gradients)
         if max_norm:
-            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        self._follow(self._parts(gradient))
+            clip_grads_with_norm_(self.parameters, max_norm, norm)
+        with torch.no_grad():
+            adam(
+                list(self.parameters),
+                gradients,
+                self._means,
+                self._squares,
+                [],  # of AMSGrad
+                self._steps,
+                fused=True,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=self.learning_rate,
+                weight_decay=0.0,
+                eps=self.eps,
+                maximize=False,
+            )
         return norm
 
-    @torch.no_grad()
-    def _follow(self, gradients: Sequence[Tensor]) -> None:
-        self.steps += 1
-        self._step.fill_(self.steps)
-        torch._fused_adam_(
-            self.parameters,
-            [gradient.contiguous() for gradient in gradients],
-            self._means,
-            self._squares,
-            [],
-            [self._step] * len(self.parameters),
-            lr=self.learning_rate,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            weight_decay=0.0,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the step counts and moments; parameters are stored with their modules."""
+        return {name: tensor.clone() for name, tensor in self._state().items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Adam's memory; the parameters themselves are their modules' to store."""
-        return {"steps": self.steps, "mean": self._mean.clone(), "square": self._square.clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from what `state_dict` returned."""
-        self.steps = int(state["steps"])
-        self._mean.copy_(state["mean"])
-        self._square.copy_(state["square"])
+        for name, tensor in self._state().items():
+            tensor.copy_(state[name])
+
+    def _state(self) -> dict[str, Tensor]:
+        kinds = {"step": self._steps, "mean": self._means, "square": self._squares}
+        return {
+            f"{kind}.{number}": tensor
+            for kind, tensors in kinds.items()
+            for number, tensor in enumerate(tensors)
+        }
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

@@ -20,16 +20,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def mlp(
-    num_inputs: int, hidden_sizes: list[int], activation: str, num_outputs: int | None = None
-) -> nn.Sequential:
-    """Linear layers with an activation after each hidden one, and none after the output."""
+def mlp(num_inputs: int, hidden_sizes: list[int], activation: str) -> nn.Sequential:
+    """Linear layers, each followed by an activation."""
     layers: list[nn.Module] = []
     for width in hidden_sizes:
         layers += [nn.Linear(num_inputs, width), ACTIVATIONS[activation]()]
         num_inputs = width
-    if num_outputs is not None:
-        layers.append(nn.Linear(num_inputs, num_outputs))
     return nn.Sequential(*layers)
 
 

@@ -36,6 +36,11 @@ def wants_sample(mode: InteractionType | None) -> bool:
     return mode in (None, InteractionType.RANDOM)
 
 
+def normal_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
+    """The log-density of a Gaussian, `noise` standard deviations away from its mean."""
+    return -0.5 * noise.square() - log_std - LOG_ROOT_TWO_PI
+
+
 class CategoricalHead(nn.Module):
     """One choice among some, or several such choices side by side.
 
@@ -108,8 +113,7 @@ class GaussianHead(nn.Module):
 
     def log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         apart = (flat(action, len(self.shape)) - mean) * (-self.log_std).exp()
-        each = -0.5 * apart.square() - self.log_std - LOG_ROOT_TWO_PI
-        return each.sum(-1)
+        return normal_log_prob(apart, self.log_std).sum(-1)
 
     def entropy(self, mean: Tensor) -> Tensor:
         return (self.log_std + 0.5 + LOG_ROOT_TWO_PI).sum().expand(mean.shape[:-1])

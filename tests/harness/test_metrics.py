@@ -4,7 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from harness.metrics import Clock, Episodes, Lags, Means, lag_figures, lag_histogram, percentiles
+from harness.means import Means
+from harness.metrics import Clock, Episodes, Lags, lag_figures, lag_histogram, percentiles
 
 
 def batch(ids, rewards, done, versions=None, mask=None, envs=None, going_on=()):
@@ -108,6 +109,17 @@ def test_means_are_read_once():
     means.add({"a": 3})
     assert means.read() == {"a": 2, "b": 5}
     assert means.read() == {}
+
+
+def test_means_of_tensors_carry_no_gradient_and_are_stored_as_numbers():
+    weight = torch.ones((), requires_grad=True)
+    means, other = Means(), Means()
+    means.add({"a": weight * 2})
+    stored = means.state_dict()
+    assert stored == {"sums": {"a": 2.0}, "counts": {"a": 1}}
+    other.load_state_dict(stored)
+    other.add({"a": weight * 4})
+    assert other.read() == {"a": 3.0}
 
 
 def test_the_clock_keeps_totals_and_what_is_new():

@@ -1,90 +1,81 @@
-"""Event files, decoded here independently of how they were written."""
+"""Event files, read back with TensorBoard's own reader."""
 
 from __future__ import annotations
 
-import struct
+import importlib.util
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from harness.config import ConfigError, plan_run
 from harness.logging import Histogram
-from harness.logging.tensorboard import TensorBoardLogger, _checksum
+from harness.logging.tensorboard import TensorBoardLogger
+
+ROOT = Path(__file__).resolve().parents[3]
+HISTOGRAM = Histogram([2, 1], [0.0, 1.0, 2.0])
 
 
-def frames(data: bytes) -> list[bytes]:
-    """The records of a file, their checksums checked."""
-    found = []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        assert data[8:12] == _checksum(data[:8])
-        record, data = data[12 : 12 + length], data[12 + length :]
-        assert data[:4] == _checksum(record)
-        data = data[4:]
-        found.append(record)
-    return found
-
-
-def fields(message: bytes) -> list[tuple[int, object]]:
-    """A protocol buffer's fields, by number."""
-    found, i = [], 0
-
-    def varint() -> int:
-        nonlocal i
-        value = shift = 0
-        while True:
-            byte = message[i]
-            i += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while i < len(message):
-        key = varint()
-        match key & 7:
-            case 0:
-                value: object = varint()
-            case 1:
-                (value,) = struct.unpack("<d", message[i : i + 8])
-                i += 8
-            case 5:
-                (value,) = struct.unpack("<f", message[i : i + 4])
-                i += 4
-            case 2:
-                length = varint()
-                value = message[i : i + length]
-                i += length
-            case other:
-                pytest.fail(f"wire type {other}")
-        found.append((key >> 3, value))
-    return found
-
-
-def events(folder: Path) -> list[dict[int, object]]:
+def read(folder: Path) -> EventAccumulator:
     (file,) = folder.iterdir()
     assert ".tfevents." in file.name
-    return [dict(fields(record)) for record in frames(file.read_bytes())]
+    events = EventAccumulator(str(file), size_guidance={"scalars": 0, "histograms": 0})
+    return events.Reload()
 
 
 def test_scalars_and_histograms_can_be_read_back(tmp_path):
     logger = TensorBoardLogger(tmp_path)
-    logger.log(300, {"train/loss": 0.5}, {"policy/lag": Histogram([2, 1], [0.0, 1.0, 2.0])})
+    logger.log(300, {"train/loss": 0.5, "frames": 3}, {"policy/lag": HISTOGRAM})
+    logger.log(400, {"train/loss": 0.25}, {})
     logger.finish({}, 0)
-    version, event = events(tmp_path)
-    assert version[3] == b"brain.Event:2"
-    assert event[2] == 300
-    (_, scalar), (_, drawn) = fields(event[5])
-    assert fields(scalar) == [(1, b"train/loss"), (2, 0.5)]
-    (_, name), (_, histogram) = fields(drawn)
-    assert name == b"policy/lag"
-    parts = dict(fields(histogram))
-    assert (parts[1], parts[2], parts[3]) == (0.0, 2.0, 3.0)
-    assert struct.unpack("<2d", parts[6]) == (1.0, 2.0)
-    assert struct.unpack("<2d", parts[7]) == (2.0, 1.0)
+    events = read(tmp_path)
+    assert events.file_version == 2
+    loss = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert loss == [(300, 0.5), (400, 0.25)]
+    assert events.Scalars("frames")[0].value == 3
+    (event,) = events.Histograms("policy/lag")
+    found = event.histogram_value
+    assert event.step == 300
+    assert (found.min, found.max, found.num) == (0.0, 2.0, 3.0)
+    assert (found.sum, found.sum_squares) == (2 * 0.5 + 1.5, 2 * 0.25 + 2.25)
+    assert (found.bucket_limit, found.bucket) == ([1.0, 2.0], [2.0, 1.0])
 
 
-def test_the_checksum_is_crc_32c():
-    """The value that RFC 3720 gives for 32 zero bytes is 0x8a9136aa."""
-    crc = 0x8A9136AA
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    assert _checksum(bytes(32)) == struct.pack("<I", masked)
+def test_a_record_is_in_the_file_as_soon_as_it_is_logged(tmp_path):
+    """A killed run loses nothing that it logged."""
+    before = threading.active_count()
+    logger = TensorBoardLogger(tmp_path)
+    logger.log(1, {"a": 1.0}, {})
+    assert [event.value for event in read(tmp_path).Scalars("a")] == [1.0]
+    assert threading.active_count() == before
+    logger.finish({}, 0)
+
+
+def test_a_logger_whose_disk_is_full_is_left_out_and_prints_no_traceback(tmp_path):
+    code = f"""
+import logging, resource, signal
+from pathlib import Path
+from harness.logging import Loggers
+from harness.logging.tensorboard import TensorBoardLogger
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+loggers = Loggers([TensorBoardLogger(Path({str(tmp_path)!r}))])
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
+for step in range(100):
+    loggers.log(step, {{"a": 1.0}})
+loggers.finish({{}}, 0)
+print("went on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "went on\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("TensorBoardLogger failed, it logs no more: ")
+
+
+def test_a_run_without_the_package_is_refused(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[tensorboard\]'"):
+        plan_run(["logger=tensorboard"])

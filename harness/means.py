@@ -1,0 +1,42 @@
+"""Means of measurements, one for each name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+class Means:
+    """Adds up numbers and one-element tensors by name.
+
+    Tensors are only converted to numbers in `read`, so `add` never waits for a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float | Tensor] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, measured: Mapping[str, float | Tensor]) -> None:
+        """Take in one value for each name."""
+        for name, value in measured.items():
+            value = value.detach() if isinstance(value, Tensor) else value
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] += 1
+
+    def read(self) -> dict[str, float]:
+        """The means since the last reading."""
+        sums, counts = self._sums, self._counts
+        self._sums, self._counts = {}, Counter()
+        return {name: float(total) / counts[name] for name, total in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers only."""
+        sums = {name: float(total) for name, total in self._sums.items()}
+        return {"sums": sums, "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self._sums, self._counts = dict(state["sums"]), Counter(state["counts"])
