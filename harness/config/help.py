@@ -199,3 +199,17 @@ def _entry(left: str, text: str, column: int) -> Iterator[str]:
         left = ""
     yield f"{left:<{column}}{lines[0]}".rstrip()
     yield from (" " * column + line for line in lines[1:])
+
+
+def reference() -> str:
+    """docs/options.md: every option of every group."""
+    command = "python -m harness.config.help > docs/options.md"
+    intro = f"# Options\n\nMade by `{command}` from harness/options/."
+    general = [line for options in (RunConfig, CommandConfig) for line in _options(options, "", 37)]
+    pages = {"every run": "\n".join(general)} | {group: page(group).rstrip() for group in groups()}
+    parts = [f"## {title}\n\n```text\n{text}\n```" for title, text in pages.items() if text]
+    return "\n\n".join([intro, *parts])
+
+
+if __name__ == "__main__":
+    print(reference())

@@ -78,11 +78,11 @@ class Sweep:
         """The overrides of each job; for a search, of the ends of its space."""
         sweeper = OmegaConf.to_container(self.config.hydra.sweeper, resolve=True)
         assert isinstance(sweeper, dict)
-        target = str(sweeper.get("_target_"))
+        choice = self.config.hydra.runtime.choices.get("hydra/sweeper")
         params = sweeper.get("params") or {}
-        if target.endswith(".BasicSweeper"):
+        if choice == "basic":
             return jobs_of(params, self._given, self._loader), False
-        if not target.endswith(".lockstep.sweeper.OptunaSweeper"):
+        if choice != "optuna":
             return [], True  # another package's: only it knows what it will try
         try:
             search_config(sweeper, self.folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.config.help import EXAMPLES, groups, page
+from harness.config.help import EXAMPLES, groups, page, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,3 +79,8 @@ def test_who_stops_reading_gets_no_traceback():
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == 141
+
+
+def test_the_page_of_options_is_that_of_the_code():
+    """Made anew by: python -m harness.config.help > docs/options.md"""
+    assert (ROOT / "docs/options.md").read_text() == reference() + "\n"
