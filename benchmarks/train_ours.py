@@ -37,7 +37,7 @@ def overrides(training: Training, options: dict[str, Any]) -> list[str]:
         f"log_every_frames={RECORD_EVERY_FRAMES[training.algo]}",
         "evaluation.at_end=false",
         "checkpoint.at_end=false",
-        f"collector.num_workers={options['num_workers']}",
+        *([] if collector == "single" else [f"collector.num_workers={options['num_workers']}"]),
         *(of_ppo(options) if training.algo == "ppo" else of_sac(training.frames)),
     ]
 

@@ -105,7 +105,7 @@ def _resume(victim: Victim, fault: Fault, code: int | None) -> list[str]:
     if not checkpoints:
         return _resume_without(victim, fault) if victim.directory.exists() else []
     wanted = fault.run.total_frames * (2 if code == 0 else 1)
-    options = [f"total_frames={wanted}", "logger=jsonl", *fault.run.resumed()]
+    options = [f"total_frames={wanted}", "~logger", *fault.run.resumed()]
     (victim.folder / "errors").rename(victim.folder / "errors-before")
     victim.start([f"resume={victim.directory}", *options])
     findings = verdict.judge_resumed(victim, victim.wait(), wanted)

@@ -218,7 +218,7 @@ def test_watching_ends_with_the_last_running_run(tmp_path, monkeypatch):
     [
         (["nowhere"], "nowhere is not there"),
         (["."], "no run in"),
-        (["run", "--baseline", "x"], "--baseline is 'x', expected one of all runs"),
+        (["run", "--baseline", "x"], "--baseline is 'x'; known: all runs"),
         (["run", "--compare"], "--compare got 1 directory, expected 2 or more"),
         (["run", "run", "--compare", "--baseline", "x"], "--compare takes no --baseline"),
         (["run", "--compare", "run", "--baseline", "x"], "--compare takes no --baseline"),

@@ -46,7 +46,7 @@ def make_run(
         "collector": {"name": collector, "num_workers": 1 if collector == "single" else 2},
         "sync": {"name": scheme, "interval": 1},
         "env": {"id": "CartPole-v1"},
-        "logger": {"tags": [str(seed)]},
+        "logger": {"wandb": {"tags": [str(seed)]}},
         "total_frames": frames,
         "seed": seed,
         **options,

@@ -81,9 +81,11 @@ def test_values_are_sorted_as_numbers():
 
 
 def test_loggers_and_checkpoints_make_no_setting():
-    plan = arrange([run(logger__wandb="offline"), run(seed=2, checkpoint__keep=9, name_=1)])
+    plan = arrange([run(logger__wandb__mode="offline"), run(seed=2, checkpoint__keep=9, name_=1)])
     assert "logger.wandb.mode" in plan.differing
-    assert labels(arrange([run(), run(logger__tags="[x]", checkpoint__keep=9)])) == ["all runs"]
+    assert labels(arrange([run(), run(logger__wandb__tags="[x]", checkpoint__keep=9)])) == [
+        "all runs"
+    ]
 
 
 def test_environments_and_algorithms_are_tasks_of_their_own():

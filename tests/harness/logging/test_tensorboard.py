@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.config import ConfigError, plan_run
+from harness.config.plan import plan_run
 from harness.logging import Histogram
 from harness.logging.tensorboard import TensorBoardLogger
+from harness.options.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 HISTOGRAM = Histogram([2, 1], [0.0, 1.0, 2.0])
