@@ -105,7 +105,9 @@ def _resume(victim: Victim, fault: Fault, code: int | None) -> list[str]:
     if not checkpoints:
         return _resume_without(victim, fault) if victim.directory.exists() else []
     wanted = fault.run.total_frames * (2 if code == 0 else 1)
-    options = [f"total_frames={wanted}", "~logger", *fault.run.resumed()]
+    options = [f"total_frames={wanted}", *fault.run.resumed()]
+    if fault.run.options.get("logger") == "wandb":
+        options.append("logger.wandb.mode=disabled")
     (victim.folder / "errors").rename(victim.folder / "errors-before")
     victim.start([f"resume={victim.directory}", *options])
     findings = verdict.judge_resumed(victim, victim.wait(), wanted)
@@ -118,7 +120,7 @@ def _resume_without(victim: Victim, fault: Fault) -> list[str]:
     (victim.folder / "errors").rename(victim.folder / "errors-before")
     victim.start([f"resume={victim.directory}", *fault.run.resumed()])
     code = victim.wait()
-    lines = [line for line in victim.errors.read_text().splitlines() if line.startswith("run.py")]
+    lines = [line for line in victim.errors.read_text().splitlines() if line.startswith("lockstep")]
     (victim.folder / "errors").rename(victim.folder / "errors-resumed")
     if code in (1, 2) and lines:
         return []
