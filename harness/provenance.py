@@ -18,6 +18,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
+    "lockstep",
     "torch",
     "tensordict",
     "gymnasium",
@@ -57,9 +58,13 @@ def now() -> str:
 
 
 def git() -> dict[str, Any] | None:
-    """The commit of this code and what is changed on top of it; None outside a git checkout."""
+    """The commit of this code and what is changed on top of it; None outside a git checkout.
+
+    An installed copy may lie in a virtual environment inside another project's checkout, whose
+    commit says nothing about this code: git must track this very file.
+    """
     sha = _git("rev-parse", "HEAD")
-    if sha is None:
+    if sha is None or _git("ls-files", "--error-unmatch", __file__) is None:
         return None
     diff = _git("diff", "HEAD") or ""
     return {

@@ -1,0 +1,1 @@
+"""Parts for Lockstep; `my_project.parts` registers them."""

@@ -1,0 +1,9 @@
+"""The plugin module: importing it registers every part of this project.
+
+Name it by `plugins=[my_project.parts]` on the command line, by `plugins:` in a config file, or by
+the entry point that pyproject.toml shows.
+"""
+
+from my_project import callback, model, reinforce, scheme, wrappers
+
+__all__ = ["callback", "model", "reinforce", "scheme", "wrappers"]
