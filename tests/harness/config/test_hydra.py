@@ -1,0 +1,254 @@
+"""Hydra's flags and overrides work as its documentation says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run
+from harness.files import read_json
+from tests.harness.small import ROOT, SMALL, states
+
+TINY = (*SMALL, "total_frames=128", "evaluation.at_end=false")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs write to a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shown(capsys, *arguments: str) -> str:
+    """What the command prints."""
+    capsys.readouterr()
+    assert run.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def config_of(capsys, *overrides: str) -> dict:
+    return yaml.safe_load(shown(capsys, "--cfg", "job", *overrides))
+
+
+def stored(directory: str = "run") -> dict:
+    return yaml.safe_load(Path(directory, "config.yaml").read_text())
+
+
+# -- flags
+
+
+def test_help_and_version(capsys):
+    assert "GROUPS" in shown(capsys, "--help")
+    assert "--shell-completion" in shown(capsys, "--hydra-help")
+    assert "Hydra 1.3" in shown(capsys, "--version")
+
+
+@pytest.mark.parametrize(("what", "keys"), [("job", {"algo"}), ("hydra", {"hydra"})])
+def test_cfg_shows_a_part_of_the_config(capsys, what, keys):
+    found = yaml.safe_load(shown(capsys, "--cfg", what))
+    assert keys <= set(found)
+    assert ("hydra" in found) == (what == "hydra")
+    assert {"algo", "hydra"} <= set(yaml.safe_load(shown(capsys, "--cfg", "all")))
+
+
+def test_package_and_resolve_narrow_what_cfg_shows(capsys):
+    link = yaml.safe_load(shown(capsys, "--cfg", "job", "--package", "sync.link", "seed=7"))
+    assert link["seed"] == "${seed}"
+    resolved = shown(capsys, "--cfg", "job", "--resolve", "-p", "sync.link", "seed=7")
+    assert yaml.safe_load(resolved)["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("what", "part"),
+    [
+        ("all", "Defaults List"),
+        ("config", "Config"),
+        ("defaults", "Defaults List"),
+        ("defaults-tree", "run_options"),
+        ("plugins", "Installed Hydra Plugins"),
+        ("searchpath", "Config search path"),
+    ],
+)
+def test_info_says_how_a_config_is_composed(capsys, what, part):
+    assert part in shown(capsys, "--info", what)
+
+
+def test_a_users_config_directory_has_experiments_and_options_of_its_own(capsys, here):
+    for name, text in {
+        "experiment/mine.yaml": "# @package _global_\ndefaults: [override /algo: fast]\nseed: 9\n",
+        "algo/fast.yaml": "defaults: [ppo]\nepochs: 7\n",
+    }.items():
+        file = here / "my_conf" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    for how in (("--config-dir", "my_conf"), (f"hydra.searchpath=[file://{here}/my_conf]",)):
+        found = config_of(capsys, *how, "experiment=mine")
+        assert (found["seed"], found["algo"]["epochs"], found["algo"]["name"]) == (9, 7, "ppo")
+    assert run.main(["--config-dir", "nowhere", "--cfg", "job"]) == 2
+
+
+def test_a_users_primary_config_may_include_ours(capsys, here):
+    (here / "my_conf").mkdir()
+    text = "defaults: [config, _self_]\ntotal_frames: 77\n"
+    (here / "my_conf/mine.yaml").write_text(text)
+    flags = ("--config-dir", "my_conf", "--config-name", "mine")
+    assert config_of(capsys, *flags)["total_frames"] == 77
+    assert run.main([*flags, "algo.lr=1"]) == 2
+    assert "did you mean algo.learning_rate?" in capsys.readouterr().err
+
+
+def test_run_is_what_is_done_if_nothing_is_said():
+    assert run.main(["--run", *TINY, "hydra.run.dir=run"]) == 0
+    assert read_json(Path("run/status.json"))["state"] == "done"
+
+
+def test_completion_knows_groups_and_options():
+    def complete(line: str) -> list[str]:
+        command = [sys.executable, str(ROOT / "run.py"), "-sc", "query=bash"]
+        environment = {**os.environ, "COMP_LINE": f"python run.py {line}"}
+        environment["COMP_POINT"] = str(len(environment["COMP_LINE"]))
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.split()
+
+    assert {"sync=shared_mem", "sync=hogwild"} <= set(complete("sync="))
+    assert "algo.learning_rate=" in complete("algo.learn")
+
+
+def test_completion_can_be_installed(capsys):
+    assert "complete -o" in shown(capsys, "-sc", "install=bash")
+
+
+def test_an_unknown_flag_is_a_mistake(capsys):
+    assert run.main(["--nonsense"]) == 2
+    assert "--nonsense" in capsys.readouterr().err
+
+
+def test_a_traceback_may_be_asked_for(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match="Could not override"):
+        run.main(["algo.lr=1"])
+
+
+# -- overrides
+
+
+def test_overrides_change_add_and_delete(capsys, monkeypatch):
+    monkeypatch.setenv("LEVEL", "5")
+    found = config_of(
+        capsys,
+        *(
+            "seed=3",
+            "+env.kwargs.a=1",
+            "env.kwargs.b={c:[1,2]}",
+            "++env.kwargs.a=2",
+            "sync=hogwild",
+        ),
+        *("~model.activation", "~logger", "name='a b'", "checkpoint.keep=${oc.env:LEVEL}"),
+    )
+    assert found["env"]["kwargs"] == {"a": 2, "b": {"c": [1, 2]}}
+    assert (found["seed"], found["sync"]["name"], found["name"]) == (3, "hogwild", "a b")
+    assert found["checkpoint"]["keep"] == "${oc.env:LEVEL}"
+    assert "activation" not in found["model"]
+    assert "logger" not in found
+
+
+def test_several_loggers_are_chosen_by_a_list(capsys):
+    assert set(config_of(capsys, "logger=[wandb,tensorboard]")["logger"]) == {
+        "wandb",
+        "tensorboard",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "jobs"),
+    [
+        ("seed=1,2", ["seed=1", "seed=2"]),
+        ("seed=range(1,3)", ["seed=1", "seed=2"]),
+        ("seed=choice(4,5)", ["seed=4", "seed=5"]),
+        ("sync=glob(*mem)", ["sync=shared_mem"]),
+        ("seed=sort(3,1,reverse=true)", ["seed=1", "seed=3"]),
+        ("seed=shuffle(range(6,8))", ["seed=6", "seed=7"]),
+    ],
+)
+def test_sweeps_are_written_as_hydra_writes_them(override, jobs):
+    assert run.main(["-m", *TINY, override, "sweep=mine"]) == 0
+    assert states("mine") == dict.fromkeys(jobs, "done")
+
+
+def test_a_sweep_may_be_a_mode_of_the_config():
+    assert run.main([*TINY, "hydra.mode=MULTIRUN", "seed=1,2", "sweep=mine"]) == 0
+    assert states("mine") == {"seed=1": "done", "seed=2": "done"}
+
+
+# -- Hydra's own settings
+
+
+def test_a_run_goes_where_hydra_is_told():
+    wanted = ("hydra.run.dir=run", "hydra.output_subdir=.hydra", "+hydra.job.env_set.MARK=x")
+    assert run.main([*TINY, *wanted]) == 0
+    assert stored()["total_frames"] == 128
+    assert {"config.yaml", "hydra.yaml", "overrides.yaml"} <= {
+        file.name for file in Path("run/.hydra").iterdir()
+    }
+
+
+def test_jobs_go_where_hydra_is_told():
+    wanted = ("hydra.sweep.dir=there", "hydra.sweep.subdir=${hydra.job.num}")
+    assert run.main(["-m", *TINY, *wanted, "seed=1,2"]) == 0
+    assert [stored(f"there/{number}")["seed"] for number in range(2)] == [1, 2]
+    assert Path("there/multirun.yaml").exists()
+
+
+def test_a_job_may_change_into_its_directory(here):
+    assert run.main([*TINY, "hydra.run.dir=run", "hydra.job.chdir=true"]) == 0
+    assert Path.cwd() == here
+    assert read_json(here / "run/status.json")["state"] == "done"
+
+
+def test_hydras_logging_may_be_switched_on():
+    wanted = ("hydra/job_logging=default", "hydra.verbose=true", "hydra.run.dir=run")
+    command = [sys.executable, str(ROOT / "run.py"), *TINY, *wanted]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert Path("run/lockstep.log").stat().st_size > 0
+    assert Path("run/run.log").exists()
+
+
+CALLBACK = """
+import json
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+
+class Note(Callback):
+    def note(self, what):
+        with open("notes", "a") as file:
+            file.write(what + "\\n")
+    def on_run_start(self, config, **kwargs):
+        self.note("run start")
+    def on_job_start(self, config, **kwargs):
+        self.note("job start " + HydraConfig.get().job.name)
+    def on_job_end(self, config, job_return, **kwargs):
+        self.note("job end " + job_return.status.name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "end"), [((), 0, "COMPLETED"), (("algo.learning_rate=1e30",), 1, "FAILED")]
+)
+def test_hydras_callbacks_hear_of_a_run(here, monkeypatch, given, status, end):
+    (here / f"noting_{end}.py").write_text(CALLBACK)
+    monkeypatch.syspath_prepend(here)
+    callback = f"+hydra.callbacks.mine._target_=noting_{end}.Note"
+    options = (*TINY, "total_frames=384", *given, "hydra.run.dir=run")
+    assert run.main([*options, callback]) == status
+    expected = ["run start", "job start lockstep", f"job end {end}"]
+    assert (here / "notes").read_text().splitlines() == expected
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert status or records

@@ -1,0 +1,218 @@
+"""Parts from other packages: imported when a person names them, by workers too, and else not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import run
+from harness.options import AlgorithmConfig, Options
+from harness.parts import Registry
+from harness.play import main as play
+from harness.registry import algorithms, callbacks, objectives, wrappers
+from harness.reproduce import main as reproduce
+from tests.harness.small import SMALL
+
+TINY = (*SMALL, "total_frames=256", "evaluation.at_end=false")
+PARTS = """
+from dataclasses import dataclass
+import gymnasium as gym
+from harness.algorithms.objectives import behaviour
+from harness.algorithms.ppo import PPO
+from harness.callbacks import Callback
+from harness.options import Options, PPOConfig, Positive
+from harness.registry import algorithms, callbacks, objectives, wrappers
+
+@dataclass
+class TimidConfig(PPOConfig):
+    \"\"\"PPO whose steps are small.\"\"\"
+    name: str = "timid"
+    learning_rate: Positive = 1e-5  # of Adam
+
+algorithms.add("timid", PPO, TimidConfig)
+
+@dataclass
+class ScaledConfig:
+    factor: Positive = 1.0  # of the loss
+
+@objectives.register("scaled", options=ScaledConfig)
+def scaled(frames, config, options):
+    loss, measured = behaviour(frames, config, None)
+    return loss * options.factor, measured | {"factor": loss.new_tensor(options.factor)}
+
+@dataclass
+class RewardConfig:
+    reward: float = 2.0  # of every step
+
+@wrappers.register("same_reward", options=RewardConfig)
+class SameReward(gym.RewardWrapper):
+    def __init__(self, env, options=None):
+        super().__init__(env)
+        self.same = options.reward if options else 3.0
+    def reward(self, reward):
+        return self.same
+
+@callbacks.register("noting", options=Options)
+class Noting(Callback):
+    def on_run_start(self, run):
+        self.note(run, "run_start")
+    def on_batch(self, run, batch):
+        self.note(run, f"batch {batch['next', 'reward'].mean():g}")
+    def on_update(self, run, metrics):
+        self.note(run, "update")
+        metrics["mine/update"] = float(run.updates)
+    def on_publish(self, run, version):
+        self.note(run, f"publish {version}")
+    def on_log(self, run, metrics):
+        self.note(run, "log")
+        metrics["mine/frames"] = float(run.frames)
+    def on_checkpoint(self, run, file):
+        self.note(run, "checkpoint " + str(file.exists()))
+    def on_run_end(self, run, summary):
+        self.note(run, "run_end")
+        summary["mine/end"] = 1
+    def note(self, run, what):
+        with open(run.directory / "notes", "a") as file:
+            file.write(what + "\\n")
+
+@callbacks.register("failing", options=Options)
+class Failing(Callback):
+    def on_update(self, run, metrics):
+        raise RuntimeError("not like this")
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    """A module in the current directory, by a name that no other test has imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"parts_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(PARTS)
+    for registry in (algorithms, objectives, wrappers, callbacks):
+        monkeypatch.setattr(registry, "_parts", {**registry._parts})
+    yield name
+    sys.modules.pop(name, None)
+
+
+def records(directory: str = "run") -> list[dict]:
+    return [json.loads(line) for line in Path(directory, "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_module_in_the_current_directory_brings_an_algorithm(module):
+    assert run.main([*TINY, f"plugins=[{module}]", "algo=timid", "hydra.run.dir=run"]) == 0
+    assert records()[0]["train/learning_rate"] == 1e-5
+
+
+def test_an_experiment_of_a_users_own_may_name_the_plugin_that_it_needs(module, tmp_path):
+    file = tmp_path / "my_conf/experiment/mine.yaml"
+    file.parent.mkdir(parents=True)
+    text = f"# @package _global_\ndefaults:\n  - override /algo: timid\nplugins: [{module}]\n"
+    file.write_text(text)
+    given = ("--config-dir", "my_conf", "experiment=mine", *TINY, "hydra.run.dir=run")
+    assert run.main([*given]) == 0
+    assert records()[0]["train/learning_rate"] == 1e-5
+
+
+def test_an_installed_package_is_loaded_by_its_entry_point(module, tmp_path, monkeypatch):
+    from harness import plugins
+
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[lockstep.plugins]\ntheirs = {module}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._load_installed.cache_clear()
+    assert run.main([*TINY, "algo=timid", "hydra.run.dir=run"]) == 0
+    plugins._load_installed.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["1/0", "def", "raise SystemExit(3)", None])
+def test_a_plugin_that_cannot_be_imported_is_one_line(tmp_path, capsys, text):
+    name = f"broken_{abs(hash((tmp_path, text)))}"
+    if text is not None:
+        (tmp_path / f"{name}.py").write_text(text)
+    assert run.main([*TINY, f"plugins=[{name}]"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"plugins=[{name}] cannot be imported" in line
+
+
+def test_a_name_is_registered_once_and_with_options_of_its_group():
+    registry = Registry("algorithm", "algo", AlgorithmConfig)
+    registry.add("mine", "module:Mine", AlgorithmConfig)
+    registry.add("mine", "module:Mine", AlgorithmConfig)
+    with pytest.raises(ValueError, match="'mine' is registered already: module:Mine"):
+        registry.add("mine", "module:Other", AlgorithmConfig)
+    with pytest.raises(TypeError, match="must derive from AlgorithmConfig"):
+        registry.add("other", "module:Other", Options)
+    with pytest.raises(TypeError, match="expected a dataclass"):
+        registry.add("other", "module:Other", dict)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "reward"), [("{same_reward:{reward:5}}", 5), ("'MODULE:SameReward'", 3)]
+)
+def test_wrappers_reach_spawned_workers_by_name_and_by_path(module, wrapper, reward):
+    wrapper = wrapper.replace("MODULE", module)
+    given = ("collector=multi_async", f"env.wrappers=[{wrapper}]", "callbacks=[noting]")
+    assert run.main([*TINY, f"plugins=[{module}]", *given, "hydra.run.dir=run"]) == 0
+    notes = Path("run/notes").read_text().splitlines()
+    assert {note for note in notes if note.startswith("batch")} == {f"batch {reward}"}
+
+
+def test_an_objective_has_options_of_its_own(module, capsys):
+    given = (f"plugins=[{module}]", "algo.objective={scaled:{factor:2}}", "hydra.run.dir=run")
+    assert run.main([*TINY, *given]) == 0
+    assert records()[0]["train/factor"] == 2
+    wrong = (f"plugins=[{module}]", "algo.objective={scaled:{factor:-1}}")
+    assert run.main([*TINY, *wrong]) == 2
+    assert "algo.objective.scaled.factor=-1: expected a number (more than 0)" in (
+        capsys.readouterr().err
+    )
+
+
+def test_every_hook_of_a_callback_is_called_and_may_change_metrics(module):
+    given = (f"plugins=[{module}]", "callbacks=[noting]", "hydra.run.dir=run")
+    assert run.main([*TINY, *given]) == 0
+    notes = Path("run/notes").read_text().splitlines()
+    a_batch = ["batch 1", "update", "publish 1", "log"]
+    assert notes[:5] == ["run_start", *a_batch]
+    assert notes[5:9] == [note.replace("publish 1", "publish 2") for note in a_batch]
+    assert notes[9:] == ["run_end", "checkpoint True"]
+    assert [record["mine/frames"] for record in records()] == [128, 256]
+    assert records()[1]["mine/update"] == 1
+    assert json.loads(Path("run/summary.json").read_text())["mine/end"] == 1
+
+
+def test_a_callback_that_raises_ends_the_run_as_failed(module):
+    given = (f"plugins=[{module}]", "callbacks=[noting,failing]", "hydra.run.dir=run")
+    assert run.main([*TINY, *given]) == 1
+    status = json.loads(Path("run/status.json").read_text())
+    assert (status["state"], status["error"]) == ("failed", "RuntimeError: not like this")
+    assert "on_update" in status["traceback"]
+    assert Path("run/notes").read_text().splitlines()[-1] == "run_end"
+
+
+def test_stored_plugins_are_imported_only_if_they_are_named_again(module, capsys):
+    assert run.main([*TINY, f"plugins=[{module}]", "algo=timid", "hydra.run.dir=run"]) == 0
+    capsys.readouterr()
+    for command in (lambda: run.main(["resume=run"]), lambda: play(["run"])):
+        assert command() == 2
+        assert f"would import {module}" in capsys.readouterr().err
+    assert reproduce(["run"]) == 2
+    assert f"--plugin {module}" in capsys.readouterr().err
+    assert run.main(["resume=run", f"plugins=[{module}]", "total_frames=384"]) == 0
+    assert reproduce(["run", "--plugin", module, "--out", "again"]) in (0, 1)
+
+
+def test_a_stored_wrapper_by_path_is_imported_only_if_a_person_allows_it(module, capsys):
+    wrapper = f"env.wrappers=['{module}:SameReward']"
+    sys.path.append(str(Path.cwd()))
+    assert run.main([*TINY, wrapper, "hydra.run.dir=run"]) == 0
+    capsys.readouterr()
+    assert run.main(["resume=run"]) == 2
+    assert f"env.wrappers={module}:SameReward, stored in run" in capsys.readouterr().err
+    assert run.main(["resume=run", wrapper, "total_frames=384"]) == 0
