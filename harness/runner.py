@@ -106,6 +106,7 @@ class Runner:
             if self.frames > self._logged_at:
                 self._record()
             elif self._evaluated:
+                self.callbacks.call("on_log", self, self._evaluated)
                 self._loggers.log(self.frames, self._evaluated)
                 self._evaluated = {}
 

@@ -34,7 +34,9 @@ class ResidualMLPEncoder(Encoder):
         self.num_features = config.width
         self.inputs = nn.Linear(num_inputs, config.width)
         self.blocks = nn.ModuleList(
-            mlp(config.width, [hidden], config.activation, config.width)
+            nn.Sequential(
+                *mlp(config.width, [hidden], config.activation), nn.Linear(hidden, config.width)
+            )
             for hidden in config.hidden_sizes
         )
         orthogonal(self)

@@ -24,7 +24,7 @@ from collectors import next_observations
 from harness.algorithms.discount import discounted
 from harness.algorithms.interface import Setup
 from harness.algorithms.returns import continues
-from harness.algorithms.state import FlatAdam, seeded, weights
+from harness.algorithms.state import Adam, seeded, weights
 from harness.models.encoders import encoder, flat
 from harness.models.heads import action_head
 from harness.options import (
@@ -102,7 +102,7 @@ class Reinforce:
         self.policy.to(self.device)
         self.value.to(self.device)
         parameters = [*self.policy.parameters(), *self.value.parameters()]
-        self.optimiser = FlatAdam(parameters, config.learning_rate)
+        self.optimiser = Adam(parameters, config.learning_rate)
 
     def update(self, batch: TensorDictBase, version: int) -> dict[str, float]:
         """Learn from a batch [E, T] while the newest published weights are of `version`."""
@@ -133,7 +133,7 @@ class Reinforce:
         entropy = head.entropy(parameters).mean()
         value_weight = config.value_weight if config.baseline == "value" else 0.0
         loss = policy_loss - config.entropy_weight * entropy + value_weight * value_loss
-        norm = self.optimiser.clipped_step(loss, config.max_grad_norm)
+        norm = self.optimiser.step(loss, config.max_grad_norm)
         return metrics | {
             "train/policy_loss": float(policy_loss.detach()),
             "train/value_loss": float(value_loss.detach()),
