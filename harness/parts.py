@@ -34,12 +34,12 @@ class Part:
 
 @dataclass
 class Registry:
-    """Parts of one kind by name. base: the class that their options derive from."""
+    """Parts of one kind by name."""
 
     kind: str  # in messages: "algorithm"
     group: str  # where its name is given: "algo"
-    base: type | None = None
-    interface: str = ""  # what `target` is called with, and what it makes
+    base: type | None = None  # the class that the parts' options derive from
+    several: bool = False  # whether a config may choose several, each with options below its name
     _parts: dict[str, Part] = field(default_factory=dict)
 
     def register(
@@ -81,6 +81,10 @@ class Registry:
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._parts.values())
+
+    def prefix(self, name: str) -> str:
+        """What the dotted names of a part's options begin with."""
+        return f"{self.group}.{name}." if self.several else f"{self.group}."
 
     def names(self) -> list[str]:
         """All names."""

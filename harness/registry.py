@@ -77,12 +77,12 @@ collectors.add("rpc", "collectors:RPCCollector", collect.RPCCollectorConfig)
 collectors.add("ray", "collectors:RayCollector", collect.RayCollectorConfig)
 
 # Made with (options, run_dir, info): a harness.logging.Logger, or None.
-loggers = Registry("logger", "logger", log.LoggerConfig)
+loggers = Registry("logger", "logger", log.LoggerConfig, several=True)
 loggers.add("jsonl", "harness.logging.jsonl:no_more_loggers", log.JsonlConfig)
 loggers.add("wandb", "harness.logging.wandb:make", log.WandbConfig)
 loggers.add("tensorboard", "harness.logging.tensorboard:make", log.TensorBoardConfig)
 
 # Made with (options): a harness.callbacks.Callback.
-callbacks = Registry("callback", "callbacks", Options)
+callbacks = Registry("callback", "callbacks", Options, several=True)
 
 GROUPS = (algorithms, collectors, schemes, models, loggers, callbacks)  # groups of the config

@@ -141,6 +141,7 @@ class SyncMeter:
             **self._wire_summary(),
             **self._torn(),
             "workers": workers,
+            "moved": stats.get("moved", {}),  # versions and bytes by the mechanism that moved them
         }
 
     def _wire_summary(self) -> dict[str, float]:

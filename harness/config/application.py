@@ -67,7 +67,11 @@ def _command(arguments: list[str]) -> int:
     if flags.help and overrides and "=" not in overrides[0]:
         return _help(overrides[0])
     with explained(overrides):
-        config_name = prepare(overrides, config_dir=flags.config_dir, config_name=flags.config_name)
+        config_name = prepare(
+            overrides,
+            folders=[flags.config_dir, flags.config_path],
+            config_name=flags.config_name,
+        )
     with _hydra_errors(overrides), _arguments(arguments):
         run = hydra.main(
             version_base=HYDRA_VERSION, config_path=str(CONF), config_name=config_name
@@ -89,9 +93,10 @@ def _flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-path", "-cp")
     parser.add_argument("--config-name", "-cn")
-    for flag in ("--config-path", "-cp", "--package", "-p", "--cfg", "-c"):
-        parser.add_argument(flag)
+    for name in (("--package", "-p"), ("--cfg", "-c")):  # so that their values are no overrides
+        parser.add_argument(*name)
     return parser
 
 
@@ -116,7 +121,10 @@ def _hydra_errors(overrides: Sequence[str]) -> Iterator[None]:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         yield
-    except (HydraException, OmegaConfBaseException, YAMLError, RecursionError) as error:
+    except ConfigError:
+        raise
+    # Flags that contradict each other are a ValueError.
+    except (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(explain(error, overrides)) from error
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
@@ -212,12 +220,9 @@ class CheckFirst(Callback):
         from harness.config.sweep import Sweep
 
         with refused(task_overrides(config.hydra)):
-            Status.sweep = Sweep(config)
-            try:
-                Status.sweep.check()
-            except ConfigError:
-                Status.sweep = None
-                raise
+            sweep = Sweep(config)
+            sweep.check()
+            Status.sweep = sweep
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.environments.factory import check_environment, find
-from harness.options.base import Options
 from harness.options.errors import ConfigError
 from harness.options.run import Config
 
@@ -15,14 +14,12 @@ def check(config: Config) -> None:
     go together with the rest of the config.
     """
     for part in config.parts():
-        if isinstance(part, Options):
-            part.validate()
+        part.validate()
     check_environment(config.env)
     _check_evaluation(config)
     _check_devices(config)
     for part in config.parts():
-        if isinstance(part, Options):
-            part.check(config)
+        part.check(config)
 
 
 def _check_evaluation(config: Config) -> None:

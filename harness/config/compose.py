@@ -17,7 +17,8 @@ from harness.config.store import CONF, HYDRA_VERSION, store_options
 def prepare(overrides: Sequence[str], **flags: Any) -> str:
     """Import what is to be composed from; the name of the primary config.
 
-    flags: --config-dir and --config-name, by which plugins may be named, too.
+    flags: the config directories and the primary config that a person names, which may name
+    plugins.
     """
     import_plugins(overrides, **flags)
     store_options()

@@ -98,6 +98,8 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
 
 def _no_option(key: str, overrides: Sequence[str]) -> str:
     """What to say of an option that is not in the config."""
+    if key.startswith("hydra."):
+        return f"{key}: Hydra has no such option; +{key}=... adds it"
     for text in overrides:
         given, _, value = text.partition("=")
         if given == key or given.startswith(f"{key}."):
@@ -150,11 +152,8 @@ def known_options() -> dict[str, list[str]]:
     add(EnvConfig, "env.", "every environment")
     for registry in GROUPS:
         for part in registry:
-            prefix = f"{registry.group}."
-            if registry.base is None or "name" not in dir(registry.base):
-                prefix += f"{part.name}."
             assert part.options is not None
-            add(part.options, prefix, f"{registry.group}={part.name}")
+            add(part.options, registry.prefix(part.name), f"{registry.group}={part.name}")
         found.setdefault(registry.group, []).append("every run")
     found |= {group: ["every run"] for group in ("env", "experiment")}
     return found

@@ -154,8 +154,8 @@ def _group_page(group: str) -> Iterator[str]:
         yield f"    {text}"
         options = classes.get(name)
         if options is not None:
-            several = registry is not None and "name" not in defaults(options)
-            yield from _options(options, f"{group}.{name}." if several else f"{group}.", 44)
+            prefix = registry.prefix(name) if registry else f"{group}."
+            yield from _options(options, prefix, 44)
         else:
             prefix = "" if group == "experiment" else f"{group}."
             for option, value in _set_by(CONF / group / f"{name}.yaml"):

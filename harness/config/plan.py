@@ -18,6 +18,7 @@ from harness.files import to_yaml
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
 from harness.options.typed import build, hints
+from harness.parts import Registry
 from harness.plugins import load_plugins
 from harness.registry import algorithms, callbacks, collectors, loggers, models, schemes
 from harness.search import Trial
@@ -116,12 +117,13 @@ def to_config(options: Mapping[str, Any]) -> Config:
     return config
 
 
-def _several(registry: Any, given: Any) -> Iterator[tuple[str, Any]]:
+def _several(registry: Registry, given: Any) -> Iterator[tuple[str, Any]]:
     """Each chosen part's options by its name."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"{registry.group}={given!r}: expected options by name")
     for name, options in given.items():
         part = registry.get(name)
+        assert part.options is not None
         if not isinstance(options, Mapping | None):
             raise ConfigError(f"{registry.group}.{name}={options!r}: expected a group of options")
         yield name, build(part.options, options or {}, f"{registry.group}.{name}")

@@ -21,14 +21,20 @@ from harness.plugins import load_plugins
 
 
 def import_plugins(
-    overrides: Sequence[str], *, config_dir: str | None = None, config_name: str | None = None
+    overrides: Sequence[str],
+    *,
+    folders: Sequence[str | None] = (),
+    config_name: str | None = None,
 ) -> None:
-    """Import what is named by `plugins=[...]`, on the command line or in a chosen config file."""
-    load_plugins(dict.fromkeys(named_plugins(overrides, config_dir, config_name)))
+    """Import what is named by `plugins=[...]`, on the command line or in a chosen config file.
+
+    folders: config directories of the user's own, searched first.
+    """
+    load_plugins(dict.fromkeys(named_plugins(overrides, folders, config_name)))
 
 
 def named_plugins(
-    overrides: Sequence[str], config_dir: str | None, config_name: str | None
+    overrides: Sequence[str], folders: Sequence[str | None], config_name: str | None
 ) -> Iterator[Any]:
     """The modules, in the order in which they are found."""
     given = dict(_parsed(overrides))
@@ -37,14 +43,14 @@ def named_plugins(
         yield from plugins if isinstance(plugins, list) else [plugins]
     searched = given.get("hydra.searchpath") or []
     searched = [str(place).removeprefix("file://") for place in searched if isinstance(place, str)]
-    folders = [Path(folder) for folder in (config_dir, *searched, CONF) if folder]
+    places = [Path(folder) for folder in (*folders, *searched, CONF) if folder]
     chosen = [config_name or "config"]
     for key, value in given.items():
         names = value if isinstance(value, list) else [value]
         chosen += [f"{key}/{name}" for name in names if isinstance(name, str)]
     seen: set[Path] = set()
     for name in chosen:
-        yield from _plugins_of(name, folders, seen)
+        yield from _plugins_of(name, places, seen)
 
 
 def _parsed(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
 import harness
@@ -21,8 +22,6 @@ from harness.registry import GROUPS
 HYDRA_VERSION = "1.3"
 PROVIDER = "lockstep"
 LONGEST_NAME = 120
-# More than one of these may be chosen: each lies under its own name.
-SEVERAL = ("logger", "callbacks")
 
 _PACKAGE = Path(harness.__file__).parent
 # In a checkout conf/ lies beside harness/; an installed package has it inside.
@@ -33,6 +32,7 @@ CONF = next(
 
 def store_options() -> None:
     """Put the options of every registered part into Hydra's ConfigStore."""
+    setup_globals()  # Hydra's resolvers: --experimental-rerun does not register them
     store = ConfigStore.instance()
     run = {**defaults(RunConfig), **defaults(CommandConfig)}
     store.store(name="run_options", node=run, provider=PROVIDER)
@@ -40,12 +40,12 @@ def store_options() -> None:
     for registry in GROUPS:
         for part in registry:
             assert part.options is not None
-            several = registry.group in SEVERAL
+            named = {} if registry.several else {"name": part.name}
             store.store(
                 name=part.name,
                 group=registry.group,
-                package=f"{registry.group}.{part.name}" if several else None,
-                node=_node(part.options, **({} if several else {"name": part.name})),
+                package=registry.prefix(part.name).rstrip("."),
+                node=_node(part.options, **named),
                 provider=PROVIDER,
             )
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
 from harness.logging.figures import draw_run
-from harness.logging.wandb_report import open_png
+from harness.logging.wandb_report import open_png, quiet
 from harness.options.loggers import WandbConfig
 from harness.run_dir import RunDir
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 WAITING = 10_000  # records, before a W&B that does not keep up loses some
 FINISH_S = 30.0
 METRICS = "metrics.jsonl"
+SILENT = logging.CRITICAL + 1
 
 
 class WandbLogger(Logger):
@@ -98,15 +99,8 @@ class WandbLogger(Logger):
     def _start(self) -> Any:
         import wandb
 
-        _hush()
-        settings = wandb.Settings(
-            silent=True,
-            console="off",
-            disable_git=True,
-            disable_code=True,
-            x_disable_stats=True,
-            init_timeout=FINISH_S,
-        )
+        # Its log would print a traceback for each line that a full disk does not take.
+        logging.getLogger("wandb").setLevel(SILENT)
         return wandb.init(
             dir=str(self._folder),
             name=self._info.name,
@@ -116,26 +110,9 @@ class WandbLogger(Logger):
             config=self._info.options,
             id=self._info.wandb_id or None,
             resume="allow" if self._info.resumed else None,
-            settings=settings,
+            settings=quiet(init_timeout=FINISH_S),
             **self._where,
         )
-
-
-def _hush() -> None:
-    """Where W&B's own log cannot be written, it is to print no traceback a line."""
-    logger = logging.getLogger("wandb")
-
-    def add(handler: logging.Handler) -> None:
-        def close_quietly() -> None:
-            with contextlib.suppress(OSError):
-                type(handler).close(handler)  # not what it is now: one is added more than once
-
-        if isinstance(handler, logging.FileHandler):
-            handler.handleError = lambda record: None  # type: ignore[method-assign]
-            handler.close = close_quietly  # type: ignore[method-assign]
-        logging.Logger.addHandler(logger, handler)
-
-    logger.addHandler = add  # type: ignore[method-assign, assignment]
 
 
 def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogram]) -> None:
@@ -170,7 +147,10 @@ def _draw(run: Any, metrics: Path) -> None:
 
 
 def _kill_service() -> None:
-    """Kill W&B's own process: whoever waits for it, this program's end too, does so no longer."""
+    """Kill W&B's own process, for which `finish`, `teardown` and the end of this program wait.
+
+    `finish_timeout` is kept by that process itself, so it does not help when the process hangs.
+    """
     for tasks in Path("/proc/self/task").glob("*/children"):
         for pid in tasks.read_text().split():
             with contextlib.suppress(OSError):

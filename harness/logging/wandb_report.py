@@ -26,9 +26,6 @@ def upload(report: Upload, folder: Path, *, mode: str, project: str) -> None:
     """Write the run to `folder`, and online to the server; `RuntimeError` if that cannot be."""
     import wandb
 
-    settings = wandb.Settings(
-        silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True
-    )
     try:
         with wandb.init(
             dir=str(folder),
@@ -37,7 +34,7 @@ def upload(report: Upload, folder: Path, *, mode: str, project: str) -> None:
             name=report.name,
             group=report.group,
             job_type="report",
-            settings=settings,
+            settings=quiet(),
         ) as run:
             pictures = {
                 f"figures/{name}": wandb.Image(open_png(png))
@@ -53,6 +50,20 @@ def upload(report: Upload, folder: Path, *, mode: str, project: str) -> None:
         raise RuntimeError(f"W&B did not take the report: {error}") from error
     finally:
         wandb.teardown()
+
+
+def quiet(**given: Any) -> Any:
+    """Settings of W&B that print nothing and record nothing of the machine or the code."""
+    import wandb
+
+    return wandb.Settings(
+        silent=True,
+        console="off",
+        disable_git=True,
+        disable_code=True,
+        x_disable_stats=True,
+        **given,
+    )
 
 
 def open_png(data: bytes) -> Any:

@@ -147,8 +147,10 @@ def test_the_projects_parts_work_together(installed, tmp_path, collector):
     assert found[-1]["step"] == evaluated["step"] == FRAMES
     assert evaluated["eval/return"] > 0
     assert found[-1]["train/policy_loss"] != 0  # the algorithm
-    # The scheme: the bytes that it moved, and the versions that computed the frames.
-    assert found[-1]["sync/bytes"] > found[0]["sync/bytes"] > 0
+    # The scheme: what it moved itself, and the versions that computed the frames.
+    (moved,) = json.loads((run / "summary.json").read_text())["moved"].items()
+    assert moved[0] == "unix socket"
+    assert moved[1]["bytes"] > moved[1]["versions"] > 0
     assert found[-1]["policy/version"] >= FRAMES / 512
     assert found[-1]["policy/lag_max"] < found[-1]["policy/version"]
     # The callback: in each record, and in a file.
@@ -172,8 +174,17 @@ def test_a_sweep_of_the_project_has_a_report(installed, tmp_path):
     assert "unix_socket" in report.read_text()
 
 
-def test_help_lists_the_projects_parts_beside_lockstep(installed, tmp_path):
+def test_a_run_of_the_project_goes_on_from_its_checkpoint(installed, tmp_path):
+    installed.experiment("hydra.run.dir=run", cwd=tmp_path)
+    more = ("plugins=[my_project.parts]", "resume=run", f"total_frames={2 * FRAMES}")
+    installed.run("lockstep", *more, cwd=tmp_path)
+    assert records(tmp_path / "run")[-1]["step"] == 2 * FRAMES
+
+
+def test_help_lists_what_lockstep_has_and_what_a_plugin_adds(installed, tmp_path):
     text = installed.run("lockstep", "--help", cwd=tmp_path)
-    assert "multi_async" in text
     assert "ppo_cartpole" in text
-    assert "my_project" not in text
+    assert "unix_socket" not in text
+    text = installed.run("lockstep", "--help", "plugins=[my_project.parts]", cwd=tmp_path)
+    for name in ("reinforce", "residual_mlp", "unix_socket", "mean_reward", "observation_noise"):
+        assert name in text

@@ -187,6 +187,15 @@ def test_every_hook_of_a_callback_is_called_and_may_change_metrics(module):
     assert json.loads(Path("run/summary.json").read_text())["mine/end"] == 1
 
 
+def test_a_record_of_an_evaluation_alone_goes_through_callbacks_too(module):
+    given = ("evaluation.at_end=true", "callbacks=[noting]", "hydra.run.dir=run")
+    assert run.main([*TINY, f"plugins=[{module}]", *given]) == 0
+    *_, last = records()
+    assert "eval/return" in last
+    assert "train/policy_loss" not in last
+    assert last["mine/frames"] == 256
+
+
 def test_a_callback_that_raises_ends_the_run_as_failed(module):
     given = (f"plugins=[{module}]", "callbacks=[noting,failing]", "hydra.run.dir=run")
     assert run.main([*TINY, *given]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -23,6 +24,16 @@ def here(tmp_path, monkeypatch):
     """Runs write to a fresh folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def own_logging():
+    """Hydra configures logging for its process, which goes on to other tests here."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def shown(capsys, *arguments: str) -> str:
@@ -128,6 +139,42 @@ def test_completion_can_be_installed(capsys):
 def test_an_unknown_flag_is_a_mistake(capsys):
     assert run.main(["--nonsense"]) == 2
     assert "--nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [("--resolve",), ("--run", "--multirun"), ("--cfg", "x")])
+def test_flags_that_make_no_sense_are_a_mistake(flags):
+    command = [sys.executable, str(ROOT / "run.py"), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_run_may_be_done_again_from_hydras_pickle():
+    pickle = "hydra.experimental.callbacks.PickleJobInfoCallback"
+    callback = f"+hydra.callbacks.pickle._target_={pickle}"
+    given = ("hydra.run.dir=run", "hydra.output_subdir=.hydra", callback)
+    assert run.main([*TINY, *given]) == 0
+    first = Path("run/metrics.jsonl").read_text()
+    Path("config.pickle").write_bytes(Path("run/.hydra/config.pickle").read_bytes())
+    with pytest.warns(UserWarning, match="rerun"):
+        assert run.main(["--experimental-rerun", "config.pickle"]) == 0
+    assert Path("run/metrics.jsonl").read_text() != first
+    assert read_json(Path("run/status.json"))["state"] == "done"
+
+
+def test_another_config_path_takes_the_place_of_ours(capsys, here):
+    (here / "theirs").mkdir()
+    text = "defaults: [run_options, {algo: sac}, _self_]\nseed: 4\n"
+    (here / "theirs/config.yaml").write_text(text)
+    found = config_of(capsys, "--config-path", str(here / "theirs"))
+    assert (found["seed"], found["algo"]["name"]) == (4, "sac")
+    assert "collector" not in found
+
+
+def test_an_unknown_option_of_hydras_is_told_from_ours(capsys):
+    assert run.main(["hydra.job.env_set.X=1"]) == 2
+    assert "+hydra.job.env_set.X=... adds it" in capsys.readouterr().err
 
 
 def test_a_traceback_may_be_asked_for(monkeypatch):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import wandb
 
 from harness.logging import Histogram, RunInfo
-from harness.logging.wandb import WandbLogger, _hush
+from harness.logging.wandb import WandbLogger
 from tests.harness.logging.wandb_file import read
 
 INFO = RunInfo(
@@ -107,38 +107,38 @@ def test_online_without_an_account_the_run_goes_on(tmp_path, caplog):
     assert "the run goes on without it" in caplog.text
 
 
-class FullDisk(io.StringIO):
-    def write(self, text):
-        raise OSError(28, "No space left on device")
-
-    flush = close = lambda self: self.write("")
-
-
 def test_a_log_of_wandbs_that_cannot_be_written_prints_no_traceback(tmp_path, capsys, monkeypatch):
     init, handlers = wandb.init, logging.getLogger("wandb").handlers
+    replaced = []
 
     def on_a_full_disk(**options):
         run = init(**options)
         for handler in handlers:
-            if isinstance(handler, logging.FileHandler):
-                handler.setStream(FullDisk())
+            if getattr(handler, "baseFilename", "").endswith("debug.log"):
+                handler.setStream(open("/dev/full", "w"))  # noqa: SIM115
+                replaced.append(handler)
         return run
 
     monkeypatch.setattr("wandb.init", on_a_full_disk)
     logger = start(tmp_path)
     logger.log(1, {"episode/return": 1.0}, {})
     logger.finish({"frames": 1}, 0)
+    assert replaced
     assert capsys.readouterr().err == ""
 
 
-def test_a_handler_that_is_added_for_every_run_can_still_be_closed(tmp_path):
-    _hush()
-    logger, handler = logging.getLogger("wandb"), logging.FileHandler(tmp_path / "log")
-    try:
-        for _ in range(1_000):
-            _hush()
-            logger.addHandler(handler)
-        handler.close()
-    finally:
-        logger.removeHandler(handler)
-    assert handler.stream is None
+def test_a_process_of_wandbs_that_hangs_is_killed_and_the_run_ends(tmp_path, caplog, monkeypatch):
+    logger = start(tmp_path)
+    started = threading.Event()
+    logger._put(lambda run: started.set())
+    assert started.wait(60)
+    children = psutil.Process().children()
+    (service,) = (child for child in children if child.name().startswith("wandb"))
+    service.suspend()
+    monkeypatch.setattr("harness.logging.wandb.FINISH_S", 2.0)
+    with caplog.at_level(logging.WARNING):
+        logger.finish({}, 0)
+    logger._thread.join(60)
+    assert not logger._thread.is_alive()
+    service.wait(60)
+    assert "W&B did not finish within 2 s" in caplog.text
