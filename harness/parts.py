@@ -1,4 +1,4 @@
-"""A registry: parts of one kind by name, each with its options and what makes it."""
+"""A registry holds parts of one kind by name, each with its options and the class that it makes."""
 
 from __future__ import annotations
 

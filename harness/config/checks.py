@@ -1,4 +1,4 @@
-"""Whether a config can work, found before any process starts."""
+"""Checks of a whole config, made before any process starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composing a run's config: what must be known before Hydra composes, and composing without it."""
+"""Composes a run's config: the steps before Hydra does it, and the same outside of the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.config.store import CONF, HYDRA_VERSION, store_options
 
 
 def prepare(overrides: Sequence[str], **flags: Any) -> str:
-    """Import what is to be composed from; the name of the primary config.
+    """Import plugins and store all options for Hydra; returns the name of the primary config.
 
     flags: the config directories and the primary config that a person names, which may name
     plugins.
@@ -42,7 +42,7 @@ def task_overrides(hydra_config: Any) -> list[str]:
 
 
 def quoted(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the path after `resume=` in quotes: a job's directory holds an =."""
+    """The arguments, with the path after `resume=` in quotes: job names contain an =."""
     return [
         f"resume='{text[7:]}'" if text.startswith("resume=") and text[7:8] not in "'\"" else text
         for text in arguments

@@ -119,7 +119,7 @@ def where(path: str, key: str, known: Sequence[str] = (), *, chosen: str = "") -
     options = known_options()
     full = f"{path}.{key}" if path else key
     if full in options:
-        return f"{chosen or 'what was chosen'} has no such option; it is one of " + ", ".join(
+        return f"{chosen or 'the chosen part'} has no such option; it is one of " + ", ".join(
             options[full]
         )
     elsewhere = [option for option in options if option.rpartition(".")[2] == key]

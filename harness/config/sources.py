@@ -1,4 +1,4 @@
-"""Which plugins a command line names, by itself or by the config files that it chooses.
+"""The plugins that a command line names, directly or through the config files that it chooses.
 
 Plugins add options to choose from, so they must be known before Hydra composes. Config files are
 read here only for their `plugins:` and for the files that their defaults lists name.

@@ -19,7 +19,7 @@ class Options:
     group: ClassVar[str] = ""  # where they lie in the config
 
     def validate(self) -> None:
-        """Raise `ConfigError` for a value that makes no sense, whatever the other parts are."""
+        """Raise `ConfigError` for a value that is wrong by itself, whatever else is chosen."""
         check_values(self, self.group)
 
     def check(self, config: Any) -> None:
@@ -57,9 +57,9 @@ def summary(cls: type) -> str:
 
 
 def comments(cls: type) -> dict[str, str]:
-    """What the comment behind each field says, or the comment lines above it. By field.
+    """The comment behind each field, or else the comment lines above it, by the field's name.
 
-    A field may say it in its metadata instead: `field(metadata={"help": "..."})`.
+    A field may have it in its metadata instead: `field(metadata={"help": "..."})`.
     """
     found: dict[str, str] = {}
     for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):

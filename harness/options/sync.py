@@ -16,7 +16,9 @@ class LinkConfig(Options):
 
     group: ClassVar[str] = "sync.link"
 
-    preset: Literal["lan", "datacenter", "wan"] | None = None  # what is set below wins over it
+    preset: Literal["lan", "datacenter", "wan"] | None = (
+        None  # a typical network; options set beside it win
+    )
     latency_ms: NonNegative | None = None  # each way
     jitter_ms: NonNegative | None = None  # up to this much more on the way there, at random
     bandwidth_mbps: Positive | None = None  # megabits a second
@@ -24,7 +26,7 @@ class LinkConfig(Options):
     seed: int = field(default=0, metadata=linked("${seed}"))  # of jitter and loss
 
     def make(self) -> Any:
-        """The `sync.Link`, or None if nothing is delayed; `ConfigError` if no link can be so."""
+        """The `sync.Link`; None if nothing is delayed. `ConfigError` for impossible values."""
         from sync import PRESETS, Link
 
         base = Link() if self.preset is None else PRESETS[self.preset]
@@ -41,7 +43,7 @@ class SyncConfig(Options):
     """Options that every scheme has. What a class adds is passed to its scheme's constructor."""
 
     group: ClassVar[str] = "sync"
-    versions_travel: ClassVar[bool] = True  # else weights change at once, in the middle of anything
+    versions_travel: ClassVar[bool] = True  # else workers see each change of the weights at once
     collector: ClassVar[str | None] = None  # the only collector that it goes with
 
     name: str = ""  # the registered name
@@ -103,8 +105,7 @@ class SyncConfig(Options):
         pair = f"sync={self.name} collector={collector.name}"
         if collector.scheme is not None and self.name != collector.scheme:
             raise ImpossiblePair(
-                f"{pair}: weights reach its hosts as batches leave them; "
-                f"take sync={collector.scheme}"
+                f"{pair}: this collector has a scheme of its own; take sync={collector.scheme}"
             )
         if self.collector is not None and collector.name != self.collector:
             raise ImpossiblePair(
