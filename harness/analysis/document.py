@@ -79,8 +79,13 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
         yield plan.notes
     if plan.differing:
         only = " of one task" * (len(found) > 1)
-        yield f"The options in which runs{only} differ; all others are the same."
-        rows = [[key, _told(", ".join(values))] for key, values in plan.differing.items()]
+        besides = ", or follow from the choice of a part" * bool(plan.implied)
+        yield f"The options in which runs{only} differ; all others are the same{besides}."
+        rows = [
+            [key, _told(", ".join(values))]
+            for key, values in plan.differing.items()
+            if key not in plan.implied
+        ]
         yield Table(["option", "values"], rows)
     shared = ("algo.name", "env.id", "total_frames", "collector.name", "sync.name")
     if same := [[key, plan.common[key]] for key in shared if key in plan.common]:

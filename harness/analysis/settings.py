@@ -47,6 +47,7 @@ class Plan:
 
     tasks: list[Task]
     differing: dict[str, list[str]]  # option → its values, if it differs within a task
+    implied: set[str]  # those of them that only some parts have, which all of them set alike
     common: Options  # those that are the same everywhere
     notes: list[str]  # what was left out, and why
 
@@ -77,7 +78,8 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
     if lost := len(runs) - len(known):
         notes.append(f"Without a readable config, so in no setting: {lost} of {len(runs)} runs")
     common = {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
-    return Plan(tasks, differing, common, notes)
+    implied = {key for key in differing if _is_of_some_parts(key, every)}
+    return Plan(tasks, differing, implied, common, notes)
 
 
 def _options(run: Run, by_source: bool) -> Options:

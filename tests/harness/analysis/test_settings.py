@@ -57,12 +57,14 @@ def test_an_option_that_only_some_parts_have_is_named_where_it_distinguishes():
     runs = [run(sync__zero_copy=False), run(sync__name="b")]
     assert labels(arrange(runs)) == ["a", "b"]
     assert "sync.zero_copy" in arrange(runs).differing
+    assert arrange(runs).implied == {"sync.zero_copy"}
     runs.append(run(sync__zero_copy=True))
     assert labels(arrange(runs)) == [
         "a · zero_copy=false",
         "a · zero_copy=true",
         "b · zero_copy=(not set)",
     ]
+    assert arrange(runs).implied == set()
 
 
 def test_options_of_one_last_name_are_told_apart():
