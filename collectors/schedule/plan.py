@@ -1,0 +1,49 @@
+"""What a schedule says: whose batch the learner takes next, and which versions its steps had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class PlannedBatch(NamedTuple):
+    """One batch of one worker.
+
+    generation: how often the worker was replaced before.
+    versions: pairs (step, version): from this step on, this is the newest version that the worker
+        can take. The first pair is for step 0.
+    """
+
+    worker: int
+    generation: int
+    versions: tuple[tuple[int, int], ...]
+
+
+class EndOfSchedule(Exception):
+    """A recording has no more batches."""
+
+
+class Schedule(Protocol):
+    """Decides who is next. It is told what is published, and knows nothing of frames."""
+
+    time_s: float
+    """The virtual time, in seconds."""
+
+    def next_batch(self) -> PlannedBatch:
+        """The batch that the learner takes now; `EndOfSchedule` if there is none."""
+
+    def publish(self, version: int, nbytes: int, workers: Sequence[int]) -> None:
+        """The learner publishes a version to these workers."""
+
+    def oldest_needed(self) -> int:
+        """No batch to come names a version older than this one."""
+
+    def counts(self) -> dict[str, int]:
+        """Steps that workers have "collected", "dropped" (by failures) and "in_flight", and
+        "restarts"."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
