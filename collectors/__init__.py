@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collectors.remote.distributed import DistributedCollector
     from collectors.remote.ray import RayCollector
     from collectors.remote.rpc import RPCCollector
+    from collectors.schedule.recording import RecordedSchedule
+    from collectors.simulated import SimulatedCollector
     from collectors.single import Collector
     from collectors.weights.policy_version import PolicyVersion
 
@@ -34,7 +36,9 @@ __all__ = [
     "PolicyVersion",
     "RPCCollector",
     "RayCollector",
+    "RecordedSchedule",
     "ReplayBuffer",
+    "SimulatedCollector",
     "next_observations",
     "next_values",
 ]
@@ -49,7 +53,9 @@ _WHERE = {
     "PolicyVersion": "weights.policy_version",
     "RPCCollector": "remote.rpc",
     "RayCollector": "remote.ray",
+    "RecordedSchedule": "schedule.recording",
     "ReplayBuffer": "data.replay_buffer",
+    "SimulatedCollector": "simulated",
     "next_observations": "data.next_observations",
     "next_values": "data.next_observations",
 }

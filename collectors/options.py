@@ -31,6 +31,7 @@ from sync.local.waiting import LONGEST_S
 
 Device = str | int | torch.device | None
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
+SIMULATED = "SimulatedCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
 
 
@@ -97,6 +98,7 @@ class Options:
     preemptive_threshold: float | None = None
     batches_ahead: int = 2  # how many an async worker may finish before the learner takes one
     max_lag: int | None = None  # pace async workers so that no batch is more versions old
+    record_schedule: str | None = None  # a file for the order of batches and their versions
     on_worker_failure: Literal["raise", "restart"] = "raise"
     max_restarts: int = 10  # of all workers together
     timeout: float = 60.0
@@ -176,8 +178,12 @@ class Options:
             (hosts and preempts, "preemptive_threshold cannot cut a batch of a collector_class"),
             (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
             (raises and self.max_restarts != 10, 'max_restarts is for on_worker_failure="restart"'),
-            (kind == ASYNC and endless, NEVER_DONE.format(kind)),
+            (kind in (ASYNC, SIMULATED) and endless, NEVER_DONE.format(kind)),
             (kind in REMOTE and finals, _LOCAL_FINALS.format(kind)),
+            (
+                self.record_schedule is not None and self.track_policy_version is False,
+                "record_schedule records versions: leave track_policy_version=False out",
+            ),
             (finals and split, _NOT_WITH_FINALS.format("split_trajs")),
             (finals and whole, _NOT_WITH_FINALS.format("trajs_per_batch")),
             (finals and stores, _NOT_WITH_FINALS.format("replay_buffer")),
@@ -255,9 +261,12 @@ _AT_LEAST_ONE = (
 )
 _MULTI = (SYNC, ASYNC)
 _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
-    "num_workers": (_MULTI, "it is one worker"),
+    "num_workers": ((*_MULTI, SIMULATED), "it is one worker"),
     "collector_class": (_MULTI, "it has no workers"),
-    "num_sub_threads": (_MULTI, "it has no workers; num_threads is for this process"),
+    "num_sub_threads": (
+        (*_MULTI, SIMULATED),
+        "it has no workers; num_threads is for this process",
+    ),
     "on_worker_failure": (_MULTI, "it has no workers"),
     "max_restarts": (_MULTI, "it has no workers"),
     "start_method": (_MULTI, "it starts no processes"),
@@ -265,6 +274,7 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "preemptive_threshold": ((SYNC,), "no worker waits for another"),
     "max_lag": ((ASYNC,), "its batches have the newest weights"),
     "batches_ahead": ((ASYNC,), "a batch is started when it is asked for"),
+    "record_schedule": ((ASYNC,), "the same seed gives the same batches without a record"),
     "cat_results": ((SYNC,), "a batch has frames of one worker"),
 }
 _AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)

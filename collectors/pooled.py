@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.schedule.recorder import Recorder
 from collectors.signatures import Arguments, takes
 from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.pacing import Pacing
@@ -34,6 +35,7 @@ class PooledCollector(BaseCollector):
     """
 
     shares_batch = True
+    on_nodes = False  # whether each worker is a collector of its own, elsewhere
     pool: WorkerPool | None = None
     _frames_of: Sequence[int]  # of each worker in a batch
 
@@ -105,7 +107,7 @@ class PooledCollector(BaseCollector):
             self._raise_error()
 
     def _gather_first(self) -> TensorDict:
-        pool, pacing = self._pool, self._pacing
+        pool, pacing, recorder = self._pool, self._pacing, self._recorder
         pool.look()  # others may deliver so fast that nobody ever waits
         while True:
             self._see_to_failures()
@@ -114,11 +116,36 @@ class PooledCollector(BaseCollector):
                 break
             pool.wait(lambda: bool(pacing.next_to_take() or pool.failed()))
             self._raise_error()
-        taken = [(handle, pool.take(handle))]
-        batch = self._assembled(taken)
+        delivery = pool.take(handle)
+        batch = self._assembled([(handle, delivery)])
+        if recorder is not None:
+            stamps = batch["policy_version"]
+            recorder.note(handle.index, delivery.generation, stamps, delivery.batch.made_s)
         if not pool.failed():
             pacing.order([handle for handle, _ in self._lent], updates=1)
         return batch
+
+    @functools.cached_property
+    def _recorder(self) -> Recorder | None:
+        """Where the schedule is recorded, if it is."""
+        if self.options.record_schedule is None:
+            return None
+        first = self.handles[0]
+        return Recorder(
+            self.options.record_schedule,
+            num_workers=self.num_workers,
+            num_steps=first.spec.frames // first.num_envs,
+            num_envs=first.num_envs,
+            seed=self.seed,
+            on_nodes=self.on_nodes,
+        )
+
+    def _end(self, seconds: float, close_env: bool, raise_on_error: bool) -> None:
+        try:
+            super()._end(seconds, close_env, raise_on_error)
+        finally:
+            if recorder := self.__dict__.get("_recorder"):
+                recorder.close()
 
     @functools.cached_property
     def _pacing(self) -> Pacing:

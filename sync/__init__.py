@@ -21,6 +21,7 @@ from sync.schemes.none import NoWeightSyncScheme
 from sync.schemes.ray import RayWeightSyncScheme
 from sync.schemes.rpc import RPCWeightSyncScheme
 from sync.schemes.shared_mem import SharedMemWeightSyncScheme
+from sync.schemes.simulated import SimulatedWeightSyncScheme
 from sync.transport import MPTransport, TransportBackend
 from sync.updaters import (
     LocalWeightUpdaterBase,
@@ -51,6 +52,7 @@ __all__ = [
     "RemoteWeightUpdaterBase",
     "SenderChannel",
     "SharedMemWeightSyncScheme",
+    "SimulatedWeightSyncScheme",
     "Snapshot",
     "TransportBackend",
     "VanillaLocalWeightUpdater",

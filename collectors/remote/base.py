@@ -41,6 +41,7 @@ class RemoteCollector(PooledCollector):
     """
 
     _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the nodes
+    on_nodes = True
     _room = 1  # there are places for so many times the nodes that are started
     launcher: Launcher | None = None
 
@@ -69,6 +70,11 @@ class RemoteCollector(PooledCollector):
                 raise ValueError(message.format(kind=self.kind, value=options[name]))
         if not remote.sync and options.get("reset_when_done") is False:
             raise ValueError(NEVER_DONE.format(f"{self.kind} with sync=False"))
+        if options.get("record_schedule") is not None and per_node > 1:
+            raise ValueError(
+                f"record_schedule with num_workers_per_collector={per_node}: what several workers "
+                "of one node do together is not recorded; take one worker for each node"
+            )
         if options.get("copy") is False:
             raise ValueError("copy=False hands out views of memory that other machines do not have")
         super().__init__(factories, policy, num_workers=n, **options)

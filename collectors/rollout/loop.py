@@ -93,7 +93,8 @@ class Rollout:
         self.frames: FrameBlock | None = None  # the block under way
         self.t = 0  # its row under way
         self.state: dict[Key, Tensor] = {}
-        self._first: dict[Key, Tensor] | None = None  # the policy's outputs for the next row
+        # The policy's outputs for the next row, and the random streams before it was called.
+        self._first: tuple[dict[Key, Tensor], Streams] | None = None
         self._observed = [leaf.key for leaf in environments.observations]
         self._outputs: Collection[Key] = ()  # what the policy put out when it was first called
         self._used_version = 0  # of the weights in the policy's last call
@@ -179,7 +180,7 @@ class Rollout:
         if self.random_frames > 0:  # random actions come first
             streams.resume()
         else:
-            self._first = outputs
+            self._first = outputs, streams
         return {**self.state, **outputs}
 
     def _initial_state(self, acting: PolicyCaller, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
@@ -280,7 +281,9 @@ class Rollout:
         """Note the version that the policy is called with from here on."""
         if version != self._used_version:
             self._used_version = self.counters[VERSION] = version
-            self._first = None  # computed with older weights
+            if self._first is not None:  # computed with older weights: as if it never was
+                self._first[1].resume()
+                self._first = None
             if self.zeroes_state:
                 self._clear_state(None)
 
@@ -295,11 +298,12 @@ class Rollout:
         targets = frames.output_rows[t]
         for key, value in self.state.items():  # now: the policy may write into its state
             _write(key, targets[key], value)
-        outputs = self._first
-        if outputs is None:
+        if self._first is not None:
+            outputs, _ = self._first
+            self._first = None
+        else:
             rows, starts = frames.observation_rows[t], frames.is_init[t]
             outputs = acting(self._inputs(acting, rows, self.state, starts))
-        self._first = None
         if outputs.keys() != self._outputs:
             raise ValueError(
                 f"the policy put out {shown(outputs)}, and {shown(self._outputs)} when it was "

@@ -40,11 +40,15 @@ class Met(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The worker has finished the batch that was ordered under this number."""
+    """The worker has finished the batch that was ordered under this number.
+
+    made_s: how long it took.
+    """
 
     serial: int
     num_frames: int
     content: Any
+    made_s: float = 0.0
 
 
 class Answer(NamedTuple):

@@ -133,10 +133,11 @@ class LocalChannel(WorkerChannel):
     def _event(self, message: tuple[Any, ...], fds: list[int]) -> list[Event]:
         kind, *rest = message
         if kind == "batch":
-            number, serial, steps, count = rest
+            number, serial, steps, count, made_s = rest
             if not self._blocks:  # they could not be mapped, which was a failure
                 return []
-            return [Batch(serial, count, FilledBlock(self._blocks[number], number, steps))]
+            filled = FilledBlock(self._blocks[number], number, steps)
+            return [Batch(serial, count, filled, made_s)]
         if kind == "result":
             return [Answer(*rest)]
         if kind == "hello":

@@ -9,7 +9,7 @@
     collect (block b)                    ->   queue it; plan the blocks at the first, share them
                                          <-   blocks (layout, descriptor)
                                               fill block b
-                                         <-   batch (block b, steps)
+                                         <-   batch (block b, steps, seconds)
     call (method, arguments)             ->   between two steps: do it
                                          <-   result
     stop                                 ->   close the environments, leave
@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
@@ -282,6 +283,7 @@ class Worker:
     def _collect(self, order: Order) -> None:
         counters, rollout = self.counters.values, self.rollout
         self._order = order
+        began = time.monotonic()
         if self.spec.options["apply_at"] != "episode" or self.hosted is not None:
             self._take_due()
         if self._reset_each and self.hosted is None:
@@ -296,7 +298,8 @@ class Worker:
         if self.environments is not None:
             check_numbers(frames, steps, self.environments)
         count = counters[FRAMES] - before
-        self.pipe.send(("batch", order.block, order.serial, steps, count))
+        made_s = time.monotonic() - began
+        self.pipe.send(("batch", order.block, order.serial, steps, count, made_s))
         self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:

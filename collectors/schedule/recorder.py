@@ -1,0 +1,58 @@
+"""Records the schedule of an asynchronous collector: one line of JSON for each batch it delivers.
+
+    {"format": 1, "num_workers": 2, "num_steps": 128, "num_envs": 4, "seed": 7, "on_nodes": false}
+    {"worker": 0, "generation": 0, "versions": [[0, 3], [17, 4]], "made_s": 0.0213, "at_s": 1.204}
+
+on_nodes: whether each worker is a collector on a node of its own, which has seeds of its own.
+generation: how often the worker was replaced before.
+versions: pairs (step, version), as the frames' stamps say; -1 are random actions.
+made_s: how long the worker took to make the batch. at_s: when the learner took it, in seconds since
+it first asked for one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+FORMAT = 1
+
+
+class Recorder:
+    """Appends to the file, a whole line at a time; a second collector begins with a new header."""
+
+    def __init__(self, path: str | Path, **header: Any):
+        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self._began = time.monotonic()
+        self._write({"format": FORMAT, **header})
+
+    def note(self, worker: int, generation: int, stamps: Tensor, made_s: float) -> None:
+        """The learner takes this batch now. stamps: the version of each frame [envs, steps]."""
+        self._write(
+            {
+                "worker": worker,
+                "generation": generation,
+                "versions": runs(stamps),
+                "made_s": round(made_s, 6),
+                "at_s": round(time.monotonic() - self._began, 6),
+            }
+        )
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def runs(stamps: Tensor) -> list[list[int]]:
+    """Pairs (step, version) for stamps [envs, steps], which are the same for all environments."""
+    versions = stamps[0].numpy()
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
+    return [[int(step), int(versions[step])] for step in starts]

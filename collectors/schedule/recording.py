@@ -1,0 +1,132 @@
+"""A recorded schedule, to be followed again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from collectors.schedule.plan import EndOfSchedule, PlannedBatch
+from collectors.schedule.recorder import FORMAT
+
+MOST_BYTES = 1 << 30
+_NEVER = 1 << 62  # newer than any version
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a recording was made with."""
+
+    num_workers: int
+    num_steps: int  # of a batch
+    num_envs: int  # of a worker
+    seed: int
+    on_nodes: bool = False
+
+
+class RecordedSchedule:
+    """Gives the batches of a recording in their order. `ValueError` for a file that is none."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        lines = list(_lines(self.path))
+        if not lines:
+            raise ValueError(f"{self.path} is empty: there is no schedule to follow")
+        self.header = _header(lines[0], f"{self.path}, line 1")
+        self.batches: list[PlannedBatch] = []
+        self.times: list[float] = []
+        for number, line in enumerate(lines[1:], 2):
+            where = f"{self.path}, line {number}"
+            if "format" in line:
+                raise ValueError(
+                    f"{where}: the run was resumed here, and what its workers did before is not "
+                    "in the recording; only a run in one piece can be followed"
+                )
+            batch, at_s = self._batch(line, where)
+            self.batches.append(batch)
+            self.times.append(at_s)
+        oldest = [_oldest(batch) for batch in self.batches]
+        self._oldest = list(accumulate(reversed(oldest), min))[::-1]
+        self._next = 0
+
+    def _batch(self, line: dict[str, Any], where: str) -> tuple[PlannedBatch, float]:
+        try:
+            worker, generation = line["worker"], line["generation"]
+            versions = tuple((step, version) for step, version in line["versions"])
+            numbers = [worker, generation, *(number for pair in versions for number in pair)]
+            at_s = float(line["at_s"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{where}: this is no batch of a schedule: {error!r}") from None
+        steps, whole = [step for step, _ in versions], all(type(one) is int for one in numbers)
+        if (
+            not whole
+            or not 0 <= worker < self.header.num_workers
+            or generation < 0
+            or steps[:1] != [0]
+            or steps != sorted(set(steps))
+            or steps[-1] >= self.header.num_steps
+            or any(version < -1 for _, version in versions)
+        ):
+            raise ValueError(f"{where}: this is no batch of a schedule: {line}")
+        return PlannedBatch(worker, generation, versions), at_s
+
+    @property
+    def time_s(self) -> float:
+        """When the last batch was taken in the recorded run."""
+        return self.times[self._next - 1] if self._next else 0.0
+
+    def next_batch(self) -> PlannedBatch:
+        if self._next == len(self.batches):
+            raise EndOfSchedule(f"{self.path} ends after {self._next} batches")
+        self._next += 1
+        return self.batches[self._next - 1]
+
+    def publish(self, version: int, nbytes: int, workers: Sequence[int]) -> None:
+        """The recording says what became of it."""
+
+    def oldest_needed(self) -> int:
+        return self._oldest[self._next] if self._next < len(self.batches) else _NEVER
+
+    def counts(self) -> dict[str, int]:
+        made = self._next * self.header.num_steps
+        return {"collected": made, "dropped": 0, "in_flight": 0, "restarts": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = int(state["next"])
+
+
+def _oldest(batch: PlannedBatch) -> int:
+    """The oldest version that it names; random actions need none."""
+    return min((version for _, version in batch.versions if version >= 0), default=_NEVER)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of the file; a process that was killed may have left a part of one."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} has more than {MOST_BYTES} bytes")
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}, line {number}: expected an object of JSON")
+        yield found
+
+
+def _header(line: dict[str, Any], where: str) -> Header:
+    if line.get("format") != FORMAT:
+        raise ValueError(f"{where}: expected the header of a schedule of format {FORMAT}")
+    names = ("num_workers", "num_steps", "num_envs", "seed")
+    values: dict[str, Any] = {name: line.get(name) for name in names}
+    if any(type(value) is not int or value < 0 for value in values.values()):
+        raise ValueError(f"{where}: expected whole numbers for {', '.join(names)}")
+    return Header(**values, on_nodes=line.get("on_nodes") is True)

@@ -1,0 +1,77 @@
+"""The versions that virtual workers may still need, and the policy that acts for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from collectors.weights.models import POLICY
+from collectors.weights.publisher import Publisher
+from sync import SimulatedWeightSyncScheme, Snapshot
+
+
+class Versions:
+    """Blocks by version, and a policy that holds one of them.
+
+    policy: the module that acts; the publisher's own stays with the learner.
+    """
+
+    def __init__(self, publisher: Publisher, policy: Any):
+        self._publisher = publisher
+        (scheme,) = publisher.schemes.values()
+        if not isinstance(scheme, SimulatedWeightSyncScheme):
+            raise ValueError(
+                f"weight_sync_schemes: {POLICY!r} has a {type(scheme).__name__}; the workers of a "
+                "SimulatedCollector are virtual, and take a SimulatedWeightSyncScheme"
+            )
+        self._scheme = scheme
+        scheme.connect()
+        scheme.channel.kept = lambda: list(self.blocks.values())
+        self._load = scheme.loader(policy)
+        self.blocks: dict[int, Snapshot] = {}
+        self._loaded = -1
+
+    def take_published(self) -> list[tuple[int, int, list[int]]]:
+        """What was published since the last call: version, bytes, and the workers it is for."""
+        fresh, self._scheme.channel.published = self._scheme.channel.published, []
+        found = []
+        for block, workers in fresh:
+            version = self._publisher.base + block.version
+            self.blocks[version] = block
+            found.append((version, block.wire_bytes, workers))
+        return found
+
+    def use(self, version: int) -> None:
+        """Have the policy hold this version."""
+        if version != self._loaded:
+            if version not in self.blocks:
+                raise ValueError(
+                    f"the schedule has a worker act with version {version}, which was not "
+                    f"published: the newest is {max(self.blocks)}. A replay needs a version for "
+                    "every one that the recorded run published"
+                )
+            self._load(self.blocks[version])
+            self._loaded = version
+
+    def applied(self, worker: int, version: int) -> None:
+        """A worker took this version into use."""
+        own = version - self._publisher.base  # negative for one of a run that this one resumes
+        if own >= 0:
+            self._scheme.channel.applied(worker, own, self.blocks[version].published_ns)
+
+    def forget(self, below: int, in_use: Iterable[int]) -> None:
+        """Let go of what nobody needs: versions below this one, except those that are in use."""
+        needed = {*in_use, max(self.blocks)}
+        for version in [one for one in self.blocks if one < below and one not in needed]:
+            del self.blocks[version]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {str(version): block.buffer.clone() for version, block in self.blocks.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        layout = next(iter(self.blocks.values())).layout
+        self._scheme.channel.published = []
+        self.blocks = {int(name): Snapshot(layout, one.clone()) for name, one in state.items()}
+        self._loaded = -1

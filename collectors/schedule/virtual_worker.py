@@ -1,0 +1,151 @@
+"""A worker without a process: its own environments, episodes and random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from collectors.data.batch import Part, Trajectories
+from collectors.rollout.environment import Environments
+from collectors.rollout.frame_block import FrameBlock, allocate
+from collectors.rollout.loop import RANDOM_VERSION, Rollout
+from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.seeds import Streams, untouched_streams
+from collectors.schedule.plan import PlannedBatch
+from collectors.schedule.versions import Versions
+from collectors.weights.receiver import WeightReceiver
+from collectors.workers.worker_loop import check_numbers
+
+Plan = tuple[tuple[int, int], ...]
+
+
+class PlannedReceiver(WeightReceiver):
+    """Takes the versions that a plan says, at the steps that it says."""
+
+    rollout: Rollout
+
+    def __init__(self, versions: Versions, worker: int):
+        self._versions = versions
+        self._worker = worker
+        self._left: list[tuple[int, int]] = []  # of the plan, the last pair first
+        self._newest = -1
+        self.version = -1
+
+    def begin(self, plan: Plan) -> None:
+        """A batch begins. Random actions, which have no version, change nothing here."""
+        self._left = [pair for pair in reversed(plan) if pair[1] != RANDOM_VERSION]
+        if self.version < 0:
+            self._newest = self._left[-1][1] if self._left else max(self._versions.blocks)
+            self.take()
+        self._newest = self.version
+        self._versions.use(self.version)
+
+    def has_news(self) -> bool:
+        while self._left and self._left[-1][0] <= self.rollout.t:
+            self._newest = self._left.pop()[1]
+        return self._newest != self.version
+
+    def take(self) -> None:
+        self.version = self._newest
+        self._versions.use(self.version)
+        self._versions.applied(self._worker, self.version)
+
+    def take_if_new(self) -> None:
+        """What `take_at_start` of a rollout calls."""
+        if self.has_news():
+            self.take()
+
+
+class VirtualWorker:
+    """Computes the frames of one worker's batches, in the order in which it makes them.
+
+    What it draws from the process's random streams are its own: nobody else's are changed.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        generation: int,
+        environments: Environments,
+        acting: PolicyCaller | None,
+        versions: Versions,
+        trajectories: Trajectories,
+        *,
+        first_env: int,
+        num_threads: int,
+        **options: Any,
+    ):
+        self.index = index
+        self.generation = generation
+        self.environments = environments
+        self.trajectories = trajectories
+        self.first_env = first_env
+        self.receiver = PlannedReceiver(versions, index)
+        self._num_threads = num_threads
+        self._reset_each = options.pop("reset_at_each_iter")
+        with untouched_streams():
+            self.rollout = Rollout(
+                environments,
+                acting,
+                self.receiver,
+                take_at_start=self.receiver.take_if_new,
+                **options,
+            )
+            self.streams = Streams()
+        self.receiver.rollout = self.rollout
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Act as a process of its own would: with its random streams and number of threads."""
+        outside, threads = Streams(), torch.get_num_threads()
+        self.streams.resume()
+        torch.set_num_threads(self._num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            self.streams.keep()
+            outside.resume()
+
+    def collect(self, plan: PlannedBatch, num_steps: int, blocks: dict[Any, FrameBlock]) -> Part:
+        """The frames of a planned batch, in the block of `blocks` that has their layout."""
+        rollout = self.rollout
+        with self.active():
+            rollout.t = 0
+            self.receiver.begin(plan.versions)
+            if rollout.apply_at != "episode":
+                self.receiver.take_if_new()
+            if (random_steps := _random_steps(plan, num_steps)) is not None:
+                rollout.random_frames = random_steps * self.environments.num_envs
+            if self._reset_each:
+                rollout.restart()
+            layout = rollout.plan(num_steps)
+            frames = blocks.get(layout) or blocks.setdefault(layout, allocate(layout))
+            steps = rollout.collect(frames)
+            check_numbers(frames, steps, self.environments)
+        return Part(frames, steps, self.index, self.first_env, self.trajectories)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **self.rollout.state_dict(),
+            "streams": self.streams.state_dict(),
+            "version": self.receiver.version,
+            "generation": self.generation,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        with self.active():
+            exact = self.rollout.load_state_dict(state)
+        self.streams.load_state_dict(state["streams"])
+        self.receiver.version = int(state["version"])
+        return exact
+
+
+def _random_steps(plan: PlannedBatch, num_steps: int) -> int | None:
+    """How many steps the plan begins with random actions; None if it does not say."""
+    if plan.versions[0][1] != RANDOM_VERSION:
+        return None
+    return plan.versions[1][0] if len(plan.versions) > 1 else num_steps

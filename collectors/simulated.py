@@ -1,0 +1,291 @@
+"""Asynchronous workers without processes: a schedule says who is next, this process computes it.
+
+    next()
+      schedule.next_batch()        whose batch the learner takes now, and which versions it had
+      worker.collect(plan)         its frames, by the same loop as a real worker's
+    update_policy_weights_()
+      scheme.send()                as for real workers, through all effects
+      schedule.publish(version)    the clock learns of it
+
+A worker's frames depend on its random streams and on the version at each step, and on nothing else.
+So a batch is computed when it is taken: by then the schedule has decided every one of its versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+from tensordict import TensorDict
+from torch import nn
+
+from collectors.base import BaseCollector, as_mask, ends_on_interrupt
+from collectors.data.batch import Trajectories, assemble, frames_of
+from collectors.options import SIMULATED, per_worker, steps_of
+from collectors.rollout.frame_block import FrameBlock, FrameLayout
+from collectors.rollout.make_environment import make_environments
+from collectors.rollout.policy import PolicyCaller, interaction_type
+from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.schedule.plan import PlannedBatch, Schedule
+from collectors.schedule.versions import Versions
+from collectors.schedule.virtual_worker import VirtualWorker
+from collectors.signatures import Arguments, takes
+from collectors.weights.publisher import Publisher
+from collectors.workers.shared_counters import SharedCounters
+from sync import SimulatedWeightSyncScheme
+
+
+class SimulatedCollector(BaseCollector):
+    """What a `MultiAsyncCollector` collects under a given schedule, to the bit.
+
+    schedule: a `RecordedSchedule`, or a `Simulator` for the same number of workers and steps.
+    on_nodes: seed each worker as a collector on a node of its own is seeded.
+
+    A worker's environments are made when its first batch is computed.
+    """
+
+    kind = SIMULATED
+
+    @takes(Arguments)
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        schedule: Schedule,
+        on_nodes: bool = False,
+        **options: Any,
+    ):
+        self.schedule = schedule
+        self._on_nodes = on_nodes
+        self._workers: dict[int, VirtualWorker] = {}
+        super().__init__(create_env_fn, policy, **options)
+
+    def _make_publisher(self) -> Publisher:
+        options, n = self.options, self.num_workers
+        source = self._source()
+        schemes = options.weight_sync_schemes
+        if schemes is None and isinstance(source, nn.Module):
+            schemes = {"policy": SimulatedWeightSyncScheme()}
+        return Publisher(source, schemes, devices=options.devices(n))
+
+    def _open(self) -> None:
+        options, n = self.options, self.num_workers
+        self._factories = per_worker(self.create_env_fn, n, "create_env_fn")
+        self._kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
+        self._seeds = [Seeds(self.seed, worker) for worker in range(n)]
+        self._device = options.devices(n)[0]
+        self._policy = self._acting_policy()
+        self._versions = Versions(self.publisher, self._policy)
+        self._versions.take_published()  # version 0, which all workers start with
+        self._numbering = [Trajectories(worker, n) for worker in range(n)]
+        self._random_frames = [-(-options.init_random_frames // n)] * n
+        self._counters_of_all = SharedCounters()
+        self._callers: dict[Any, PolicyCaller] = {}
+        self._blocks: dict[FrameLayout, FrameBlock] = {}
+        self._delivered = 0
+        self.num_envs = 0
+        self.num_envs = self._worker(0, 0).environments.num_envs * n
+        self._steps = steps_of(self.frames_per_batch, self.num_envs // n)
+
+    def _acting_policy(self) -> Any:
+        """The workers' policy; one is enough, since it is given the weights of whoever acts."""
+        given = self.publisher.policy
+        try:
+            policy = copy.deepcopy(given)
+        except Exception:  # noqa: BLE001 - some modules only pickle
+            policy = cloudpickle.loads(cloudpickle.dumps(given))
+        if isinstance(policy, nn.Module) and self._device is not None:
+            policy.to(self._device)
+        return policy
+
+    @property
+    def frames_per_batch(self) -> int:
+        return int(self.options.frames_per_batch)  # type: ignore[arg-type]
+
+    # -- workers
+
+    def _worker(self, index: int, generation: int) -> VirtualWorker:
+        """The worker, in this generation; a new one takes the place of an older."""
+        worker = self._workers.get(index)
+        if worker is not None and worker.generation == generation:
+            return worker
+        if worker is not None:
+            worker.environments.close()
+            self._numbering[index].restart()
+        worker = self._workers[index] = self._make_worker(index, generation)
+        return worker
+
+    def _make_worker(self, index: int, generation: int) -> VirtualWorker:
+        options = self.options
+        base = self._seeds[index]
+        seeds = Seeds(base.seed, base.worker, generation, base.static)
+        if self._on_nodes:
+            seeds = Seeds(seeds.environments(1)[0], static=base.static)
+        environments = make_environments(
+            self._factories[index],
+            dict(self._kwargs[index] or {}),
+            worker_idx=seeds.worker,
+            seed=seeds.factory(),
+            max_frames=options.max_frames_per_traj,
+            resume_episodes=options.resume_episodes,
+            resume_timeout=options.resume_timeout,
+            info_keys=options.info_keys,
+        )
+        if self.num_envs and environments.num_envs * self.num_workers != self.num_envs:
+            raise ValueError(
+                f"worker {index} has {environments.num_envs} environments and worker 0 has "
+                f"{self.num_envs // self.num_workers}: virtual workers are all alike"
+            )
+        names = tuple(leaf.key for leaf in environments.observations)
+        if self._policy is not None and names not in self._callers:
+            self._callers[names] = PolicyCaller(
+                self._policy,
+                environments.observations,
+                device=self._device,
+                trusted=options.trust_policy,
+                compile_policy=options.compile_policy,
+                cudagraph=options.cudagraph_policy,
+            )
+        return VirtualWorker(
+            index,
+            generation,
+            environments,
+            self._callers.get(names),
+            self._versions,
+            self._numbering[index],
+            first_env=index * environments.num_envs,
+            num_threads=options.num_sub_threads,
+            seeds=seeds,
+            exploration=interaction_type(options.exploration_type),
+            apply_at=options.apply_at,
+            state_on_update=options.state_on_update,
+            next_observation=options.next_observation,
+            random_frames=self._random_frames[index] if generation == 0 else 0,
+            set_truncated=options.set_truncated,
+            counters=self._counters_of_all,
+            reset_at_each_iter=options.reset_at_each_iter,
+        )
+
+    # -- batches
+
+    def _gather(self) -> TensorDict:
+        plan = self.schedule.next_batch()
+        try:
+            batch = self._collect(plan)
+        except Exception as error:
+            error.add_note(
+                f"raised by virtual worker {plan.worker}, generation {plan.generation}, at "
+                f"{self.schedule.time_s:.6g} s of virtual time"
+            )
+            raise
+        self._delivered += frames_of(batch)
+        in_use = {worker.receiver.version for worker in self._workers.values()}
+        self._versions.forget(self.schedule.oldest_needed(), in_use)
+        return batch
+
+    def _collect(self, plan: PlannedBatch) -> TensorDict:
+        part = self._worker(plan.worker, plan.generation).collect(plan, self._steps, self._blocks)
+        return assemble([part], num_steps=self._steps, copy=True, stamps=self.tracked is not None)
+
+    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        self.publisher.publish(by_model, worker_ids, wait=False)
+        for version, nbytes, workers in self._versions.take_published():
+            self.schedule.publish(version, nbytes, workers)
+
+    # -- control
+
+    @property
+    def time_s(self) -> float:
+        """The virtual time."""
+        return self.schedule.time_s
+
+    @ends_on_interrupt
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed environments and policies, and start new episodes. The schedule is as it was."""
+        self._raise_if_shut()
+        self.seed = check_seed(seed)
+        with self._lock:
+            for index in range(self.num_workers):
+                worker = self._workers.get(index)
+                generation = 0 if worker is None else worker.generation
+                self._seeds[index] = Seeds(self.seed, index, generation, static_seed)
+                if worker is not None:
+                    with worker.active():
+                        worker.rollout.reseed(self._seeds[index])
+        return next_seed(self.seed)
+
+    @ends_on_interrupt
+    def reset(self, reset_idx: Any = None) -> None:
+        """Start new episodes in all environments, or in some, counted over all workers."""
+        self._raise_if_shut()
+        which = None if reset_idx is None else as_mask(reset_idx, self.num_envs)
+        with self._lock:
+            for worker in self._workers.values():
+                first, count = worker.first_env, worker.environments.num_envs
+                with worker.active():
+                    worker.rollout.restart(None if which is None else which[first : first + count])
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        self._raise_if_shut()
+        assert method == "getattr_env"
+        with self._lock:
+            everybody = [
+                self._workers.get(i) or self._worker(i, 0) for i in range(self.num_workers)
+            ]
+            return [worker.environments.attribute(*args) for worker in everybody]
+
+    def _counters(self) -> dict[str, Any]:
+        steps, each = self.schedule.counts(), self.num_envs // self.num_workers
+        made = {name: steps[name] * each for name in ("collected", "dropped", "in_flight")}
+        return {**made, "delivered": self._delivered, "restarts": steps["restarts"], "preempted": 0}
+
+    @ends_on_interrupt
+    def stats(self) -> dict[str, Any]:
+        """As of every collector, and "time_s", the virtual time."""
+        return {**super().stats(), "time_s": self.time_s}
+
+    # -- saving
+
+    @ends_on_interrupt
+    def state_dict(self) -> dict[str, Any]:
+        """As of every collector; with the schedule, and the weights that are on their way."""
+        return {
+            **super().state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "versions": self._versions.state_dict(),
+            "delivered": self._delivered,
+        }
+
+    @ends_on_interrupt
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        exact = super().load_state_dict(state)
+        self.schedule.load_state_dict(state["schedule"])
+        self._versions.load_state_dict(state["versions"])
+        self._delivered = int(state["delivered"])
+        return exact
+
+    def _worker_states(self) -> list[dict[str, Any]]:
+        found = (self._workers.get(index) for index in range(self.num_workers))
+        return [{} if worker is None else worker.state_dict() for worker in found]
+
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
+        exact = []
+        for index, state in enumerate(states):
+            same = True
+            if "generation" in state:
+                same = self._worker(index, int(state["generation"])).load_state_dict(state)
+            self._numbering[index].load_state_dict(state["trajectories"], under_way=same)
+            exact.append(same)
+        return exact
+
+    def _trajectory_states(self) -> list[dict[str, Any]]:
+        return [trajectories.state_dict() for trajectories in self._numbering]
+
+    def _close(self, timeout: float, close_env: bool) -> None:
+        with contextlib.ExitStack() as after:
+            for worker in self._workers.values() if close_env else ():
+                after.callback(worker.environments.close)

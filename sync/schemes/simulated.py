@@ -1,0 +1,101 @@
+"""Versions for virtual workers, which live in the sender's process and on a simulated clock.
+
+    send()  ->  SimulatedSender.published    until whoever runs the clock takes it from there
+                loader(model)(block)         into the model that acts
+                applied(worker, version)     the worker acknowledges
+
+Nothing travels and nobody waits. Effects, such as a wire format, wrap it as they wrap any other
+mechanism, so a virtual worker acts with the same numbers as a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sync.channel import APPLIED, JOINED, Answer, ReceiverChannel, SenderChannel, now_ns
+from sync.effects.wire import make_decoder
+from sync.model.binding import Binding
+from sync.model.layout import Layout
+from sync.model.snapshot import Snapshot
+from sync.model.strategy import Weights, WeightStrategy
+from sync.scheme import WeightSyncScheme
+
+
+class SimulatedSender(SenderChannel):
+    """Keeps what is published, in the form in which it would travel.
+
+    published: blocks that nobody has taken from here yet, with the workers they are for.
+    kept: says which other blocks must not be overwritten.
+    """
+
+    mechanism = "simulated"
+
+    def __init__(self, layout: Layout, num_workers: int):
+        super().__init__(layout, num_workers)
+        self.published: list[tuple[Snapshot, list[int]]] = []
+        self.kept: Callable[[], list[Snapshot]] = list
+        self._answers = [Answer(worker, JOINED) for worker in range(num_workers)]
+
+    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
+        if block.version == 0:  # what every worker starts with
+            for worker in workers:
+                self.applied(worker, 0, block.published_ns)
+        self.published.append((block, list(workers)))
+        self.count_moved(block.wire_bytes)
+
+    def applied(self, worker: int, version: int, published_ns: int) -> None:
+        """The worker uses this version from now on."""
+        now = now_ns()
+        self._answers.append(Answer(worker, APPLIED, version, published_ns, now, now))
+
+    def blocks_in_use(self) -> list[Snapshot]:
+        return [*(block for block, _ in self.published), *self.kept()]
+
+    def poll(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def fds(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.published, self.kept = [], list
+
+
+class SimulatedWeightSyncScheme(WeightSyncScheme):
+    """For `SimulatedCollector`, which plays the workers. It has no receivers.
+
+    With wire="delta" versions are kept as they are, since they arrive as they are.
+    """
+
+    sender_channel = SimulatedSender
+    channel: SimulatedSender
+
+    def __init__(self, strategy: str | WeightStrategy = "tensordict", **options: Any):
+        if options.get("wire") == "delta":
+            options["wire"] = "float32"
+        super().__init__(strategy, **options)
+
+    def _make_sender(self, layout: Layout, num_workers: int) -> SenderChannel:
+        self.channel = SimulatedSender(layout, num_workers)
+        return self.channel
+
+    def _make_receiver(self, handout: Any, layout: Layout, worker: int) -> ReceiverChannel:
+        raise RuntimeError("SimulatedWeightSyncScheme has no receivers: SimulatedCollector has")
+
+    def loader(self, model: Weights) -> Callable[[Snapshot], None]:
+        """A function that copies a published block into `model`."""
+        layout = self._layout
+        assert layout is not None, "init_on_sender() comes first"
+        binding, decoder = Binding(model, self.strategy, layout), make_decoder(self.wire, layout)
+
+        def load(block: Snapshot) -> None:
+            if decoder is None:
+                binding.load(block)
+                return
+            whole = decoder.decode(block)
+            whole.stamp(block.version, block.extra, block.published_ns)
+            binding.load(whole)
+
+        return load
