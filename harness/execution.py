@@ -182,9 +182,10 @@ class Execution:
         with self.interruption.whole(), ExitStack() as stack, self.interruption.anywhere():
             self._cut_metrics()
             self.loggers = make_loggers(self.plan.config.logger, self.run_dir, self._info())
-            scheme = make_scheme(self.plan.config.sync)
+            config = self.plan.config
+            scheme = make_scheme(config.sync, simulated=config.collector.simulates)
             stack.callback(scheme.shutdown)
-            collector = make_collector(self.plan.config, self.learner, scheme)
+            collector = make_collector(config, self.learner, scheme, self.run_dir.schedule)
             stack.callback(collector.shutdown, raise_on_error=False)
             evaluator = self._evaluator()
             stack.callback(evaluator.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from harness.options.errors import ConfigError
 from harness.options.run import Config
 from harness.options.sync import SyncConfig
 from harness.registry import algorithms, collectors, schemes
-from sync import WeightSyncScheme
+from sync import SimulatedWeightSyncScheme, WeightSyncScheme
+
+# The options of a scheme that change weights or versions, whatever moves them.
+EFFECTS = ("strategy", "check_finite", "wire")
 
 
 def make_learner(config: Config) -> Learner:
@@ -70,17 +74,27 @@ def _close(env: Env[Any, Any] | VectorEnv, config: EnvConfig) -> None:
         raise ConfigError(f"env.id={config.id} cannot be closed: {error}") from error
 
 
-def make_scheme(config: SyncConfig) -> WeightSyncScheme:
-    """The sync scheme, not yet connected to anything."""
+def make_scheme(config: SyncConfig, *, simulated: bool = False) -> WeightSyncScheme:
+    """The sync scheme, not yet connected to anything.
+
+    simulated: for virtual workers, which keep of it what it does to the weights.
+    """
+    if simulated:
+        given = config.arguments()
+        return SimulatedWeightSyncScheme(**{key: given[key] for key in EFFECTS if key in given})
     scheme: WeightSyncScheme = schemes.get(config.name).load()(**config.arguments())
     return scheme
 
 
-def make_collector(config: Config, learner: Learner, scheme: WeightSyncScheme) -> BaseCollector:
-    """The collector, its workers started."""
+def make_collector(
+    config: Config, learner: Learner, scheme: WeightSyncScheme, schedule: Path
+) -> BaseCollector:
+    """The collector, its workers started. schedule: a file for what it may record."""
     fills: dict[str, Any] = {}
+    if config.collector.records_schedule and config.sync.versions_travel:
+        fills["record_schedule"] = str(schedule)
     if config.collector.fills_replay_buffer and isinstance(learner, OffPolicy):
-        fills = {"replay_buffer": learner.replay, "total_frames": config.total_frames}
+        fills |= {"replay_buffer": learner.replay, "total_frames": config.total_frames}
     collector: BaseCollector = collectors.get(config.collector.name).load()(
         EnvFactory(config.env, plugins=tuple(config.plugins)),
         learner.policy,

@@ -17,7 +17,7 @@ from harness.options import algorithms as algo
 from harness.options import collectors as collect
 from harness.options import loggers as log
 from harness.options import models as model
-from harness.options import sync
+from harness.options import simulated, sync
 from harness.options.base import Options
 from harness.parts import Registry
 
@@ -72,6 +72,7 @@ collectors = Registry("collector", "collector", collect.CollectorConfig)
 collectors.add("single", "collectors:Collector", collect.SingleConfig)
 collectors.add("multi_sync", "collectors:MultiSyncCollector", collect.MultiSyncConfig)
 collectors.add("multi_async", "collectors:MultiAsyncCollector", collect.MultiAsyncConfig)
+collectors.add("simulated", "collectors:SimulatedCollector", simulated.SimulatedConfig)
 collectors.add("distributed", "collectors:DistributedCollector", collect.DistributedCollectorConfig)
 collectors.add("rpc", "collectors:RPCCollector", collect.RPCCollectorConfig)
 collectors.add("ray", "collectors:RayCollector", collect.RayCollectorConfig)

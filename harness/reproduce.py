@@ -1,4 +1,9 @@
-"""Run a run again, and say whether the result is the same: `python -m harness.reproduce RUN`."""
+"""Run a run again, and say whether the result is the same: `python -m harness.reproduce RUN`.
+
+The same seed gives the same bits, if nothing depends on who is faster. An asynchronous run has
+recorded what did, its schedule, and is replayed in one process. `--set` changes options of the run
+that is done again: the same schedule, but another learner.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,10 @@ from harness.checkpoints import CheckpointError
 from harness.comparison import Difference, compare_records, compare_weights, is_repeatable
 from harness.config.plan import RunPlan, to_config
 from harness.config.resumed import check_stored_imports, read_options
-from harness.files import one_line, read_json
+from harness.files import one_line, parse_yaml, read_json
+from harness.options.base import defaults
+from harness.options.run import Config
+from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.provenance import manifest
 from harness.search import objective
 
@@ -45,11 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.repeats is not None and options.repeats < 1:
             raise ValueError(f"--repeats is {options.repeats}, expected 1 or more")
         plan = stored_plan(
-            original, options.out, import_env=options.import_env, plugins=options.plugin
+            original,
+            options.out,
+            import_env=options.import_env,
+            plugins=options.plugin,
+            changes=options.set,
         )
         for line in differences(original):
             print(line)
-        verdict = reproduce(original, plan, options.repeats)
+        if options.set:
+            verdict = compare_changed(original, plan, options.set)
+        elif plan.config.collector.simulates and is_recorded(original):
+            verdict = replay(original, plan)
+        else:
+            verdict = reproduce(original, plan, options.repeats)
     except (ValueError, OSError, CheckpointError) as error:
         print(f"reproduce: {one_line(error)}", file=sys.stderr)
         return USAGE_ERROR
@@ -63,12 +80,19 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
         prog="python -m harness.reproduce",
-        description=__doc__,
+        description=(__doc__ or "").replace("`", ""),
         epilog="Exit status: 0 identical, or within the interval; 1 different, or not to be told; "
         "2 it cannot be run or compared.",
     )
     found.add_argument("run_dir", type=Path, help="the run's directory")
     found.add_argument("--out", type=Path, help="the new run's; by default below outputs/")
+    found.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="change an option, as algo.objective=decoupled (may be repeated)",
+    )
     found.add_argument(
         "--repeats",
         type=int,
@@ -92,23 +116,68 @@ def parser() -> argparse.ArgumentParser:
 
 
 def stored_plan(
-    original: Path, out: Path | None, *, import_env: bool = False, plugins: Sequence[str] = ()
+    original: Path,
+    out: Path | None,
+    *,
+    import_env: bool = False,
+    plugins: Sequence[str] = (),
+    changes: Sequence[str] = (),
 ) -> RunPlan:
-    """The plan that repeats a run: its config as stored, but that nothing is sent anywhere."""
+    """The plan that repeats a run: its config as stored, but that nothing is sent anywhere.
+
+    changes: options to change, as `algo.objective=decoupled`.
+    """
     options = read_options(original)
-    state = read_json(original / "status.json").get("state")
-    if state != "done":
+    state, recorded = read_json(original / "status.json").get("state"), is_recorded(original)
+    if state != "done" and not (recorded and state in ("failed", "interrupted", "pruned")):
         raise ValueError(
-            f"{original} is {one_line(state)}: only a run that is done can be compared"
+            f"{original} is {one_line(state)}: only a run that is done can be compared, or one "
+            f"that recorded a {SCHEDULE}"
         )
     check_stored_imports(options, original, import_env=import_env, plugins=plugins)
     options["logger"] = {}
     if isinstance(options.get("checkpoint"), dict):
         options["checkpoint"] |= {"at_end": True}
+    if recorded:
+        options["collector"] = replaying(original, options)
+    for change in changes:
+        _change(options, change)
     if out is None:
         now = datetime.now()
         out = Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-reproduce"
     return RunPlan(config=to_config(options), options=options, directory=out, overrides=[])
+
+
+def is_recorded(original: Path) -> bool:
+    """Whether the run recorded its schedule."""
+    return (original / SCHEDULE).exists()
+
+
+def replaying(original: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a collector that follows the run's schedule."""
+    stored = options.get("collector")
+    if not isinstance(stored, dict):
+        raise ValueError(f"{original / 'config.yaml'} holds no options of a collector")
+    known = defaults(SimulatedConfig)
+    header = SimulatedConfig(replay=str(original)).recording().header
+    return {key: value for key, value in stored.items() if key in known} | {
+        "name": "simulated",
+        "replay": str(original),
+        "num_workers": header.num_workers,
+        "frames_per_batch": header.num_steps * header.num_envs,
+    }
+
+
+def _change(options: dict[str, Any], change: str) -> None:
+    """Set one option. Whether there is such an option is checked with all the others."""
+    name, equals, value = change.partition("=")
+    *path, last = name.split(".")
+    place: Any = options
+    for step in path:
+        place = place.get(step) if isinstance(place, dict) else None
+    if not equals or not isinstance(place, dict):
+        raise ValueError(f"--set {change}: expected an option and its value, as algo.clip=0.1")
+    place[last] = parse_yaml(value)
 
 
 def differences(original: Path) -> Iterator[str]:
@@ -153,6 +222,8 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
     repeatable = is_repeatable(plan.config)
     count = repeats or (1 if repeatable else REPEATS)
     difference, scores = None, []
+    if not repeatable and (why := why_unrecorded(plan.config)):
+        print(why)
     for number in range(count):
         place = plan.directory if count == 1 else plan.directory / f"{number + 1}"
         scores.append(_run(plan, place))
@@ -170,23 +241,77 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
     return within(objective(read_json(original / "summary.json")), scores)
 
 
-def _run(plan: RunPlan, place: Path) -> float:
+def replay(original: Path, plan: RunPlan) -> Verdict:
+    """Follow the recorded schedule, and compare; of a run that failed, what there is until then."""
+    place = plan.directory
+    state, failure = _ending(original)
+    outcome = _execute(plan, place)
+    whole = state == "done"
+    difference = compare_records(original, place, replayed=True, whole=whole)
+    compared = "all metrics but times"
+    if difference is None and whole:
+        difference, compared = _compare_weights(original, place)
+    if difference is not None:
+        print(f"first difference: {one_line(difference)}")
+        return Verdict("different", "a replay promises the same bits", DIFFERENT)
+    ended, raised = _ending(place)
+    if outcome.state == "failed" and raised != failure:
+        return Verdict("different", f"the replay failed: {raised}; it is in {place}", DIFFERENT)
+    if whole:
+        return Verdict("identical", f"{compared}, in {place}", SAME)
+    how = f"it fails alike: {raised}" if ended == "failed" else f"that run was {state}: {failure}"
+    return Verdict("identical", f"{compared}, up to its end; {how}; in {place}", SAME)
+
+
+def _ending(directory: Path) -> tuple[str, str]:
+    """How a run ended, and what it raised."""
+    status = read_json(directory / "status.json")
+    return one_line(status.get("state")), one_line(status.get("error"))
+
+
+def compare_changed(original: Path, plan: RunPlan, changes: Sequence[str]) -> Verdict:
+    """Do the run with changed options, and show both results."""
+    score = _run(plan, plan.directory)
+    before = objective(read_json(original / "summary.json"))
+    what = "the same schedule" if is_recorded(original) else "the same seed"
+    shown = f"return {before:g} there, {score:g} with {' '.join(changes)} and {what}"
+    return Verdict("compared", f"{shown}, in {plan.directory}", SAME)
+
+
+def _execute(plan: RunPlan, place: Path) -> Any:
     from harness.execution import execute
 
     outcome = execute(RunPlan(plan.config, plan.options, place, plan.overrides))
     if outcome.exit_status > 128:
         raise KeyboardInterrupt
+    return outcome
+
+
+def why_unrecorded(config: Config) -> str:
+    """Why a run of this config, whose bits depend on timing, has no schedule to replay."""
+    if not config.sync.versions_travel:
+        return f"sync={config.sync.name}: torn reads cannot be recorded, so it is run again"
+    if config.collector.fills_replay_buffer:
+        return "collector.free_running=true: what a sample finds in the buffer is not recorded"
+    return ""
+
+
+def _run(plan: RunPlan, place: Path) -> float:
+    outcome = _execute(plan, place)
     if outcome.state != "done":
         raise ValueError(f"the run in {place} is {outcome.state}: see its status.json")
-    return outcome.objective
+    return float(outcome.objective)
 
 
 def _compare(original: Path, place: Path) -> tuple[Difference | None, str]:
     """The first difference, and what was compared; records first, since they say when it was."""
     records = "all metrics but times"
     found = compare_records(original, place)
-    if found is not None:
-        return found, records
+    return (found, records) if found is not None else _compare_weights(original, place)
+
+
+def _compare_weights(original: Path, place: Path) -> tuple[Difference | None, str]:
+    records = "all metrics but times"
     try:
         return compare_weights(original, place), f"{records}, and the final weights"
     except CheckpointError as error:

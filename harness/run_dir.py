@@ -22,6 +22,7 @@ from harness.files import (
     write_atomic,
     write_json,
 )
+from harness.options.simulated import SCHEDULE
 from harness.provenance import now
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class RunDir:
         self.status = path / "status.json"
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
+        self.schedule = path / SCHEDULE
         self.checkpoints = path / "checkpoints"
         self.log = path / "run.log"
 
@@ -91,7 +93,8 @@ class RunDir:
         if self.is_alive():
             pid = self.read_status().get("pid")
             raise RunDirInUse(f"{self.path} belongs to a run that is still alive (process {pid})")
-        for file in (self.config, self.manifest, self.status, self.metrics, self.summary, self.log):
+        files = (self.config, self.manifest, self.status, self.metrics, self.summary, self.log)
+        for file in (*files, self.schedule):
             if file.exists() or file.is_symlink():
                 check_ordinary(file)
         for folder in (self.checkpoints, self.path / "wandb", self.path / "tensorboard"):

@@ -223,6 +223,7 @@ class Runner:
             "collector/fps": frames / max(elapsed_s, 1e-9),
             "collector/wait_ms": times["time/collect_s"] * 1e3,
             **self._counts(),
+            **self._virtual_time(),
             **times,
             **system_metrics(),
         }
@@ -236,6 +237,12 @@ class Runner:
             names.append("preempted")
         counts = {f"collector/{name}": float(stats[name]) for name in names}
         return {key: n + self._counted_before.get(key, 0) for key, n in counts.items()}
+
+    def _virtual_time(self) -> dict[str, float]:
+        """The clock of simulated workers, if they are."""
+        if not self.config.collector.simulates:
+            return {}
+        return {"sim/time_s": float(self.collector.stats()["time_s"])}
 
     def summary(self) -> dict[str, Any]:
         """The run's totals and percentiles."""
@@ -255,6 +262,7 @@ class Runner:
             "policy/mixed_batches": self.lags.mixed_batches,
             "policy/version": int(self.collector.policy_version),
             **self._counts(),
+            **self._virtual_time(),
             **{f"time/{phase}_s": spent for phase, spent in self.clock.total.items()},
         }
 

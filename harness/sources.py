@@ -12,6 +12,7 @@ from typing import Protocol
 from tensordict import TensorDictBase
 
 from collectors import BaseCollector, ReplayBuffer
+from collectors.schedule.plan import EndOfSchedule
 from harness.algorithms.learners import Learner, OffPolicy
 from harness.options.run import Config
 from sync.local.waiting import awake_s
@@ -36,7 +37,10 @@ class InTurn:
         self._collector = collector
 
     def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
-        batch = self._collector.next()
+        try:
+            batch = self._collector.next()
+        except EndOfSchedule:  # the recorded run ended here
+            return None
         return batch, seen + int(batch["collector", "mask"].sum())
 
 

@@ -76,6 +76,18 @@ class CollectorConfig(Options):
         """Whether a batch may leave out what slow workers have not finished."""
         return False
 
+    @property
+    def simulates(self) -> bool:
+        """Whether its workers are virtual, so that a scheme moves nothing."""
+        return False
+
+    @property
+    def records_schedule(self) -> bool:
+        """Whether the order of its batches is written down, so that it can be followed again."""
+        single_workers = self.nodes in (0, self.workers)  # nodes of several are not recorded
+        turns = self.asynchronous and not self.fills_replay_buffer and not self.simulates
+        return turns and single_workers
+
     def arguments(self, config: Any) -> dict[str, Any]:
         """What the collector's constructor is called with, beside environments, policy, scheme."""
         return {

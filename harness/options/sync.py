@@ -103,6 +103,13 @@ class SyncConfig(Options):
     def _check_pair(self, collector: Any) -> None:
         """Raise `ImpossiblePair` for a scheme and a collector that cannot go together."""
         pair = f"sync={self.name} collector={collector.name}"
+        if collector.simulates:
+            if not self.versions_travel:
+                raise ImpossiblePair(
+                    f"{pair}: its workers see every change of the learner's weights at once, which "
+                    "no simulated clock can time; take sync=shared_mem"
+                )
+            return
         if collector.scheme is not None and self.name != collector.scheme:
             raise ImpossiblePair(
                 f"{pair}: this collector has a scheme of its own; take sync={collector.scheme}"

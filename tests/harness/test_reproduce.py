@@ -81,7 +81,7 @@ def test_weights_that_differ_are_named(original, capsys):
 
 
 def test_a_run_whose_bits_depend_on_timing_is_compared_with_several(capsys):
-    given = ("collector=multi_async", "hydra.run.dir=original")
+    given = ("collector=multi_async", "sync=hogwild", "hydra.run.dir=original")
     assert run.main([*SMALL, *given]) == 0
     summary = read_json(Path("original/summary.json"))
     write_json(Path("original/summary.json"), summary | {"eval/return": 1e6})

@@ -1,0 +1,58 @@
+"""Environments that end: their process, once, or the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+
+
+def strike(flag: str, steps: int, after: int) -> None:
+    """Kill this process at its step `after`, unless the flag is there."""
+    if flag and steps == after and not Path(flag).exists():
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class MortalCartPole(CartPoleEnv):
+    def __init__(self, flag: str = "", after: int = 300, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.flag, self.after, self.taken = flag, after, 0
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        strike(self.flag, self.taken, self.after)
+        return super().step(action)
+
+
+class MortalPendulum(PendulumEnv):
+    def __init__(self, flag: str = "", after: int = 300, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.flag, self.after, self.taken = flag, after, 0
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        strike(self.flag, self.taken, self.after)
+        return super().step(action)
+
+
+class Poisoned(CartPoleEnv):
+    """Rewards become infinite, from which no learner recovers."""
+
+    def __init__(self, after: int = 400, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.after, self.taken = after, 0
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        observation, reward, *rest = super().step(action)
+        return (observation, float("inf") if self.taken > self.after else reward, *rest)
+
+
+gym.register("MortalCartPole-v0", MortalCartPole, max_episode_steps=60)
+gym.register("MortalPendulum-v0", MortalPendulum, max_episode_steps=60)
+gym.register("Poisoned-v0", Poisoned, max_episode_steps=60)

@@ -1,0 +1,160 @@
+"""Asynchronous runs are replayed to the bit: the recorded schedule, in one process."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+import run
+from harness.files import read_json
+from harness.reproduce import main
+from tests.harness.small import SMALL
+
+MORTAL = "tests.harness.mortal"
+RUN = (*SMALL, "collector=multi_async", "hydra.run.dir=original")
+PPO = ("total_frames=1536", "collector.frames_per_batch=64", "env.num_envs=2")
+SAC = (
+    *("algo=sac", "env.id=Pendulum-v1", "env.num_envs=1", "total_frames=1200"),
+    *("collector.frames_per_batch=40", "algo.learning_starts=200"),
+    *("algo.batch_size=32", "model.hidden_sizes=[16,16]"),
+)
+LSTM = ("model=lstm", "model.hidden_sizes=[8]", "model.lstm_size=8", "model.sequence_length=8")
+EPISODE = ("sync.apply_at=episode", "env.num_envs=1")
+WAITING = ("sync.max_lag=2", "sync.on_stale=wait")
+
+
+def restarts(env: str) -> tuple[str, ...]:
+    return (
+        *(f"env.id={MORTAL}:{env}-v0", "+env.kwargs.flag=struck", "+env.kwargs.after=120"),
+        *("collector.on_worker_failure=restart", "collector.max_restarts=2"),
+    )
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs write to a fresh folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+CASES = {
+    "PPO, each step": PPO,
+    "PPO, LSTM, zeroed": (*PPO, *LSTM, "sync.state_on_update=zero"),
+    "PPO, episodes": (*PPO, *EPISODE, "collector.num_workers=3"),
+    "PPO, a restart": (*PPO, *restarts("MortalCartPole")),
+    "PPO, waiting": (*PPO, *WAITING),
+    "SAC, each step": SAC,
+    "SAC, a restart": (*SAC, *restarts("MortalPendulum")),
+}
+SLOW = {
+    "PPO, multiprocess": (*PPO, "sync=multiprocess"),
+    "PPO, batches": (*PPO, "sync.apply_at=batch", "sync=multiprocess"),
+    "PPO, LSTM": (*PPO, *LSTM),
+    "PPO, LSTM, episodes": (*PPO, *LSTM, *EPISODE, "sync=multiprocess"),
+    "PPO, LSTM, batches": (*PPO, *LSTM, "sync.apply_at=batch"),
+    "PPO, LSTM, a restart": (*PPO, *LSTM, *restarts("MortalCartPole"), "sync=multiprocess"),
+    "PPO, LSTM, waiting": (*PPO, *LSTM, *WAITING, "collector.num_workers=3"),
+    "PPO, rounded": (*PPO, "sync.wire=int8", "sync=multiprocess"),
+    "PPO, a slow link": (*PPO, "sync.link.latency_ms=8", "sync.wire=bfloat16"),
+    "PPO, normalised": (*PPO, "algo.normalise_observations=true", "algo.normalise_rewards=true"),
+    "PPO, V-trace": (*PPO, "algo.vtrace=true", "sync.interval=2"),
+    "PPO, decoupled": (*PPO, "algo.objective=decoupled", "collector.batches_ahead=4"),
+    "SAC, episodes": (*SAC, *EPISODE, "sync=multiprocess"),
+    "SAC, batches": (*SAC, "sync.apply_at=batch", "collector.num_workers=3"),
+    "SAC, waiting": (*SAC, *WAITING, "sync=multiprocess"),
+}
+
+
+def check_replayed(given, capsys):
+    of_ppo = ("algo.minibatch_size", "algo.epochs")
+    small = [one for one in RUN if "algo=sac" not in given or not one.startswith(of_ppo)]
+    assert run.main([*small, *given]) == 0
+    capsys.readouterr()
+    # What the trusting person says of an environment that would be imported.
+    asked = ["--import-env"] if any(MORTAL in one for one in given) else []
+    assert main(["original", "--out", "again", *asked]) == 0, capsys.readouterr().out
+    assert "identical: all metrics but times, and the final weights" in capsys.readouterr().out
+    if "collector.on_worker_failure=restart" in given:
+        assert Path("struck").exists(), "nobody died"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_asynchronous_run_is_replayed_to_the_bit(case, capsys):
+    check_replayed(CASES[case], capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW)
+def test_every_kind_of_asynchronous_run_is_replayed_to_the_bit(case, capsys):
+    check_replayed(SLOW[case], capsys)
+
+
+def test_a_run_over_ray_is_replayed_to_the_bit(capsys):
+    pytest.importorskip("ray")
+    given = ("collector=ray", "sync=ray", "collector.remote.asynchronous=true")
+    assert run.main([*RUN, *PPO, *given]) == 0
+    assert main(["original", "--out", "again"]) == 0, capsys.readouterr().out
+    assert "identical: all metrics but times, and the final weights" in capsys.readouterr().out
+
+
+def test_a_replay_with_another_learner_has_the_same_asynchrony(capsys):
+    assert run.main([*RUN, *PPO]) == 0
+    assert main(["original", "--set", "algo.objective=decoupled", "--out", "again"]) == 0
+    assert "with algo.objective=decoupled and the same schedule" in capsys.readouterr().out
+    summary, changed = (read_json(Path(one, "summary.json")) for one in ("original", "again"))
+    for name in ("frames", "updates", "policy/lag_mean", "policy/mixed_batches"):
+        assert summary[name] == changed[name]
+
+
+@pytest.mark.parametrize("change", ["algo.objectiv=decoupled", "algo", "nothing.here=1"])
+def test_a_change_of_what_does_not_exist_is_refused(change, capsys):
+    assert run.main([*RUN, *PPO]) == 0
+    assert main(["original", "--set", change, "--out", "again"]) == 2
+    assert not Path("again").exists()
+    assert change.partition("=")[0].rpartition(".")[2] in capsys.readouterr().err
+
+
+def test_a_crash_is_replayed_up_to_the_crash(capsys):
+    poisoned = (f"env.id={MORTAL}:Poisoned-v0", "collector.frames_per_batch=64", "env.num_envs=2")
+    assert run.main([*RUN, *poisoned, "total_frames=100000"]) == 1
+    capsys.readouterr()
+    assert main(["original", "--out", "again", "--import-env"]) == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "identical: all metrics but times, up to its end; it fails alike: " in out
+
+
+def test_the_recorded_schedule_can_be_followed_from_the_command_line(capsys):
+    assert run.main([*RUN, *PPO]) == 0
+    simulated = [one for one in (*RUN, *PPO) if not one.startswith(("collector=", "hydra"))]
+    follow = ("collector=simulated", "collector.replay=original", "hydra.run.dir=again")
+    assert run.main([*simulated, *follow]) == 0
+    summary, again = (read_json(Path(one, "summary.json")) for one in ("original", "again"))
+    assert summary["eval/return"] == again["eval/return"]
+    assert again["sim/time_s"] > 0
+    capsys.readouterr()
+    assert run.main([*simulated, *follow, "env.num_envs=4"]) == 2
+    needed = "say collector.num_workers=2 collector.frames_per_batch=64 env.num_envs=2"
+    assert needed in capsys.readouterr().err
+    assert run.main([*simulated, *follow, "collector.replay=nowhere"]) == 2
+    assert "collector.replay=nowhere: it holds no schedule.jsonl" in capsys.readouterr().err
+
+
+def test_what_cannot_be_recorded_is_not(capsys):
+    assert run.main([*RUN, *PPO, "sync=hogwild"]) == 0
+    assert not Path("original/schedule.jsonl").exists()
+    capsys.readouterr()
+    main(["original", "--out", "again", "--repeats", "1"])
+    assert "sync=hogwild: torn reads cannot be recorded" in capsys.readouterr().out
+
+
+def test_all_cases_are_there():
+    cases = {**CASES, **SLOW}
+    assert len(cases) >= 20
+    has = {word: sum(word in name for name in cases) for word in ("PPO", "SAC", "LSTM", "restart")}
+    assert all(count > 1 for count in has.values()), has
+    places = ("batches", "episodes", "step")
+    assert all(
+        any(algo in name and place in name for name in cases)
+        for algo, place in itertools.product(("PPO", "SAC"), places)
+    )
