@@ -161,7 +161,7 @@ class SimulatedCollector(BaseCollector):
             num_threads=options.num_sub_threads,
             seeds=seeds,
             exploration=interaction_type(options.exploration_type),
-            apply_at=options.apply_at,
+            apply_at="step" if self.schedule.exact else options.apply_at,
             state_on_update=options.state_on_update,
             next_observation=options.next_observation,
             random_frames=self._random_frames[index] if generation == 0 else 0,

@@ -11,7 +11,7 @@ class PlannedBatch(NamedTuple):
 
     generation: how often the worker was replaced before.
     versions: pairs (step, version): from this step on, this is the newest version that the worker
-        can take. The first pair is for step 0.
+        can take; -1 for random actions. The first pair is for step 0.
     """
 
     worker: int
@@ -25,6 +25,9 @@ class EndOfSchedule(Exception):
 
 class Schedule(Protocol):
     """Decides who is next. It is told what is published, and knows nothing of frames."""
+
+    exact: bool
+    """Whether `versions` are those that acted; else those that had arrived, for `apply_at`."""
 
     time_s: float
     """The virtual time, in seconds."""

@@ -30,6 +30,8 @@ class Header:
 class RecordedSchedule:
     """Gives the batches of a recording in their order. `ValueError` for a file that is none."""
 
+    exact = True
+
     def __init__(self, path: str | Path):
         self.path = Path(path)
         lines = list(_lines(self.path))

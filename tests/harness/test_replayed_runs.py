@@ -62,7 +62,7 @@ SLOW = {
     "PPO, decoupled": (*PPO, "algo.objective=decoupled", "collector.batches_ahead=4"),
     "SAC, episodes": (*SAC, *EPISODE, "sync=multiprocess"),
     "SAC, batches": (*SAC, "sync.apply_at=batch", "collector.num_workers=3"),
-    "SAC, waiting": (*SAC, *WAITING, "sync=multiprocess"),
+    "PPO, waiting, three": (*PPO, *WAITING, "collector.num_workers=3", "sync=multiprocess"),
 }
 
 

@@ -117,7 +117,7 @@ def record(
 def replay(path, make_policy, make_env, *, batches=12, num_envs=1, wire="float32", **options):
     torch.manual_seed(0)
     policy, schedule = make_policy(), RecordedSchedule(path)
-    for name in ("max_lag", "on_worker_failure", "batches_ahead", "apply_at"):
+    for name in ("max_lag", "on_worker_failure", "batches_ahead"):
         options.pop(name, None)
     collector = SimulatedCollector(
         make_env,
