@@ -171,16 +171,30 @@ class PooledCollector(BaseCollector):
         with self._recovering:
             while failed := pool.failed():
                 if self.options.on_worker_failure == "raise":
+                    self._record_failure(failed[0])
                     pool.raise_failures()
                 failure = failed[0].failure
                 assert failure is not None
                 if sum(self._restarts(handle) for handle in pool.handles) >= (
                     self.options.max_restarts
                 ):
+                    self._record_failure(failed[0])
                     if not getattr(failure, "__notes__", None):
                         failure.add_note(f"max_restarts={self.options.max_restarts} are used up")
                     raise failure
                 pool.replace(failed[0])
+
+    def _record_failure(self, handle: WorkerHandle) -> None:
+        """Note what the worker was doing, so that a replay can fail like it."""
+        if self.shares_batch or self._recorder is None:
+            return
+        channel = handle.channel
+        found = [(d.generation, channel.stamps_of_finished(d.batch)) for d in handle.finished]
+        if handle.ordered:
+            found.append((handle.generation, channel.stamps_so_far(min(handle.ordered))))
+        for generation, stamps in found:
+            if stamps is not None:
+                self._recorder.note_lost(handle.index, generation, stamps)
 
     @staticmethod
     def _restarts(handle: WorkerHandle) -> int:

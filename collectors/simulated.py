@@ -173,22 +173,24 @@ class SimulatedCollector(BaseCollector):
     # -- batches
 
     def _gather(self) -> TensorDict:
-        plan = self.schedule.next_batch()
-        try:
-            batch = self._collect(plan)
-        except Exception as error:
-            error.add_note(
-                f"raised by virtual worker {plan.worker}, generation {plan.generation}, at "
-                f"{self.schedule.time_s:.6g} s of virtual time"
-            )
-            raise
+        while (plan := self.schedule.next_batch()).lost:
+            self._collect(plan)
+        batch = self._collect(plan)
         self._delivered += frames_of(batch)
         in_use = {worker.receiver.version for worker in self._workers.values()}
         self._versions.forget(self.schedule.oldest_needed(), in_use)
         return batch
 
     def _collect(self, plan: PlannedBatch) -> TensorDict:
-        part = self._worker(plan.worker, plan.generation).collect(plan, self._steps, self._blocks)
+        try:
+            worker = self._worker(plan.worker, plan.generation)
+            part = worker.collect(plan, self._steps, self._blocks)
+        except Exception as error:
+            error.add_note(
+                f"raised by virtual worker {plan.worker}, generation {plan.generation}, at "
+                f"{self.schedule.time_s:.6g} s of virtual time"
+            )
+            raise
         return assemble([part], num_steps=self._steps, copy=True, stamps=self.tracked is not None)
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:

@@ -255,18 +255,19 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
         print(f"first difference: {one_line(difference)}")
         return Verdict("different", "a replay promises the same bits", DIFFERENT)
     ended, raised = _ending(place)
-    if outcome.state == "failed" and raised != failure:
-        return Verdict("different", f"the replay failed: {raised}; it is in {place}", DIFFERENT)
+    if outcome.state == "failed" and raised not in failure:  # a worker's is told with its traceback
+        why = f"the replay failed: {one_line(raised)}; it is in {place}"
+        return Verdict("different", why, DIFFERENT)
     if whole:
         return Verdict("identical", f"{compared}, in {place}", SAME)
     how = f"it fails alike: {raised}" if ended == "failed" else f"that run was {state}: {failure}"
-    return Verdict("identical", f"{compared}, up to its end; {how}; in {place}", SAME)
+    return Verdict("identical", f"{compared}, up to its end; {one_line(how)}; in {place}", SAME)
 
 
 def _ending(directory: Path) -> tuple[str, str]:
     """How a run ended, and what it raised."""
     status = read_json(directory / "status.json")
-    return one_line(status.get("state")), one_line(status.get("error"))
+    return str(status.get("state")), str(status.get("error"))
 
 
 def compare_changed(original: Path, plan: RunPlan, changes: Sequence[str]) -> Verdict:

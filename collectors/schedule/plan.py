@@ -12,11 +12,13 @@ class PlannedBatch(NamedTuple):
     generation: how often the worker was replaced before.
     versions: pairs (step, version): from this step on, this is the newest version that the worker
         can take; -1 for random actions. The first pair is for step 0.
+    lost: whether the learner never got it, since the worker failed over it, or soon after it.
     """
 
     worker: int
     generation: int
     versions: tuple[tuple[int, int], ...]
+    lost: bool = False
 
 
 class EndOfSchedule(Exception):

@@ -5,6 +5,8 @@
 
 on_nodes: whether each worker is a collector on a node of its own, which has seeds of its own.
 generation: how often the worker was replaced before.
+lost: true in the last lines of a run that ended since this worker failed over this batch or the
+next.
 versions: pairs (step, version), as the frames' stamps say; -1 are random actions.
 made_s: how long the worker took to make the batch. at_s: when the learner took it, in seconds since
 it first asked for one.
@@ -33,15 +35,16 @@ class Recorder:
 
     def note(self, worker: int, generation: int, stamps: Tensor, made_s: float) -> None:
         """The learner takes this batch now. stamps: the version of each frame [envs, steps]."""
-        self._write(
-            {
-                "worker": worker,
-                "generation": generation,
-                "versions": runs(stamps),
-                "made_s": round(made_s, 6),
-                "at_s": round(time.monotonic() - self._began, 6),
-            }
-        )
+        self._note(worker, generation, stamps, made_s=round(made_s, 6))
+
+    def note_lost(self, worker: int, generation: int, stamps: Tensor) -> None:
+        """The worker failed, and the run ends: this batch was made, or begun, and not taken."""
+        self._note(worker, generation, stamps, lost=True)
+
+    def _note(self, worker: int, generation: int, stamps: Tensor, **more: Any) -> None:
+        at_s = round(time.monotonic() - self._began, 6)
+        line = {"worker": worker, "generation": generation, "versions": runs(stamps)}
+        self._write({**line, **more, "at_s": at_s})
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

@@ -73,7 +73,7 @@ class RecordedSchedule:
             or any(version < -1 for _, version in versions)
         ):
             raise ValueError(f"{where}: this is no batch of a schedule: {line}")
-        return PlannedBatch(worker, generation, versions), at_s
+        return PlannedBatch(worker, generation, versions, line.get("lost") is True), at_s
 
     @property
     def time_s(self) -> float:

@@ -21,6 +21,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from sync.errors import WorkerError
 
 
@@ -136,6 +138,14 @@ class WorkerChannel(ABC):
     @abstractmethod
     def frame_counts(self) -> dict[str, Any]:
         """Frames of this generation, as far as the worker has reported, and what else is known."""
+
+    def stamps_of_finished(self, batch: Batch) -> Tensor | None:
+        """The versions [envs, steps] in a batch; None if they are not known here."""
+        return None
+
+    def stamps_so_far(self, serial: int) -> Tensor | None:
+        """The same for a batch under way, with that of the step under way."""
+        return None
 
     def refresh(self) -> None:
         """Ask for counts of this moment, unless they are at hand."""

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.weights.publisher import Publisher
@@ -70,12 +71,15 @@ class LocalChannel(WorkerChannel):
         self._watch: Watch | None = None
         self._blocks: list[FrameBlock] = []
         self._free: list[int] = []
+        self._ordered: dict[int, int] = {}  # blocks by the serials of batches that have not come
 
     def start(self, spec: WorkerSpec, generation: int) -> None:
         self.close()
         near, far = Pipe.pair()
         self._pipe, self.counters = near, SharedCounters()
         self._blocks, self._free = [], list(range(spec.num_blocks))
+        self._ordered = {}
+        self._made_before = 0  # frames of the batches that have come
         setup = Setup(
             worker_idx=self._index,
             trainer_pid=os.getpid(),
@@ -106,7 +110,8 @@ class LocalChannel(WorkerChannel):
     # -- messages
 
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
-        self._send("collect", self._free.pop(0), serial, versions)
+        number = self._ordered[serial] = self._free.pop(0)
+        self._send("collect", number, serial, versions)
 
     def release(self, batch: Batch) -> None:
         self._free.append(batch.content.number)
@@ -136,6 +141,8 @@ class LocalChannel(WorkerChannel):
             number, serial, steps, count, made_s = rest
             if not self._blocks:  # they could not be mapped, which was a failure
                 return []
+            del self._ordered[serial]
+            self._made_before += count
             filled = FilledBlock(self._blocks[number], number, steps)
             return [Batch(serial, count, filled, made_s)]
         if kind == "result":
@@ -196,6 +203,20 @@ class LocalChannel(WorkerChannel):
             f"hangs: it has been {self.counters.stage} for more than timeout={timeout:g} s "
             f"(pid {self.process.pid})"
         )
+
+    def stamps_of_finished(self, batch: Batch) -> Tensor | None:
+        filled: FilledBlock = batch.content
+        return filled.frames.tensors["version"][: filled.steps].T
+
+    def stamps_so_far(self, serial: int) -> Tensor | None:
+        if not self._blocks or serial not in self._ordered:
+            return None
+        values, block = self.counters.values, self._blocks[self._ordered[serial]]
+        done = (values[FRAMES] - self._made_before) // block.layout.num_envs
+        stamps = block.tensors["version"][: done + 1].T.clone()
+        if stamps[0, max(0, done - 1)] >= 0 or stamps[0, -1] >= 0:  # else its actions are random
+            stamps[:, done:] = values[VERSION]
+        return stamps
 
     def frame_counts(self) -> dict[str, Any]:
         values = self.counters.values

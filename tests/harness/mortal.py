@@ -53,6 +53,22 @@ class Poisoned(CartPoleEnv):
         return (observation, float("inf") if self.taken > self.after else reward, *rest)
 
 
+class Raising(CartPoleEnv):
+    """Raises in the middle of an episode."""
+
+    def __init__(self, after: int = 150, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.after, self.taken = after, 0
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        observation, *rest = super().step(action)
+        if self.taken == self.after:
+            raise ArithmeticError(f"at {observation.tolist()}")
+        return (observation, *rest)
+
+
+gym.register("Raising-v0", Raising, max_episode_steps=60)
 gym.register("MortalCartPole-v0", MortalCartPole, max_episode_steps=60)
 gym.register("MortalPendulum-v0", MortalPendulum, max_episode_steps=60)
 gym.register("Poisoned-v0", Poisoned, max_episode_steps=60)

@@ -115,9 +115,10 @@ def test_a_change_of_what_does_not_exist_is_refused(change, capsys):
     assert change.partition("=")[0].rpartition(".")[2] in capsys.readouterr().err
 
 
-def test_a_crash_is_replayed_up_to_the_crash(capsys):
-    poisoned = (f"env.id={MORTAL}:Poisoned-v0", "collector.frames_per_batch=64", "env.num_envs=2")
-    assert run.main([*RUN, *poisoned, "total_frames=100000"]) == 1
+@pytest.mark.parametrize("env", ["Poisoned", "Raising"])
+def test_a_crash_is_replayed_up_to_the_crash(env, capsys):
+    given = (f"env.id={MORTAL}:{env}-v0", "collector.frames_per_batch=64", "env.num_envs=2")
+    assert run.main([*RUN, *given, "total_frames=100000"]) == 1
     capsys.readouterr()
     assert main(["original", "--out", "again", "--import-env"]) == 0, capsys.readouterr().out
     out = capsys.readouterr().out

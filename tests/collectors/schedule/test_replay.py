@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import gymnasium as gym
@@ -12,10 +13,13 @@ from gymnasium.vector import SyncVectorEnv
 from torch import nn
 
 from collectors import MultiAsyncCollector, RecordedSchedule, SimulatedCollector
+from collectors.schedule.plan import EndOfSchedule
 from sync import (
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     SimulatedWeightSyncScheme,
+    WorkerDied,
+    WorkerRaised,
 )
 
 STEPS = 24
@@ -174,6 +178,51 @@ def test_a_replay_gives_the_recorded_batches(tmp_path, case):
         assert switches > 0, "no batch of this run says anything"
     if case == "restarts":
         assert max(plan.generation for plan in RecordedSchedule(path).batches) > 0
+
+
+class Told(ArithmeticError):
+    """What an environment raises; the message says what led to it."""
+
+
+class Failing(Slow):
+    def step(self, action):
+        outcome = super().step(action)
+        if self.worker == 1 and self.steps == 77:
+            raise Told(f"at {outcome[0].tolist()}")
+        return outcome
+
+
+def failing(worker_idx=None):
+    return Failing(gym.make("CartPole-v1"), worker_idx)
+
+
+@pytest.mark.parametrize("apply_at", ["step", "batch", "episode"])
+def test_a_worker_that_raised_raises_again(tmp_path, apply_at):
+    with pytest.raises(WorkerRaised, match="Told: at ") as there:
+        record(
+            *(tmp_path, Chance, failing, SharedMemWeightSyncScheme()),
+            batches=1000,
+            apply_at=apply_at,
+        )
+    path = tmp_path / "schedule.jsonl"
+    last = RecordedSchedule(path).batches[-1]
+    assert (last.worker, last.lost) == (1, True)
+    with pytest.raises(Told) as here:
+        replay(path, Chance, failing, batches=1000)
+    assert f"Told: {here.value}" in str(there.value)
+    assert "raised by virtual worker 1, generation 0" in "".join(here.value.__notes__)
+
+
+def test_a_worker_that_was_killed_ends_the_replay(tmp_path):
+    def deadly(worker_idx=None):
+        env = Failing(gym.make("CartPole-v1"), worker_idx)
+        env.step = lambda action: os.kill(os.getpid(), 9) if worker_idx else Slow.step(env, action)
+        return env
+
+    with pytest.raises(WorkerDied):
+        record(tmp_path, Chance, deadly, SharedMemWeightSyncScheme(), batches=1000)
+    with pytest.raises(EndOfSchedule):
+        replay(tmp_path / "schedule.jsonl", Chance, one, batches=1000)
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16", "int8", "delta"])
