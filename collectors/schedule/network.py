@@ -157,5 +157,5 @@ class Transfers:
 
     def _arrived(self, worker: int, version: Version) -> None:
         self._arrive(worker, version.number)
-        if forward := self._network.receivers(worker, self._num_workers):
-            self._send(worker, forward, version)
+        if self._network.topology == "tree":
+            self._send(worker, self._network.receivers(worker, self._num_workers), version)

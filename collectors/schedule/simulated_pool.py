@@ -77,17 +77,13 @@ class SimulatedWorker:
     num_blocks: int
     generation: int = 0
     is_up: bool = True
-    serial: int = 0
+    serial: int = 0  # of the last batch that was ordered
+    under_way: int = 0  # batches that were ordered and not taken
     version: int = 0  # the newest that has arrived
     promised: int = 0  # the newest that was published to it
     orders: deque[Order] = field(default_factory=deque)
     batch: SimulatedBatch | None = None
     finished: deque[SimulatedBatch] = field(default_factory=deque)
-
-    @property
-    def under_way(self) -> int:
-        """How many batches were ordered and not taken."""
-        return len(self.orders) + len(self.finished) + (self.batch is not None)
 
 
 class SimulatedPool:
@@ -128,6 +124,7 @@ class SimulatedPool:
     def order(self, worker: SimulatedWorker, /) -> None:
         """Have one more batch collected, with versions no older than those published by now."""
         worker.serial += 1
+        worker.under_way += 1
         worker.orders.append(Order(self.version, worker.promised))
         self._under_way.append(self.version)  # which stays in order: versions only grow
         self._begin(worker)
@@ -139,6 +136,7 @@ class SimulatedPool:
     def take(self, worker: SimulatedWorker) -> SimulatedBatch:
         """The oldest finished batch of a worker."""
         batch = worker.finished.popleft()
+        worker.under_way -= 1
         self.arrived.remove(worker)
         self._under_way.remove(batch.version)
         self.taken += 1
@@ -202,6 +200,7 @@ class SimulatedPool:
             self._under_way.remove(version)
         worker.batch, worker.is_up = None, False
         worker.orders.clear()
+        worker.under_way = len(worker.finished)
         self.handles.remove(worker)
         self.changed = True
         self._clock.at(self._clock.now + round(failure.back_after_s * 1e9), self._come_back, worker)
@@ -218,7 +217,7 @@ class SimulatedPool:
 
     def oldest_needed(self) -> int:
         """No batch to come has an older version."""
-        held = [worker.version for worker in self.workers]
+        held = [one.version if one.is_up else one.promised for one in self.workers]
         begun = [worker.batch for worker in self.workers if worker.batch is not None]
         waiting = [worker.finished[0] for worker in self.workers if worker.finished]
         return min(held + [batch.versions[0][1] for batch in (*begun, *waiting)])
