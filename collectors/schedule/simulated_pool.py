@@ -33,6 +33,24 @@ class Failure(NamedTuple):
     back_after_s: float
 
 
+def checked(failures: Sequence[Failure], num_workers: int) -> list[Failure]:
+    """The failures by time; `ValueError` for one of a worker that is down or does not exist."""
+    back_s: dict[int, float] = {}
+    found = sorted((Failure(*one) for one in failures), key=lambda one: one.at_s)
+    for one in found:
+        if not 0 <= one.worker < num_workers:
+            raise ValueError(f"failures: no worker {one.worker}, there are {num_workers}")
+        if one.at_s < 0 or one.back_after_s < 0:
+            raise ValueError(f"failures: {one.at_s:g} and {one.back_after_s:g} must be 0 or more")
+        if one.at_s < back_s.get(one.worker, 0.0):
+            raise ValueError(
+                f"failures: worker {one.worker} fails at {one.at_s:g} s, and is down until "
+                f"{back_s[one.worker]:g} s"
+            )
+        back_s[one.worker] = one.at_s + one.back_after_s
+    return found
+
+
 class Order(NamedTuple):
     """A batch to make.
 

@@ -25,7 +25,13 @@ from typing import Any
 from collectors.schedule.costs import Costs, LearnerTimes, StepTimes
 from collectors.schedule.network import Network, Transfers, Version
 from collectors.schedule.plan import PlannedBatch
-from collectors.schedule.simulated_pool import ApplyAt, Failure, SimulatedPool, SimulatedWorker
+from collectors.schedule.simulated_pool import (
+    ApplyAt,
+    Failure,
+    SimulatedPool,
+    SimulatedWorker,
+    checked,
+)
 from collectors.schedule.virtual_clock import VirtualClock
 from collectors.workers.pacing import Pacing
 from sync.effects.slow_link import Link
@@ -59,7 +65,7 @@ class Simulator:
     ):
         self.num_workers, self.num_steps, self.seed = num_workers, num_steps, seed
         self.costs, self.network, self.link = costs or Costs(), network or Network(), link
-        self.failures = _checked(failures, num_workers)
+        self.failures = checked(failures, num_workers)
         self.batches_ahead, self.max_lag = batches_ahead, max_lag
         self.blocking, self.apply_at = blocking, apply_at
         self._start()
@@ -223,21 +229,3 @@ def expanded(rounds: list[list[Any]]) -> Any:
         for _ in range(count):
             version += step
             yield takes, version, nbytes, workers
-
-
-def _checked(failures: Sequence[Failure], num_workers: int) -> list[Failure]:
-    """The failures by time; `ValueError` for one of a worker that is down or does not exist."""
-    back_s: dict[int, float] = {}
-    found = sorted((Failure(*one) for one in failures), key=lambda one: one.at_s)
-    for one in found:
-        if not 0 <= one.worker < num_workers:
-            raise ValueError(f"failures: no worker {one.worker}, there are {num_workers}")
-        if one.at_s < 0 or one.back_after_s < 0:
-            raise ValueError(f"failures: {one.at_s:g} and {one.back_after_s:g} must be 0 or more")
-        if one.at_s < back_s.get(one.worker, 0.0):
-            raise ValueError(
-                f"failures: worker {one.worker} fails at {one.at_s:g} s, and is down until "
-                f"{back_s[one.worker]:g} s"
-            )
-        back_s[one.worker] = one.at_s + one.back_after_s
-    return found

@@ -229,8 +229,8 @@ def test_versions_must_grow():
 
 
 def test_no_batch_names_a_version_that_is_not_needed_any_more_or_not_published():
-    simulator, newest = varied(), 0
-    for _ in range(300):
+    simulator = varied()
+    for newest in range(300):
         oldest = simulator.oldest_needed()
         plan = simulator.next_batch()
         versions = [version for _, version in plan.versions]
@@ -241,8 +241,7 @@ def test_no_batch_names_a_version_that_is_not_needed_any_more_or_not_published()
         assert steps == sorted(set(steps))
         assert steps[0] == 0
         assert steps[-1] < 8
-        newest += 1
-        simulator.publish(newest, 1000, range(5))
+        simulator.publish(newest + 1, 1000, range(5))
 
 
 def test_every_step_is_delivered_dropped_or_in_flight():
