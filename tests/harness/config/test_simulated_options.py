@@ -25,56 +25,58 @@ def run_with(sync=None, num_envs=8, **options):
         sync=sync or SharedMemConfig(),
         env=SimpleNamespace(num_envs=num_envs),
         algo=SimpleNamespace(random_frames=0),
+        seed=5,
     )
 
 
-def arguments(**options):
+def simulator(**options):
     config = run_with(**options)
     config.collector.check(config)
-    return config.collector.arguments(config)
+    return config.collector.arguments(config)["schedule"]
 
 
 def error_of(**options):
     with pytest.raises(ConfigError) as found:
-        arguments(**options)
+        simulator(**options)
     return str(found.value)
 
 
 def test_a_cost_is_a_number_or_a_distribution():
-    costs = arguments(
+    costs = simulator(
         costs={
             "step_ms": 3,
             "policy_ms": {"kind": "gamma", "mean": 2, "cv": 0.5, "each": "batch"},
             "stragglers": {"share": 0.1, "factor": 4},
         }
-    )["costs"]
+    ).costs
     assert costs.step_ms == Cost(3.0)
     assert costs.policy_ms == Cost(2.0, "gamma", 0.5, "batch")
     assert costs.stragglers == Stragglers(0.1, 4.0)
 
 
 def test_what_the_simulator_is_told():
-    told = arguments(
+    made = simulator(
         num_workers=3,
+        frames_per_batch=256,
         batches_ahead=4,
         network={"port_mbps": 100, "topology": "tree", "fan_out": 3},
         failures=[{"worker": 2, "at_s": 1, "back_after_s": 0.5}],
         sync=SharedMemConfig(
-            link=LinkConfig(preset="wan"), blocking=True, max_lag=7, on_stale="wait"
+            link=LinkConfig(preset="wan"),
+            blocking=True,
+            apply_at="batch",
+            max_lag=7,
+            on_stale="wait",
         ),
     )
-    expected = {
-        "num_workers": 3,
-        "batches_ahead": 4,
-        "max_lag": 7,
-        "network": Network(100.0, "tree", 3),
-        "failures": [Failure(2, 1.0, 0.5)],
-        "link": PRESETS["wan"],
-        "blocking": True,
-        "replay": None,
-    }
-    assert {name: told[name] for name in expected} == expected
-    assert arguments(sync=SharedMemConfig(max_lag=7))["max_lag"] is None
+    assert (made.num_workers, made.num_steps, made.seed) == (3, 32, 5)
+    assert (made.batches_ahead, made.max_lag) == (4, 7)
+    assert (made.blocking, made.apply_at) == (True, "batch")
+    assert made.network == Network(100.0, "tree", 3)
+    assert made.failures == [Failure(2, 1.0, 0.5)]
+    assert made.link == PRESETS["wan"]
+    assert simulator(sync=SharedMemConfig(max_lag=7)).max_lag is None
+    assert simulator().link is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,6 @@ def test_what_the_simulator_is_told():
         ({"frames_per_batch": 100}, "the nearest that can is 96"),
         ({"num_workers": 5000}, "expected a whole number (1 to 4096)"),
         ({"devices": {"policy": ["cpu", "cpu"]}}, "name one device"),
-        ({"replay": "nowhere"}, "collector.replay=nowhere: no schedule.jsonl there"),
     ],
 )
 def test_mistakes_are_named(options, words):
