@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,11 @@ MOST_BATCHES = 2_000_000
 WARM_UP = 10  # batches that do not count
 FEWEST = 30  # batches
 SIMULATED = 2_000  # batches, at most, to see what the costs so far leave unexplained
-METRICS = ("time/train_s", "time/sync_s", "time/log_s", "sync/bytes", "eval/return")
+METRICS = (
+    *("time/train_s", "time/sync_s", "time/log_s", "time/collect_s"),
+    *("sync/bytes", "eval/return"),
+)
+QUICK = 10  # percentile: batches for which the learner waits least
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Figures:
     lag_mean: float
     lag_p95: float
     fps: float
+    waits_s: Sequence[float] = ()  # of the learner, for each batch
 
 
 @dataclass(frozen=True)
@@ -111,22 +116,29 @@ class Calibration:
             blocking=sync.blocking,
             apply_at=sync.apply_at,
         )
-        lags, batch_s = drive(simulator, batches, sync.interval, self.nbytes)
-        figures = lag_figures(lags)
-        fps = recording.frames_per_batch / batch_s if batch_s else math.inf
-        return Figures(figures["policy/lag_mean"], figures["policy/lag_p95"], fps)
+        driven = drive(simulator, batches, sync.interval, self.nbytes)
+        figures = lag_figures(driven.lags)
+        fps = recording.frames_per_batch / driven.batch_s if driven.batch_s else math.inf
+        return Figures(figures["policy/lag_mean"], figures["policy/lag_p95"], fps, driven.waits_s)
 
 
-def drive(
-    simulator: Simulator, batches: int, interval: int, nbytes: int
-) -> tuple[Counter[int], float]:
-    """Take batches and publish as a learner does: how many steps had which lag, and the mean time
-    between two batches in seconds."""
+class Driven(NamedTuple):
+    """What a learner met: steps by their lag, the mean time from batch to batch, and its waits."""
+
+    lags: Counter[int]
+    batch_s: float
+    waits_s: list[float]
+
+
+def drive(simulator: Simulator, batches: int, interval: int, nbytes: int) -> Driven:
+    """Take batches and publish as a learner does."""
     lags: Counter[int] = Counter()
     newest, first_s, last_s = 0, 0.0, 0.0
+    waits_s = []
     for number in range(1, batches + 1):
         plan = simulator.next_batch()
         last_s = simulator.time_s
+        waits_s.append(simulator.waited_s)
         first_s = last_s if number == 1 else first_s
         ends = [*(step for step, _ in plan.versions[1:]), simulator.num_steps]
         for (step, version), end in zip(plan.versions, ends, strict=True):
@@ -134,7 +146,7 @@ def drive(
         if number % interval == 0:
             newest += 1
             simulator.publish(newest, nbytes, range(simulator.num_workers))
-    return lags, (last_s - first_s) / (batches - 1)
+    return Driven(lags, (last_s - first_s) / (batches - 1), waits_s)
 
 
 def calibrate(directory: Path) -> Calibration:
@@ -168,7 +180,8 @@ def calibrate(directory: Path) -> Calibration:
 def unexplained_ms(found: Calibration, run: Run) -> float:
     """How much longer the learner takes for a batch than the simulation so far says.
 
-    Workers that cannot keep up explain all of its waiting; what is left is the taking itself.
+    It shows in its pace, unless that is the workers'. Even then it shows where the learner waits
+    least: for batches that were ready before.
     """
     recording = found.recording
     evaluated = run.steps[np.isfinite(column(run, "eval/return"))] // recording.frames_per_batch
@@ -177,9 +190,11 @@ def unexplained_ms(found: Calibration, run: Run) -> float:
     counts[:WARM_UP] = False
     if not counts.any():
         raise ValueError(f"{run.name} evaluates after every batch: its pace cannot be told")
-    batches = max(FEWEST, min(SIMULATED, len(gaps)))
-    predicted_s = recording.frames_per_batch / found.predict(batches).fps
-    return max(0.0, float(gaps[counts].mean()) - predicted_s) * 1e3
+    predicted = found.predict(max(FEWEST, min(SIMULATED, len(gaps))))
+    by_pace = gaps[counts].mean() - recording.frames_per_batch / predicted.fps
+    collect_ms = per_batch(run, "time/collect_s", recording)
+    by_wait = np.percentile(collect_ms / 1e3, QUICK) - np.percentile(predicted.waits_s, QUICK)
+    return max(0.0, float(by_pace), float(by_wait)) * 1e3
 
 
 def column(run: Run, name: str) -> np.ndarray:

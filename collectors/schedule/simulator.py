@@ -46,6 +46,8 @@ class Simulator:
     failures: when workers die. The batch under way is lost; finished ones stay.
     batches_ahead, max_lag: of `Pacing`.
     blocking: `publish` waits until all workers that are up use the version.
+
+    waited_s: how long the learner waited for the last batch.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Simulator:
         self._calls = Calls()
         self._owes_update = self._owes_log = False
         self._silent: set[int] = set()  # workers that `publish` waits for
-        self.time_s = 0.0
+        self.time_s = self.waited_s = 0.0
         self._pacing.order()
 
     # -- the learner
@@ -104,7 +106,9 @@ class Simulator:
         self._finish_update()
         if self._owes_log:
             self._spend("log_ms")
+        began = self._clock.now
         worker = self._wait()
+        self.waited_s = (self._clock.now - began) * 1e-9
         batch = self._pool.take(worker)
         self._spend("take_ms")
         self._pacing.order(updates=1)
