@@ -148,7 +148,7 @@ class PooledCollector(BaseCollector):
                 recorder.close()
 
     @functools.cached_property
-    def _pacing(self) -> Pacing:
+    def _pacing(self) -> Pacing[WorkerHandle]:
         return Pacing(self._pool, self.options.batches_ahead, self.options.max_lag)
 
     def _assembled(self, taken: Sequence[Lent]) -> TensorDict:

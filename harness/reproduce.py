@@ -159,7 +159,7 @@ def replaying(original: Path, options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ValueError(f"{original / 'config.yaml'} holds no options of a collector")
     known = defaults(SimulatedConfig)
-    header = SimulatedConfig(replay=str(original)).recording().header
+    header = SimulatedConfig.recording(str(original)).header
     return {key: value for key, value in stored.items() if key in known} | {
         "name": "simulated",
         "replay": str(original),

@@ -67,6 +67,16 @@ class WorkerHandle:
         return len(self.ordered)
 
     @property
+    def under_way(self) -> int:
+        """How many batches were ordered and not taken."""
+        return len(self.ordered) + len(self.finished)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many batches there is memory for."""
+        return int(self.spec.num_blocks)
+
+    @property
     def collected(self) -> int:
         """The frames that it collected, in all its generations."""
         return self.earlier + int(self.channel.frame_counts()["collected"])

@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from collectors.workers.handle import WorkerHandle
-from collectors.workers.pool import WorkerPool
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 
-class Pacing:
+class Finished(Protocol):
+    """A batch that the learner has not taken yet."""
+
+    @property
+    def version(self) -> int:
+        """The newest version when it was ordered."""
+
+
+class Worker(Protocol):
+    """What pacing knows of a worker."""
+
+    @property
+    def serial(self) -> int:
+        """How many batches were ordered of it."""
+
+    @property
+    def under_way(self) -> int:
+        """How many of these the learner has not taken."""
+
+    @property
+    def num_blocks(self) -> int:
+        """How many batches there is memory for."""
+
+    @property
+    def finished(self) -> Sequence[Finished]:
+        """Its batches to take, the oldest first."""
+
+
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
+
+
+class Pool(Protocol[AnyWorker]):
+    """The workers that are paced: a `WorkerPool`, or those of a simulation."""
+
+    @property
+    def handles(self) -> Sequence[AnyWorker]:
+        """All workers."""
+
+    @property
+    def arrived(self) -> Iterable[AnyWorker]:
+        """A worker for each finished batch, in the order in which they came."""
+
+    @property
+    def version(self) -> int:
+        """The version last published."""
+
+    def order(self, handle: AnyWorker, /) -> None:
+        """Have one more batch collected."""
+
+    def versions_under_way(self) -> list[int]:
+        """The version at the order of every batch that was not taken yet, the oldest first."""
+
+
+class Pacing(Generic[AnyWorker]):
     """Orders batches, and chooses among those that arrived.
 
     batches_ahead: how many a worker may finish before the learner takes one.
@@ -16,12 +67,12 @@ class Pacing:
         each batch. None for any number.
     """
 
-    def __init__(self, pool: WorkerPool, batches_ahead: int, max_lag: int | None):
+    def __init__(self, pool: Pool[AnyWorker], batches_ahead: int, max_lag: int | None):
         self._pool = pool
         self._batches_ahead = batches_ahead
         self._max_lag = max_lag
 
-    def order(self, lent: Sequence[WorkerHandle] = (), updates: int = 0) -> None:
+    def order(self, lent: Sequence[AnyWorker] = (), updates: int = 0) -> None:
         """Order what workers may begin now.
 
         lent: whose memory the learner has, once for each block.
@@ -29,21 +80,26 @@ class Pacing:
         """
         pool = self._pool
         for count in range(self._batches_ahead):
-            for handle in sorted(pool.handles, key=lambda handle: handle.serial):
+            able = [
+                handle
+                for handle in pool.handles
+                if handle.under_way <= count
+                and handle.under_way + lent.count(handle) < handle.num_blocks
+            ]
+            for handle in sorted(able, key=lambda handle: handle.serial):
                 # It is taken after those under way, each of which may bring a version.
-                wait = len(pool.versions_under_way()) + updates
-                if self._max_lag is not None and wait > self._max_lag:
-                    return
-                under_way = handle.owed + len(handle.finished)
-                if under_way <= count and under_way + lent.count(handle) < handle.spec.num_blocks:
-                    pool.order(handle)
+                if self._max_lag is not None:
+                    wait = len(pool.versions_under_way()) + updates
+                    if wait > self._max_lag:
+                        return
+                pool.order(handle)
 
-    def next_to_take(self) -> WorkerHandle | None:
+    def next_to_take(self) -> AnyWorker | None:
         """Whose batch comes next: the first to arrive that makes no other one too old."""
         pool = self._pool
         if self._max_lag is None:
-            return pool.arrived[0] if pool.arrived else None
-        under_way, newest = pool.versions_under_way(), pool.publisher.version
+            return next(iter(pool.arrived), None)
+        under_way, newest = pool.versions_under_way(), pool.version
         for handle in list(pool.arrived):
             left = under_way.copy()
             left.remove(handle.finished[0].version)

@@ -326,6 +326,11 @@ class WorkerPool:
 
     # -- batches
 
+    @property
+    def version(self) -> int:
+        """The version last published."""
+        return self.publisher.version
+
     def order(self, handle: WorkerHandle) -> None:
         """Have one more batch collected, with weights no older than those published by now."""
         with self._news:

@@ -105,6 +105,14 @@ class CollectorConfig(Options):
             "timeout": self.timeout_s,
         }
 
+    def pacing(self, config: Any, batches_ahead: int) -> dict[str, Any]:
+        """How far asynchronous workers may be ahead of the learner, as arguments."""
+        waits = config.sync.on_stale == "wait"
+        return {
+            "batches_ahead": batches_ahead,
+            "max_lag": config.sync.max_lag if waits else None,
+        }
+
     def check(self, config: Any) -> None:
         self._check_frames(config.env.num_envs)
         if self.cudagraph_policy and "cuda" not in str(self.devices.policy):
@@ -166,14 +174,6 @@ class WorkersConfig(CollectorConfig):
         if self.on_worker_failure == "restart":
             given["max_restarts"] = self.max_restarts
         return given
-
-    def pacing(self, config: Any, batches_ahead: int) -> dict[str, Any]:
-        """How far asynchronous workers may be ahead of the learner, as arguments."""
-        waits = config.sync.on_stale == "wait"
-        return {
-            "batches_ahead": batches_ahead,
-            "max_lag": config.sync.max_lag if waits else None,
-        }
 
 
 @dataclass

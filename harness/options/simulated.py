@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.files import check_ordinary
+from harness.options.cluster import CostsConfig, FailureConfig, NetworkConfig, make_failures
 from harness.options.collectors import CollectorConfig, Threads, Workers
 from harness.options.errors import ConfigError
 from harness.options.typed import Count
@@ -16,13 +17,19 @@ SCHEDULE = "schedule.jsonl"  # of a run directory
 
 @dataclass
 class SimulatedConfig(CollectorConfig):
-    """Asynchronous workers on a simulated clock, or as in a recorded run. Same seed, same bits."""
+    """Asynchronous workers in virtual time, computed by one process. Same seed, same bits."""
 
     name: str = "simulated"
-    num_workers: Workers = 2  # virtual workers
+    num_workers: Workers = 8  # virtual workers; each has env.num_envs environments
     frames_per_batch: Count = 512  # frames of one batch, from one worker
+    batches_ahead: Count = 2  # that a worker may finish before the learner takes one
     num_threads: Threads = 1  # torch threads of the policy's calls
-    replay: str | None = None  # a run directory whose recorded schedule is followed
+    costs: CostsConfig = field(default_factory=CostsConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    # workers that die: [{worker:0,at_s:10,back_after_s:5}], in virtual time
+    failures: list[FailureConfig] = field(default_factory=list)
+    # a run directory whose recorded schedule is followed, in place of costs, network and failures
+    replay: str | None = None
 
     @property
     def workers(self) -> int:
@@ -37,36 +44,64 @@ class SimulatedConfig(CollectorConfig):
         return True
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        schedule = self.recording()
-        return super().arguments(config) | {
+        given = super().arguments(config) | {
             "num_workers": self.num_workers,
             "num_sub_threads": self.num_threads,
-            "schedule": schedule,
-            "on_nodes": schedule.header.on_nodes,
         }
+        if self.replay is None:
+            return given | {"schedule": self.simulator(config)}
+        schedule = self.recording(self.replay)
+        return given | {"schedule": schedule, "on_nodes": schedule.header.on_nodes}
 
-    def recording(self) -> Any:
-        """The schedule that is followed; `ConfigError` if it cannot be read."""
+    def simulator(self, config: Any) -> Any:
+        """The schedule that is made. `ConfigError` for impossible costs or failures."""
+        from collectors.schedule.simulator import Simulator
+
+        link = getattr(config.sync, "link", None)
+        return Simulator(
+            num_workers=self.num_workers,
+            num_steps=self.frames_per_batch // config.env.num_envs,
+            seed=config.seed,
+            costs=self.costs.make(),
+            network=self.network.make(),
+            link=None if link is None else link.make(),
+            failures=make_failures(self.failures, self.num_workers),
+            blocking=config.sync.blocking,
+            apply_at=config.sync.apply_at,
+            **self.pacing(config, self.batches_ahead),
+        )
+
+    @staticmethod
+    def recording(directory: str) -> Any:
+        """The schedule that a run recorded; `ConfigError` if it cannot be read."""
         from collectors.schedule.recording import RecordedSchedule
 
-        assert self.replay is not None
-        file = Path(self.replay) / SCHEDULE
+        file = Path(directory) / SCHEDULE
         try:
             check_ordinary(file)
             return RecordedSchedule(file)
         except FileNotFoundError:
             raise ConfigError(
-                f"collector.replay={self.replay}: it holds no {SCHEDULE}; asynchronous runs, such "
+                f"collector.replay={directory}: it holds no {SCHEDULE}; asynchronous runs, such "
                 "as those of collector=multi_async, have one"
             ) from None
         except (OSError, ValueError) as error:
-            raise ConfigError(f"collector.replay={self.replay}: {error}") from None
+            raise ConfigError(f"collector.replay={directory}: {error}") from None
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.replay is None:
-            raise ConfigError("collector.replay is not set")
-        header = self.recording().header
+        if isinstance(self.devices.policy, list):
+            raise ConfigError(
+                "collector.devices.policy is a list: virtual workers compute in one process; name "
+                "one device"
+            )
+        self.costs.make()
+        make_failures(self.failures, self.num_workers)
+        if self.replay is not None:
+            self._check_sizes(self.replay, config)
+
+    def _check_sizes(self, replay: str, config: Any) -> None:
+        header = self.recording(replay).header
         wanted = {
             "collector.num_workers": (self.num_workers, header.num_workers),
             "collector.frames_per_batch": (
@@ -78,5 +113,5 @@ class SimulatedConfig(CollectorConfig):
         if any(given != recorded for given, recorded in wanted.values()):
             needed = " ".join(f"{name}={recorded}" for name, (_, recorded) in wanted.items())
             raise ConfigError(
-                f"collector.replay={self.replay}: it was recorded with other sizes; say {needed}"
+                f"collector.replay={replay}: it was recorded with other sizes; say {needed}"
             )

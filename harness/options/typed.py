@@ -108,6 +108,8 @@ def _fit(annotation: Any, value: Any, path: str) -> Any:
     if annotation is Any:
         return value
     if dataclasses.is_dataclass(annotation):
+        if not isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
+            raise _Mismatch
         return convert(annotation, value, path)
     if origin is Annotated:
         value = _fit(arguments[0], value, path)
@@ -214,6 +216,8 @@ def describe(annotation: Any) -> str:
         return f"a list, each {describe(arguments[0])}"
     if origin is dict:
         return "a mapping"
+    if dataclasses.is_dataclass(annotation):
+        return f"a mapping of {', '.join(f.name for f in dataclasses.fields(annotation))}"
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 

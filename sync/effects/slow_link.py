@@ -17,9 +17,9 @@ latencies are those of a version that really was that late.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -86,26 +86,39 @@ PRESETS = {
 }
 
 
+class Block(Protocol):
+    """What travels, as far as a link looks at it."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """How much is transmitted."""
+
+
+AnyBlock = TypeVar("AnyBlock", bound=Block)
+
+
 @dataclass
-class Message:
+class Message(Generic[AnyBlock]):
     """One version on its way to a worker."""
 
-    block: Snapshot
+    block: AnyBlock
     sent_ns: int
     arrives_ns: int = 0
 
 
-class WorkerLink:
+class WorkerLink(Generic[AnyBlock]):
     """The link to one worker: what is under way on it, and what became of the rest.
 
+    clock: returns the time in nanoseconds; `now_ns` if there is none.
     sent: messages whose transmission began.
     coalesced: messages that a newer one replaced before their transmission.
     retransmitted: lost packets that were sent again.
     delays_ns: from publication to arrival, of the newest messages.
     """
 
-    def __init__(self, link: Link, worker: int):
+    def __init__(self, link: Link, worker: int, clock: Callable[[], int] | None = None):
         self._link = link
+        self._clock = clock or now_ns
         self._random = np.random.default_rng([link.seed, worker])
         self.latency_ns = round(link.latency_ms * _MS)
         self.sent = self.coalesced = self.retransmitted = self.delivered = 0
@@ -115,21 +128,21 @@ class WorkerLink:
     def reset(self, *, connected: bool) -> None:
         """End the connection, and with it everything that is under way. Begin another if told."""
         self._connected = connected
-        self._waiting: Message | None = None
-        self._in_flight: deque[Message] = deque()
+        self._waiting: Message[AnyBlock] | None = None
+        self._in_flight: deque[Message[AnyBlock]] = deque()
         self._answers: deque[tuple[int, Answer]] = deque()  # with the times at which they arrive
         self._free_at_ns = self._last_arrival_ns = 0
 
     # -- to the worker
 
-    def send(self, block: Snapshot) -> None:
+    def send(self, block: AnyBlock) -> None:
         """Transmit this block as soon as the link is free; one that waits is replaced.
 
         Without a connection it is dropped. Whoever connects is sent the newest again.
         """
         if not self._connected:
             return
-        now = now_ns()
+        now = self._clock()
         self._transmit(now)
         self.coalesced += self._waiting is not None
         self._waiting = Message(block, now)
@@ -165,7 +178,7 @@ class WorkerLink:
             )
         return transmission_ns, rounds * max(2 * self.latency_ns, MIN_ROUND_TRIP_NS)
 
-    def arrived(self, now: int) -> Iterator[Message]:
+    def arrived(self, now: int) -> Iterator[Message[AnyBlock]]:
         """Remove the messages that have arrived, in the order of sending."""
         self._transmit(now)
         while self._in_flight and self._in_flight[0].arrives_ns <= now:
@@ -173,14 +186,14 @@ class WorkerLink:
             yield message  # if that raises, it is delivered the next time
             self._in_flight.popleft()
             self.delivered += 1
-            self.delays_ns.append(now_ns() - message.sent_ns)
+            self.delays_ns.append(self._clock() - message.sent_ns)
             self._transmit(now)
 
     # -- from the worker
 
     def send_back(self, answer: Answer) -> None:
         """Delay an answer by the latency."""
-        now = now_ns()
+        now = self._clock()
         given_ns = min(answer.applied_ns, now) if answer.kind == APPLIED else now
         self._answers.append((given_ns + self.latency_ns, answer))
 
@@ -195,7 +208,7 @@ class WorkerLink:
     # -- its state
 
     @property
-    def blocks(self) -> list[Snapshot]:
+    def blocks(self) -> list[AnyBlock]:
         """The blocks that have not arrived yet."""
         waiting = [] if self._waiting is None else [self._waiting]
         return [message.block for message in (*waiting, *self._in_flight)]
@@ -235,7 +248,9 @@ class SlowLinkSender(SenderWrapper):
 
     def __init__(self, inner: SenderChannel, link: Link):
         super().__init__(inner)
-        self.links = {worker: WorkerLink(link, worker) for worker in range(inner.num_workers)}
+        self.links: dict[int, WorkerLink[Snapshot]] = {
+            worker: WorkerLink(link, worker) for worker in range(inner.num_workers)
+        }
 
     def blocks_in_use(self) -> list[Snapshot]:
         return [block for link in self.links.values() for block in link.blocks]

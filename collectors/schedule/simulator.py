@@ -1,0 +1,237 @@
+"""A simulated cluster: an asynchronous collector's workers and its learner, in virtual time.
+
+    learner   [take|   update   |publish] [log] [wait] [take|   update   |publish]
+                 |                   |                    |
+    order <------+                   +--> network -.      +--> order
+                                                    \\
+    worker 0  [s|s|s|s|s|s|s|s][s|s|s|s|s|s|s|s]     v
+    worker 1       [s|s|s|s|s|s|s|s]  rests  [s|s|s|s|s|s|s|s]
+                                              begins with the version
+
+A worker's step is a policy call and a step of its environments. The learner's clock moves on when
+it is asked: `next_batch` waits for the batch whose turn it is and takes it; the update with it is
+charged at the `publish` that follows, or else at the next `next_batch`. What happens by then
+happens in the order of its times: batches end, versions arrive, workers fail. Who is ordered what,
+and whose batch is next, is decided by the pacing of real collectors (workers/pacing.py); links are
+those of sync/effects/slow_link.py on this clock. All draws come from generators of their own for
+each cost and worker, so the same calls give the same schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collectors.schedule.costs import Costs, LearnerTimes, StepTimes
+from collectors.schedule.network import Network, Transfers, Version
+from collectors.schedule.plan import PlannedBatch
+from collectors.schedule.simulated_pool import (
+    ApplyAt,
+    Failure,
+    SimulatedPool,
+    SimulatedWorker,
+    checked,
+)
+from collectors.schedule.virtual_clock import VirtualClock
+from collectors.workers.pacing import Pacing
+from sync.effects.slow_link import Link
+
+
+class Simulator:
+    """Makes a schedule by discrete-event simulation.
+
+    num_steps: of a batch.
+    costs: the time that everything takes.
+    network, link: how versions come to workers.
+    failures: when workers die. The batch under way is lost; finished ones stay.
+    batches_ahead, max_lag: of `Pacing`.
+    blocking: `publish` waits until all workers that are up use the version.
+
+    waited_s: how long the learner waited for the last batch.
+    """
+
+    exact = False
+
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        num_steps: int,
+        seed: int = 0,
+        costs: Costs | None = None,
+        network: Network | None = None,
+        link: Link | None = None,
+        failures: Sequence[Failure] = (),
+        batches_ahead: int = 2,
+        max_lag: int | None = None,
+        blocking: bool = False,
+        apply_at: ApplyAt = "step",
+    ):
+        self.num_workers, self.num_steps, self.seed = num_workers, num_steps, seed
+        self.costs, self.network, self.link = costs or Costs(), network or Network(), link
+        self.failures = checked(failures, num_workers)
+        self.batches_ahead, self.max_lag = batches_ahead, max_lag
+        self.blocking, self.apply_at = blocking, apply_at
+        self._start()
+
+    def _start(self) -> None:
+        """Everything at time 0."""
+        clock = self._clock = VirtualClock()
+        slowness, n = self.costs.stragglers, self.num_workers
+        self._pool = pool = SimulatedPool(
+            [
+                StepTimes(self.costs, self.num_steps, self.seed, i, slowness.factor_of(i, n))
+                for i in range(n)
+            ],
+            clock=clock,
+            num_steps=self.num_steps,
+            batches_ahead=self.batches_ahead,
+            apply_at=self.apply_at,
+            failures=self.failures,
+            applied=self._applied,
+        )
+        self._transfers = Transfers(self.network, self.link, n, clock, pool.arrive)
+        self._pacing = Pacing[SimulatedWorker](pool, self.batches_ahead, self.max_lag)
+        self._learner = LearnerTimes(self.costs, self.seed)
+        self._names = [0]  # by number, the versions as they were given
+        self._calls = Calls()
+        self._owes_update = self._owes_log = False
+        self._silent: set[int] = set()  # workers that `publish` waits for
+        self.time_s = self.waited_s = 0.0
+        self._pacing.order()
+
+    # -- the learner
+
+    def next_batch(self) -> PlannedBatch:
+        """The batch that the learner takes now, as soon as there is one."""
+        self._calls.add_take()
+        self._finish_update()
+        if self._owes_log:
+            self._spend("log_ms")
+        began = self._clock.now
+        worker = self._wait()
+        self.waited_s = (self._clock.now - began) * 1e-9
+        batch = self._pool.take(worker)
+        self._spend("take_ms")
+        self._pacing.order(updates=1)
+        self._owes_update = self._owes_log = True
+        self._note_time()
+        versions = tuple((step, self._names[number]) for step, number in batch.versions)
+        return PlannedBatch(worker.index, batch.generation, versions)
+
+    def _wait(self) -> SimulatedWorker:
+        """Let time pass until there is a batch that may be taken; whose it is."""
+        self._pool.changed = True
+        while True:
+            if self._pool.changed:
+                self._pool.changed = False
+                self._pacing.order()
+            if worker := self._pacing.next_to_take():
+                return worker
+            self._clock.step()
+
+    def publish(self, version: int, nbytes: int, workers: Sequence[int]) -> None:
+        """End the update, and publish a version to these workers."""
+        if version <= self._names[-1]:
+            raise ValueError(f"version {version} is not newer than {self._names[-1]}")
+        everybody = len(workers) == self.num_workers
+        self._calls.add_publish(version, nbytes, None if everybody else list(workers))
+        self._finish_update()
+        self._spend("publish_ms")
+        self._names.append(version)
+        number = self._pool.version = len(self._names) - 1
+        for worker in workers:
+            self._pool.workers[worker].promised = number
+        if self.blocking and self.apply_at != "episode":
+            self._silent = {worker for worker in workers if self._pool.workers[worker].is_up}
+        self._transfers.publish(Version(number, nbytes), workers)
+        while self._silent:
+            self._clock.step()
+            self._silent -= {w for w in self._silent if not self._pool.workers[w].is_up}
+        self._note_time()
+
+    def _applied(self, worker: SimulatedWorker, version: int, at_ns: int) -> None:
+        """A worker uses a version from this time on, of which the learner hears later."""
+        if worker.index in self._silent and version == self._pool.version:
+            heard_ns = at_ns + self._transfers.latency_ns
+            self._clock.at(heard_ns, self._hear, worker.index, worker.generation)
+
+    def _hear(self, worker: int, generation: int) -> None:
+        if self._pool.workers[worker].generation == generation:
+            self._silent.discard(worker)
+
+    def _finish_update(self) -> None:
+        if self._owes_update:
+            self._owes_update = False
+            self._spend("update_ms")
+
+    def _spend(self, what: str) -> None:
+        self._clock.advance(self._learner.draw(what))
+
+    def _note_time(self) -> None:
+        self.time_s = self._clock.now * 1e-9
+
+    # -- what else there is to know
+
+    def oldest_needed(self) -> int:
+        """No batch to come names a version older than this one."""
+        return self._names[self._pool.oldest_needed()]
+
+    def counts(self) -> dict[str, int]:
+        """Where the steps of all workers are, and how often a worker came back."""
+        return self._pool.counts()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The calls so far, which lead to the same state."""
+        return {**self._calls.state_dict(), "time_ns": self._clock.now}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Simulate the calls again. `ValueError` if that takes another time than it took."""
+        self._start()
+        everybody = range(self.num_workers)
+        for takes, version, nbytes, workers in expanded(state["rounds"]):
+            for _ in range(takes):
+                self.next_batch()
+            self.publish(version, nbytes, everybody if workers is None else workers)
+        for _ in range(state["takes"]):
+            self.next_batch()
+        if self._clock.now != state["time_ns"]:
+            raise ValueError("the simulated schedule was made with other costs or another seed")
+
+
+class Calls:
+    """The calls of `next_batch` and `publish`, equal rounds in one entry.
+
+    A round is a number of batches that are taken, and a version that is published then.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: list[list[Any]] = []  # how often, takes, version - the last, nbytes, workers
+        self._takes = 0
+        self._version = 0
+
+    def add_take(self) -> None:
+        """A batch is taken."""
+        self._takes += 1
+
+    def add_publish(self, version: int, nbytes: int, workers: list[int] | None) -> None:
+        """A version is published; workers: None for all."""
+        one = [self._takes, version - self._version, nbytes, workers]
+        if self._rounds and self._rounds[-1][1:] == one:
+            self._rounds[-1][0] += 1
+        else:
+            self._rounds.append([1, *one])
+        self._takes, self._version = 0, version
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists."""
+        return {"rounds": [list(one) for one in self._rounds], "takes": self._takes}
+
+
+def expanded(rounds: list[list[Any]]) -> Any:
+    """Yield (takes, version, nbytes, workers) of every round."""
+    version = 0
+    for count, takes, step, nbytes, workers in rounds:
+        for _ in range(count):
+            version += step
+            yield takes, version, nbytes, workers

@@ -1,0 +1,329 @@
+"""Read the costs of a real run for a simulated one: `python -m harness.calibrate RUN`.
+
+RUN is the directory of a run with collector=multi_async. What is printed are overrides for run.py;
+with the other options of that run, the simulated cluster is as fast and lags as much as it did:
+
+    python run.py $(python -m harness.calibrate RUN --lines) env=cartpole total_frames=1e6
+
+Without --lines they are one line, quoted, to be pasted into a shell.
+
+Where workers and learner share cores, the costs contain that, and hold for as many workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectors.schedule.costs import Cost, Costs
+from collectors.schedule.simulator import Simulator
+from harness.analysis.read_runs import Run, read_run
+from harness.config.resumed import read_options
+from harness.files import DamagedError, one_line, parse_json, read_text
+from harness.metrics import lag_figures
+from harness.options.collectors import MultiAsyncConfig
+from harness.options.sync import SyncConfig
+from harness.options.typed import build
+from harness.registry import schemes
+
+USAGE_ERROR = 2
+SCHEDULE = "schedule.jsonl"
+MOST_BYTES_SCHEDULE = 1 << 28
+MOST_BATCHES = 2_000_000
+WARM_UP = 10  # batches that do not count
+FEWEST = 30  # batches
+SIMULATED = 2_000  # batches, at most, to see what the costs so far leave unexplained
+METRICS = (
+    *("time/train_s", "time/sync_s", "time/log_s", "time/collect_s"),
+    *("sync/bytes", "eval/return"),
+)
+QUICK = 10  # percentile: batches for which the learner waits least
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is predicted, and can be measured."""
+
+    lag_mean: float
+    lag_p95: float
+    fps: float
+    waits_s: Sequence[float] = ()  # of the learner, for each batch
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The schedule of a run: how long its batches took, and when they were taken."""
+
+    num_workers: int
+    num_steps: int
+    num_envs: int
+    made_s: np.ndarray
+    at_s: np.ndarray
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Of one worker."""
+        return self.num_steps * self.num_envs
+
+    @property
+    def fps(self) -> float:
+        """Frames a second, between the first batch and the last."""
+        return float(self.frames_per_batch / np.diff(self.at_s).mean())
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The costs of a run, and the options that its simulation needs beside them."""
+
+    recording: Recording
+    collector: MultiAsyncConfig
+    sync: SyncConfig
+    costs: Costs
+    nbytes: int  # of a version
+
+    def overrides(self) -> list[str]:
+        """For run.py."""
+        found = {
+            "num_workers": str(self.recording.num_workers),
+            "frames_per_batch": str(self.recording.frames_per_batch),
+            "batches_ahead": str(self.collector.batches_ahead),
+        }
+        for name in ("step_ms", "policy_ms", "take_ms", "update_ms", "publish_ms", "log_ms"):
+            found[f"costs.{name}"] = shown(getattr(self.costs, name))
+        return ["collector=simulated", *(f"collector.{key}={text}" for key, text in found.items())]
+
+    def predict(self, batches: int, seed: int = 0) -> Figures:
+        """Simulate so many batches."""
+        recording, sync = self.recording, self.sync
+        link = getattr(sync, "link", None)
+        simulator = Simulator(
+            num_workers=recording.num_workers,
+            num_steps=recording.num_steps,
+            seed=seed,
+            costs=self.costs,
+            link=None if link is None else link.make(),
+            batches_ahead=self.collector.batches_ahead,
+            max_lag=sync.max_lag if sync.on_stale == "wait" else None,
+            blocking=sync.blocking,
+            apply_at=sync.apply_at,
+        )
+        driven = drive(simulator, batches, sync.interval, self.nbytes)
+        figures = lag_figures(driven.lags)
+        fps = recording.frames_per_batch / driven.batch_s if driven.batch_s else math.inf
+        return Figures(figures["policy/lag_mean"], figures["policy/lag_p95"], fps, driven.waits_s)
+
+
+class Driven(NamedTuple):
+    """What a learner met: steps by their lag, the mean time from batch to batch, and its waits."""
+
+    lags: Counter[int]
+    batch_s: float
+    waits_s: list[float]
+
+
+def drive(simulator: Simulator, batches: int, interval: int, nbytes: int) -> Driven:
+    """Take batches and publish as a learner does."""
+    lags: Counter[int] = Counter()
+    newest, first_s, last_s = 0, 0.0, 0.0
+    waits_s = []
+    for number in range(1, batches + 1):
+        plan = simulator.next_batch()
+        last_s = simulator.time_s
+        waits_s.append(simulator.waited_s)
+        first_s = last_s if number == 1 else first_s
+        ends = [*(step for step, _ in plan.versions[1:]), simulator.num_steps]
+        for (step, version), end in zip(plan.versions, ends, strict=True):
+            lags[newest - version] += end - step
+        if number % interval == 0:
+            newest += 1
+            simulator.publish(newest, nbytes, range(simulator.num_workers))
+    return Driven(lags, (last_s - first_s) / (batches - 1), waits_s)
+
+
+def calibrate(directory: Path) -> Calibration:
+    """The costs of the run in a directory. `ValueError` or `OSError` if they cannot be read."""
+    collector, sync = read_parts(read_options(directory))
+    recording = read_recording(directory / SCHEDULE)
+    if recording.frames_per_batch != collector.frames_per_batch:
+        raise ValueError(f"{directory}: {SCHEDULE} is of batches of other sizes than config.yaml")
+    if len(recording.at_s) < FEWEST:
+        batches = len(recording.at_s)
+        raise ValueError(f"{directory}: {batches} batches are too few, expected {FEWEST} or more")
+    run = read_run(directory, METRICS, name=directory.name, source="")
+    train, publish, log = (per_batch(run, name, recording) for name in METRICS[:3])
+    rounds = max(1, len(recording.at_s) // sync.interval)
+    publish_ms = 0.0 if sync.blocking else float(publish.mean()) * sync.interval  # it also waits
+    found = Calibration(
+        recording,
+        collector,
+        sync,
+        Costs(
+            step_ms=spread(recording.made_s[WARM_UP:] * 1e3, 1 / recording.num_steps),
+            update_ms=spread(train),
+            publish_ms=Cost(publish_ms),
+            log_ms=Cost(float(log.mean())),
+        ),
+        nbytes=int(np.nanmax([0.0, *column(run, "sync/bytes")]) / rounds),
+    )
+    return replace(found, costs=replace(found.costs, take_ms=Cost(unexplained_ms(found, run))))
+
+
+def unexplained_ms(found: Calibration, run: Run) -> float:
+    """How much longer the learner takes for a batch than the simulation so far says.
+
+    It shows in its pace, unless that is the workers'. Even then it shows where the learner waits
+    least: for batches that were ready before.
+    """
+    recording = found.recording
+    evaluated = run.steps[np.isfinite(column(run, "eval/return"))] // recording.frames_per_batch
+    gaps = np.diff(recording.at_s)
+    counts = ~np.isin(np.arange(1, len(gaps) + 1), evaluated)
+    counts[:WARM_UP] = False
+    if not counts.any():
+        raise ValueError(f"{run.name} evaluates after every batch: its pace cannot be told")
+    predicted = found.predict(max(FEWEST, min(SIMULATED, len(gaps))))
+    by_pace = gaps[counts].mean() - recording.frames_per_batch / predicted.fps
+    collect_ms = per_batch(run, "time/collect_s", recording)
+    by_wait = np.percentile(collect_ms / 1e3, QUICK) - np.percentile(predicted.waits_s, QUICK)
+    return max(0.0, float(by_pace), float(by_wait)) * 1e3
+
+
+def column(run: Run, name: str) -> np.ndarray:
+    """A metric at every record of a run; NaN where there is none."""
+    return run.metrics.get(name, np.full(len(run.steps), np.nan))
+
+
+def per_batch(run: Run, name: str, recording: Recording) -> np.ndarray:
+    """Milliseconds for a batch in this phase: of each record, without those with evaluations."""
+    batches = np.diff(run.steps, prepend=0) / recording.frames_per_batch
+    values, evaluated = column(run, name), np.isfinite(column(run, "eval/return"))
+    usable = np.isfinite(values) & (values >= 0) & (batches >= 1) & ~evaluated
+    usable &= np.cumsum(batches) > WARM_UP
+    if not usable.any():
+        raise ValueError(f"{run.name}/metrics.jsonl holds no {name} to go by")
+    repeats = np.minimum(batches[usable], MOST_BATCHES).astype(int)
+    return np.repeat(values[usable] / batches[usable] * 1e3, repeats)
+
+
+def spread(values_ms: np.ndarray, scale: float = 1.0) -> Cost:
+    """Of these mean and spread, drawn for each batch."""
+    mean = float(values_ms.mean())
+    cv = float(values_ms.std() / mean) if mean else 0.0
+    if cv < 0.001:
+        return Cost(mean * scale)
+    return Cost(mean * scale, "lognormal", min(cv, 10.0), "batch")
+
+
+def shown(cost: Cost) -> str:
+    """As an option: a number, or a mapping."""
+    if cost.is_constant:
+        return f"{cost.mean:.4g}"
+    return f"{{kind:{cost.kind},mean:{cost.mean:.4g},cv:{cost.cv:.3g},each:{cost.each}}}"
+
+
+# -- reading a run
+
+
+def read_parts(options: dict[str, Any]) -> tuple[MultiAsyncConfig, SyncConfig]:
+    """The collector's and the scheme's options, as a run stores them. Nothing is imported."""
+    found = []
+    for group in ("collector", "sync"):
+        given = options.get(group)
+        if not isinstance(given, dict):
+            raise ValueError(f"config.yaml: {group}={given!r}: expected a group of options")
+        found.append(given)
+    collector, sync = found
+    if collector.get("name") != "multi_async":
+        raise ValueError(
+            f"collector={collector.get('name')}: only collector=multi_async can be calibrated by"
+        )
+    kind = schemes.get(sync.get("name")).options
+    assert kind is not None
+    scheme: Any = build(kind, sync, "sync")
+    if not scheme.versions_travel:
+        raise ValueError(f"sync={scheme.name}: no versions travel that could be simulated")
+    return build(MultiAsyncConfig, collector, "collector"), scheme
+
+
+def read_recording(file: Path) -> Recording:
+    """A recorded schedule. `ValueError` for a file that is none, or of a resumed run."""
+    try:
+        text = read_text(file, MOST_BYTES_SCHEDULE)
+    except FileNotFoundError:
+        raise ValueError(f"{file.parent} holds no {SCHEDULE}: its schedule was not recorded") from (
+            None
+        )
+    header, *batches = list(_lines(file, text)) or [{}]
+    sizes: dict[str, Any] = {
+        name: header.get(name) for name in ("num_workers", "num_steps", "num_envs")
+    }
+    whole = all(type(size) is int and 0 < size < 1 << 31 for size in sizes.values())
+    if header.get("format") != 1 or not whole:
+        raise ValueError(f"{file}, line 1: expected the header of a schedule of format 1")
+    if any("format" in batch for batch in batches):
+        raise ValueError(f"{file} is of a run that was resumed: calibrate by one in one piece")
+    times = np.array([[_number(batch, key) for key in ("made_s", "at_s")] for batch in batches])
+    made_s, at_s = times.reshape(-1, 2).T
+    wrong = ~np.isfinite(times).all() or (made_s <= 0).any() or (np.diff(at_s) < 0).any()
+    if wrong or (len(at_s) > 1 and at_s[-1] <= at_s[0]):
+        raise ValueError(f"{file}: its times are damaged")
+    return Recording(**sizes, made_s=made_s, at_s=at_s)
+
+
+def _lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
+    """The whole lines; a process that was killed may have left a part of one."""
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            found = parse_json(line)
+        except DamagedError:
+            found = None
+        if not isinstance(found, dict) or number > MOST_BATCHES:
+            raise ValueError(f"{file}, line {number}: expected a batch of a schedule")
+        yield found
+
+
+def _number(batch: dict[str, Any], key: str) -> float:
+    value = batch.get(key)
+    return float(value) if isinstance(value, float | int) and abs(value) < 1e12 else math.nan
+
+
+# -- the command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        found = calibrate(options.run_dir)
+    except (ValueError, OSError) as error:
+        print(f"calibrate: {one_line(error)}", file=sys.stderr)
+        return USAGE_ERROR
+    words = found.overrides()
+    print("\n".join(words) if options.lines else shlex.join(words))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m harness.calibrate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Exit status: 0 the overrides are printed; 2 the run cannot be read.",
+    )
+    found.add_argument("run_dir", type=Path, metavar="RUN", help="the run's directory")
+    found.add_argument("--lines", action="store_true", help="one a line, and nothing quoted")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
