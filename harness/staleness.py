@@ -23,7 +23,15 @@ from harness.algorithms.interface import Ratios
 from harness.logging.base import Histogram
 from harness.metrics import lag_figures, lag_histogram
 
-BUCKETS = ("lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_8", "lag_9_16", "lag_17_up")
+BUCKETS = {  # of lags, as metrics name them and as a reader sees them
+    "lag_0": "0",
+    "lag_1": "1",
+    "lag_2": "2",
+    "lag_3_4": "3–4",
+    "lag_5_8": "5–8",
+    "lag_9_16": "9–16",
+    "lag_17_up": "17+",
+}
 HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last
 _HALF = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 LOG_RATIO_EDGES = [*(-edge for edge in reversed(_HALF)), *_HALF]
@@ -163,7 +171,7 @@ class Health:
         with np.errstate(over="ignore", invalid="ignore"):
             weight, square = _log_sum(self.weight[buckets]), _log_sum(self.square[buckets])
             return {
-                "ess": float(np.exp(2 * weight - square) / count),
+                "ess": float(np.minimum(np.exp(2 * weight - square) / count, 1)),
                 "kl": float(self.kl[buckets].sum() / count),
                 "ratio_max": float(np.exp(self.largest[buckets].max())),
             }
