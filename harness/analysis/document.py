@@ -296,8 +296,8 @@ def _health(findings: Findings, suffix: str) -> Blocks:
         figures.health,
         findings,
         f"health{suffix}",
-        "Effective sample size and divergence by lag in updates. A setting without correction "
-        "learns from frames on the right as if they were on the left.",
+        "Effective sample size and divergence by lag in updates. The lower the one and the higher "
+        "the other, the less the frames say about the learner's policy.",
     )
 
 
