@@ -34,6 +34,7 @@ BUCKETS = {  # of lags, as metrics name them and as a reader sees them
 }
 HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last
 _HALF = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+# Of a histogram; its first and last bins hold what lies beyond them, too.
 LOG_RATIO_EDGES = [*(-edge for edge in reversed(_HALF)), *_HALF]
 MOST_TURNS = 10_000
 
@@ -143,17 +144,30 @@ class Health:
         # Logarithms of the sum of weights, of the sum of their squares, and of the largest.
         self.weight, self.square, self.largest = (np.full(shape, -np.inf) for _ in range(3))
 
-    def add(self, log_ratio: np.ndarray, lags: np.ndarray) -> None:
-        """Take in the frames of one update."""
-        buckets = np.searchsorted(HIGHEST, lags)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for bucket in np.unique(buckets):
-                own = log_ratio[buckets == bucket]
-                self.counts[bucket] += len(own)
-                self.kl[bucket] += (np.expm1(own) - own).sum()
-                self.weight[bucket] = np.logaddexp(self.weight[bucket], _log_sum(own))
-                self.square[bucket] = np.logaddexp(self.square[bucket], _log_sum(2 * own))
-                self.largest[bucket] = np.maximum(self.largest[bucket], own.max())
+    @classmethod
+    def of(cls, log_ratio: np.ndarray, lags: np.ndarray) -> Health:
+        """Of the frames of one update."""
+        found, buckets = cls(), np.searchsorted(HIGHEST, lags)
+
+        def sums(values: np.ndarray) -> np.ndarray:
+            return np.bincount(buckets, values, len(BUCKETS))
+
+        with np.errstate(all="ignore"):
+            np.maximum.at(found.largest, buckets, log_ratio)
+            scaled = np.exp(log_ratio - found.largest[buckets])
+            found.counts = sums(np.ones(len(buckets)))
+            found.kl = sums(np.expm1(log_ratio) - log_ratio)
+            found.weight = found.largest + np.log(sums(scaled))
+            found.square = 2 * found.largest + np.log(sums(scaled * scaled))
+        return found
+
+    def add(self, other: Health) -> None:
+        """Take in the frames of another."""
+        self.counts += other.counts
+        self.kl += other.kl
+        self.weight = np.logaddexp(self.weight, other.weight)
+        self.square = np.logaddexp(self.square, other.square)
+        self.largest = np.maximum(self.largest, other.largest)
 
     def figures(self) -> dict[str, float]:
         """The metrics of all frames, and of each bucket that has some."""
@@ -219,11 +233,11 @@ class Staleness:
                 window.add(counts, unpublished, gradient_steps)
         if ratios is not None and len(ratios.version):
             log_ratio = ratios.log_ratio.detach().cpu().double().numpy()
-            lags = self._lags(ratios.version, updates)
-            for health in (self._fresh_health, self._all_health):
-                health.add(log_ratio, lags)
-            lowest, highest = LOG_RATIO_EDGES[0], LOG_RATIO_EDGES[-1]
-            self._log_ratios += np.histogram(log_ratio.clip(lowest, highest), LOG_RATIO_EDGES)[0]
+            found = Health.of(log_ratio, self._lags(ratios.version, updates))
+            self._fresh_health.add(found)
+            self._all_health.add(found)
+            bins = np.searchsorted(LOG_RATIO_EDGES[1:-1], log_ratio)
+            self._log_ratios += np.bincount(bins, minlength=len(self._log_ratios))
 
     def _lags(self, versions: Tensor, updates: int) -> np.ndarray:
         return updates - self.publications.updates(versions.cpu().numpy())

@@ -125,8 +125,7 @@ def test_importance_weights_are_figures_of_all_frames_of_the_window():
 
 def test_buckets_of_lag_are_as_they_are_named():
     def bucket(lag: int) -> str:
-        health = Health()
-        health.add(np.zeros(1), np.array([lag]))
+        health = Health.of(np.zeros(1), np.array([lag]))
         (name,) = (name for name in health.figures() if name.startswith("policy/ess/"))
         return name.removeprefix("policy/ess/")
 
@@ -137,16 +136,17 @@ def test_buckets_of_lag_are_as_they_are_named():
 
 
 def test_weights_that_overflow_are_still_weighed_against_each_other():
-    health = Health()
-    health.add(np.array([900.0, 900.0, 0.0]), np.zeros(3, np.int64))
-    health.add(np.array([-900.0]), np.zeros(1, np.int64))
-    assert health.figures()["policy/ess"] == pytest.approx(0.5)
+    health = Health.of(np.array([900.0, 900.0, 0.0, -900.0]), np.array([0, 0, 0, 1]))
+    health.add(Health.of(np.array([-900.0, -900.0]), np.array([1, 0])))
+    assert health.figures()["policy/ess"] == pytest.approx(2 / 6)
+    assert health.figures()["policy/ess/lag_0"] == pytest.approx(2 / 4)
+    assert health.figures()["policy/ess/lag_1"] == pytest.approx(1)
 
 
 def test_equal_weights_are_worth_all_frames():
     health = Health()
     for _ in range(3):
-        health.add(np.full(1000, 0.3), np.arange(1000))
+        health.add(Health.of(np.full(1000, 0.3), np.arange(1000)))
     assert health.figures()["policy/ess"] == pytest.approx(1)
     assert max(health.figures()["policy/ess"], health.figures()["policy/ess/lag_3_4"]) <= 1
 
