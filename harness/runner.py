@@ -148,9 +148,8 @@ class Runner:
         with self.clock.phase("sync"), self.sync.publishing():
             self.collector.update_policy_weights_()
         self._published = self._copied()
-        version = int(self.collector.policy_version)
-        self.staleness.publications.note(version, self.updates)
-        self.callbacks.call("on_publish", self, version)
+        self.callbacks.call("on_publish", self, int(self.collector.policy_version))
+        self.staleness.publications.note(int(self.collector.policy_version), self.updates)
 
     def log(self, batch: TensorDictBase) -> None:
         """Count the batch, and tell of it."""
