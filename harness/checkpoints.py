@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 State = dict[str, Any]
 NAME = re.compile(r"([0-9]{12,})-([0-9a-f]{16})\.safetensors")
 TENSOR = "tensor"
-FORMAT = "3"
+FORMAT = "4"
 
 
 # What a file that is no checkpoint may raise on its way through the parsers.

@@ -127,15 +127,15 @@ class Lags:
         self.mixed_batches = state["mixed_batches"]
 
 
-def lag_figures(lags: Mapping[int, int]) -> dict[str, float]:
+def lag_figures(lags: Mapping[int, int], name: str = "policy/lag") -> dict[str, float]:
     """Mean, 95th percentile and maximum of lags with their counts."""
     values = sorted(lags)
     counts = np.array([lags[lag] for lag in values])
     upto = np.cumsum(counts)
     return {
-        "policy/lag_mean": float(np.dot(values, counts) / upto[-1]),
-        "policy/lag_p95": float(values[int(np.searchsorted(upto, 0.95 * upto[-1]))]),
-        "policy/lag_max": float(values[-1]),
+        f"{name}_mean": float(np.dot(values, counts) / upto[-1]),
+        f"{name}_p95": float(values[int(np.searchsorted(upto, 0.95 * upto[-1]))]),
+        f"{name}_max": float(values[-1]),
     }
 
 

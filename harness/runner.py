@@ -23,6 +23,7 @@ from harness.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
 from harness.options.run import Config
 from harness.signals import Interruption
 from harness.sources import Source
+from harness.staleness import Staleness
 from harness.sync_metrics import SyncMeter
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Runner:
         self.clock = Clock()
         self.episodes = Episodes()
         self.lags = Lags()
+        self.staleness = Staleness()
         self._trained = Means()
         self._published = self._copied()
         self._evaluated: dict[str, float] = {}  # not in a record yet
@@ -127,6 +129,12 @@ class Runner:
         version = int(self.collector.policy_version)
         with self.clock.phase("train"):
             metrics = self.learner.learn(batch, version)
+        self.staleness.add(
+            self.learner.versions(batch),
+            self.updates,
+            gradient_steps=metrics.get("train/gradient_steps"),
+            ratios=self.learner.ratios,
+        )
         self.callbacks.call("on_update", self, metrics)
         self._trained.add(metrics)
         self.dropped += int(metrics.get("train/dropped", 0))
@@ -141,6 +149,7 @@ class Runner:
             self.collector.update_policy_weights_()
         self._published = self._copied()
         self.callbacks.call("on_publish", self, int(self.collector.policy_version))
+        self.staleness.publications.note(int(self.collector.policy_version), self.updates)
 
     def log(self, batch: TensorDictBase) -> None:
         """Count the batch, and tell of it."""
@@ -211,6 +220,8 @@ class Runner:
         sync, histograms = self.sync.read()
         if lag_histogram is not None:
             histograms["histogram/lag"] = lag_histogram
+        in_updates, staleness_histograms = self.staleness.read()
+        histograms |= staleness_histograms
         metrics = {
             **self._trained.read(),
             **self.episodes.read(),
@@ -219,6 +230,7 @@ class Runner:
             "sync/bytes": float(self.sync.num_bytes),
             "policy/version": float(self.collector.policy_version),
             **lags,
+            **in_updates,
             "policy/dropped": float(self.dropped),
             "collector/fps": frames / max(elapsed_s, 1e-9),
             "collector/wait_ms": times["time/collect_s"] * 1e3,
@@ -258,6 +270,7 @@ class Runner:
             **self._last_evaluation,
             **self.sync.summary(),
             **lags,
+            **self.staleness.summary(),
             "policy/dropped": self.dropped,
             "policy/mixed_batches": self.lags.mixed_batches,
             "policy/version": int(self.collector.policy_version),
@@ -286,6 +299,7 @@ class Runner:
             "sync": self.sync.state_dict(),
             "episodes": self.episodes.state_dict(),
             "lags": self.lags.state_dict(),
+            "staleness": self.staleness.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -307,6 +321,7 @@ class Runner:
         self.sync.load_state_dict(state["sync"])
         self.episodes.load_state_dict(state["episodes"])
         self.lags.load_state_dict(state["lags"])
+        self.staleness.load_state_dict(state["staleness"])
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()

@@ -8,12 +8,12 @@ class Reinforce:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from gymnasium.spaces import Space
 from tensordict import TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 
 from harness.options.models import MLPConfig, ModelConfig
 
@@ -30,8 +30,20 @@ class Setup:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
+class Ratios(NamedTuple):
+    """How far the policy is from the weights that acted, for each frame [N] of an update."""
+
+    log_ratio: Tensor  # log-probability of the action: by the policy before the update, less theirs
+    version: Tensor  # of the weights that acted
+
+
 class Algorithm(Protocol):
-    """Holds a policy and improves it."""
+    """Holds a policy and improves it.
+
+    Optional: an attribute `ratios`, the `Ratios` of the last update, from which `policy/ess`,
+    `policy/kl` and `policy/ratio_max` are computed; and a metric `train/gradient_steps`, the number
+    of gradient steps in the update, from which `policy/lag_train_mean` is computed.
+    """
 
     policy: Any
     """The module that acts, and is sent to the workers: `in_keys`, `out_keys`, `forward`."""

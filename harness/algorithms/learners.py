@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from tensordict import TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 
 from collectors import ReplayBuffer
-from harness.algorithms.interface import Algorithm, ReplayAlgorithm
+from harness.algorithms.interface import Algorithm, Ratios, ReplayAlgorithm
 from harness.means import Means
 
 
@@ -25,6 +26,13 @@ class Learner(Protocol):
 
     def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
         """Take in a batch while the newest published weights are of `version`; metrics."""
+
+    def versions(self, batch: TensorDictBase) -> Tensor:
+        """The version behind each frame that `learn` has just used, given its batch."""
+
+    @property
+    def ratios(self) -> Ratios | None:
+        """Importance ratios of the frames that `learn` has just used, if they are known."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers."""
@@ -47,6 +55,14 @@ class OnPolicy:
     def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
         return self.algorithm.update(batch, version)
 
+    def versions(self, batch: TensorDictBase) -> Tensor:
+        stamps: Tensor = batch["policy_version"][batch["collector", "mask"]]
+        return stamps
+
+    @property
+    def ratios(self) -> Ratios | None:
+        return getattr(self.algorithm, "ratios", None)
+
     def state_dict(self) -> dict[str, Any]:
         return {"algorithm": self.algorithm.state_dict()}
 
@@ -65,6 +81,7 @@ class OffPolicy:
         self.replay = replay
         self._extend = extend
         self._frames = 0
+        self._sampled: list[Tensor] = []  # versions, by sample
 
     @property
     def policy(self) -> nn.Module:
@@ -73,6 +90,7 @@ class OffPolicy:
     def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
         if self._extend:
             self.replay.extend(batch)
+        self._sampled = []
         num_frames = int(batch["collector", "mask"].sum())
         config = self.algorithm.config
         self._frames += num_frames
@@ -80,9 +98,22 @@ class OffPolicy:
         if self._frames < max(config.learning_starts, config.batch_size):
             return metrics
         means = Means()
-        for _ in range(self.algorithm.updates_due(num_frames)):
-            means.add(self.algorithm.update(self.replay.sample(config.batch_size)))
+        gradient_steps = self.algorithm.updates_due(num_frames)
+        for _ in range(gradient_steps):
+            samples = self.replay.sample(config.batch_size)
+            if (stamps := samples.get("policy_version", None)) is not None:
+                self._sampled.append(stamps)
+            means.add(self.algorithm.update(samples))
+        metrics["train/gradient_steps"] = float(gradient_steps)
         return metrics | means.read()
+
+    def versions(self, batch: TensorDictBase) -> Tensor:
+        """Of the samples; of the batch it is how old the data was that came in."""
+        return torch.cat(self._sampled) if self._sampled else torch.empty(0, dtype=torch.int64)
+
+    @property
+    def ratios(self) -> None:
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         return {

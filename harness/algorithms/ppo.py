@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from collectors import next_observations
 from harness.algorithms.batches import sequences
-from harness.algorithms.interface import Setup
+from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, objective
 from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, seeded, weights
@@ -137,6 +137,7 @@ class PPO:
         self.reward_normaliser = Normaliser(centre=False).to(self.device)
         self.discounted_rewards = DiscountedReturns(config.gamma)
         self.frames = 0  # consumed so far
+        self.ratios: Ratios | None = None  # of the last update, at its start
 
     # -- one update
 
@@ -147,13 +148,14 @@ class PPO:
         frames, metrics = self.assess(batch, version)
         learning_rate = self._anneal(int(batch["collector", "mask"].sum()))
         sums = Means()
-        epochs = 0
+        epochs = gradient_steps = 0
         for _ in range(config.epochs if len(frames["action"]) else 0):
             epochs += 1
             kl = Means()
             for part in self._minibatches(frames):
                 loss, measured = self._loss(part)
                 norm = self.optimiser.step(loss, config.max_grad_norm)
+                gradient_steps += 1
                 sums.add({**measured, "grad_norm": norm})
                 kl.add({"kl": measured["approx_kl"]})
             if config.target_kl is not None and kl.read()["kl"] > config.target_kl:
@@ -161,6 +163,7 @@ class PPO:
         self._observe(batch)
         metrics |= sums.read()
         metrics |= {"learning_rate": learning_rate, "epochs": epochs}
+        metrics |= {"gradient_steps": gradient_steps}
         return {f"train/{name}": float(value) for name, value in metrics.items()}
 
     def _loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -236,6 +239,7 @@ class PPO:
         rows = self._rows(batch)
         log_prob, value, next_value, goes_on = self._view(batch, rows)
         behaviour = batch["action_log_prob"]
+        self.ratios = Ratios((log_prob - behaviour)[usable], batch["policy_version"][usable])
         terminated = batch["next", "terminated"]
         steps = Steps(self._rewards(batch), value, next_value, terminated, goes_on, mask)
         if config.vtrace:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from harness.analysis import figures
 from harness.analysis.blocks import Block, Code, Document, Table
-from harness.analysis.findings import LAGS, LATENCIES, Findings, totals
+from harness.analysis.findings import HEALTH, LAGS, LATENCIES, UPDATE_LAGS, Findings, totals
 from harness.analysis.read_runs import Run
 from harness.analysis.settings import Plan
 from harness.analysis.statistics import Estimate, caution
 from harness.files import one_line
 from harness.metrics import PHASES
+from harness.staleness import BUCKETS
 
 NONE = "–"
 MOST_TOLD = 200  # characters of an error
@@ -32,6 +33,7 @@ def write(plan: Plan, found: Sequence[Findings], runs: Sequence[Run], title: str
             f"Results{about}": _results(findings, suffix),
             f"Learning{about}": _learning(findings, suffix),
             f"Synchronisation{about}": _sync(findings, suffix),
+            f"Health by lag{about}": _health(findings, suffix),
             f"Throughput and time{about}": _time(findings, suffix),
         }
     sections |= {
@@ -263,6 +265,40 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
             "Distribution of lag: the share of records, of all seeds together, whose frames lag "
             "at most so much on average.",
         )
+
+    if counted := [result for result in findings.results if result.has(*UPDATE_LAGS)]:
+        yield (
+            "The same lag in updates of the learner, and the parts of its mean: publish counts "
+            "updates that were not published yet, queue those between the weights that acted and "
+            "the newest published ones. Train comes on top: how far the learner moves on inside an "
+            "update while it uses the frames. With a replay buffer, it is the lag of the samples."
+        )
+        rows = [[r.label, *(number(r.middle(name)) for name in UPDATE_LAGS)] for r in counted]
+        yield Table(["setting", *UPDATE_LAGS.values()], rows, numbers=True)
+
+
+def _health(findings: Findings, suffix: str) -> Blocks:
+    rows = [
+        [result.label, BUCKETS[bucket], *(number(value, 3) for value in values)]
+        for result in findings.results
+        for bucket, values in result.health().items()
+    ]
+    if not rows:
+        return
+    yield (
+        "Importance weights of the learner's policy at the start of an update over the weights "
+        "that acted, by lag in updates; medians over seeds of the whole run. ESS is the effective "
+        "sample size as a share of the frames: 1 if all weigh the same. KL is the divergence of "
+        "the acting policy from the learner's, and the largest ratio that of one frame."
+    )
+    yield Table(["setting", "lag", *HEALTH.values()], rows, numbers=True)
+    yield figures.draw(
+        figures.health,
+        findings,
+        f"health{suffix}",
+        "Effective sample size and divergence by lag in updates. The lower the one and the higher "
+        "the other, the less the frames say about the learner's policy.",
+    )
 
 
 def _percentiles(values: Sequence[float]) -> str:

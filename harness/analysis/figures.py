@@ -18,10 +18,11 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from harness.analysis.blocks import Picture
 from harness.analysis.curves import Band
-from harness.analysis.findings import LAGS, LATENCIES, POINTS, Findings, Result
+from harness.analysis.findings import HEALTH, LAGS, LATENCIES, POINTS, Findings, Result
 from harness.analysis.progress import show_progress
 from harness.logging.figures import to_bytes
 from harness.metrics import PHASES
+from harness.staleness import BUCKETS
 
 WIDTH = 5.8  # inches: letters stay readable at a phone's width
 DPI = 160
@@ -210,6 +211,26 @@ def latencies(findings: Findings) -> Figure | None:
 def lags(findings: Findings) -> Figure | None:
     """How the lag of consumed frames spreads over the records."""
     return _distributions(findings, {LAGS[0]: ""}, "mean lag of a record's frames (versions)")
+
+
+def health(findings: Findings) -> Figure | None:
+    """What lag does to importance weights: effective sample size and divergence by bucket."""
+    found = {result.label: result.health() for result in findings.results}
+    drawn = [result for result in findings.results if found[result.label]]
+    if not drawn:
+        return None
+    figure = _figure(findings, drawn, 2.8)
+    styles, places = looks(findings), list(BUCKETS)
+    for axes, name in zip(figure.subplots(1, 2), ("policy/ess", "policy/kl"), strict=True):
+        column = list(HEALTH).index(name)
+        for result in drawn:
+            buckets = found[result.label]
+            x = [places.index(bucket) for bucket in buckets]
+            y = [values[column] for values in buckets.values()]
+            axes.plot(x, y, marker="o", markersize=4, **styles[result.label])
+        axes.set_xticks(range(len(places)), list(BUCKETS.values()), fontsize=8)
+        axes.set(title=HEALTH[name], xlabel="lag (updates)", xlim=(-0.5, len(places) - 0.5))
+    return figure
 
 
 def _distributions(

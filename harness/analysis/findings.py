@@ -17,6 +17,7 @@ from harness.analysis.settings import SOURCE, Plan, Setting, Task
 from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap
 from harness.metrics import PHASES
 from harness.options.errors import suggest
+from harness.staleness import BUCKETS
 
 EVALUATED, TRAINED = "eval/return", "episode/return"
 LATENCIES = {  # metric → what it takes so long to do
@@ -25,6 +26,20 @@ LATENCIES = {  # metric → what it takes so long to do
     "sync/apply_ms": "apply",
 }
 LAGS = ("policy/lag_mean", "policy/lag_p95", "policy/lag_max")
+UPDATE_LAGS = {  # of the summary → what the column is called
+    "policy/lag_updates_mean": "mean",
+    "policy/lag_updates_p95": "p95",
+    "policy/lag_updates_max": "max",
+    "policy/lag_publish_mean": "publish",
+    "policy/lag_queue_mean": "queue",
+    "policy/lag_train_mean": "train",
+}
+HEALTH = {  # of the summary, by bucket of lag → what the column is called
+    "policy/share": "share of frames",
+    "policy/ess": "ESS",
+    "policy/kl": "KL",
+    "policy/ratio_max": "largest ratio",
+}
 # The metrics that are read of a run's records.
 WANTED = ("time", EVALUATED, TRAINED, *LATENCIES, *LAGS, *(f"time/{phase}_s" for phase in PHASES))
 POINTS = 101  # of a curve's grid, of a profile and of a distribution
@@ -59,6 +74,14 @@ class Result:
     def middle(self, name: str) -> float:
         """The median over seeds of a number of the summaries; NaN if none has it."""
         return _median([run.summary.get(name, math.nan) for run in self.runs])
+
+    def health(self) -> dict[str, list[float]]:
+        """Bucket of lag that has frames → medians over seeds of their `HEALTH`."""
+        return {
+            bucket: [self.middle(f"{name}/{bucket}") for name in HEALTH]
+            for bucket in BUCKETS
+            if self.has(*(f"{name}/{bucket}" for name in HEALTH))
+        }
 
     def seconds_per_1000_frames(self, phase: str) -> float:
         """Of the learner's loop, the median over seeds; `other` is the time outside all phases."""

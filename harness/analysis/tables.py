@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from harness.analysis.curves import Band
-from harness.analysis.findings import Findings, Result, every_score, totals
+from harness.analysis.findings import HEALTH, Findings, Result, every_score, totals
 from harness.analysis.read_runs import Run
 from harness.metrics import PHASES
 
@@ -34,6 +34,7 @@ def files(found: Sequence[Findings], runs: Sequence[Run]) -> dict[str, str]:
         "curves": _curves(found),
         "profiles": _profiles(found),
         "distributions": _distributions(found),
+        "health": _health(found),
         "time": _time(found),
     }
     return {f"{name}.csv": _csv(rows) for name, rows in tables.items()}
@@ -136,6 +137,13 @@ def _distributions(found: Sequence[Findings]) -> Iterator[Row]:
             shares = np.linspace(0, 100, len(values))
             for share, value in zip(shares, values, strict=True):
                 yield [f.task.name, r.label, metric, share, value]
+
+
+def _health(found: Sequence[Findings]) -> Iterator[Row]:
+    yield ["task", "setting", "lag", *(name.removeprefix("policy/") for name in HEALTH)]
+    for f, r in _all(found):
+        for bucket, values in r.health().items():
+            yield [f.task.name, r.label, bucket.removeprefix("lag_"), *values]
 
 
 def _time(found: Sequence[Findings]) -> Iterator[Row]:

@@ -84,7 +84,7 @@ def describe(metrics: Mapping[str, float], episode_return: float) -> str:
     words = [f"return {episode_return:.4g}"]
     known = [
         ("collector/fps", "{:.0f} frames/s"),
-        ("policy/lag_mean", "lag {:.2g}"),
+        ("policy/lag_updates_mean", "lag {:.2g}"),
         ("sync/publish_ms", "publish {:.2g} ms"),
     ]
     words += [form.format(metrics[name]) for name, form in known if name in metrics]
@@ -118,7 +118,7 @@ def _short(value: Any) -> str:
 def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
     """Return, speed, sync latency, lag, and where the time went."""
     table = Table(title=f"run {state}", show_header=False)
-    lags = [f"policy/lag_{name}" for name in ("mean", "p95", "max")]
+    lags = [f"policy/lag_updates_{name}" for name in ("mean", "p95", "max")]
     times = [f"time/{phase}_s" for phase in PHASES]
     rows = [
         ("return of the last episodes", _form(summary, "{:.5g}", "episode/return")),

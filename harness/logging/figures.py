@@ -17,6 +17,11 @@ FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
     "return": (("episode/return", "eval/return"), "return"),
     "latency": (("sync/publish_ms", "sync/ack_ms", "sync/apply_ms"), "ms"),
     "lag": (("policy/lag_mean", "policy/lag_p95", "policy/lag_max"), "versions"),
+    "lag_updates": (
+        ("policy/lag_updates_mean", "policy/lag_updates_p95", "policy/lag_updates_max"),
+        "updates",
+    ),
+    "ess": (("policy/ess",), "share of frames"),
 }
 POINTS = 2_000  # at most, of one line; a figure shows no more
 

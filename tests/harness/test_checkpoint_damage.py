@@ -140,8 +140,8 @@ def test_a_forged_state_is_refused_in_one_line(tmp_path, skeleton):
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ({"format": "0"}, "is of format 0, expected 3"),
-        ({"format": "2"}, "is of format 2, expected 3"),
+        ({"format": "0"}, "is of format 0, expected 4"),
+        ({"format": "3"}, "is of format 3, expected 4"),
         ({"frames": "3"}, "was written at frame 3"),
         ({"run": "bbbb"}, "is another run's: bbbb wrote it, this is aaaa"),
         ({"run": ""}, "is another run's: no run that is known wrote it"),

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
-from harness.algorithms.learners import OffPolicy
+from harness.algorithms.learners import OffPolicy, OnPolicy
 from harness.options import SACConfig
 
 
@@ -35,6 +35,12 @@ def batch(num_frames: int, masked: int = 0) -> TensorDict:
     mask[:, num_frames - masked :] = False
     frames = {"x": torch.zeros(1, num_frames), "collector": {"mask": mask}}
     return TensorDict(frames, [1, num_frames])
+
+
+def stamped(versions: list[int]) -> TensorDict:
+    found = batch(len(versions))
+    found["policy_version"] = torch.tensor([versions])
+    return found
 
 
 def learner(*, extend: bool = True, **config: Any) -> tuple[OffPolicy, Algorithm]:
@@ -81,3 +87,43 @@ def test_a_buffer_that_the_collector_fills_is_not_filled_twice():
     off_policy.learn(batch(8), 0)
     assert len(off_policy.replay) == 8
     assert len(algorithm.sizes) == 8
+
+
+def test_versions_are_those_of_the_samples():
+    torch.manual_seed(0)
+    off_policy, algorithm = learner(learning_starts=4, batch_size=4)
+    first, second = stamped([3, 3, -1, 3]), stamped([4, 4, 4, 4])
+    off_policy.learn(first, 3)
+    assert set(off_policy.versions(first).tolist()) == {3, -1}
+    metrics = off_policy.learn(second, 4)
+    found = off_policy.versions(second).tolist()
+    assert set(found) == {3, -1, 4}
+    assert len(found) == 4 * 4
+    assert metrics["train/gradient_steps"] == 4
+    assert algorithm.sizes == [4] * 8
+
+
+def test_versions_are_none_as_long_as_nothing_is_sampled():
+    off_policy, _ = learner(learning_starts=8, batch_size=4)
+    given = stamped([0, 0, 0, 0])
+    off_policy.learn(given, 0)
+    assert off_policy.versions(given).tolist() == []
+    off_policy.learn(given, 0)
+    assert len(off_policy.versions(given)) == 16
+    held, _ = learner(learning_starts=4, batch_size=4, updates_per_frame=0.125)
+    assert held.learn(given, 0)["train/gradient_steps"] == 0
+
+
+def test_an_algorithm_need_not_know_its_ratios():
+    class Own:
+        policy = None
+
+        def update(self, samples: TensorDict, version: int) -> dict[str, float]:
+            return {}
+
+    on_policy = OnPolicy(Own())  # type: ignore[arg-type]
+    given = stamped([0, 1, 2])
+    given["collector", "mask"][0, 2] = False
+    on_policy.learn(given, 3)
+    assert on_policy.ratios is None
+    assert on_policy.versions(given).tolist() == [0, 1]

@@ -248,6 +248,33 @@ def test_frames_that_lag_too_much_are_dropped_and_counted(model):
     assert count == 45
 
 
+@pytest.mark.parametrize("vtrace", [False, True])
+@pytest.mark.parametrize("objective", ["behaviour", "proximal", "decoupled"])
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_its_ratios_are_those_of_the_usable_frames_before_the_update(model, objective, vtrace):
+    ppo = learner(model, objective=objective, vtrace=vtrace, max_lag=2)
+    assert ppo.ratios is None
+    batch = rollout(ppo, model, steps=20)
+    batch["policy_version"][:] = 8
+    batch["policy_version"][:, 5:10] = 7
+    batch["policy_version"][0, :5] = 9
+    batch["policy_version"][1, :5] = -1
+    batch["collector", "mask"][2, 15:] = False
+    batch["action_log_prob"] -= batch["policy_version"] / 10  # as if the others were more likely
+    ppo.update(batch, 10)
+    assert ppo.ratios.version.bincount().tolist() == [0] * 8 + [30, 5]
+    expected = ppo.ratios.version / 10
+    torch.testing.assert_close(ppo.ratios.log_ratio, expected.float(), rtol=0, atol=1e-5)
+
+
+def test_gradient_steps_are_counted_as_they_are_done():
+    batch = rollout(learner())
+    assert learner(epochs=3).update(batch, 0)["train/gradient_steps"] == 3 * 4
+    held = learner(epochs=10, target_kl=1e-3).update(batch, 0)
+    assert held["train/gradient_steps"] == held["train/epochs"] * 4 < 40
+    assert learner(max_lag=0).update(batch, 1)["train/gradient_steps"] == 0
+
+
 def test_a_batch_of_old_frames_only_teaches_nothing():
     ppo = learner(max_lag=0, normalise_observations=False)
     before = copy.deepcopy(weights_of(ppo))

@@ -20,7 +20,7 @@ from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
 
 FIGURES = (
     *("scores", "profiles", "learning-frames", "learning-seconds"),
-    *("latencies", "lags", "times", "throughput"),
+    *("latencies", "lags", "health", "times", "throughput"),
 )
 
 
@@ -148,7 +148,7 @@ def test_every_number_is_in_a_csv(report):
         *("mean", "median", "iqm", "gap")
     }
     assert {row["axis"] for row in rows(report, "curves.csv")} == {"frames", "seconds"}
-    names = ("comparisons", "profiles", "distributions", "time", "options")
+    names = ("comparisons", "profiles", "distributions", "health", "time", "options")
     assert all(rows(report, f"{name}.csv") for name in names)
 
 
@@ -167,6 +167,22 @@ def test_frames_that_lagged_too_much_are_told_from_those_that_were_dropped(repor
     heads = next(n for n, line in enumerate(lines) if "frames not learned from" in line)
     row = [cell.strip() for cell in lines[heads + 2].split("|")]  # the label may hold a bar, too
     assert row[-5:-1] == ["2", "3", "77", "5"]
+
+
+def test_lag_in_updates_is_shown_with_its_parts_and_what_it_does(report):
+    text = (report / "report.md").read_text()
+    assert "| hogwild | 3 | 7 | 8 | 1 | 2 | 0.375 |" in text
+    assert "## Health by lag" in text
+    assert "| hogwild | 0 | 0.25 | 1 | 0 | 1 |" in text
+    assert "| hogwild | 3–4 | 0.75 | 0.5 | 0.125 | 9 |" in text
+    (found,) = (
+        row
+        for row in rows(report, "health.csv")
+        if (row["setting"], row["lag"]) == ("hogwild", "3_4")
+    )
+    assert [float(found[name]) for name in ("share", "ess", "kl", "ratio_max")] == [
+        *(0.75, 0.5, 0.125, 9.0)
+    ]
 
 
 def test_made_again_it_is_the_same_to_the_byte(report, tmp_path):

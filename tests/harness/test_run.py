@@ -136,6 +136,9 @@ def test_records_and_summary_hold_what_the_design_names():
         *("step", "time", "train/policy_loss", "eval/return", "episode/return", "episode/length"),
         *("sync/publish_ms", "sync/ack_ms", "sync/apply_ms", "sync/bytes", "policy/version"),
         *("policy/lag_mean", "policy/lag_p95", "policy/lag_max", "policy/mixed_batches"),
+        *("policy/lag_updates_mean", "policy/lag_updates_p95", "policy/lag_updates_max"),
+        *("policy/lag_publish_mean", "policy/lag_queue_mean", "policy/lag_train_mean"),
+        *("policy/ess", "policy/kl", "policy/ratio_max"),
         *("collector/fps", "collector/wait_ms", "collector/collected", "collector/delivered"),
         *("collector/dropped", "time/collect_s", "time/train_s", "time/sync_s", "time/log_s"),
         *("system/cpu_s", "system/memory_mb"),
@@ -145,6 +148,7 @@ def test_records_and_summary_hold_what_the_design_names():
     percentiles = {f"sync/{name}_ms_{p}" for name in ("publish", "ack", "apply") for p in ("p50", "p95", "p99")}  # fmt: skip # noqa: E501
     totals = {"frames", "fps", "wall_s", "eval/return", "policy/lag_mean", "workers"}
     assert percentiles | totals <= set(summary)
+    assert {name for name in names if name.startswith("policy/")} <= set(summary)
     assert summary["frames"] == 384
     assert set(summary["workers"]) == {"0", "1"}
 
@@ -168,7 +172,8 @@ def test_wandb_gets_everything_offline(monkeypatch, tmp_path):
     ]
     written = {name for name in records(directory)[0] if name not in ("step", "time")}
     assert written <= history[0]
-    assert {"histogram/lag/values", "histogram/ack_ms/values"} <= set().union(*history)
+    names = ("lag", "ack_ms", "lag_updates", "log_ratio")
+    assert {f"histogram/{name}/values" for name in names} <= set().union(*history)
     (ended,) = (r.exit for r in found if r.WhichOneof("record_type") == "exit")
     assert ended.exit_code == 0
 

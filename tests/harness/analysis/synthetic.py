@@ -88,6 +88,17 @@ def _summary(frames: int, final: float, rng: np.random.Generator) -> dict[str, A
         "policy/dropped": 77,
         "collector/dropped": 5,
     }
+    health = {
+        f"policy/{name}/{bucket}": value
+        for bucket, values in {
+            "lag_0": (0.25, 1.0, 0.0, 1.0),
+            "lag_3_4": (0.75, 0.5, 0.125, 9.0),
+        }.items()
+        for name, value in zip(("share", "ess", "kl", "ratio_max"), values, strict=True)
+    }
+    parts = {"updates_mean": 3.0, "updates_p95": 7.0, "updates_max": 8.0}
+    parts |= {"publish_mean": 1.0, "queue_mean": 2.0, "train_mean": 0.375}
+    lags |= {f"policy/lag_{name}": value for name, value in parts.items()}
     times = {f"time/{phase}_s": 5.0 for phase in PHASES}
     return {
         "frames": frames,
@@ -98,6 +109,7 @@ def _summary(frames: int, final: float, rng: np.random.Generator) -> dict[str, A
         "workers": {"0": {}},
         **latencies,
         **lags,
+        **health,
         **times,
     }
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from harness.logging.display import Display
 
 OPTIONS = {"algo": {"name": "ppo", "clip": 0.2}, "seed": 1, "env": {"id": "X", "wrappers": ["a"]}}
-METRICS = {"collector/fps": 1234.5, "policy/lag_mean": 1.5, "sync/publish_ms": 0.25}
+METRICS = {"collector/fps": 1234.5, "policy/lag_updates_mean": 1.5, "sync/publish_ms": 0.25}
 
 
 def shown(*, terminal: bool, **options: float) -> tuple[Display, io.StringIO]:
@@ -60,6 +60,20 @@ def test_the_table_at_the_end_leaves_out_what_is_not_known():
     assert "475" in printed
     assert "lag" not in printed
     assert "publish" not in printed
+
+
+def test_the_table_at_the_end_shows_lag_in_updates():
+    display, text = shown(terminal=False)
+    lags = {
+        "updates_mean": 5.25,
+        "updates_p95": 9,
+        "updates_max": 15,
+        "mean": 1,
+        "p95": 2,
+        "max": 3,
+    }
+    display.finish("done", {f"policy/lag_{name}": lag for name, lag in lags.items()})
+    assert "5.25 / 9 / 15" in text.getvalue()
 
 
 def test_output_that_cannot_be_written_stops_nobody(tmp_path):

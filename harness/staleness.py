@@ -1,0 +1,284 @@
+"""How old the weights behind the consumed frames are, in updates, and what that does to them.
+
+An update is one call of `Learner.learn`. The lag of a frame is the number of updates between the
+weights that computed its action and those of the learner that consumes it:
+
+    version that acted --- queue ---> newest version --- publish ---> learner --- train ---> ...
+
+queue    from the version that acted to the newest published one
+publish  from there to the learner: updates that are not published yet
+train    on top: the gradient steps of the update itself, which use the frame one after another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.algorithms.interface import Ratios
+from harness.logging.base import Histogram
+from harness.metrics import lag_figures, lag_histogram
+
+BUCKETS = {  # of lags, as metrics name them and as a reader sees them
+    "lag_0": "0",
+    "lag_1": "1",
+    "lag_2": "2",
+    "lag_3_4": "3–4",
+    "lag_5_8": "5–8",
+    "lag_9_16": "9–16",
+    "lag_17_up": "17+",
+}
+HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last
+_HALF = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+# Of a histogram; its first and last bins hold what lies beyond them, too.
+LOG_RATIO_EDGES = [*(-edge for edge in reversed(_HALF)), *_HALF]
+MOST_TURNS = 10_000
+
+
+class Publications:
+    """After how many updates each version was published.
+
+    Only the points are kept at which the updates between two versions change: two of them, as long
+    as `sync.interval` is the same. Versions before the oldest point count as that one.
+    """
+
+    def __init__(self) -> None:
+        self._points = [(0, 0)]  # (version, updates)
+
+    def note(self, version: int, updates: int) -> None:
+        """Note that this version, which is newer than all before, was published."""
+        if version <= self._points[-1][0]:
+            return
+        if len(self._points) > 1:
+            (v0, u0), (v1, u1) = self._points[-2:]
+            if (u1 - u0) * (version - v1) == (updates - u1) * (v1 - v0):
+                self._points.pop()
+        self._points = [*self._points[-MOST_TURNS + 1 :], (version, updates)]
+
+    @property
+    def newest(self) -> int:
+        """The updates at the last publish."""
+        return self._points[-1][1]
+
+    def updates(self, versions: np.ndarray) -> np.ndarray:
+        """The updates at which each of these versions was published."""
+        known = np.array(self._points, np.float64)
+        found = np.interp(versions, known[:, 0], known[:, 1])
+        return np.rint(found).astype(np.int64)
+
+    def state_dict(self) -> list[list[int]]:
+        """Plain numbers only."""
+        return [list(point) for point in self._points]
+
+    def load_state_dict(self, state: list[list[int]]) -> None:
+        """Go on from what `state_dict` returned."""
+        self._points = [(int(version), int(updates)) for version, updates in state]
+
+
+class LagCounts:
+    """How many frames had which lag, and what their lags are made of."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(1, np.int64)  # by lag
+        self.unpublished = 0  # summed over frames
+        self.trained = 0.0  # summed over frames
+        self.num_trained = 0  # frames of which that is known
+
+    def add(self, counts: np.ndarray, unpublished: int, gradient_steps: float | None) -> None:
+        """Take in the frames of one update."""
+        if missing := max(0, len(counts) - len(self.counts)):
+            self.counts = np.pad(self.counts, (0, missing))
+        self.counts[: len(counts)] += counts
+        num_frames = int(counts.sum())
+        self.unpublished += unpublished * num_frames
+        if gradient_steps:  # the n-th of them uses frames that are n / gradient_steps older
+            self.trained += num_frames * (gradient_steps - 1) / (2 * gradient_steps)
+            self.num_trained += num_frames
+
+    def figures(self) -> dict[str, float]:
+        """The metrics; none without frames."""
+        if not (lags := self.by_lag()):
+            return {}
+        found = lag_figures(lags, "policy/lag_updates")
+        publish = self.unpublished / int(self.counts.sum())
+        found["policy/lag_publish_mean"] = publish
+        found["policy/lag_queue_mean"] = found["policy/lag_updates_mean"] - publish
+        if self.num_trained:
+            found["policy/lag_train_mean"] = self.trained / self.num_trained
+        return found
+
+    def by_lag(self) -> dict[int, int]:
+        """The counts that are not zero."""
+        (lags,) = self.counts.nonzero()
+        return dict(zip(lags.tolist(), self.counts[lags].tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers."""
+        return {
+            "counts": torch.from_numpy(self.counts.copy()),
+            "unpublished": self.unpublished,
+            "trained": self.trained,
+            "num_trained": self.num_trained,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.counts = state["counts"].numpy().copy()
+        self.unpublished = int(state["unpublished"])
+        self.trained, self.num_trained = float(state["trained"]), int(state["num_trained"])
+
+
+class Health:
+    """Importance weights (current policy over acting weights) by bucket of lag.
+
+    Kept as logarithms: sums of weights that overflow are still weighed against each other.
+    """
+
+    def __init__(self) -> None:
+        shape = len(BUCKETS)
+        self.counts, self.kl = np.zeros(shape), np.zeros(shape)
+        # Logarithms of the sum of weights, of the sum of their squares, and of the largest.
+        self.weight, self.square, self.largest = (np.full(shape, -np.inf) for _ in range(3))
+
+    @classmethod
+    def of(cls, log_ratio: np.ndarray, lags: np.ndarray) -> Health:
+        """Of the frames of one update."""
+        found, buckets = cls(), np.searchsorted(HIGHEST, lags)
+
+        def sums(values: np.ndarray) -> np.ndarray:
+            return np.bincount(buckets, values, len(BUCKETS))
+
+        with np.errstate(all="ignore"):
+            np.maximum.at(found.largest, buckets, log_ratio)
+            scaled = np.exp(log_ratio - found.largest[buckets])
+            found.counts = sums(np.ones(len(buckets)))
+            found.kl = sums(np.expm1(log_ratio) - log_ratio)
+            found.weight = found.largest + np.log(sums(scaled))
+            found.square = 2 * found.largest + np.log(sums(scaled * scaled))
+        return found
+
+    def add(self, other: Health) -> None:
+        """Take in the frames of another."""
+        self.counts += other.counts
+        self.kl += other.kl
+        self.weight = np.logaddexp(self.weight, other.weight)
+        self.square = np.logaddexp(self.square, other.square)
+        self.largest = np.maximum(self.largest, other.largest)
+
+    def figures(self) -> dict[str, float]:
+        """The metrics of all frames, and of each bucket that has some."""
+        found = {f"policy/{name}": value for name, value in self._of(slice(None)).items()}
+        for place, bucket in enumerate(BUCKETS):
+            own = self._of(slice(place, place + 1))
+            found |= {f"policy/{name}/{bucket}": value for name, value in own.items()}
+            if own:
+                found[f"policy/share/{bucket}"] = float(self.counts[place] / self.counts.sum())
+        return found
+
+    def _of(self, buckets: slice) -> dict[str, float]:
+        if not (count := self.counts[buckets].sum()):
+            return {}
+        with np.errstate(over="ignore", invalid="ignore"):
+            weight, square = _log_sum(self.weight[buckets]), _log_sum(self.square[buckets])
+            return {
+                "ess": float(np.minimum(np.exp(2 * weight - square) / count, 1)),
+                "kl": float(self.kl[buckets].sum() / count),
+                "ratio_max": float(np.exp(self.largest[buckets].max())),
+            }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors only."""
+        return {name: torch.from_numpy(values.copy()) for name, values in vars(self).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name in vars(self):
+            setattr(self, name, state[name].numpy().copy())
+
+
+def _log_sum(logarithms: np.ndarray) -> np.float64:
+    found: np.float64 = np.logaddexp.reduce(logarithms)
+    return found
+
+
+class Staleness:
+    """Everything here of one run: since the last record, and in all."""
+
+    def __init__(self) -> None:
+        self.publications = Publications()
+        self._fresh, self._all = LagCounts(), LagCounts()
+        self._fresh_health, self._all_health = Health(), Health()
+        self._log_ratios = _no_log_ratios()
+
+    def add(
+        self,
+        versions: Tensor,
+        updates: int,
+        *,
+        gradient_steps: float | None = None,
+        ratios: Ratios | None = None,
+    ) -> None:
+        """Take in what one update used, as the learner had done `updates` before it.
+
+        versions: behind each frame; negative ones are of random actions and do not count.
+        """
+        lags = self._lags(versions[versions >= 0], updates)
+        if len(lags):
+            counts, unpublished = np.bincount(lags), updates - self.publications.newest
+            for window in (self._fresh, self._all):
+                window.add(counts, unpublished, gradient_steps)
+        if ratios is not None and len(ratios.version):
+            log_ratio = ratios.log_ratio.detach().cpu().double().numpy()
+            found = Health.of(log_ratio, self._lags(ratios.version, updates))
+            self._fresh_health.add(found)
+            self._all_health.add(found)
+            bins = np.searchsorted(LOG_RATIO_EDGES[1:-1], log_ratio)
+            self._log_ratios += np.bincount(bins, minlength=len(self._log_ratios))
+
+    def _lags(self, versions: Tensor, updates: int) -> np.ndarray:
+        return updates - self.publications.updates(versions.cpu().numpy())
+
+    def read(self) -> tuple[dict[str, float], dict[str, Histogram]]:
+        """Metrics and histograms since the last reading."""
+        metrics = self._fresh.figures() | self._fresh_health.figures()
+        histograms = {}
+        if lags := self._fresh.by_lag():
+            histograms["histogram/lag_updates"] = lag_histogram(lags)
+        if self._log_ratios.any():
+            ratios = Histogram(self._log_ratios.tolist(), LOG_RATIO_EDGES)
+            histograms["histogram/log_ratio"] = ratios
+        self._fresh, self._fresh_health = LagCounts(), Health()
+        self._log_ratios = _no_log_ratios()
+        return metrics, histograms
+
+    def summary(self) -> dict[str, float]:
+        """The metrics of the whole run."""
+        return self._all.figures() | self._all_health.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers."""
+        return {
+            "publications": self.publications.state_dict(),
+            "fresh": self._fresh.state_dict(),
+            "all": self._all.state_dict(),
+            "fresh_health": self._fresh_health.state_dict(),
+            "all_health": self._all_health.state_dict(),
+            "log_ratios": self._log_ratios.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.publications.load_state_dict(state["publications"])
+        self._fresh.load_state_dict(state["fresh"])
+        self._all.load_state_dict(state["all"])
+        self._fresh_health.load_state_dict(state["fresh_health"])
+        self._all_health.load_state_dict(state["all_health"])
+        self._log_ratios = np.array(state["log_ratios"], np.int64)
+
+
+def _no_log_ratios() -> np.ndarray:
+    return np.zeros(len(LOG_RATIO_EDGES) - 1, np.int64)

@@ -1,0 +1,273 @@
+"""Lag in updates, its parts, and importance weights by lag: computed by hand, and in runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import run
+from harness.algorithms.interface import Ratios
+from harness.checkpoints import Checkpoints
+from harness.files import read_json
+from harness.staleness import BUCKETS, Health, LagCounts, Publications, Staleness
+from tests.harness.small import SMALL
+from tests.harness.test_run import SMALL_SAC, records, without_times
+
+
+def published(*points: tuple[int, int]) -> Publications:
+    found = Publications()
+    for version, updates in points:
+        found.note(version, updates)
+    return found
+
+
+def stale(*points: tuple[int, int]) -> Staleness:
+    found = Staleness()
+    found.publications = published(*points)
+    return found
+
+
+def versions(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def ratios(values: list[float], acted: list[int]) -> Ratios:
+    return Ratios(torch.tensor(values).log(), torch.tensor(acted))
+
+
+# -- when each version was published
+
+
+@pytest.mark.parametrize("interval", [1, 8])
+def test_of_a_steady_interval_two_points_tell_every_version(interval):
+    found = published(*((version, version * interval) for version in range(1, 1001)))
+    assert found.updates(np.arange(1001)).tolist() == [v * interval for v in range(1001)]
+    assert found.newest == 1000 * interval
+    assert len(found.state_dict()) == 2
+
+
+def test_the_interval_may_change_and_publishing_may_be_irregular():
+    points = [(1, 8), (2, 16), (3, 18), (4, 20), (5, 27)]
+    again = Publications()
+    again.load_state_dict(published(*points).state_dict())
+    assert again.updates(np.arange(6)).tolist() == [0, 8, 16, 18, 20, 27]
+
+
+def test_versions_older_than_what_is_kept_count_as_the_oldest(monkeypatch):
+    monkeypatch.setattr("harness.staleness.MOST_TURNS", 3)
+    found = published((1, 1), (2, 3), (3, 4), (4, 9))
+    assert found.updates(np.arange(5)).tolist() == [3, 3, 3, 4, 9]
+
+
+# -- lag
+
+
+def test_lag_is_counted_in_updates_and_has_parts():
+    found = stale((1, 8), (2, 16))
+    found.add(versions(2, 2, 1, -1), 19, gradient_steps=4)
+    metrics, histograms = found.read()
+    assert metrics == {
+        "policy/lag_updates_mean": (3 + 3 + 11) / 3,
+        "policy/lag_updates_p95": 11,
+        "policy/lag_updates_max": 11,
+        "policy/lag_publish_mean": 3,
+        "policy/lag_queue_mean": pytest.approx(8 / 3),
+        "policy/lag_train_mean": 3 / 8,  # steps at 0, 1/4, 2/4 and 3/4 of an update
+    }
+    assert histograms["histogram/lag_updates"].counts == [2, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert found.read() == ({}, {})
+    assert found.summary() == metrics
+
+
+def test_a_mean_weighs_each_frame_of_the_window_alike():
+    counts = LagCounts()
+    counts.add(np.array([3]), 0, 1)
+    counts.add(np.array([0, 0, 0, 0, 0, 1]), 5, 2)
+    found = counts.figures()
+    assert found["policy/lag_updates_mean"] == found["policy/lag_publish_mean"] == 5 / 4
+    assert found["policy/lag_train_mean"] == 0.25 / 4
+
+
+def test_without_a_number_of_gradient_steps_nothing_is_said_of_lag_inside_updates():
+    found = stale()
+    found.add(versions(0, 0), 1)
+    assert set(found.read()[0]) == {
+        *(f"policy/lag_updates_{name}" for name in ("mean", "p95", "max")),
+        *("policy/lag_publish_mean", "policy/lag_queue_mean"),
+    }
+
+
+# -- importance weights
+
+
+def test_importance_weights_are_figures_of_all_frames_of_the_window():
+    found = stale((1, 1), (2, 2))
+    found.add(versions(2), 2, ratios=ratios([1.0, 1.0], [2, 2]))
+    found.add(versions(2), 2, ratios=ratios([3.0, 0.5], [1, 2]))
+    metrics, histograms = found.read()
+    squares = 1 + 1 + 9 + 0.25
+    divergences = [0, 0, 2 - math.log(3), -0.5 - math.log(0.5)]
+    assert metrics["policy/ess"] == pytest.approx(5.5**2 / (4 * squares))
+    assert metrics["policy/kl"] == pytest.approx(sum(divergences) / 4)
+    assert metrics["policy/ratio_max"] == pytest.approx(3)
+    assert metrics["policy/ess/lag_0"] == pytest.approx(2.5**2 / (3 * 2.25))
+    assert metrics["policy/kl/lag_1"] == pytest.approx(divergences[2])
+    assert metrics["policy/ess/lag_1"] == 1
+    assert metrics["policy/share/lag_1"] == 0.25
+    assert "policy/ess/lag_2" not in metrics
+    assert sum(histograms["histogram/log_ratio"].counts) == 4
+
+
+def test_buckets_of_lag_are_as_they_are_named():
+    def bucket(lag: int) -> str:
+        health = Health.of(np.zeros(1), np.array([lag]))
+        (name,) = (name for name in health.figures() if name.startswith("policy/ess/"))
+        return name.removeprefix("policy/ess/")
+
+    for name in BUCKETS:
+        _, first, *last = name.split("_")
+        lags = range(int(first), (100 if last == ["up"] else int((last or [first])[0])) + 1)
+        assert {bucket(lag) for lag in lags} == {name}
+
+
+def test_weights_that_overflow_are_still_weighed_against_each_other():
+    health = Health.of(np.array([900.0, 900.0, 0.0, -900.0]), np.array([0, 0, 0, 1]))
+    health.add(Health.of(np.array([-900.0, -900.0]), np.array([1, 0])))
+    assert health.figures()["policy/ess"] == pytest.approx(2 / 6)
+    assert health.figures()["policy/ess/lag_0"] == pytest.approx(2 / 4)
+    assert health.figures()["policy/ess/lag_1"] == pytest.approx(1)
+
+
+def test_equal_weights_are_worth_all_frames():
+    health = Health()
+    for _ in range(3):
+        health.add(Health.of(np.full(1000, 0.3), np.arange(1000)))
+    assert health.figures()["policy/ess"] == pytest.approx(1)
+    assert max(health.figures()["policy/ess"], health.figures()["policy/ess/lag_3_4"]) <= 1
+
+
+def test_it_goes_on_from_its_state_to_the_bit():
+    one, other = stale((1, 2)), Staleness()
+    for step in range(6):
+        if step == 3:
+            other.load_state_dict(one.state_dict())
+        for found in (one, other) if step >= 3 else (one,):
+            given = torch.Generator().manual_seed(step)
+            moved = torch.randn(50, generator=given)
+            acted = torch.randint(0, 2, (50,), generator=given)
+            found.publications.note(1 + step, 2 + 2 * step)
+            found.add(acted, 2 + 2 * step, gradient_steps=3, ratios=Ratios(moved, acted))
+    assert one.summary() == other.summary()
+    assert one.read() == other.read()
+
+
+# -- in runs
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def start(*overrides: str, into: str = "run") -> Path:
+    assert run.main([*overrides, "evaluation.at_end=false", f"hydra.run.dir={into}"]) == 0
+    return Path(into)
+
+
+def test_lag_by_rare_publishing_is_the_updates_since():
+    directory = start(*SMALL, "total_frames=2560", "sync.interval=8", "log_every_frames=1")
+    found = records(directory)
+    assert len(found) == 20
+    for update, record in enumerate(found):
+        assert record["policy/lag_mean"] == 0  # no newer version was published
+        for name in ("updates_mean", "updates_p95", "updates_max", "publish_mean"):
+            assert record[f"policy/lag_{name}"] == update % 8
+        assert record["policy/lag_queue_mean"] == 0
+        assert record["train/gradient_steps"] == 2 * 2
+        assert record["policy/lag_train_mean"] == 3 / 8
+    summary = read_json(directory / "summary.json")
+    assert summary["policy/lag_publish_mean"] == sum(n % 8 for n in range(20)) / 20
+    assert summary["policy/lag_updates_max"] == 7
+    assert summary["policy/share/lag_3_4"] == 5 / 20
+    assert summary["policy/ess/lag_0"] == pytest.approx(1, abs=1e-4)
+    assert 0 < summary["policy/ess/lag_5_8"] < 1
+    assert summary["policy/kl/lag_5_8"] > summary["policy/kl/lag_0"]
+    assert summary["policy/ratio_max"] > 1
+
+
+@pytest.mark.parametrize("given", [(), ("model=lstm",), ("algo.vtrace=true",)], ids=str)
+@pytest.mark.parametrize("objective", ["behaviour", "proximal", "decoupled"])
+def test_asynchronous_runs_tell_their_lag_and_health(objective, given):
+    directory = start(
+        *SMALL, *given, "collector=multi_async", "total_frames=1280", f"algo.objective={objective}"
+    )
+    for record in records(directory):
+        for name in ("mean", "p95", "max"):  # one version an update
+            assert record[f"policy/lag_updates_{name}"] == record[f"policy/lag_{name}"]
+        assert record["policy/lag_publish_mean"] == 0
+        assert 0 < record["policy/ess"] <= 1
+        assert record["policy/kl"] > -1e-6
+    summary = read_json(directory / "summary.json")
+    assert summary["policy/lag_updates_mean"] == summary["policy/lag_mean"] > 0
+    shares = [summary.get(f"policy/share/{bucket}", 0) for bucket in BUCKETS]
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_both_parts_of_lag_add_up_in_an_asynchronous_run():
+    directory = start(*SMALL, "collector=multi_async", "total_frames=2560", "sync.interval=4")
+    summary = read_json(directory / "summary.json")
+    parts = [summary[f"policy/lag_{part}_mean"] for part in ("publish", "queue")]
+    assert sum(parts) == pytest.approx(summary["policy/lag_updates_mean"])
+    assert parts[0] == sum(n % 4 for n in range(20)) / 20
+    assert summary["policy/lag_updates_mean"] > summary["policy/lag_mean"]
+
+
+def test_of_a_replay_buffer_it_is_the_lag_of_the_samples():
+    directory = start(*SMALL_SAC, "collector=single", "total_frames=320")
+    last = records(directory)[-1]
+    assert last["policy/lag_max"] == 0  # what came in was fresh
+    assert last["policy/lag_updates_mean"] > 1
+    assert last["policy/lag_updates_max"] > 8
+    assert last["train/gradient_steps"] == 16
+    assert last["policy/lag_train_mean"] == 15 / 32
+    assert "policy/ess" not in last
+    first = records(directory)[0]
+    assert "policy/lag_updates_mean" not in first  # nothing was sampled yet
+
+
+def test_of_a_collector_that_runs_free_it_is_that_of_the_samples_too():
+    given = ("collector=multi_async", "collector.free_running=true", "total_frames=160")
+    directory = start(*SMALL_SAC, *given)
+    summary = read_json(directory / "summary.json")
+    assert 0 <= summary["policy/lag_updates_mean"] <= summary["policy/lag_updates_max"] < 10
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (*SMALL, "collector=multi_sync", "sync.interval=3", "total_frames=1280"),
+        (*SMALL_SAC, "collector=single", "sync.interval=3", "total_frames=160"),
+    ],
+    ids=["ppo", "sac"],
+)
+def test_a_resumed_run_tells_what_the_uninterrupted_one_tells(given):
+    frames = 128 if "algo=sac" not in given else 16
+    given = (*given, f"log_every_frames={frames * 3}", f"checkpoint.every_frames={frames * 4}")
+    whole, half = start(*given, into="whole"), start(*given, into="half")
+    files = Checkpoints(half / "checkpoints").files()
+    assert len(files) > 1
+    for file in files[1:]:
+        file.unlink()
+    assert run.main([f"resume={half}"]) == 0
+    assert without_times(whole) == without_times(half)
+    there, here = (
+        {k: v for k, v in read_json(d / "summary.json").items() if k.startswith("policy/")}
+        for d in (whole, half)
+    )
+    assert there == here
+    assert json.dumps(there).count("lag_updates") == 3
