@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -67,11 +68,14 @@ class Lag:
     }
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(self.values))
+        if isinstance(self.values, Sequence):
+            object.__setattr__(self, "values", tuple(self.values))
         if self.kind not in self.OPTIONS:
             raise ValueError(f"kind={self.kind!r}: expected one of {', '.join(self.OPTIONS)}")
         if self.per not in ("version", "worker"):
             raise ValueError(f"per={self.per!r}: expected version or worker")
+        if not isinstance(self.values, tuple):
+            raise ValueError(f"values={self.values!r}: expected a list of lags")
         taken = self.OPTIONS[self.kind]
         for field in fields(self):
             given = getattr(self, field.name)
@@ -90,10 +94,10 @@ class Lag:
         if self.kind in ("uniform", "two_point") and self.high < self.low:
             raise ValueError(f"high={self.high}: expected at least low={self.low}")
         if self.kind == "cycle" and not self.values:
-            raise ValueError("values=(): expected at least one lag")
-        if not 0 <= self.mean < math.inf:
+            raise ValueError("values=[]: expected at least one lag")
+        if not isinstance(self.mean, Real) or not 0 <= self.mean < math.inf:
             raise ValueError(f"mean={self.mean}: expected 0 or more versions")
-        if not 0 <= self.share <= 1:
+        if not isinstance(self.share, Real) or not 0 <= self.share <= 1:
             raise ValueError(f"share={self.share}: expected a probability, 0 to 1")
 
     @classmethod
