@@ -164,7 +164,6 @@ class HogwildConfig(SyncConfig):
     versions_travel: ClassVar[bool] = False
 
     name: str = "hogwild"
-    check_torn: bool = False  # count the policy calls during which weights moved (sync/torn_calls)
 
     def check(self, config: Any) -> None:
         super().check(config)

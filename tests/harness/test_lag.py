@@ -130,6 +130,17 @@ def test_every_frame_after_the_fourth_update_has_a_lag_of_four(collector, sync, 
     assert all(w["published"] == w["acknowledged"] == 6 for w in summary["workers"].values())
 
 
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_hogwild_counts_torn_policy_calls_in_every_run(collector):
+    _, directory = start(*SMALL, f"collector={collector}", "sync=hogwild")
+    summary = read_json(directory / "summary.json")
+    for found in (records(directory)[-1], summary):
+        assert found["sync/checked_calls"] > 1280 / 4 / 17 / 2
+        assert 0 <= found["sync/torn_calls"] <= found["sync/checked_calls"]
+        rate = found["sync/torn_calls"] / found["sync/checked_calls"]
+        assert found["sync/tear_rate"] == pytest.approx(rate)
+
+
 def test_workers_on_their_own_lag_more():
     _, directory = start(*SMALL, "collector=multi_async", "sync.lag=4")
     assert all(r["policy/lag_mean"] >= 4 for r in records(directory)[5:])
