@@ -24,6 +24,7 @@ from harness.logging.display import Display
 from harness.options.errors import ConfigError
 from harness.pipeline import make_collector, make_learner, make_scheme
 from harness.provenance import manifest
+from harness.published import PublishedWeights
 from harness.ranks import collect_for_another, collects_for_another
 from harness.run_dir import RunDir, RunDirInUse
 from harness.runner import Runner
@@ -31,6 +32,7 @@ from harness.search import Pruned, objective
 from harness.signals import WRITTEN, Interrupted, Interruption
 from harness.sources import make_source
 from harness.sync_metrics import SyncMeter
+from sync import WeightSyncScheme
 from sync.errors import WorkerDied, WorkerTimeout
 
 log = logging.getLogger(__name__)
@@ -185,6 +187,7 @@ class Execution:
             config = self.plan.config
             scheme = make_scheme(config.sync, simulated=config.collector.simulates)
             stack.callback(scheme.shutdown)
+            published = self._published(scheme)
             collector = make_collector(config, self.learner, scheme, self.run_dir.schedule)
             stack.callback(collector.shutdown, raise_on_error=False)
             evaluator = self._evaluator()
@@ -195,6 +198,7 @@ class Execution:
                 collector=collector,
                 source=make_source(self.plan.config, collector, self.learner),
                 sync=SyncMeter(scheme, scheme.num_workers),
+                published=published,
                 evaluate=lambda: self._evaluate(evaluator),
                 checkpoints=Checkpoints(
                     self.run_dir.checkpoints,
@@ -222,6 +226,19 @@ class Execution:
                 self._summarise(runner)
             with self.interruption.whole():
                 self._save(runner)
+
+    def _published(self, scheme: WeightSyncScheme) -> PublishedWeights:
+        """What was published, with which a resumed run begins."""
+        kept = scheme.history + 1 if scheme.history or self.plan.config.sync.interval > 1 else 0
+        published = PublishedWeights(self.learner.policy, kept)
+        if self.state is None:
+            published.add()
+            return published
+        with fits_this_run():
+            state = self.state[1]
+            follow = published.go_back(state["published"])
+            scheme.first_version = int(state["collector"]["policy_version"]) - follow
+        return published
 
     def _evaluator(self) -> Evaluator:
         config = self.plan.config

@@ -22,7 +22,7 @@ from harness.registry import algorithms, collectors, schemes
 from sync import SimulatedWeightSyncScheme, WeightSyncScheme
 
 # The options of a scheme that change weights or versions, whatever moves them.
-EFFECTS = ("strategy", "check_finite", "wire")
+EFFECTS = ("strategy", "check_finite", "wire", "lag", "tear")
 
 
 def make_learner(config: Config) -> Learner:

@@ -13,7 +13,6 @@ from tensordict import TensorDictBase
 from collectors import BaseCollector
 from collectors.rollout.seeds import Streams
 from harness.algorithms.learners import Learner
-from harness.algorithms.state import weights
 from harness.callbacks import Callbacks
 from harness.checkpoints import Checkpoints
 from harness.logging import Histogram, Loggers
@@ -21,6 +20,7 @@ from harness.logging.display import Display
 from harness.means import Means
 from harness.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
 from harness.options.run import Config
+from harness.published import PublishedWeights
 from harness.signals import Interruption
 from harness.sources import Source
 from harness.staleness import Staleness
@@ -50,6 +50,7 @@ class Runner:
         collector: BaseCollector,
         source: Source,
         sync: SyncMeter,
+        published: PublishedWeights,
         evaluate: Evaluate,
         checkpoints: Checkpoints,
         loggers: Loggers,
@@ -65,6 +66,7 @@ class Runner:
         self.collector = collector
         self.source = source
         self.sync = sync
+        self._published = published
         self._evaluate = evaluate
         self._checkpoints = checkpoints
         self._loggers = loggers
@@ -78,7 +80,6 @@ class Runner:
         self.lags = Lags()
         self.staleness = Staleness()
         self._trained = Means()
-        self._published = self._copied()
         self._evaluated: dict[str, float] = {}  # not in a record yet
         self._last_evaluation: dict[str, float] = {}
         self._counted_before: dict[str, float] = {}  # by the runs that this one goes on from
@@ -147,7 +148,7 @@ class Runner:
             return
         with self.clock.phase("sync"), self.sync.publishing():
             self.collector.update_policy_weights_()
-        self._published = self._copied()
+        self._published.add()
         self.callbacks.call("on_publish", self, int(self.collector.policy_version))
         self.staleness.publications.note(int(self.collector.policy_version), self.updates)
 
@@ -295,7 +296,7 @@ class Runner:
             "last_evaluation": self._last_evaluation,
             "counts": self._counts(),
             "trained": self._trained.state_dict(),
-            "published": self._published,
+            "published": self._published.state(),
             "sync": self.sync.state_dict(),
             "episodes": self.episodes.state_dict(),
             "lags": self.lags.state_dict(),
@@ -303,8 +304,9 @@ class Runner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self._publish_again(state)
+        """Go on from what `state_dict` returned; version 0 is the oldest that was published."""
+        self._published.publish_again(self.collector)
+        self.learner.load_state_dict(state["learner"])
         if not self.collector.load_state_dict(state["collector"]):
             log.warning("some environments cannot be brought back: their episodes start anew")
         self.frames = int(state["frames"])
@@ -325,20 +327,6 @@ class Runner:
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
-
-    def _publish_again(self, state: dict[str, Any]) -> None:
-        """Bring workers what they acted with, and the learner where it was."""
-        self.learner.load_state_dict(state["learner"])
-        self._published = state["published"] or self._copied()
-        if self._published:
-            self.learner.policy.load_state_dict(self._published)
-        self.collector.update_policy_weights_()
-        if self._published:
-            self.learner.load_state_dict(state["learner"])
-
-    def _copied(self) -> dict[str, Any]:
-        """What workers act with, if the learner moves on before it publishes again."""
-        return weights(self.learner.policy) if self.config.sync.interval > 1 else {}
 
 
 def _floats(values: dict[str, Any]) -> dict[str, float]:

@@ -36,13 +36,15 @@ class SyncMeter:
     @contextmanager
     def publishing(self) -> Iterator[None]:
         """Time one publish, as long as it holds the learner up."""
-        bytes_before = self._scheme.send_stats.nbytes
+        before = self._scheme.send_stats
+        bytes_before, sends_before = before.nbytes, before.sends
         start = time.perf_counter()
         yield
         spent_ms = (time.perf_counter() - start) * 1e3
         stats = self._scheme.send_stats
         self.num_bytes += stats.nbytes - bytes_before
-        if self._scheme.wire != "float32" and (sent := stats.last) is not None:
+        is_new = stats.sends > sends_before  # nothing may be due yet, with an exact lag
+        if is_new and self._scheme.wire != "float32" and (sent := stats.last) is not None:
             self._fresh_errors.append((sent.relative_error, sent.max_error))
             self._error_sum += sent.relative_error
             self._num_errors += 1
@@ -96,12 +98,15 @@ class SyncMeter:
         return delay | {f"sync/link_{name}": float(count) for name, count in counts.items()}
 
     def _torn(self) -> dict[str, float]:
-        """How many policy calls were checked so far, and how many had torn weights."""
-        scheme = self._scheme
-        if not isinstance(scheme, HogwildWeightSyncScheme) or not scheme.check_torn:
+        """How many policy calls were checked so far, and how many of them had torn weights."""
+        if not isinstance(self._scheme, HogwildWeightSyncScheme):
             return {}
-        torn = scheme.torn
-        return {"sync/checked_calls": torn["checked"], "sync/torn_calls": torn["torn"]}
+        torn = self._scheme.torn
+        return {
+            "sync/checked_calls": torn["checked"],
+            "sync/torn_calls": torn["torn"],
+            "sync/tear_rate": torn["fraction"],
+        }
 
     def _fresh_answers(self) -> tuple[list[float], list[float]]:
         ack_ms: list[float] = []

@@ -6,7 +6,9 @@ and `channel.py` (what a scheme of your own implements).
 
 import sync.deferred_dynamo  # noqa: F401 - before anything that imports tensordict
 from sync.channel import Answer, ReceiverChannel, SenderChannel
+from sync.effects.exact_lag import Lag
 from sync.effects.slow_link import PRESETS, Link
+from sync.effects.tearing import Tear
 from sync.effects.wire import WIRES
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.layout import Layout
@@ -38,6 +40,7 @@ __all__ = [
     "Answer",
     "DistributedWeightSyncScheme",
     "HogwildWeightSyncScheme",
+    "Lag",
     "Layout",
     "Link",
     "LocalWeightUpdaterBase",
@@ -54,6 +57,7 @@ __all__ = [
     "SharedMemWeightSyncScheme",
     "SimulatedWeightSyncScheme",
     "Snapshot",
+    "Tear",
     "TransportBackend",
     "VanillaLocalWeightUpdater",
     "WeightStrategy",

@@ -53,8 +53,12 @@ class Answer(NamedTuple):
 class Part(NamedTuple):
     """A block ready to be published, and the workers that can read it.
 
+    Without workers it tells only the channel that made it that the block is published.
+
     nbytes: how much travels; None if that is the block.
     max_error, relative_error: what a lossy wire format did to the numbers.
+    source: what to prepare again for a process that takes a worker's place; None if that is the
+        block that was prepared.
     """
 
     block: Snapshot
@@ -62,6 +66,7 @@ class Part(NamedTuple):
     nbytes: int | None = None
     max_error: float = 0.0
     relative_error: float = 0.0
+    source: Snapshot | None = None
 
 
 class SenderChannel(ABC):

@@ -26,7 +26,9 @@ from numbers import Real
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 from sync.channel import ReceiverChannel, SenderChannel
+from sync.effects.exact_lag import Lag, LagSender
 from sync.effects.slow_link import Link, SlowLinkSender
+from sync.effects.tearing import Tear, TearSender
 from sync.effects.wire import (
     EncodedReceiver,
     EncodedSender,
@@ -75,9 +77,14 @@ class WeightSyncScheme:
     wire: how numbers are written while they travel: "float32" (as they are), "bfloat16", "float16",
         "int8" or "delta"; `effects/wire.py` says what each does to them.
     link: delay versions as this network would, a `Link` or the name of a preset.
+    lag: give workers versions that are older by this number, or by a `Lag` that is drawn.
+    tear: compose each version from itself and an older one, as a `Tear` says.
+
+    first_version: what version 0 is in the count of the run, if this scheme goes on from another
+        one: lags and tears are drawn by that count. Set it before `init_on_sender`.
 
     A kind of scheme names the two halves of its mechanism. `moves_weights` is False if there is
-    nothing that could be encoded or delayed.
+    nothing that could be encoded, delayed or torn.
     """
 
     sender_channel: ClassVar[type[SenderChannel]]
@@ -94,6 +101,8 @@ class WeightSyncScheme:
         check_finite: CheckFinite = True,
         wire: str = "float32",
         link: Link | str | None = None,
+        lag: Lag | int | None = None,
+        tear: Tear | None = None,
     ):
         if not hasattr(self, "sender_channel") and self.moves_weights:
             raise TypeError(f"{type(self).__name__} is abstract: it names no sender_channel")
@@ -115,17 +124,31 @@ class WeightSyncScheme:
         self.check_finite: CheckFinite = check_finite
         self.wire = check_wire(wire)
         self.link = Link.of(link)
-        if not self.moves_weights and (self.wire != "float32" or self.link is not None):
-            given = f"wire={wire!r}" if self.wire != "float32" else f"link={link!r}"
-            raise ValueError(
-                f"{given}: with {type(self).__name__} nothing travels that could be encoded or "
-                "delayed; take SharedMemWeightSyncScheme"
-            )
+        self.lag, self.tear = Lag.of(lag), Tear.of(tear)
+        self.first_version = 0
+        if not self.moves_weights:
+            self._refuse_effects(wire=wire, link=link, lag=lag, tear=tear)
         self.model_id: str | None = None
         self._layout: Layout | None = None
         self._handout: Any = None
         self._devices: tuple[Any, ...] = ()
         self._leave_process()
+
+    def _refuse_effects(self, **given: Any) -> None:
+        """Raise if something is to be done to versions, of which there are none."""
+        nothing = {"wire": "float32", "link": None, "lag": None, "tear": None}
+        for name, value in nothing.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"{name}={given[name]!r}: with {type(self).__name__} nothing travels that "
+                    "could be encoded, delayed or torn; take SharedMemWeightSyncScheme"
+                )
+
+    @property
+    def history(self) -> int:
+        """How many versions before the newest one decide what workers get next."""
+        lag = 0 if self.lag is None else self.lag.largest
+        return lag + (0 if self.tear is None else self.tear.span)
 
     def _leave_process(self) -> None:
         """Set what belongs to one process, and travels to no other, to its beginnings."""
@@ -205,12 +228,18 @@ class WeightSyncScheme:
         _OPEN.add(self)
 
     def _open_channel(self, layout: Layout, num_workers: int) -> SenderChannel:
-        """The mechanism, and around it the slow link and the wire format."""
+        """The mechanism, and around it the slow link, the wire format, lag and tearing."""
         encoder = make_encoder(self.wire, layout, num_workers)
         channel = self._make_sender(layout if encoder is None else encoder.layout, num_workers)
         if self.link is not None:
             channel = SlowLinkSender(channel, self.link)
-        return channel if encoder is None else EncodedSender(channel, encoder, layout)
+        if encoder is not None:
+            channel = EncodedSender(channel, encoder, layout)
+        if self.lag is not None:
+            channel = LagSender(channel, self.lag, self.first_version)
+        if self.tear is not None:
+            channel = TearSender(channel, self.tear, self.first_version)
+        return channel
 
     def _open_receiver(self, worker: int) -> ReceiverChannel:
         assert self._layout is not None

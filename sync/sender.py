@@ -176,9 +176,12 @@ class Sender:
             for part in parts:
                 begun = now_ns()
                 self.channel.publish(part.block, part.workers)
+                if not part.workers:
+                    continue
+                sent = part.source or block  # an older version, where lag is added
                 nbytes = part.block.wire_bytes if part.nbytes is None else part.nbytes
                 self.stats.add(
-                    version,
+                    sent.version,
                     nbytes,
                     pack_ns=pack_ns,
                     publish_ns=now_ns() - begun,
@@ -187,7 +190,7 @@ class Sender:
                     relative_error=part.relative_error,
                 )
                 for worker in part.workers:
-                    self.workers[worker].sent(block, version)
+                    self.workers[worker].sent(sent)
                     self.workers[worker].stats.saved_bytes += self.layout.nbytes - nbytes
 
     def _pack(self, weights: Weights, block: Snapshot, version: int) -> None:

@@ -69,8 +69,8 @@ class WorkerRecord:
             self._raised = self._dead = None
             self._reported = False
 
-    def sent(self, block: Snapshot, version: int) -> None:
-        self.last, self.addressed = block, version
+    def sent(self, block: Snapshot) -> None:
+        self.last, self.addressed = block, block.version
         self.stats.addressed += 1
 
     def last_block_is_intact(self) -> bool:

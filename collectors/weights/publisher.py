@@ -123,13 +123,13 @@ class Publisher:
         for model_id, weights in by_model.items():
             some = everybody if worker_ids is None and not is_by_worker(weights) else worker_ids
             scheme = self.schemes[model_id]
-            before = scheme.version
+            before = scheme.addressed
             try:
                 self._publish_one(model_id, weights, some, wait)
             except WorkerError as error:
                 failures = {**error.failures, **failures}
             for worker, version in scheme.addressed.items():
-                if version > before:  # an updater may leave workers out
+                if version > before[worker]:  # not for those that get nothing new
                     self.promised[worker][model_id] = version
         if failures:
             raise combine(failures)

@@ -265,6 +265,14 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
             "Distribution of lag: the share of records, of all seeds together, whose frames lag "
             "at most so much on average.",
         )
+    if torn := [result for result in findings.results if result.has("sync/tear_rate")]:
+        yield (
+            "Torn weights: the share of policy calls during which the weights changed, of those "
+            "that were checked. Medians over seeds."
+        )
+        counts = ("sync/tear_rate", "sync/torn_calls", "sync/checked_calls")
+        rows = [[r.label, *(number(r.middle(name)) for name in counts)] for r in torn]
+        yield Table(["setting", "torn", "calls torn", "calls checked"], rows, numbers=True)
 
     if counted := [result for result in findings.results if result.has(*UPDATE_LAGS)]:
         yield (

@@ -12,9 +12,10 @@ from harness.analysis.read_runs import Run
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
 # These change nothing that is measured: runs that differ in them alone replicate each other. The
-# same holds for the seed of a part; `sync.link.seed` follows `seed`.
+# same holds for the seeds of parts; `sync.link.seed` and `sync.lag_seed` follow `seed`.
 INCIDENTAL = ("seed", "name", "print_every_s", "skip_done", "skip_impossible", "resume")
 INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
+SEEDS = (".seed", "_seed")  # the ends of their names
 FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")
 TASK = ("algo.name", "env.id")
 MISSING = "(not set)"
@@ -64,7 +65,7 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
         key: sorted(values, key=_by_size)
         for key, values in found.items()
         if len(values) > 1
-        and not (key.endswith(".seed") and all(own.get(key) == own.get("seed") for own in every))
+        and not (key.endswith(SEEDS) and all(own.get(key) == own.get("seed") for own in every))
         and (
             key in TASK
             or any(len(_values(key, [own for _, own in group])) > 1 for group in groups.values())
@@ -142,7 +143,7 @@ def _telling(options: Sequence[Options]) -> list[str]:
 def _is_incidental(key: str) -> bool:
     if key == SOURCE:
         return False
-    return key in INCIDENTAL or key.endswith(".seed") or key.startswith(INCIDENTAL_GROUPS)
+    return key in INCIDENTAL or key.endswith(SEEDS) or key.startswith(INCIDENTAL_GROUPS)
 
 
 def _is_of_some_parts(key: str, options: Sequence[Options]) -> bool:

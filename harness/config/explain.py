@@ -122,6 +122,8 @@ def where(path: str, key: str, known: Sequence[str] = (), *, chosen: str = "") -
         return f"{chosen or 'the chosen part'} has no such option; it is one of " + ", ".join(
             options[full]
         )
+    if "." in path and path in options:
+        return f"{path} is a single option; write {path}={{{key}: ...}}"
     elsewhere = [option for option in options if option.rpartition(".")[2] == key]
     if elsewhere:
         return f"there is no such option; did you mean {' or '.join(elsewhere)}?"

@@ -6,8 +6,16 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from harness.options.base import Options, linked
-from harness.options.errors import ConfigError, ImpossiblePair
-from harness.options.typed import Count, NonNegative, NonNegativeInt, Positive, Seconds, Share
+from harness.options.errors import ConfigError, ImpossiblePair, suggest
+from harness.options.typed import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Seconds,
+    Share,
+    show,
+)
 
 
 @dataclass
@@ -36,6 +44,24 @@ class LinkConfig(Options):
             return Link.of(Link(**{**asdict(base), **given}))
         except ValueError as error:
             raise ConfigError(f"sync.link.{error}") from None
+
+
+@dataclass
+class TearConfig(Options):
+    """Torn weights on purpose: how much of each version is older than the rest."""
+
+    group: ClassVar[str] = "sync.tear"
+
+    share: Share = 0.0  # of the tensors or elements of each version that are older
+    span: Count = 1  # so many versions older
+    unit: Literal["tensor", "element"] = "tensor"  # whether tensors are older as a whole
+    seed: int = field(default=0, metadata=linked("${seed}"))  # of the choice
+
+    def make(self) -> Any:
+        """The `sync.Tear`; None if nothing is torn."""
+        from sync import Tear
+
+        return Tear.of(Tear(**asdict(self)))
 
 
 @dataclass
@@ -145,7 +171,6 @@ class HogwildConfig(SyncConfig):
     versions_travel: ClassVar[bool] = False
 
     name: str = "hogwild"
-    check_torn: bool = False  # count the policy calls during which weights moved (sync/torn_calls)
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -177,13 +202,59 @@ class SendingConfig(SyncConfig):
     wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"
     # let versions arrive as late as over a network (docs/slow-links.md)
     link: LinkConfig = field(default_factory=LinkConfig)
+    # updates between the weights that act and the learner's: a number, or a distribution, as
+    # {kind: uniform, low: 0, high: 8}; also geometric (mean, most), cycle (values), two_point (low,
+    # high, share of high); per: version draws for each version, per: worker once for each worker
+    lag: NonNegativeInt | dict[str, Any] = 0
+    lag_seed: int = field(default=0, metadata=linked("${seed}"))  # of lags that are drawn
+    # let each version be older in part
+    tear: TearConfig = field(default_factory=TearConfig)
 
     def arguments(self) -> dict[str, Any]:
-        return super().arguments() | {"link": self.link.make()}
+        arguments = super().arguments()
+        del arguments["lag_seed"]
+        made = {"link": self.link.make(), "lag": self.make_lag(), "tear": self.tear.make()}
+        return arguments | made
+
+    def make_lag(self) -> Any:
+        """The `sync.Lag`; None if there is none. `ConfigError` for impossible values."""
+        from sync import Lag
+
+        given = self.lag if isinstance(self.lag, dict) else {"k": self.lag}
+        known = [option.name for option in fields(Lag) if option.name != "seed"]
+        for key in given:
+            if key not in known:
+                hint = suggest(key, known, prefix="sync.lag.")
+                raise ConfigError(f"sync.lag.{key}: there is no such option; {hint}")
+        try:
+            return Lag.of(Lag(**given, seed=self.lag_seed))
+        except ValueError as error:
+            raise ConfigError(f"sync.lag.{error}") from None
 
     def check(self, config: Any) -> None:
         super().check(config)
         self.link.make()
+        if (lag := self.make_lag()) is not None:
+            self._check_lag(lag)
+
+    def _check_lag(self, lag: Any) -> None:
+        """Raise `ConfigError` if the lag cannot be what it says."""
+        given = f"sync.lag={show(self.lag)}"
+        if self.interval > 1:
+            raise ConfigError(
+                f"{given} sync.interval={self.interval}: lag counts updates, of which the interval "
+                "leaves most unpublished; take sync.interval=1"
+            )
+        if self.on_stale == "wait":
+            raise ConfigError(
+                f"{given} sync.on_stale=wait: a worker that waits gets no newer weights, since lag "
+                "counts updates; take sync.on_stale=drop"
+            )
+        if self.max_lag is not None and self.max_lag < lag.smallest:
+            raise ConfigError(
+                f"{given} sync.max_lag={self.max_lag}: all frames would be dropped but the first; "
+                f"take sync.max_lag={lag.largest} or more"
+            )
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sync.channel import SenderChannel
+from sync.channel import Answer, SenderChannel
 from sync.model.layout import Layout
 
 
@@ -19,6 +19,9 @@ class SenderWrapper(SenderChannel):
         self.inner = inner
         self.handout = inner.handout
         self.mechanism = inner.mechanism
+
+    def poll(self) -> list[Answer]:
+        return self.inner.poll()
 
     def fds(self) -> list[int]:
         return self.inner.fds()

@@ -70,13 +70,27 @@ class HogwildSender(SharedMemSender):
 class HogwildReceiver(SharedMemReceiver):
     """Points at the one block, which is written all the time."""
 
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._before: torch.Tensor | None = None
+
     def _check(self, block: Snapshot, version: int) -> None:
         """Its version may be newer than the announced one."""
 
-    @property
-    def live(self) -> torch.Tensor:
-        """The weights as they are now."""
-        return self._slots[0].buffer[HEADER_BYTES:]
+    def begin_use(self) -> None:
+        """Remember the weights as they are now."""
+        if self._before is None:
+            self._before = self._live().clone()
+        else:
+            self._before.copy_(self._live())
+
+    def end_use(self) -> None:
+        """Count a use, and whether weights moved since it began."""
+        assert self._before is not None, "begin_use() comes first"
+        self.row.count_use(torn=not torch.equal(self._before, self._live()))
+
+    def _live(self) -> torch.Tensor:
+        return self._slots[0].buffer[HEADER_BYTES:].view(torch.int64)
 
 
 @register("hogwild")
@@ -85,9 +99,9 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
 
     So there is one set of weights, and `send(other_weights)` writes those over the trainer's own.
 
-    check_torn: compare the weights before and after each use, in `reading()` and in the policy
-        calls of collectors, and count in `torn` the uses during which they moved. It costs two
-        passes over the weights a use.
+    check_every: of so many uses, in `reading()` and in the policy calls of collectors, compare the
+        weights before and after one; `torn` counts those during which they moved. A check takes two
+        passes over the weights. A prime number lets every step of a batch have its turn.
     """
 
     sender_channel = HogwildSender
@@ -100,11 +114,14 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
         strategy: str | WeightStrategy = "tensordict",
         sync: bool = True,
         *,
-        check_torn: bool = False,
+        check_every: int = 17,
         **options: Any,
     ):
         super().__init__(strategy, sync=sync, **options)
-        self.check_torn = check_torn
+        if type(check_every) is not int or check_every < 1:
+            raise ValueError(f"check_every={check_every!r}: expected a number of uses, 1 or more")
+        self.check_every = check_every
+        self._unchecked = 0  # uses since a check was due
 
     def _check_form(self, form: SenderForm) -> None:
         if not form.same_for_all:
@@ -127,9 +144,6 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
             yield version
 
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        if not self.check_torn:
-            return call
-
         def checked(*inputs: Any) -> Any:
             with self._checking():
                 return call(*inputs)
@@ -138,14 +152,16 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
 
     @contextlib.contextmanager
     def _checking(self) -> Iterator[None]:
-        if not self.check_torn:
+        """Around a use; one that raises is not counted."""
+        is_due, self._unchecked = self._unchecked == 0, (self._unchecked + 1) % self.check_every
+        if not is_due:
             yield
             return
-        channel = self._need_receiver("check_torn").channel
+        channel = self._need_receiver("reading").channel
         assert isinstance(channel, HogwildReceiver)
-        before = channel.live.clone()
+        channel.begin_use()
         yield
-        channel.row.count_use(torn=not torch.equal(before, channel.live))
+        channel.end_use()
 
     @property
     def torn(self) -> dict[str, float]:
@@ -166,12 +182,11 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """With `check_torn`, also what `torn` says, of all and of each worker."""
+        """Also what `torn` says, of all and of each worker."""
         found = super().stats
-        if self.check_torn:
-            found["torn"] = self.torn
-            for worker, uses in enumerate(self._uses()):
-                found["workers"][worker]["torn"] = _shares([uses])
+        found["torn"] = self.torn
+        for worker, uses in enumerate(self._uses()):
+            found["workers"][worker]["torn"] = _shares([uses])
         return found
 
 

@@ -677,7 +677,7 @@ def test_policy_calls_during_which_hogwild_weights_moved_are_counted():
                 trained.bias.data += 1
             return by_sum(observation)
 
-    trained, scheme = Stepping(), HogwildWeightSyncScheme(check_torn=True)
+    trained, scheme = Stepping(), HogwildWeightSyncScheme(check_every=1)
     schemes = {"policy": scheme}
     with Collector(
         lambda: make_env(KIND), trained, frames_per_batch=30, weight_sync_schemes=schemes

@@ -70,6 +70,13 @@ def test_the_page_needs_nothing_but_itself(report):
     assert "default-src 'none'" in text
 
 
+def test_torn_policy_calls_are_told_of_schemes_that_count_them(report):
+    text = (report / "report.md").read_text()
+    (table,) = re.findall(r"^\| setting \| torn .*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    (row,) = table.splitlines()
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["hogwild", "0.02", "5", "250"]
+
+
 def test_what_came_from_files_is_shown_and_not_obeyed(report):
     page = Page()
     page.feed((report / "report.html").read_text())

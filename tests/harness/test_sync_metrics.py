@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config.plan import plan_run
-from harness.pipeline import make_scheme
 from harness.sync_metrics import SyncMeter
-from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme
+from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
 from sync.stats import KEPT
 
 
@@ -124,9 +122,8 @@ def test_without_synchronisation_there_is_nothing_but_the_publishing():
     assert meter.summary()["workers"] == {}
 
 
-def test_torn_policy_calls_are_counted_where_that_is_asked_for():
-    options = ["sync=hogwild", "sync.check_torn=true"]
-    with both_ends(make_scheme(plan_run(options).config.sync)) as (sender, receiver):
+def test_torn_policy_calls_are_counted():
+    with both_ends(HogwildWeightSyncScheme(check_every=1)) as (sender, receiver):
         meter = SyncMeter(sender, 1)
 
         @torch.no_grad()
@@ -136,7 +133,7 @@ def test_torn_policy_calls_are_counted_where_that_is_asked_for():
         act = receiver.watched(step_if_told)
         for told in (0, 1, 0):
             act(told)
-        counts = {"sync/checked_calls": 3, "sync/torn_calls": 1}
+        counts = {"sync/checked_calls": 3, "sync/torn_calls": 1, "sync/tear_rate": 1 / 3}
         assert meter.read()[0].items() >= counts.items()
         summary = meter.summary()
         assert summary.items() >= counts.items()

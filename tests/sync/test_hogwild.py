@@ -125,7 +125,7 @@ def end(scheme, model):
 
 def test_uses_during_which_weights_moved_are_counted_as_torn():
     model = policy(1)
-    with running(scheme_of(model, check_torn=True)) as (worker,):
+    with running(scheme_of(model, check_every=1)) as (worker,):
         assert worker.do(lambda s, m: s.torn) == {"checked": 0, "torn": 0, "fraction": 0.0}
         for change in (False, True, False, True):
             assert worker.do(begin) == 0
@@ -136,12 +136,22 @@ def test_uses_during_which_weights_moved_are_counted_as_torn():
         assert counted == {"checked": 4, "torn": 2, "fraction": 0.5}
 
 
-def test_unless_asked_nothing_is_checked():
+@pytest.mark.parametrize(("given", "every"), [({}, 17), ({"check_every": 3}, 3)])
+def test_of_so_many_uses_the_first_is_checked(given, every):
     model = policy(1)
-    with running(scheme_of(model)) as (worker,):
-        worker.do(begin)
-        fill(model, 2)
-        assert worker.do(end) == {"checked": 0, "torn": 0, "fraction": 0.0}
+    with running(scheme_of(model, **given)) as (worker,):
+        for use in range(2 * every + 1):
+            worker.do(begin)
+            fill(model, use)
+            counted = worker.do(end)
+            checked = 1 + use // every
+            assert counted == {"checked": checked, "torn": checked, "fraction": 1.0}
+
+
+@pytest.mark.parametrize("given", [0, -3, 1.5, True])
+def test_uses_are_checked_at_a_whole_number_of_them(given):
+    with pytest.raises(ValueError, match=r"check_every=.*: expected a number of uses, 1 or more"):
+        HogwildWeightSyncScheme(check_every=given)
 
 
 def test_what_is_not_finite_goes_through_since_workers_have_seen_it_already():

@@ -56,7 +56,9 @@ def make_run(
     lines = [json.dumps(record) + "\n" for record in records]
     (directory / "metrics.jsonl").write_text("".join(lines))
     final = level + float(rng.normal())
-    _write(directory / "summary.json", _summary(frames, final, rng))
+    torn = {"sync/checked_calls": 250, "sync/torn_calls": 5, "sync/tear_rate": 0.02}
+    summary = _summary(frames, final, rng) | (torn if scheme == "hogwild" else {})
+    _write(directory / "summary.json", summary)
     status = {"state": state, "error": error, "pid": pid if pid is not None else os.getpid()}
     _write(directory / "status.json", status)
     _write(directory / "manifest.json", _manifest(seed, host or socket.gethostname()))

@@ -1,0 +1,218 @@
+"""Exact lag: each worker acts with the weights of a given number of versions ago.
+
+    lag 2          send(): version 5                        worker
+    -----          -----------------                        ------
+    LagSender        keeps 5, and delivers 3   --->         take(): 3, stamped 3
+                     keeps 4 and 5
+
+What a worker gets is a version as it was published, with its own stamp. Of the versions that were
+published to a worker, it gets the newest that is old enough and that it does not have already. The
+first version is delivered at once, since a worker cannot act without weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from sync.channel import Part, SenderChannel
+from sync.effects.wrapper import SenderWrapper
+from sync.model.snapshot import Snapshot
+
+# Purposes of random streams. No worker has such a number: a slow link draws from [seed, worker].
+_BY_VERSION, _BY_WORKER = 1_000_001, 1_000_002
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How many versions old the weights of workers are: a number, or a distribution.
+
+    | kind | options | the lag is |
+    |---|---|---|
+    | `constant` | `k` | `k` |
+    | `uniform` | `low`, `high` | one of `low` to `high`, each as likely |
+    | `geometric` | `mean`, `most` | k with a probability that falls geometrically; at most `most` |
+    | `cycle` | `values` | the next of `values`, over and over |
+    | `two_point` | `low`, `high`, `share` | `high` with probability `share`, else `low` |
+
+    per: "version" draws a lag for each version that is published, "worker" one for each worker.
+    seed: of the draws. They depend on it and on the version or worker, and on nothing else.
+
+    A worker never goes back to older weights than it has. So with draws per version its lag grows
+    by at most one from version to version, and larger draws are reached step by step or not at all.
+    """
+
+    kind: Literal["constant", "uniform", "geometric", "cycle", "two_point"] = "constant"
+    k: int = 0
+    low: int = 0
+    high: int = 0
+    mean: float = 0.0
+    most: int | None = None  # 8 times the mean if it is not given
+    values: tuple[int, ...] = ()
+    share: float = 0.5
+    per: Literal["version", "worker"] = "version"
+    seed: int = 0
+
+    OPTIONS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "constant": ("k",),
+        "uniform": ("low", "high"),
+        "geometric": ("mean", "most"),
+        "cycle": ("values",),
+        "two_point": ("low", "high", "share"),
+    }
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, Sequence):
+            object.__setattr__(self, "values", tuple(self.values))
+        if self.kind not in self.OPTIONS:
+            raise ValueError(f"kind={self.kind!r}: expected one of {', '.join(self.OPTIONS)}")
+        if self.per not in ("version", "worker"):
+            raise ValueError(f"per={self.per!r}: expected version or worker")
+        if not isinstance(self.values, tuple):
+            raise ValueError(f"values={self.values!r}: expected a list of lags")
+        taken = self.OPTIONS[self.kind]
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if field.name in ("kind", "per", "seed") or given == field.default:
+                continue
+            if field.name not in taken:
+                raise ValueError(
+                    f"{field.name}={given!r}: kind={self.kind} has no such option; "
+                    f"it has {', '.join(taken)}"
+                )
+        counts = {"k": self.k, "low": self.low, "high": self.high, "most": self.most or 0}
+        counts |= {f"values[{i}]": value for i, value in enumerate(self.values)}
+        for name, count in counts.items():
+            if type(count) is not int or count < 0:
+                raise ValueError(f"{name}={count!r}: expected a number of versions, 0 or more")
+        if self.kind in ("uniform", "two_point") and self.high < self.low:
+            raise ValueError(f"high={self.high}: expected at least low={self.low}")
+        if self.kind == "cycle" and not self.values:
+            raise ValueError("values=[]: expected at least one lag")
+        if not isinstance(self.mean, Real) or not 0 <= self.mean < math.inf:
+            raise ValueError(f"mean={self.mean}: expected 0 or more versions")
+        if not isinstance(self.share, Real) or not 0 <= self.share <= 1:
+            raise ValueError(f"share={self.share}: expected a probability, 0 to 1")
+
+    @classmethod
+    def of(cls, given: Lag | int | None) -> Lag | None:
+        """A lag, given as itself or as a number; None if it is always zero."""
+        if isinstance(given, int) and not isinstance(given, bool):
+            given = Lag(k=given)
+        if not isinstance(given, Lag | None):
+            raise ValueError(f"lag={given!r}: expected a number of versions, or a Lag")
+        return None if given is None or given.largest == 0 else given
+
+    @property
+    def smallest(self) -> int:
+        """No lag is smaller."""
+        of_kind = {"constant": self.k, "geometric": 0, "cycle": min(self.values, default=0)}
+        return of_kind.get(self.kind, self.low if self.share < 1 else self.high)
+
+    @property
+    def largest(self) -> int:
+        """No lag is larger: so many versions are kept."""
+        if self.kind == "geometric":
+            return math.ceil(8 * self.mean) if self.most is None else self.most
+        of_kind = {"constant": self.k, "cycle": max(self.values, default=0)}
+        return of_kind.get(self.kind, self.high)
+
+    def draw(self, version: int, worker: int) -> int:
+        """The lag of a worker when `version`, counted over the whole run, is published."""
+        number = version if self.per == "version" else worker
+        if self.kind == "constant":
+            return self.k
+        if self.kind == "cycle":
+            return self.values[number % len(self.values)]
+        purpose = _BY_VERSION if self.per == "version" else _BY_WORKER
+        random = np.random.default_rng([self.seed, purpose, number])
+        if self.kind == "uniform":
+            return int(random.integers(self.low, self.high + 1))
+        if self.kind == "two_point":
+            return self.high if random.random() < self.share else self.low
+        return min(int(random.geometric(1 / (1 + self.mean))) - 1, self.largest)
+
+
+class _Prepared(NamedTuple):
+    """A part that is not published yet, the version in it, and the block it was copied to."""
+
+    part: Part
+    source: Snapshot
+    copy: Snapshot
+
+
+class LagSender(SenderWrapper):
+    """Keeps what is published, and delivers what is old enough.
+
+    first_version: what version 0 of this channel is in the count of the whole run.
+    """
+
+    def __init__(self, inner: SenderChannel, lag: Lag, first_version: int = 0):
+        super().__init__(inner)
+        self._lag = lag
+        self._first_version = first_version
+        # By worker: the versions that it may still get, and the one that it got last.
+        self._kept: dict[int, deque[Snapshot]] = {w: deque() for w in range(inner.num_workers)}
+        self._delivered: dict[int, Snapshot] = {}
+        self._announced: dict[int, Sequence[int]] = {}  # by block: to be published to these workers
+        self._prepared: list[_Prepared] = []
+
+    def blocks_in_use(self) -> list[Snapshot]:
+        kept = [block for blocks in self._kept.values() for block in blocks]
+        return [*kept, *self._delivered.values()]
+
+    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
+        # What is still here for these workers was prepared by a publish that was refused.
+        self._prepared = [p for p in self._prepared if set(workers).isdisjoint(p.part.workers)]
+        if all(self._delivered.get(worker) is block for worker in workers):
+            return self._deliver(block, workers)  # again, to a process that takes a place
+        self._announced[id(block)] = workers
+        due: dict[int, tuple[Snapshot, list[int]]] = {}
+        for worker in workers:
+            if (found := self._due(block, worker)) is not None:
+                due.setdefault(id(found), (found, []))[1].append(worker)
+        parts = [part for found, group in due.values() for part in self._deliver(found, group)]
+        return [Part(block, ()), *parts]
+
+    def _due(self, newest: Snapshot, worker: int) -> Snapshot | None:
+        """What the worker gets when `newest` is published to it; None if it keeps what it has."""
+        published = [*self._kept[worker], newest]
+        if worker not in self._delivered:
+            return published[0]
+        lag = self._lag.draw(self._first_version + newest.version, worker)
+        old_enough = [block for block in published if block.version <= newest.version - lag]
+        return old_enough[-1] if old_enough else None
+
+    def _deliver(self, source: Snapshot, workers: Sequence[int]) -> list[Part]:
+        copy = self.inner.free_block([prepared.copy for prepared in self._prepared])
+        copy.become(source)
+        try:
+            parts = self.inner.prepare(copy, workers)
+        except ValueError:  # it would be refused again and again
+            for worker in workers:
+                with_it = self._kept[worker]
+                self._kept[worker] = deque(block for block in with_it if block is not source)
+            raise
+        parts = [part._replace(source=source) for part in parts]
+        self._prepared += [_Prepared(part, source, copy) for part in parts]
+        return parts
+
+    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
+        if not workers:
+            for worker in self._announced.pop(id(block)):
+                self._kept[worker].append(block)
+            return
+        prepared = next(p for p in self._prepared if p.part.block is block)
+        self._prepared.remove(prepared)
+        self.inner.publish(block, workers)
+        for worker in workers:
+            self._delivered[worker] = prepared.source
+            kept = self._kept[worker]
+            while kept and kept[0].version <= prepared.source.version:
+                kept.popleft()

@@ -1,0 +1,152 @@
+"""Torn weights on purpose: a share of each version is older than the rest.
+
+    span 1, share 0.5      send(): version 5                     worker
+    -----------------      -----------------                     ------
+    TearSender               5: w5 b5 v5 s5
+                             4: w4 b4 v4 s4
+                             composes w5 b4 v4 s5   --->         take(): stamped 5
+
+That is what a worker reads while a trainer without synchronisation writes (`schemes/hogwild.py`),
+but how much is torn is chosen here, and two runs of one seed are torn alike. A worker's first
+version is whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sync.channel import Part, SenderChannel
+from sync.effects.wrapper import SenderWrapper
+from sync.model.snapshot import Snapshot
+
+_PURPOSE = 1_000_003  # of the random stream: no other effect draws from [seed, this, version]
+
+
+@dataclass(frozen=True)
+class Tear:
+    """How much of each version is older than the rest.
+
+    share: of the tensors or elements that are older, to the nearest one that a draw decides.
+    span: so many versions older.
+    unit: "tensor" (parameters and buffers, each whole) or "element" (single numbers of them).
+    seed: of the choice. It depends on it and on the version, and on nothing else.
+    """
+
+    share: float = 0.0
+    span: int = 1
+    unit: Literal["tensor", "element"] = "tensor"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share={self.share}: expected a share, 0 to 1")
+        if type(self.span) is not int or self.span < 1:
+            raise ValueError(f"span={self.span!r}: expected a number of versions, 1 or more")
+        if self.unit not in ("tensor", "element"):
+            raise ValueError(f"unit={self.unit!r}: expected tensor or element")
+
+    @classmethod
+    def of(cls, given: Tear | None) -> Tear | None:
+        """What was given; None if nothing would be torn."""
+        if not isinstance(given, Tear | None):
+            raise ValueError(f"tear={given!r}: expected a Tear")
+        return None if given is None or given.share == 0 else given
+
+    def choose(self, version: int, count: int) -> Tensor:
+        """Which of `count` tensors or elements are older in `version`, counted over the run."""
+        random = np.random.default_rng([self.seed, _PURPOSE, version])
+        number = int(self.share * count + random.random())
+        return torch.from_numpy(np.sort(random.permutation(count)[:number]))
+
+
+class _Prepared(NamedTuple):
+    """A part that is not published yet, the version it was made of, and the composed block."""
+
+    part: Part
+    newest: Snapshot
+    composed: Snapshot
+    workers: Sequence[int]
+
+
+class TearSender(SenderWrapper):
+    """Composes each version from itself and from an older one that the worker was sent.
+
+    first_version: what version 0 of this channel is in the count of the whole run.
+    """
+
+    def __init__(self, inner: SenderChannel, tear: Tear, first_version: int = 0):
+        super().__init__(inner)
+        self._tear = tear
+        self._first_version = first_version
+        # By worker: what it was sent, as far back as the next versions need.
+        self._sent: dict[int, deque[Snapshot]] = {w: deque() for w in range(inner.num_workers)}
+        self._prepared: list[_Prepared] = []
+
+    def blocks_in_use(self) -> list[Snapshot]:
+        return [block for blocks in self._sent.values() for block in blocks]
+
+    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
+        # What is still here for these workers was prepared by a publish that was refused.
+        self._prepared = [p for p in self._prepared if set(workers).isdisjoint(p.workers)]
+        if not any(block is mine for mine in self._pool):
+            return self.inner.prepare(block, workers)  # an inner channel delivers its own again
+        groups: dict[int, tuple[Snapshot, list[int]]] = {}
+        for worker in workers:
+            old = self._older(block, worker)
+            groups.setdefault(id(old), (old, []))[1].append(worker)
+        return [part for old, group in groups.values() for part in self._compose(block, old, group)]
+
+    def _older(self, newest: Snapshot, worker: int) -> Snapshot:
+        """Of what the worker was sent, the newest of at least `span` versions ago, or the first."""
+        sent = self._sent[worker]
+        old = [block for block in sent if block.version <= newest.version - self._tear.span]
+        return old[-1] if old else sent[0] if sent else newest
+
+    def _compose(self, newest: Snapshot, old: Snapshot, workers: Sequence[int]) -> list[Part]:
+        composed = self.inner.free_block([prepared.composed for prepared in self._prepared])
+        composed.become(newest)
+        if old is not newest:
+            self._tear_up(composed, old)
+        parts = [
+            part if part.source is not None else part._replace(source=newest)
+            for part in self.inner.prepare(composed, workers)
+        ]
+        self._prepared += [_Prepared(part, newest, composed, workers) for part in parts]
+        return parts
+
+    def _tear_up(self, composed: Snapshot, old: Snapshot) -> None:
+        """Replace the chosen values by the older ones."""
+        version = self._first_version + composed.version
+        pairs = list(zip(composed.views, old.views, strict=True))
+        if self._tear.unit == "tensor":
+            for i in self._tear.choose(version, len(pairs)).tolist():
+                pairs[i][0].copy_(pairs[i][1])
+            return
+        chosen = self._tear.choose(version, sum(view.numel() for view in composed.views))
+        start = 0
+        for view, older in pairs:
+            stop = start + view.numel()
+            first, last = torch.searchsorted(chosen, torch.tensor([start, stop])).tolist()
+            where = chosen[first:last] - start
+            view.view(-1)[where] = older.view(-1)[where]
+            start = stop
+
+    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
+        prepared = next((p for p in self._prepared if p.part.block is block), None)
+        self.inner.publish(block, workers)
+        if prepared is None:
+            return
+        self._prepared.remove(prepared)
+        for worker in prepared.workers:
+            sent = self._sent[worker]
+            if not sent or sent[-1] is not prepared.newest:
+                sent.append(prepared.newest)
+            while len(sent) > 1 and sent[1].version <= prepared.newest.version - self._tear.span:
+                sent.popleft()

@@ -1,0 +1,201 @@
+"""Lag and tearing from the command line: what runs, what stays the same, and what resumes."""
+
+from __future__ import annotations
+
+import pytest
+
+import run
+from harness.checkpoints import Checkpoints
+from harness.comparison import compare_records, compare_weights
+from harness.config.plan import plan_run
+from harness.files import read_json
+from harness.options.errors import ConfigError
+from harness.pipeline import make_scheme
+from sync import Lag, Tear
+from tests.harness.test_run import records, start
+
+SMALL = (
+    "total_frames=1280",  # ten updates
+    "collector.frames_per_batch=128",
+    "env.num_envs=4",
+    "algo.minibatch_size=64",
+    "algo.epochs=1",
+    "model.hidden_sizes=[16]",
+    "evaluation.at_end=false",
+    "logger=jsonl",
+)
+SMALL_SAC = (
+    "algo=sac",
+    "env=pendulum",
+    "total_frames=160",
+    "collector.frames_per_batch=16",
+    "env.num_envs=4",
+    "algo.learning_starts=32",
+    "algo.batch_size=16",
+    "algo.buffer_size=1000",
+    "model.hidden_sizes=[16]",
+    "evaluation.at_end=false",
+    "logger=jsonl",
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def same(first, second):
+    return compare_records(first, second) or compare_weights(first, second)
+
+
+# -- what may be said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lag"),
+    [
+        ([], None),
+        (["sync.lag=0"], None),
+        (["sync.lag=4", "seed=7"], Lag(k=4, seed=7)),
+        (
+            ["sync.lag={kind: uniform, low: 1, high: 8, per: worker}", "sync.lag_seed=3"],
+            Lag("uniform", low=1, high=8, per="worker", seed=3),
+        ),
+        (["sync.lag={kind: cycle, values: [0, 4]}"], Lag("cycle", values=(0, 4), seed=1)),
+        (
+            ["sync.lag={kind: two_point, high: 9, share: 0.1}", "sync=multiprocess"],
+            Lag("two_point", high=9, share=0.1, seed=1),
+        ),
+        (
+            ["sync.lag={kind: geometric, mean: 2.5, most: 9}"],
+            Lag("geometric", mean=2.5, most=9, seed=1),
+        ),
+    ],
+)
+def test_a_lag_is_a_number_or_a_mapping(overrides, lag):
+    assert make_scheme(plan_run(overrides).config.sync).lag == lag
+
+
+def test_a_tear_is_a_group_and_follows_the_seed():
+    def tear(*overrides):
+        return make_scheme(plan_run(overrides).config.sync).tear
+
+    assert tear() is tear("sync.tear.span=3") is None
+    assert tear("sync.tear.share=0.2", "seed=5") == Tear(share=0.2, seed=5)
+    whole = "sync.tear={share: 0.1, span: 2, unit: element, seed: 9}"
+    assert tear(whole) == Tear(share=0.1, span=2, unit="element", seed=9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["sync.lag=-1"], "sync.lag=-1: expected a whole number .0 or more. or a mapping"),
+        (["sync.lag={knd: uniform}"], "sync.lag.knd: .*did you mean sync.lag.kind"),
+        (["sync.lag={kind: normal}"], "sync.lag.kind='normal': expected one of constant"),
+        (["sync.lag={kind: uniform, k: 2}"], "sync.lag.k=2: kind=uniform has no such option"),
+        (["sync.lag=4", "sync.interval=2"], "sync.lag=4 sync.interval=2: lag counts updates"),
+        (["sync.lag=4", "sync.max_lag=2"], "all frames would be dropped .*sync.max_lag=4 or more"),
+        (
+            ["sync.lag=1", "sync.max_lag=3", "sync.on_stale=wait", "collector=multi_async"],
+            "sync.lag=1 sync.on_stale=wait",
+        ),
+        (["sync=hogwild", "sync.lag=2"], "sync=hogwild has no such option"),
+        (["sync=none", "collector=single", "sync.tear.share=1"], "sync=none has no such option"),
+        (["sync.tear.share=1.5"], "sync.tear.share=1.5: expected a number .0 to 1."),
+        (["sync.tear.span=0"], "sync.tear.span=0: expected a whole number"),
+        (["sync.tear.unit=layer"], "sync.tear.unit=layer: expected one of tensor, element"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(overrides, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        plan_run(overrides)
+    assert "\n" not in str(refused.value)
+
+
+# -- what comes of it
+
+
+@pytest.mark.parametrize("sync", ["shared_mem", "multiprocess"])
+@pytest.mark.parametrize("collector", ["single", "multi_sync"])
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "not blocking"])
+def test_every_frame_after_the_fourth_update_has_a_lag_of_four(collector, sync, blocking):
+    given = (f"collector={collector}", f"sync={sync}", f"sync.blocking={blocking}".lower())
+    status, directory = start(*SMALL, *given, "sync.lag=4")
+    assert status == 0
+    found = records(directory)
+    assert [r["policy/lag_mean"] for r in found] == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4]
+    assert [r["policy/lag_max"] for r in found] == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4]
+    assert [r["policy/version"] for r in found] == list(range(1, 11))
+    summary = read_json(directory / "summary.json")
+    assert all(w["published"] == w["acknowledged"] == 6 for w in summary["workers"].values())
+
+
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_hogwild_counts_torn_policy_calls_in_every_run(collector):
+    _, directory = start(*SMALL, f"collector={collector}", "sync=hogwild")
+    summary = read_json(directory / "summary.json")
+    for found in (records(directory)[-1], summary):
+        assert found["sync/checked_calls"] > 1280 / 4 / 17 / 2
+        assert 0 <= found["sync/torn_calls"] <= found["sync/checked_calls"]
+        rate = found["sync/torn_calls"] / found["sync/checked_calls"]
+        assert found["sync/tear_rate"] == pytest.approx(rate)
+
+
+def test_workers_on_their_own_lag_more():
+    _, directory = start(*SMALL, "collector=multi_async", "sync.lag=4")
+    assert all(r["policy/lag_mean"] >= 4 for r in records(directory)[5:])
+
+
+@pytest.mark.parametrize("collector", ["single", "multi_sync"])
+def test_no_lag_and_no_tear_change_no_bit(collector):
+    given = (*SMALL, f"collector={collector}")
+    _, plain = start(*given, into="plain")
+    _, zero = start(*given, "sync.lag=0", "sync.tear.share=0", "sync.tear.span=3", into="zero")
+    _, lagging = start(*given, "sync.lag=1", into="lagging")
+    _, torn = start(*given, "sync.tear.share=0.5", into="torn")
+    assert same(plain, zero) is None
+    assert compare_weights(plain, lagging) is not None
+    assert compare_weights(plain, torn) is not None
+
+
+DRAWN = "sync.lag={kind: uniform, low: 0, high: 3}"
+TEAR = ("sync.tear.share=0.3", "sync.tear.span=2", "sync.tear.unit=element")
+
+
+@pytest.mark.parametrize("kept", [1, 6], ids=["early", "late"])
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        (SMALL, ("collector=single", "sync.lag=4")),
+        (SMALL, ("collector=multi_sync", "sync.lag=4", "sync=multiprocess", "sync.wire=int8")),
+        (SMALL, ("collector=multi_sync", DRAWN)),
+        (SMALL, ("collector=multi_sync", "sync.lag={kind: cycle, values: [0, 3, 2], per: worker}")),
+        (SMALL, ("collector=single", *TEAR)),
+        (SMALL, ("collector=multi_sync", *TEAR, DRAWN)),
+        (SMALL, ("collector=single", "sync.tear.share=0.5", "sync.interval=2")),
+        (SMALL_SAC, ("collector=multi_sync", "sync.lag=2", *TEAR)),
+    ],
+    ids=["constant", "int8", "drawn", "by worker", "torn", "both", "interval", "sac"],
+)
+def test_a_resumed_run_is_the_uninterrupted_one(settings, given, kept):
+    """The early checkpoint is of a time at which fewer versions exist than are kept."""
+    every = 128 if settings is SMALL else 16
+    given = (*settings, *given, f"checkpoint.every_frames={every}", "checkpoint.keep=99")
+    _, whole = start(*given, into="whole")
+    _, half = start(*given, into="half")
+    for file in Checkpoints(half / "checkpoints").files()[kept:]:
+        file.unlink()
+    assert run.main([f"resume={half}"]) == 0
+    assert same(whole, half) is None
+
+
+def test_a_run_that_is_resumed_twice_is_the_uninterrupted_one():
+    given = (*SMALL, DRAWN, *TEAR, "collector=multi_sync")
+    given = (*given, "checkpoint.every_frames=128", "checkpoint.keep=99")
+    _, whole = start(*given, into="whole")
+    _, half = start(*given, into="half")
+    for kept in (3, 7):
+        for file in Checkpoints(half / "checkpoints").files()[kept:]:
+            file.unlink()
+        assert run.main([f"resume={half}"]) == 0
+    assert same(whole, half) is None

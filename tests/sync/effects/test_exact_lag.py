@@ -1,0 +1,311 @@
+"""Exact lag: which version a worker has, by every mechanism, and how lags are drawn."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from sync import (
+    HogwildWeightSyncScheme,
+    Lag,
+    Link,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WorkerDied,
+)
+from tests.sync.support import KINDS, Worker, bits, connect, fill, held, policy, running
+from tests.sync.support import version as version_of
+
+LAG = 3
+EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+def lagging(model, *, kind="shared_copy", workers=1, lag=LAG, **options):
+    scheme = KINDS[kind](lag=lag, **options)
+    scheme.init_on_sender(model=model, devices=["cpu"] * workers)
+    return scheme
+
+
+def take(scheme, model, version):
+    """Wait for a version, and take what else there is; the version in use and the model's bits."""
+    while scheme.version < version:
+        assert scheme.receive(20.0) is not None
+    while scheme.receive() is not None:
+        pass
+    return scheme.version, bits(model)
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "delta"])
+@EACH
+def test_a_worker_has_the_values_and_the_stamp_of_so_many_versions_ago(kind, wire):
+    if kind == "shared_zero_copy" and wire != "float32":
+        pytest.skip("encoded versions cannot be pointed at")
+    model = policy(0)
+    scheme = lagging(model, kind=kind, wire=wire, workers=2, sync=False)
+    with running(scheme) as workers:
+        for n in range(1, 10):
+            scheme.send(fill(model, n))
+            expected = max(0, n - LAG)
+            for worker in workers:
+                assert worker.do(take, expected) == (expected, bits(policy(expected)))
+        assert scheme.version == 9
+        assert scheme.addressed == scheme.acknowledged == {0: 6, 1: 6}
+
+
+@pytest.mark.parametrize("link", [None, Link(latency_ms=2, jitter_ms=2)], ids=["direct", "linked"])
+@EACH
+def test_a_blocking_send_waits_for_the_version_that_is_delivered(kind, link):
+    model = policy(0)
+    with running(scheme := lagging(model, kind=kind, link=link), background=True) as (worker,):
+        for n in range(1, 8):
+            scheme.send(fill(model, n))
+            assert scheme.acknowledged == {0: max(0, n - LAG)}
+            assert worker.do(held) == bits(policy(max(0, n - LAG)))
+
+
+def test_no_lag_puts_nothing_around_the_mechanism():
+    for lag in (None, 0, Lag(), Lag("cycle", values=(0, 0)), Lag("uniform")):
+        with lagging(policy(0), lag=lag) as scheme:
+            assert scheme.lag is None
+            assert not hasattr(scheme._sender.channel, "inner")
+            assert scheme.history == 0
+
+
+def test_a_version_reaches_only_the_workers_it_was_published_to():
+    model = policy(0)
+    with running(scheme := lagging(model, workers=2, lag=2, sync=False)) as workers:
+        published = [[0, 1], [0], [0], [0], [1], [0, 1], [0, 1], [0, 1]]
+        # Worker 1 was sent 1, 5, 6, 7 and 8.
+        expected = [(0, 0), (0, 0), (1, 0), (2, 0), (2, 1), (4, 1), (4, 5), (6, 6)]
+        for n, (to, versions) in enumerate(zip(published, expected, strict=True), 1):
+            scheme.send(fill(model, n), worker_ids=to)
+            for worker, version in zip(workers, versions, strict=True):
+                assert worker.do(take, version) == (version, bits(policy(version)))
+
+
+def test_each_worker_keeps_its_own_older_weights():
+    scheme = SharedMemWeightSyncScheme(lag=1, per_worker_weights=True, sync=False)
+    scheme.init_on_sender(params_map={0: policy(0), 1: policy(100)})
+    with running(scheme) as workers:
+        for n in (1, 2, 3):
+            scheme.send({0: policy(n), 1: policy(100 + n)})
+            for index, worker in enumerate(workers):
+                expected = bits(policy(100 * index + n - 1))
+                assert worker.do(take, n - 1) == (n - 1, expected)
+
+
+def test_lags_that_are_drawn_by_version_never_bring_older_weights_back():
+    model, values = policy(0), (0, 3, 1, 1, 2, 3, 3, 3, 0)
+    lag = Lag("cycle", values=values)
+    with running(scheme := lagging(model, lag=lag, workers=2, sync=False)) as workers:
+        newest = 0
+        for n in range(1, 20):
+            scheme.send(fill(model, n))
+            newest = max(newest, n - values[n % len(values)])
+            for worker in workers:
+                assert worker.do(take, newest) == (newest, bits(policy(newest)))
+
+
+def test_lags_that_are_drawn_by_worker_stay_the_same():
+    model = policy(0)
+    lag = Lag("cycle", values=(0, 2, 4), per="worker")
+    with running(scheme := lagging(model, lag=lag, workers=4, sync=False)) as workers:
+        for n in range(1, 9):
+            scheme.send(fill(model, n))
+            for worker, k in zip(workers, (0, 2, 4, 0), strict=True):
+                expected = max(0, n - k)
+                assert worker.do(take, expected) == (expected, bits(policy(expected)))
+
+
+def test_a_process_that_takes_a_place_gets_what_its_predecessor_had():
+    model = policy(0)
+    with running(scheme := lagging(model, workers=2, sync=False)) as workers:
+        for n in range(1, 6):
+            scheme.send(fill(model, n))
+            for worker in workers:
+                worker.do(take, max(0, n - LAG))
+        workers[0].tell(lambda s, m: os._exit(1))
+        workers[0].process.join(20)
+        with Worker(scheme, worker_idx=0) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=0)
+            newcomer.hear()
+            assert scheme.version == 5
+            assert newcomer.do(take, 2) == (2, bits(policy(2)))
+            for n in (6, 7, 8, 9):
+                scheme.send(fill(model, n))
+                for worker in (newcomer, workers[1]):
+                    assert worker.do(take, n - LAG) == (n - LAG, bits(policy(n - LAG)))
+
+
+def test_a_worker_that_died_fails_the_send_that_would_have_reached_it():
+    model = policy(0)
+    with running(scheme := lagging(model, lag=2), background=True) as (worker,):
+        scheme.send(fill(model, 1))
+        worker.tell(lambda s, m: os._exit(1))
+        worker.process.join(20)
+        scheme.send(fill(model, 2))  # nothing is due
+        with pytest.raises(WorkerDied):
+            scheme.send(fill(model, 3))
+
+
+def test_a_version_that_is_refused_counts_neither_as_published_nor_as_delivered():
+    model = policy(0)
+    with running(scheme := lagging(model, lag=1, sync=False)) as (worker,):
+        scheme.send(fill(model, 1))
+        model[0].weight.data[0] = float("nan")
+        with pytest.raises(ValueError, match="NaN"):
+            scheme.send()
+        scheme.send(fill(model, 2))
+        assert scheme.version == 2
+        assert worker.do(take, 1) == (1, bits(policy(1)))
+
+
+def test_if_the_weights_of_one_worker_are_refused_no_worker_gets_any():
+    scheme = SharedMemWeightSyncScheme(lag=1, per_worker_weights=True, sync=False)
+    scheme.init_on_sender(params_map={0: policy(0), 1: policy(100)})
+    bad = policy(9)
+    bad[0].weight.data[0] = float("inf")
+    with running(scheme) as workers:
+        scheme.send({0: policy(1), 1: policy(101)})
+        with pytest.raises(ValueError, match="infinite"):
+            scheme.send({0: policy(8), 1: bad})
+        scheme.send({1: policy(102)})  # worker 0 was sent no version 2
+        scheme.send({0: policy(3), 1: policy(103)})
+        assert scheme.version == 3
+        assert workers[0].do(take, 1) == (1, bits(policy(1)))
+        assert workers[1].do(take, 2) == (2, bits(policy(102)))
+
+
+def test_a_version_that_its_wire_refuses_late_is_left_out():
+    model = nn.Linear(2, 2)
+    scheme = lagging(model, lag=2, sync=False, wire="float16")
+    with running(scheme, lambda: nn.Linear(2, 2)) as (worker,):
+        scheme.send(fill(model, 1))
+        scheme.send(fill(model, 1e6))
+        scheme.send(fill(model, 3))
+        with pytest.raises(ValueError, match="too large for wire=float16"):
+            scheme.send(fill(model, 4))
+        assert scheme.version == 3
+        for n in (4, 5):
+            scheme.send(fill(model, n))
+        assert worker.do(take, 3)[0] == 3
+
+
+def test_memory_is_bounded_by_the_largest_lag():
+    model = policy(0)
+    with running(scheme := lagging(model, lag=Lag("uniform", low=0, high=5), workers=2)) as _:
+        for n in range(1, 40):
+            scheme.send_async(fill(model, n))
+        channel = scheme._sender.channel
+        assert channel.memory_bytes <= (5 + 4) * channel.layout.nbytes
+
+
+# -- the draws
+
+
+def draws(lag, count=20_000):
+    return [lag.draw(version, worker=0) for version in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("lag", "expected"),
+    [
+        (Lag("uniform", low=1, high=4), dict.fromkeys(range(1, 5), 1 / 4)),
+        (Lag("two_point", low=1, high=6, share=0.2), {1: 0.8, 6: 0.2}),
+        (Lag("cycle", values=(0, 2, 2, 5)), {0: 0.25, 2: 0.5, 5: 0.25}),
+        (
+            Lag("geometric", mean=1.0, most=3),
+            {0: 1 / 2, 1: 1 / 4, 2: 1 / 8, 3: 1 / 8},
+        ),
+    ],
+)
+def test_each_lag_is_drawn_as_often_as_it_should_be(lag, expected):
+    found = draws(lag)
+    assert found == draws(lag)
+    counts = Counter(found)
+    assert set(counts) == set(expected)
+    for k, share in expected.items():
+        assert counts[k] / len(found) == pytest.approx(share, abs=0.012)
+    assert lag.smallest == min(expected)
+    assert lag.largest == max(expected)
+
+
+def test_the_mean_of_a_geometric_lag_is_the_given_one():
+    lag = Lag("geometric", mean=3.0)
+    assert lag.largest == 24
+    found = draws(lag)
+    assert sum(found) / len(found) == pytest.approx(3.0, abs=0.1)
+
+
+def test_draws_depend_on_seed_and_version_or_worker_and_on_nothing_else():
+    by_version = Lag("uniform", high=100)
+    torch.manual_seed(1)
+    first = [by_version.draw(version, worker=3) for version in range(50)]
+    torch.manual_seed(2)
+    again = [by_version.draw(version, worker=0) for version in reversed(range(50))]
+    assert first == again[::-1]
+    other = Lag("uniform", high=100, seed=1)
+    assert [other.draw(version, 0) for version in range(50)] != first
+    by_worker = Lag("uniform", high=100, per="worker")
+    found = {w: {by_worker.draw(v, w) for v in range(20)} for w in range(20)}
+    assert all(len(lags) == 1 for lags in found.values())
+    assert len(set(itertools.chain(*found.values()))) > 10
+
+
+def test_draws_go_on_from_the_first_version():
+    model, lag = policy(0), Lag("cycle", values=(0, 2, 1))
+    scheme = KINDS["shared_copy"](lag=lag, sync=False)
+    scheme.first_version = 7
+    scheme.init_on_sender(model=model, devices=["cpu"])
+    with running(scheme) as (worker,):
+        newest = 0
+        for n in range(1, 8):
+            scheme.send(fill(model, n))
+            newest = max(newest, n - lag.draw(7 + n, 0))
+            assert worker.do(take, newest)[0] == worker.do(version_of) == newest
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lag": -1}, "k=-1: expected a number of versions, 0 or more"),
+        ({"lag": "four"}, "lag='four': expected a number of versions, or a Lag"),
+        ({"lag": True}, "lag=True: expected a number of versions, or a Lag"),
+    ],
+)
+def test_what_is_no_lag_is_refused_by_the_scheme(given, said):
+    with pytest.raises(ValueError, match=said):
+        SharedMemWeightSyncScheme(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kind": "normal"}, "kind='normal': expected one of constant, uniform"),
+        ({"per": "batch"}, "per='batch': expected version or worker"),
+        ({"kind": "uniform", "k": 2}, "k=2: kind=uniform has no such option; it has low, high"),
+        ({"kind": "uniform", "low": 3, "high": 1}, "high=1: expected at least low=3"),
+        ({"kind": "cycle"}, r"values=\[\]: expected at least one lag"),
+        ({"kind": "cycle", "values": 3}, "values=3: expected a list of lags"),
+        ({"kind": "geometric", "mean": "two"}, "mean=two: expected 0 or more"),
+        ({"kind": "cycle", "values": [1, -2]}, r"values\[1\]=-2: expected a number of versions"),
+        ({"kind": "geometric", "mean": -1.0}, "mean=-1.0: expected 0 or more"),
+        ({"kind": "two_point", "high": 1, "share": 1.5}, "share=1.5: expected a probability"),
+    ],
+)
+def test_what_makes_no_lag_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        Lag(**given)
+
+
+@pytest.mark.parametrize("kind", [NoWeightSyncScheme, HogwildWeightSyncScheme])
+def test_schemes_without_versions_have_no_lag(kind):
+    with pytest.raises(ValueError, match=r"lag=2: with .* nothing travels"):
+        kind(lag=2)
+    assert kind(lag=0).lag is None
