@@ -193,6 +193,8 @@ class Simulator:
             for _ in range(takes):
                 self.next_batch()
             self.publish(version, nbytes, everybody if workers is None else workers)
+            if self._clock.now > state["time_ns"]:
+                break
         for _ in range(state["takes"]):
             self.next_batch()
         if self._clock.now != state["time_ns"]:

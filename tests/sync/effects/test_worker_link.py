@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from sync import Layout, Link
 from sync.channel import APPLIED, FAILED, JOINED, Answer
-from sync.effects.slow_link import WINDOW, SlowLinkSender
+from sync.effects.slow_link import WINDOW, SlowLinkSender, WorkerLink
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 
 MS = 1_000_000
@@ -153,6 +155,20 @@ def test_versions_are_sent_only_while_a_worker_is_connected(clock):
     sending.send(1)
     assert [version for version, _ in sending.run()] == [1]
     assert (sending.link.sent, sending.link.delivered) == (1, 1)
+
+
+def test_a_link_keeps_the_time_of_the_clock_that_it_is_given():
+    class Block(NamedTuple):
+        wire_bytes: int
+
+    now = 0
+    link = WorkerLink(Link(latency_ms=20, bandwidth_mbps=8), 0, clock=lambda: now)
+    link.reset(connected=True)
+    link.send(Block(5_000))
+    assert link.due_ns == 25 * MS
+    now = 25 * MS
+    assert [message.block for message in link.arrived(now)] == [Block(5_000)]
+    assert link.summary()["delay_ms"]["p50"] == 25
 
 
 def test_memory_is_used_again_when_a_version_has_arrived(clock):
