@@ -418,15 +418,20 @@ class BaseCollector(ABC):
     # -- control
 
     @ends_on_interrupt
-    def stats(self) -> dict[str, Any]:
-        """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
+    def counts(self) -> dict[str, Any]:
+        """The counters in `stats` alone, which are cheaper to have where there are many workers."""
         self._raise_if_shut()
         counters = self._counters()
         gathered = self._assembler.frames  # for a batch of whole trajectories, which is not out yet
         counters["delivered"] -= gathered
         counters["in_flight"] += gathered
+        return counters
+
+    @ends_on_interrupt
+    def stats(self) -> dict[str, Any]:
+        """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
         return {
-            **counters,
+            **self.counts(),
             "batches": self.frames // max(1, self.frames_per_batch),
             "policy_version": self._version,
             "wait_s": self._wait_s,

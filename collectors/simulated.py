@@ -200,11 +200,6 @@ class SimulatedCollector(BaseCollector):
 
     # -- control
 
-    @property
-    def time_s(self) -> float:
-        """The virtual time."""
-        return self.schedule.time_s
-
     @ends_on_interrupt
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments and policies, and start new episodes. The schedule is as it was."""
@@ -244,11 +239,6 @@ class SimulatedCollector(BaseCollector):
         steps, each = self.schedule.counts(), self.num_envs // self.num_workers
         made = {name: steps[name] * each for name in ("collected", "dropped", "in_flight")}
         return {**made, "delivered": self._delivered, "restarts": steps["restarts"], "preempted": 0}
-
-    @ends_on_interrupt
-    def stats(self) -> dict[str, Any]:
-        """As of every collector, and "time_s", the virtual time."""
-        return {**super().stats(), "time_s": self.time_s}
 
     # -- saving
 

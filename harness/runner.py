@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tensordict import TensorDictBase
 
-from collectors import BaseCollector
+from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
 from harness.algorithms.learners import Learner
 from harness.callbacks import Callbacks
@@ -244,7 +244,7 @@ class Runner:
         return metrics, histograms
 
     def _counts(self) -> dict[str, float]:
-        stats = self.collector.stats()
+        stats = self.collector.counts()
         names = ["collected", "delivered", "dropped", "in_flight"]
         if self.config.collector.preempts:
             names.append("preempted")
@@ -253,9 +253,9 @@ class Runner:
 
     def _virtual_time(self) -> dict[str, float]:
         """The clock of simulated workers, if they are."""
-        if not self.config.collector.simulates:
-            return {}
-        return {"sim/time_s": float(self.collector.stats()["time_s"])}
+        collector = self.collector
+        is_simulated = isinstance(collector, SimulatedCollector)
+        return {"sim/time_s": collector.schedule.time_s} if is_simulated else {}
 
     def summary(self) -> dict[str, Any]:
         """The run's totals and percentiles."""

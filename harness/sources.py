@@ -71,7 +71,7 @@ class FreeRunning:
             if not self._collector.running:
                 wanted = min(wanted, self._replay.written)  # all that there will be
                 break
-            if (made := self._collector.stats()["collected"]) != before:
+            if (made := self._collector.counts()["collected"]) != before:
                 before, deadline = made, awake_s() + self._timeout_s
             elif awake_s() > deadline:
                 raise TimeoutError(

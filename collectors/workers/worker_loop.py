@@ -283,9 +283,9 @@ class Worker:
     def _collect(self, order: Order) -> None:
         counters, rollout = self.counters.values, self.rollout
         self._order = order
-        began = time.monotonic()
         if self.spec.options["apply_at"] != "episode" or self.hosted is not None:
             self._take_due()
+        began = time.monotonic()
         if self._reset_each and self.hosted is None:
             rollout.restart()
         if not self._blocks:

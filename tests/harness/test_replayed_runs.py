@@ -128,7 +128,10 @@ def test_a_crash_is_replayed_up_to_the_crash(env, capsys):
 def test_the_recorded_schedule_can_be_followed_from_the_command_line(capsys):
     assert run.main([*RUN, *PPO]) == 0
     simulated = [one for one in (*RUN, *PPO) if not one.startswith(("collector=", "hydra"))]
-    follow = ("collector=simulated", "collector.replay=original", "hydra.run.dir=again")
+    follow = (
+        *("collector=simulated", "collector.num_workers=2", "collector.replay=original"),
+        "hydra.run.dir=again",
+    )
     assert run.main([*simulated, *follow]) == 0
     summary, again = (read_json(Path(one, "summary.json")) for one in ("original", "again"))
     assert summary["eval/return"] == again["eval/return"]

@@ -9,9 +9,10 @@ import pytest
 from collectors.schedule.costs import Cost, Stragglers
 from collectors.schedule.network import Network
 from collectors.schedule.simulated_pool import Failure
+from harness.config.plan import plan_run
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.simulated import SimulatedConfig
-from harness.options.sync import HogwildConfig, LinkConfig, SharedMemConfig
+from harness.options.sync import LinkConfig, SharedMemConfig
 from harness.options.typed import build
 from sync import PRESETS
 
@@ -104,7 +105,7 @@ def test_mistakes_are_named(options, words):
     assert words in error_of(**{"num_workers": 2, **options})
 
 
-def test_weights_without_versions_cannot_be_simulated():
-    config = run_with(sync=HogwildConfig())
+@pytest.mark.parametrize("scheme", ["hogwild", "none"])
+def test_weights_without_versions_cannot_be_simulated(scheme):
     with pytest.raises(ImpossiblePair, match="take sync=shared_mem"):
-        config.collector.check(config)
+        plan_run(["collector=simulated", f"sync={scheme}"])
