@@ -253,9 +253,9 @@ class Runner:
 
     def _virtual_time(self) -> dict[str, float]:
         """The clock of simulated workers, if they are."""
-        collector = self.collector
-        is_simulated = isinstance(collector, SimulatedCollector)
-        return {"sim/time_s": collector.schedule.time_s} if is_simulated else {}
+        if not isinstance(self.collector, SimulatedCollector):
+            return {}
+        return {"sim/time_s": self.collector.schedule.time_s}
 
     def summary(self) -> dict[str, Any]:
         """The run's totals and percentiles."""

@@ -8,8 +8,8 @@ generation: how often the worker was replaced before.
 lost: true in the last lines of a run that ended since this worker failed over this batch or the
 next.
 versions: pairs (step, version), as the frames' stamps say; -1 are random actions.
-made_s: how long the worker took to make the batch, once it had the weights that it waits for. at_s: when the learner took it, in seconds since
-it first asked for one.
+made_s: how long the worker took to make the batch, once it had the weights that it waits for.
+at_s: when the learner took it, in seconds since it first asked for one.
 """
 
 from __future__ import annotations
