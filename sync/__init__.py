@@ -8,7 +8,7 @@ import sync.deferred_dynamo  # noqa: F401 - before anything that imports tensord
 from sync.channel import Answer, ReceiverChannel, SenderChannel
 from sync.effects.slow_link import PRESETS, Link
 from sync.effects.wire import WIRES
-from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync.errors import WeightsDiffer, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.layout import Layout
 from sync.model.snapshot import Snapshot
 from sync.model.strategy import WeightStrategy
@@ -56,6 +56,7 @@ __all__ = [
     "VanillaLocalWeightUpdater",
     "WeightStrategy",
     "WeightSyncScheme",
+    "WeightsDiffer",
     "WorkerDied",
     "WorkerError",
     "WorkerRaised",

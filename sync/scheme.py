@@ -44,6 +44,7 @@ from sync.registry import make_scheme
 from sync.sender import Sender
 from sync.stats import SendStats
 from sync.transport import SchemeTransport
+from sync.verify import Verifier, check_verify
 from sync.views import WeightReceiver, WeightSender
 from sync.worker import WorkerRecord
 
@@ -75,6 +76,8 @@ class WeightSyncScheme:
     wire: how numbers are written while they travel: "float32" (as they are), "bfloat16", "float16",
         "int8" or "delta"; `effects/wire.py` says what each does to them.
     link: delay versions as this network would, a `Link` or the name of a preset.
+    verify: "every" or "sampled": workers compare their weights with what was published, at each
+        policy call or at one in a hundred, and whenever they apply a version (`verify.py`).
 
     A kind of scheme names the two halves of its mechanism. `moves_weights` is False if there is
     nothing that could be encoded or delayed.
@@ -94,6 +97,7 @@ class WeightSyncScheme:
         check_finite: CheckFinite = True,
         wire: str = "float32",
         link: Link | str | None = None,
+        verify: str = "off",
     ):
         if not hasattr(self, "sender_channel") and self.moves_weights:
             raise TypeError(f"{type(self).__name__} is abstract: it names no sender_channel")
@@ -115,6 +119,12 @@ class WeightSyncScheme:
         self.check_finite: CheckFinite = check_finite
         self.wire = check_wire(wire)
         self.link = Link.of(link)
+        self.verify = check_verify(verify)
+        if not self.moves_weights and self.verify != "off":
+            raise ValueError(
+                f"verify={verify!r}: with {type(self).__name__} nothing is published that could be "
+                "compared; take SharedMemWeightSyncScheme"
+            )
         if not self.moves_weights and (self.wire != "float32" or self.link is not None):
             given = f"wire={wire!r}" if self.wire != "float32" else f"link={link!r}"
             raise ValueError(
@@ -194,6 +204,7 @@ class WeightSyncScheme:
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             check_finite=self.check_finite,
+            verify=self.verify != "off",
         )
         self.shutdown()
         self._leave_process()
@@ -325,6 +336,7 @@ class WeightSyncScheme:
             device=self._devices[worker],
             zero_copy=getattr(self, "zero_copy", False),
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
+            verifier=None if self.verify == "off" else Verifier(self.verify, worker),
         )
 
     def _pass_on(self, weights: Any) -> None:
@@ -352,9 +364,16 @@ class WeightSyncScheme:
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """What a receiver should call in the place of `call`, which uses the model.
 
-        That is `call` itself, unless this scheme counts what happens to the weights meanwhile.
+        That is `call` itself, unless this scheme checks the weights that such calls use.
         """
-        return call
+        if self.verify == "off":
+            return call
+
+        def verified(*inputs: Any) -> Any:
+            self._need_connected("verify").verify_call()
+            return call(*inputs)
+
+        return verified
 
     def has_news(self) -> bool:
         """Whether there may be something newer to `receive`. Cheap enough to ask at every step."""
@@ -473,6 +492,13 @@ class WeightSyncScheme:
         "moved" says by which mechanism versions and bytes travelled.
         """
         return self._need_sender("stats").summary()
+
+    @property
+    def verified_calls(self) -> int:
+        """How many policy calls `verify` has checked, as the workers' last answers say."""
+        sender = self._need_sender("verified_calls")
+        sender.collect()
+        return sum(record.stats.verified_calls for record in sender.workers)
 
     @property
     def links(self) -> dict[int, Any]:

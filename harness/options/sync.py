@@ -170,6 +170,8 @@ class SendingConfig(SyncConfig):
     wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"
     # let versions arrive as late as over a network (docs/slow-links.md)
     link: LinkConfig = field(default_factory=LinkConfig)
+    # workers compare their weights with what was published: at each policy call, or one in 100
+    verify: Literal["off", "sampled", "every"] = "off"
 
     def arguments(self) -> dict[str, Any]:
         return super().arguments() | {"link": self.link.make()}
