@@ -124,6 +124,20 @@ def test_without_synchronisation_there_is_nothing_but_the_publishing():
     assert meter.summary()["workers"] == {}
 
 
+def test_verified_policy_calls_are_counted_where_that_is_asked_for():
+    for verify, counts in {"off": {}, "every": {"sync/verified_calls": 3}}.items():
+        options = ["sync=multiprocess", f"sync.verify={verify}"]
+        with both_ends(make_scheme(plan_run(options).config.sync)) as (sender, receiver):
+            meter = SyncMeter(sender, 1)
+            act = receiver.watched(sender.model)
+            for _ in range(3):
+                act(torch.ones(1, 2))
+            publish(meter, sender, receiver)
+            found = meter.read()[0], meter.summary()
+            for metrics in found:
+                assert {k: v for k, v in metrics.items() if k == "sync/verified_calls"} == counts
+
+
 def test_torn_policy_calls_are_counted_where_that_is_asked_for():
     options = ["sync=hogwild", "sync.check_torn=true"]
     with both_ends(make_scheme(plan_run(options).config.sync)) as (sender, receiver):
