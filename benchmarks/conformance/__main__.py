@@ -24,7 +24,7 @@ from typing import Any
 from .checks import CHECKS, COLUMNS, DELIVERED_S, NOTICED_S, Finding
 
 START_S = 150.0  # imports and the start of the workers, on a busy machine
-CHECK_S = NOTICED_S + 2 * DELIVERED_S + 15.0  # and what a storm takes
+PATIENCE_S = NOTICED_S + 2 * DELIVERED_S + 10.0  # for one check, beside a storm
 CLOSE_S = 5.0
 Row = dict[str, Any]
 
@@ -67,13 +67,13 @@ class Scheme:
             end_group(child)
 
     def check(self, seconds: float) -> dict[str, Finding]:
-        """All findings, by column."""
+        """All findings, by column; no check may take longer."""
         found: dict[str, Finding] = {}
         left = list(CHECKS)
         while left:
             current, error = left[0], ""
             try:
-                for message in self.messages(left, START_S, CHECK_S + seconds):
+                for message in self.messages(left, START_S, seconds):
                     if "begins" in message:
                         current = message["begins"]
                     found |= message.get("found", {})
@@ -81,7 +81,7 @@ class Scheme:
                 else:
                     error = error or "its process ended"
             except TimeoutError:
-                error = "hangs"
+                error = f"hangs (ended after {seconds:g} s)"
             for name in list(left):
                 if set(COLUMNS[name]) <= set(found):
                     left.remove(name)
@@ -133,13 +133,14 @@ def main() -> int:
     """Check every scheme of every adapter that was named."""
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0] if __doc__ else "",
-        epilog="Exit status 1 if a check fails.",
     )
     parser.add_argument("adapters", nargs="+", metavar="MODULE[@PYTHON]")
     parser.add_argument("--schemes", nargs="+", help="only these")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0, help="of publishing without pause")
     parser.add_argument("--width", type=int, default=64, help="the largest tensors are width^2")
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds for a check")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if something fails")
     parser.add_argument("--output", type=Path, help="write conformance.json and .md there")
     args = parser.parse_args()
     options = ["--workers", str(args.workers), "--seconds", str(args.seconds)]
@@ -149,14 +150,15 @@ def main() -> int:
         adapter, _, python = named.partition("@")
         python = python or sys.executable
         asked = Scheme(adapter, python, None, options)
-        about = next(asked.messages([], START_S, START_S), None)
-        if about is None:
+        try:
+            about = next(asked.messages([], START_S, START_S))
+        except (StopIteration, TimeoutError):
             parser.error(f"{named}: this adapter could not be imported")
         for scheme in about["schemes"]:
             if args.schemes and scheme not in args.schemes:
                 continue
             print(f"{about['library']}, {scheme} ...", file=sys.stderr, flush=True)
-            found = Scheme(adapter, python, scheme, options).check(args.seconds)
+            found = Scheme(adapter, python, scheme, options).check(args.patience + args.seconds)
             rows.append({"library": about["library"], "scheme": scheme, "found": found})
     text = table(rows)
     print(text)
@@ -165,7 +167,7 @@ def main() -> int:
         (args.output / "conformance.md").write_text(text + "\n")
         (args.output / "conformance.json").write_text(json.dumps(rows, indent=1) + "\n")
     verdicts = {finding["verdict"] for row in rows for finding in row["found"].values()}
-    return int("FAIL" in verdicts)
+    return int(args.strict and "FAIL" in verdicts)
 
 
 if __name__ == "__main__":

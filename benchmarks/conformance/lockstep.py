@@ -60,7 +60,7 @@ class Collector(Collecting):
     def __init__(self, make_scheme: MakeScheme, num_workers: int, width: int):
         super().__init__()
         policy = CartPolePolicy(width)
-        policy.in_keys, policy.out_keys = ("observation",), policy.outputs  # type: ignore[assignment]
+        policy.in_keys, policy.out_keys = ("observation",), policy.outputs
         self.model = policy.weights
         self._width = width
         self._collector = MultiAsyncCollector(
@@ -70,11 +70,6 @@ class Collector(Collecting):
             frames_per_batch=50,
             weight_sync_schemes={"policy": make_scheme()},
         )
-        self.pids = []
-        while len(self.pids) < num_workers:
-            self._find_pids(num_workers)
-
-    def _find_pids(self, num_workers: int) -> None:
         found: dict[int, int] = {}
         while len(found) < num_workers:
             batch = self._collector.next()
