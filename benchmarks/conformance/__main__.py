@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,19 @@ def _failed(text: str) -> Finding:
 
 
 def end_group(child: subprocess.Popen[str]) -> None:
-    """End a process and what it started. SIGTERM comes first, so that trackers can clean up."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(CLOSE_S)
+    """End a process and what it started.
+
+    SIGTERM comes first: Python's resource tracker outlives it and unlinks what is left in /dev/shm.
+    """
+    deadline = time.monotonic() + CLOSE_S
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            child.poll()
+            os.killpg(child.pid, 0)  # raises when the group is empty
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def shown(finding: Finding) -> str:
