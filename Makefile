@@ -18,10 +18,10 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow coverage check chaos soak load bench report reproduce browser peers clean
+.PHONY: help run test slow coverage check chaos soak load conformance bench report reproduce browser peers clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 	@$(BIN)/python run.py $(ARGS)
@@ -52,6 +52,9 @@ soak: $(READY) ## train for hours while workers are killed: ARGS="--minutes 60"
 
 load: $(READY) ## many workers and environments, a large policy, a flood of versions
 	@$(BIN)/python benchmarks/load.py $(ARGS)
+
+conformance: $(READY) $(PEERS) ## check what schemes promise, Lockstep's and the peers'
+	@$(BIN)/python -m benchmarks.conformance benchmarks.conformance.lockstep benchmarks.conformance.torchrl@.venv-peers/bin/python $(ARGS)
 
 bench: $(READY) $(PEERS) ## measure, and compare with the peers
 	@set -e; for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py $(ARGS); done

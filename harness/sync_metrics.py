@@ -60,7 +60,7 @@ class SyncMeter:
         groups = {"publish_ms": publish_ms, "ack_ms": ack_ms, "apply_ms": apply_ms}
         found = {name: values for name, values in groups.items() if values}
         metrics = {f"sync/{name}": sum(values) / len(values) for name, values in found.items()}
-        metrics |= self._read_wire() | self._read_link() | self._torn()
+        metrics |= self._read_wire() | self._read_link() | self._torn() | self._verified()
         histograms = {f"histogram/{name}": Histogram.of(found[name]) for name in found}
         return metrics, histograms
 
@@ -108,6 +108,12 @@ class SyncMeter:
             "sync/tear_rate": torn["fraction"],
         }
 
+    def _verified(self) -> dict[str, float]:
+        """How many policy calls were verified, until each worker applied a version last."""
+        if self._scheme.verify == "off":
+            return {}
+        return {"sync/verified_calls": self._scheme.verified_calls}
+
     def _fresh_answers(self) -> tuple[list[float], list[float]]:
         ack_ms: list[float] = []
         apply_ms: list[float] = []
@@ -145,6 +151,7 @@ class SyncMeter:
             "sync/sends": self.num_publishes,
             **self._wire_summary(),
             **self._torn(),
+            **self._verified(),
             "workers": workers,
             "moved": stats.get("moved", {}),  # versions and bytes by the mechanism that moved them
         }

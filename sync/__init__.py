@@ -10,7 +10,7 @@ from sync.effects.exact_lag import Lag
 from sync.effects.slow_link import PRESETS, Link
 from sync.effects.tearing import Tear
 from sync.effects.wire import WIRES
-from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync.errors import WeightsDiffer, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.layout import Layout
 from sync.model.snapshot import Snapshot
 from sync.model.strategy import WeightStrategy
@@ -62,6 +62,7 @@ __all__ = [
     "VanillaLocalWeightUpdater",
     "WeightStrategy",
     "WeightSyncScheme",
+    "WeightsDiffer",
     "WorkerDied",
     "WorkerError",
     "WorkerRaised",

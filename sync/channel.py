@@ -48,6 +48,7 @@ class Answer(NamedTuple):
     pid: int = 0
     text: str = ""
     return_ns: int = 0  # what the answer took on its way back, if that is known
+    verified_calls: int = 0  # since its last answer, with `verify`
 
 
 class Part(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class WorkerError(RuntimeError):
@@ -28,6 +28,22 @@ class WorkerRaised(WorkerError):
 
 class WorkerTimeout(WorkerError):
     """The worker is alive, as far as can be told, and did not answer in time."""
+
+
+class WeightsDiffer(RuntimeError):
+    """A worker does not hold the weights that were published; see `verify.py`.
+
+    It is raised in the worker. `tensors` are the names of those that differ, `how` says since when.
+    """
+
+    def __init__(self, worker_idx: int, version: int, tensors: Sequence[str], how: str):
+        super().__init__(worker_idx, version, tensors, how)
+        self.worker_idx, self.version, self.tensors, self.how = worker_idx, version, tensors, how
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(repr, self.tensors[:5]))
+        more = f" and {len(self.tensors) - 5} more" if len(self.tensors) > 5 else ""
+        return f"worker {self.worker_idx}, version {self.version}: {shown}{more} {self.how}"
 
 
 def combine(failures: Mapping[int, WorkerError]) -> WorkerError:

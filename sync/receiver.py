@@ -20,6 +20,7 @@ from sync.model.binding import Binding
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot
 from sync.model.strategy import Weights, WeightStrategy
+from sync.verify import Verifier
 
 _CLOSE_S = 5.0  # how long closing waits for a thread that is using the model
 
@@ -31,6 +32,7 @@ class Receiver:
     `reading` keeps the weights as they are while the model is used.
 
     pass_on: called with the weights after each version, before it is acknowledged.
+    verifier: compares the model with what was published.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Receiver:
         device: torch.device | None = None,
         zero_copy: bool = False,
         pass_on: Callable[[Any], None] | None = None,
+        verifier: Verifier | None = None,
     ):
         self.channel = channel
         self.model = model
@@ -54,6 +57,7 @@ class Receiver:
         self._device = device
         self._zero_copy = zero_copy
         self._pass_on = pass_on
+        self._verifier = verifier
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._reading = False
@@ -160,6 +164,7 @@ class Receiver:
             try:
                 if not outer:
                     self._apply_newest()
+                    self.verify_call()
                 yield self.version
             finally:
                 if self.binding is not None:
@@ -185,18 +190,32 @@ class Receiver:
             self.reported_error = error
             raise
         worker = self.channel.worker
-        self.channel.answer(Answer(worker, APPLIED, version, published, seen, now_ns()))
+        count = 0 if self._verifier is None else self._verifier.take_count()
+        times = published, seen, now_ns()
+        self.channel.answer(Answer(worker, APPLIED, version, *times, verified_calls=count))
         self._news.notify_all()
         return True
 
     def _apply(self, block: Snapshot) -> None:
         assert self.binding is not None
+        if self._verifier is not None:
+            self._verifier.check_parameters(self.binding)  # of the version that was used until now
+            self._verifier.check_arrived(block)
         if self._zero_copy:
             self.binding.point_at(block)
             self.channel.keep_block()
         else:
             self.binding.load(block)
+        if self._verifier is not None:
+            self._verifier.check_applied(self.binding, block)
         self.version = block.version
+
+    def verify_call(self) -> None:
+        """Before a use of the model: raise `WeightsDiffer` if a check is due and fails."""
+        if self._verifier is not None:
+            with self._lock:
+                assert self.binding is not None
+                self._verifier.check_call(self.binding)
 
     def _answer_failed(self, version: int) -> None:
         text = traceback.format_exc()

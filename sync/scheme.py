@@ -46,6 +46,7 @@ from sync.registry import make_scheme
 from sync.sender import Sender
 from sync.stats import SendStats
 from sync.transport import SchemeTransport
+from sync.verify import Verifier, check_verify
 from sync.views import WeightReceiver, WeightSender
 from sync.worker import WorkerRecord
 
@@ -79,6 +80,8 @@ class WeightSyncScheme:
     link: delay versions as this network would, a `Link` or the name of a preset.
     lag: give workers versions that are older by this number, or by a `Lag` that is drawn.
     tear: compose each version from itself and an older one, as a `Tear` says.
+    verify: "every" or "sampled": workers compare their weights with what was published, at each
+        policy call or at one in a hundred, and whenever they apply a version (`verify.py`).
 
     first_version: what version 0 is in the count of the run, if this scheme goes on from another
         one: lags and tears are drawn by that count. Set it before `init_on_sender`.
@@ -103,6 +106,7 @@ class WeightSyncScheme:
         link: Link | str | None = None,
         lag: Lag | int | None = None,
         tear: Tear | None = None,
+        verify: str = "off",
     ):
         if not hasattr(self, "sender_channel") and self.moves_weights:
             raise TypeError(f"{type(self).__name__} is abstract: it names no sender_channel")
@@ -128,6 +132,12 @@ class WeightSyncScheme:
         self.first_version = 0
         if not self.moves_weights:
             self._refuse_effects(wire=wire, link=link, lag=lag, tear=tear)
+        self.verify = check_verify(verify)
+        if not self.moves_weights and self.verify != "off":
+            raise ValueError(
+                f"verify={verify!r}: with {type(self).__name__} nothing is published that could be "
+                "compared; take SharedMemWeightSyncScheme"
+            )
         self.model_id: str | None = None
         self._layout: Layout | None = None
         self._handout: Any = None
@@ -217,6 +227,7 @@ class WeightSyncScheme:
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             check_finite=self.check_finite,
+            verify=self.verify != "off",
         )
         self.shutdown()
         self._leave_process()
@@ -354,6 +365,7 @@ class WeightSyncScheme:
             device=self._devices[worker],
             zero_copy=getattr(self, "zero_copy", False),
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
+            verifier=None if self.verify == "off" else Verifier(self.verify, worker),
         )
 
     def _pass_on(self, weights: Any) -> None:
@@ -381,9 +393,16 @@ class WeightSyncScheme:
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """What a receiver should call in the place of `call`, which uses the model.
 
-        That is `call` itself, unless this scheme counts what happens to the weights meanwhile.
+        That is `call` itself, unless this scheme checks the weights that such calls use.
         """
-        return call
+        if self.verify == "off":
+            return call
+
+        def verified(*inputs: Any) -> Any:
+            self._need_connected("verify").verify_call()
+            return call(*inputs)
+
+        return verified
 
     def has_news(self) -> bool:
         """Whether there may be something newer to `receive`. Cheap enough to ask at every step."""
@@ -502,6 +521,13 @@ class WeightSyncScheme:
         "moved" says by which mechanism versions and bytes travelled.
         """
         return self._need_sender("stats").summary()
+
+    @property
+    def verified_calls(self) -> int:
+        """How many policy calls `verify` has checked, as the workers' last answers say."""
+        sender = self._need_sender("verified_calls")
+        sender.collect()
+        return sum(record.stats.verified_calls for record in sender.workers)
 
     @property
     def links(self) -> dict[int, Any]:

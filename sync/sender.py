@@ -44,6 +44,7 @@ class Sender:
         timeout: float,
         connect_timeout: float,
         check_finite: CheckFinite,
+        verify: bool = False,
     ):
         self.form = form
         self.version = NEVER
@@ -52,7 +53,8 @@ class Sender:
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._check_finite: CheckFinite = check_finite
         first = Binding(form.weights_for(0), strategy)
-        self.layout = first.layout
+        self._verify = verify
+        self.layout = first.layout = first.layout.with_checksums() if verify else first.layout
         self._registered = first if form.same_for_all else None
         for worker in form.by_worker or ():
             Binding(form.weights_for(worker), strategy, self.layout)  # raises if it does not fit
@@ -197,6 +199,8 @@ class Sender:
         binding = self._bind(weights)
         own = binding is self._registered
         self.channel.pack(binding, block, version, check=self._check_finite, own=own)
+        if self._verify:
+            block.seal()
 
     def _bind(self, weights: Weights) -> Binding:
         for known in (self._registered, self._recent):

@@ -38,6 +38,7 @@ class WorkerStats:
     """What became of the versions that one worker was sent.
 
     saved_bytes: how much less was sent to it than the versions take as they are.
+    verified_calls: those whose weights it had checked (`verify`) when it applied a version last.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,7 @@ class WorkerStats:
         self.retries = 0
         self.failures = 0
         self.restarts = 0
+        self.verified_calls = 0
         self._recent: deque[Applied] = deque(maxlen=KEPT)
 
     def add(

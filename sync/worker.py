@@ -108,6 +108,7 @@ class WorkerRecord:
         self.acknowledged = max(self.acknowledged, version)
         again = version <= self.answered
         self.answered = max(self.answered, version)
+        self.stats.verified_calls += answer.verified_calls
         self.stats.add(
             version,
             wake_ns=answer.seen_ns - answer.published_ns,

@@ -249,6 +249,7 @@ def _make_collector(spec: NodeSpec) -> Any:
             sync=options["apply_at"] == "step",
             timeout=options["timeout"],
             check_finite=False,
+            verify=scheme.verify,
         )
         for model_id, scheme in spec.schemes.items()
     }

@@ -209,11 +209,14 @@ class SendingConfig(SyncConfig):
     lag_seed: int = field(default=0, metadata=linked("${seed}"))  # of lags that are drawn
     # let each version be older in part
     tear: TearConfig = field(default_factory=TearConfig)
+    # workers compare their weights with what was published: at each policy call, or one in 100
+    verify: Literal["off", "sampled", "every", False] = "off"
 
     def arguments(self) -> dict[str, Any]:
         arguments = super().arguments()
         del arguments["lag_seed"]
         made = {"link": self.link.make(), "lag": self.make_lag(), "tear": self.tear.make()}
+        made["verify"] = self.verify or "off"  # YAML reads `off` as false
         return arguments | made
 
     def make_lag(self) -> Any:

@@ -30,6 +30,13 @@ class Encoder(ABC):
         error relative to that of the numbers. What cannot be represented is a `ValueError`.
         """
 
+    def checksums(self, whole: Snapshot) -> list[int]:
+        """Those of the model that workers decode, after `encode`; empty if `whole` has none.
+
+        An exact format leaves it at those of the model itself.
+        """
+        return whole.checksums
+
     # What a format overrides if its blocks depend on what a worker already holds.
 
     def split(self, workers: Sequence[int]) -> list[Sequence[int]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sync.effects.formats import Decoder, Encoder
+from sync.model.checksums import checksum
 from sync.model.copying import count_non_finite, widened
 from sync.model.layout import Layout, Leaf
 from sync.model.snapshot import Snapshot, private_snapshot
@@ -150,6 +151,10 @@ class RoundingEncoder(Encoder):
         if not math.isfinite(max_error):
             self._refuse_overflow(whole)
         return max_error, relative_error
+
+    def checksums(self, whole: Snapshot) -> list[int]:
+        known = whole.checksums
+        return [*map(checksum, self._decoded.views), known[-1]] if known else []
 
     def _refuse_overflow(self, whole: Snapshot) -> None:
         pairs = zip(whole.views, self._decoded.views, strict=True)

@@ -114,6 +114,8 @@ class TearSender(SenderWrapper):
         composed.become(newest)
         if old is not newest:
             self._tear_up(composed, old)
+            if composed.checksums:
+                composed.seal()
         parts = [
             part if part.source is not None else part._replace(source=newest)
             for part in self.inner.prepare(composed, workers)

@@ -99,7 +99,7 @@ class EncodedSender(SenderWrapper):
         block = self.inner.free_block([prepared.encoded for prepared in self._prepared])
         block.mark(builds_on=NEVER, is_base=False, filled=0)
         max_error, relative_error = self._encoder.encode(whole, block, workers)
-        _copy_stamp(whole, block)
+        _copy_stamp(whole, block, self._encoder.checksums(whole))
         parts = [
             part._replace(max_error=max_error, relative_error=relative_error)
             for part in self.inner.prepare(block, workers)
@@ -133,7 +133,7 @@ class EncodedReceiver(ReceiverChannel):
         if block is None:
             return None
         whole = self._decoder.decode(block)
-        _copy_stamp(block, whole)
+        _copy_stamp(block, whole, block.checksums)
         return whole
 
     def open(self) -> None:
@@ -158,5 +158,7 @@ class EncodedReceiver(ReceiverChannel):
         return self.inner.sleeping()
 
 
-def _copy_stamp(source: Snapshot, target: Snapshot) -> None:
+def _copy_stamp(source: Snapshot, target: Snapshot, checksums: Sequence[int]) -> None:
     target.stamp(source.version, source.extra, source.published_ns)
+    if checksums:
+        target.seal(checksums)

@@ -124,8 +124,11 @@ class LocalSender(SenderChannel):
     def _to_answer(self, peer: Peer, message: Message, answers: list[Answer]) -> None:
         worker, numbers = peer.worker, message.numbers
         if message.kind == DONE:
-            version, published, seen, applied, retries = numbers
-            answers.append(Answer(worker, APPLIED, version, published, seen, applied, retries))
+            version, published, seen, applied, retries, verified = numbers
+            times = published, seen, applied
+            answers.append(
+                Answer(worker, APPLIED, version, *times, retries, verified_calls=verified)
+            )
         elif message.kind == FAIL:
             answers.append(Answer(worker, FAILED, numbers[0], text=message.text))
         else:
@@ -281,7 +284,8 @@ class LocalReceiver(ReceiverChannel):
     def answer(self, answer: Answer) -> None:
         if answer.kind == APPLIED:
             times = answer.published_ns, answer.seen_ns, answer.applied_ns
-            self.connection.send(DONE, answer.version, *times, answer.retries)
+            counts = answer.retries, answer.verified_calls
+            self.connection.send(DONE, answer.version, *times, *counts)
         else:
             self.connection.send(FAIL, answer.version, text=answer.text)
 

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 HELLO, WELCOME, REFUSED, VERSION, WAKE, CLOSE, DONE, FAIL, LEAVE = range(9)
 
-_HEAD = struct.Struct("<2i5q")  # kind, bytes of text, numbers
-_NUMBERS = 5
+_HEAD = struct.Struct("<2i6q")  # kind, bytes of text, numbers
+_NUMBERS = 6
 TEXT_BYTES = 16 * 1024
 _READ_BYTES = 1 << 16
 _MOST_FDS = 8

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from sync.model.checksums import checksum
 from sync.model.copying import copy_leaves
 from sync.model.cuda import CudaCopies
 from sync.model.layout import CheckFinite, Layout
@@ -121,6 +122,15 @@ class Binding:
         For a model that one thread uses and another one loads; a no-op on the CPU.
         """
         self._cuda.after_use(self._cuda_devices)
+
+    def differing(self, checksums: Sequence[int], *, buffers: bool) -> list[str]:
+        """The names of the tensors that have other checksums. `buffers`: look at those, too."""
+        leaves = self.leaves()
+        return [
+            slot.name
+            for slot, tensor, expected in zip(self._slots, leaves, checksums, strict=False)
+            if (buffers or not slot.is_buffer) and checksum(tensor) != expected
+        ]
 
     # -- extra state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 ALIGNMENT = 64
 HEADER_BYTES = 64
+CHECKSUM_BYTES = 4
 
 # Which values must be finite to be sent: those of parameters, of buffers too, or none.
 CheckFinite = bool | Literal["all"]
@@ -74,6 +75,11 @@ class Layout:
         # The size of pickled extra state varies, so there is room for it to grow.
         capacity = _aligned(max(4096, 4 * len(extra))) if extra else 0
         return cls(tuple(leaves), tuple(segments), offset, capacity)
+
+    def with_checksums(self) -> Layout:
+        """The same with room for the checksums of `Snapshot.seal`, behind the extra state."""
+        room = _aligned(CHECKSUM_BYTES * (len(self.leaves) + 1))
+        return replace(self, extra_capacity=self.extra_capacity + room)
 
     @property
     def nbytes(self) -> int:

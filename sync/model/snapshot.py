@@ -5,7 +5,8 @@
 A reader takes weights and version from the same block, so a version cannot be stamped on the wrong
 weights. Wire formats (`effects/`) write leaves of their own instead of the model's, and use three
 more words of the header: the version that this one builds on, whether later ones will build on
-this one, and how much of the block is filled.
+this one, and how much of the block is filled. With `verify`, checksums of what workers are to hold
+follow the extra state, and a word of the header says how many.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sync.model.checksums import checksums_of
 from sync.model.copying import copy_leaves, count_non_finite
-from sync.model.layout import HEADER_BYTES, Layout
+from sync.model.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
 
 NEVER = -1
-_VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED = range(6)
+_VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED, _CHECKSUMS = range(7)
 
 
 class Snapshot:
@@ -51,6 +54,18 @@ class Snapshot:
         return bytes(self.buffer[start : start + nbytes].numpy()) if nbytes else b""
 
     @property
+    def tail_bytes(self) -> int:
+        """The size of what follows the leaves: extra state and checksums."""
+        return self._header[_EXTRA_BYTES] + CHECKSUM_BYTES * self._header[_CHECKSUMS]
+
+    @property
+    def checksums(self) -> list[int]:
+        """What `seal` wrote; empty if it was not called."""
+        start = self.layout.extra_offset + self._header[_EXTRA_BYTES]
+        stop = self.layout.extra_offset + self.tail_bytes
+        return np.frombuffer(self.buffer[start:stop].numpy().tobytes(), "<u4").tolist()
+
+    @property
     def builds_on(self) -> int:
         """The version that is needed to read this one; NEVER for most."""
         return self._header[_BUILDS_ON] - 1
@@ -62,9 +77,9 @@ class Snapshot:
 
     @property
     def wire_bytes(self) -> int:
-        """How many bytes have to travel: all, or the filled part and the extra state behind it."""
+        """How many bytes have to travel: all, or the filled part and what follows the leaves."""
         filled = self._header[_FILLED]
-        return filled + self._header[_EXTRA_BYTES] if filled else self.layout.nbytes
+        return filled + self.tail_bytes if filled else self.layout.nbytes
 
     def mark(self, *, builds_on: int, is_base: bool, filled: int) -> None:
         """Describe an encoded block; before `stamp`. Until then it holds no version."""
@@ -101,9 +116,28 @@ class Snapshot:
             self.buffer[start : start + len(extra)].copy_(
                 torch.frombuffer(bytearray(extra), dtype=torch.uint8)
             )
-        self._header[_EXTRA_BYTES] = len(extra)
+        self._header[_EXTRA_BYTES], self._header[_CHECKSUMS] = len(extra), 0
         self._header[_PUBLISHED_NS] = published_ns or time.perf_counter_ns()
         self._header[_VERSION] = version
+
+    def current_checksums(self) -> list[int]:
+        """The checksums of what the block holds now."""
+        return checksums_of(self.views, self.version, self.extra)
+
+    def seal(self, checksums: Sequence[int] | None = None) -> None:
+        """Add checksums of what a worker is to hold, after `stamp`; by default those of the block.
+
+        The layout needs room for them: `Layout.with_checksums`.
+        """
+        data = np.array(self.current_checksums() if checksums is None else checksums, "<u4")
+        start = self.layout.extra_offset + self._header[_EXTRA_BYTES]
+        if start + data.nbytes > self.layout.nbytes:
+            raise ValueError(
+                f"extra state takes {self._header[_EXTRA_BYTES]} bytes, which leaves no room for "
+                "checksums; nothing was sent"
+            )
+        self.buffer[start : start + data.nbytes] = torch.from_numpy(data.view(np.uint8))
+        self._header[_CHECKSUMS] = len(data)
 
     def become(self, other: Snapshot) -> None:
         """Copy another block of this layout, byte for byte. Until that is done, no version."""

@@ -310,12 +310,12 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _filled_part(snapshot: Snapshot) -> Tensor:
-    """What of a block has to travel: all, or the filled part and the extra state."""
+    """What of a block has to travel: all, or the filled part and what follows the leaves."""
     if snapshot.wire_bytes >= snapshot.layout.nbytes:
         return snapshot.buffer
-    start, extra = snapshot.layout.extra_offset, len(snapshot.extra)
-    filled = snapshot.wire_bytes - extra
-    return torch.cat([snapshot.buffer[:filled], snapshot.buffer[start : start + extra]])
+    start, tail = snapshot.layout.extra_offset, snapshot.tail_bytes
+    filled = snapshot.wire_bytes - tail
+    return torch.cat([snapshot.buffer[:filled], snapshot.buffer[start : start + tail]])
 
 
 def _snapshot(part: Tensor, layout: Layout) -> Snapshot:
@@ -324,8 +324,8 @@ def _snapshot(part: Tensor, layout: Layout) -> Snapshot:
         return Snapshot(layout, part)
     snapshot = Snapshot(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
     snapshot.buffer[: part.numel()] = part
-    extra = len(snapshot.extra)
-    if extra:
+    tail = snapshot.tail_bytes
+    if tail:
         start = layout.extra_offset
-        snapshot.buffer[start : start + extra] = part[part.numel() - extra :]
+        snapshot.buffer[start : start + tail] = part[part.numel() - tail :]
     return snapshot

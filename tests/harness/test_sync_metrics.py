@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from harness.config.plan import plan_run
+from harness.pipeline import make_scheme
 from harness.sync_metrics import SyncMeter
 from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
 from sync.stats import KEPT
@@ -120,6 +122,20 @@ def test_without_synchronisation_there_is_nothing_but_the_publishing():
     assert set(meter.read()[0]) == {"sync/publish_ms"}
     assert meter.num_bytes == 0
     assert meter.summary()["workers"] == {}
+
+
+def test_verified_policy_calls_are_counted_where_that_is_asked_for():
+    for verify, counts in {"off": {}, "every": {"sync/verified_calls": 3}}.items():
+        options = ["sync=multiprocess", f"sync.verify={verify}"]
+        with both_ends(make_scheme(plan_run(options).config.sync)) as (sender, receiver):
+            meter = SyncMeter(sender, 1)
+            act = receiver.watched(sender.model)
+            for _ in range(3):
+                act(torch.ones(1, 2))
+            publish(meter, sender, receiver)
+            found = meter.read()[0], meter.summary()
+            for metrics in found:
+                assert {k: v for k, v in metrics.items() if k == "sync/verified_calls"} == counts
 
 
 def test_torn_policy_calls_are_counted():

@@ -146,6 +146,12 @@ def test_a_runs_name_is_one_file_name():
         (["sync=none"], ["multi_async", "collector=single"]),
         (["sync=hogwild", "collector=single"], ["hogwild", "single", "sync=none"]),
         (["sync.lag.k=2"], ["sync.lag is a single option", "sync.lag={k: ...}"]),
+        (["sync.verify=always"], ["sync.verify=always", "off, sampled, every"]),
+        (["sync=hogwild", "sync.verify=every"], ["sync=hogwild has no", "sync=shared_mem"]),
+        (
+            ["sync=none", "collector=single", "sync.verify=every"],
+            ["sync=none has no", "sync=shared_mem"],
+        ),
         (
             ["sync=multiprocess", "sync.zero_copy=true"],
             ["sync=multiprocess has no", "sync=shared_mem"],

@@ -25,7 +25,7 @@ from sync.local.waiting import wait_for
 from tests.sync.support import KINDS, bits, held, policy, receive, running
 from tests.sync.test_sender import sender
 
-HELLO_UMLAUT = struct.pack("<2i5q", HELLO, 2, 0, 1, 0, 0, 0) + "ä".encode()
+HELLO_UMLAUT = struct.pack("<2i6q", HELLO, 2, 0, 1, 0, 0, 0, 0) + "ä".encode()
 
 
 def arrived(connection):
@@ -47,8 +47,8 @@ def test_messages_arrive_whole_and_in_order(both):
     ours.send(DONE, 1, 2, 3)
     ours.send(FAIL, -1, text="Äh\nnein")
     assert arrived(theirs) == [
-        Message(DONE, (1, 2, 3, 0, 0), ""),
-        Message(FAIL, (-1, 0, 0, 0, 0), "Äh\nnein"),
+        Message(DONE, (1, 2, 3, 0, 0, 0), ""),
+        Message(FAIL, (-1, 0, 0, 0, 0, 0), "Äh\nnein"),
     ]
     assert theirs.receive() == []
     theirs.send(DONE, 2**62)
@@ -100,7 +100,7 @@ def test_a_worker_is_known_by_the_secret_of_the_address():
     assert wait_for([listener.fd], 20)
     first, second = listener.accept()
     (hello,), (guess,) = arrived(first), arrived(second)
-    assert hello == (HELLO, (3, os.getpid(), 0, 0, 0), address.secret)
+    assert hello == (HELLO, (3, os.getpid(), 0, 0, 0, 0), address.secret)
     assert [listener.is_known(message) for message in (hello, guess)] == [True, False]
     assert not listener.is_known(hello._replace(kind=DONE))
     for each in (knowing, guessing, first, second, listener):
