@@ -316,9 +316,10 @@ class Runner:
         self._evaluated_at = int(state["evaluated_at"])
         self._saved = self._stand()
         self._last_evaluation = _floats(state["last_evaluation"])
-        self._counted_before = counts = _floats(state["counts"])
-        # What was on its way then is not gone on with.
-        counts["collector/dropped"] += counts.pop("collector/in_flight", 0.0)
+        # What was on its way then is gone on with only where it is simulated.
+        if not self.config.collector.simulates:
+            self._counted_before = counts = _floats(state["counts"])
+            counts["collector/dropped"] += counts.pop("collector/in_flight", 0.0)
         self._trained.load_state_dict(state["trained"])
         self.sync.load_state_dict(state["sync"])
         self.episodes.load_state_dict(state["episodes"])

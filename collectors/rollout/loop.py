@@ -352,17 +352,20 @@ class Rollout:
             "state": {name_of(key): value.clone() for key, value in self.state.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
+    def load_state_dict(
+        self, state: dict[str, Any], *, goes_on: bool = True, has_weights: bool = False
+    ) -> bool:
         """Go on from there; False if the environments had to start new episodes instead.
 
         They do so without `goes_on`, and in the middle of a block. With apply_at="episode" they do
-        so too: the weights that the episodes began with are gone.
+        so too, unless `has_weights`: the weights that the episodes began with are still here.
         """
         self.seeds = Seeds(**state["seeds"])
         self.random_frames = int(state["random_frames"])
         self._used_version = int(state["used_version"])
         self.random_actions.np_random.bit_generator.state = state["actions"]
-        goes_on = goes_on and (self.apply_at != "episode" or not state["begun"])
+        needs_weights = self.apply_at == "episode" and state["begun"]
+        goes_on = goes_on and (has_weights or not needs_weights)
         if self.frames is not None or not goes_on:
             self.restart()
             return False

@@ -138,7 +138,7 @@ class VirtualWorker:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         with self.active():
-            exact = self.rollout.load_state_dict(state)
+            exact = self.rollout.load_state_dict(state, has_weights=True)
         self.streams.load_state_dict(state["streams"])
         self.receiver.version = int(state["version"])
         return exact

@@ -1,0 +1,106 @@
+"""Whole runs on a simulated cluster: the same bits each time, resumed or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import run
+from harness.checkpoints import Checkpoints
+from harness.comparison import compare_records, compare_weights
+from harness.files import read_json
+from harness.reproduce import main
+from tests.harness.test_lag import SMALL, SMALL_SAC
+
+CLUSTER = (
+    *("collector=simulated", "collector.num_workers=6", "collector.frames_per_batch=64"),
+    *("env.num_envs=1", "total_frames=1920", "collector.costs.update_ms=9"),
+)
+VARIED = (
+    "collector.costs.step_ms={kind: gamma, mean: 2, cv: 0.5}",
+    "collector.costs.stragglers={share: 0.2, factor: 3}",
+)
+NETWORK = ("sync.link.preset=wan", "collector.network.port_mbps=5")
+TREE = ("collector.network.topology=tree", "collector.network.port_mbps=5", "sync.blocking=true")
+FAILURES = "collector.failures=[{worker: 1, at_s: 0.15, back_after_s: 0.1}]"
+CASES = {
+    "steps": (*SMALL, *CLUSTER, *VARIED),
+    "batches": (*SMALL, *CLUSTER, *VARIED, "sync.apply_at=batch", "sync.wire=int8"),
+    "episodes": (*SMALL, *CLUSTER, *VARIED, "sync.apply_at=episode"),
+    "a network": (*SMALL, *CLUSTER, *NETWORK, FAILURES),
+    "a tree": (*SMALL, *CLUSTER, *TREE, *VARIED),
+    "waiting": (*SMALL, *CLUSTER, *VARIED, "sync.max_lag=3", "sync.on_stale=wait"),
+    "a lag": (*SMALL, *CLUSTER, *VARIED, "sync.lag={kind: uniform, high: 4}"),
+    "LSTM": (*SMALL, *CLUSTER, *VARIED, "model=lstm", "model.lstm_size=8"),
+    "SAC": (*SMALL_SAC, *CLUSTER, *VARIED, "total_frames=480", "collector.frames_per_batch=16"),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def start(*given, into):
+    assert run.main([*given, f"hydra.run.dir={into}"]) == 0
+    return Path(into)
+
+
+def same(first, second):
+    return compare_records(first, second) or compare_weights(first, second)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_simulated_run_has_the_same_bits_twice_and_when_it_is_resumed(case):
+    given = (*CASES[case], "checkpoint.every_frames=64", "checkpoint.keep=99")
+    whole = start(*given, into="whole")
+    assert same(whole, start(*given, into="again")) is None
+    for kept in (2, 13):  # of its thirty checkpoints
+        for file in Checkpoints(Path("again/checkpoints")).files()[kept:]:
+            file.unlink()
+        assert run.main(["resume=again"]) == 0
+        assert same(whole, Path("again")) is None
+    summary = read_json(whole / "summary.json")
+    assert summary["sim/time_s"] > 0
+    counts = {name: summary[f"collector/{name}"] for name in ("delivered", "dropped", "in_flight")}
+    assert summary["collector/collected"] == sum(counts.values())
+    assert (summary["collector/dropped"] > 0) == (case == "a network")
+
+
+def test_reproduce_runs_a_simulated_run_again(capsys):
+    start(*CASES["steps"], into="original")
+    assert main(["original", "--out", "again"]) == 0
+    assert "identical: all metrics but times, and the final weights" in capsys.readouterr().out
+
+
+def test_lag_grows_with_the_workers_and_max_lag_holds():
+    lags = []
+    for workers in (1, 4, 16):
+        given = (*SMALL, *CLUSTER, f"collector.num_workers={workers}", "total_frames=6400")
+        summary = read_json(start(*given, into=f"of {workers}") / "summary.json")
+        lags.append(summary["policy/lag_updates_mean"])
+    assert lags[0] < lags[1] < lags[2]
+    given = (*SMALL, *CLUSTER, *VARIED, "collector.num_workers=16", "total_frames=6400")
+    waiting = start(*given, "sync.max_lag=5", "sync.on_stale=wait", into="waiting")
+    assert read_json(waiting / "summary.json")["policy/lag_updates_max"] <= 5
+
+
+def test_an_exact_lag_comes_on_top_of_the_queue():
+    given = (*SMALL, *CLUSTER, "collector.num_workers=1", "collector.batches_ahead=1")
+    plain = read_json(start(*given, into="plain") / "summary.json")
+    lagging = read_json(start(*given, "sync.lag=3", into="lagging") / "summary.json")
+    assert plain["policy/lag_updates_max"] == 1
+    assert lagging["policy/lag_updates_max"] == 4
+
+
+@pytest.mark.slow
+def test_256_virtual_workers_learn_cartpole():
+    given = (
+        *("collector=simulated", "collector.num_workers=256", "collector.frames_per_batch=128"),
+        *("env.num_envs=4", "total_frames=600000", "log_every_frames=10000", "logger=jsonl"),
+        *("algo.epochs=1", "algo.learning_rate=1e-4", "algo.minibatch_size=128"),
+    )
+    first = start(*given, into="first")
+    assert same(first, start(*given, into="second")) is None
+    assert read_json(first / "summary.json")["eval/return"] > 400
