@@ -211,6 +211,12 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
         f"learning-seconds{suffix}",
         f"By wall time: {about} Start-up is left out.",
     )
+    yield figures.draw(
+        figures.curves_by_virtual_seconds,
+        findings,
+        f"learning-virtual-seconds{suffix}",
+        f"By the clock of the simulated cluster: {about}",
+    )
     if findings.throughout is None:
         return
     yield (

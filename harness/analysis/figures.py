@@ -97,6 +97,11 @@ def curves_by_seconds(findings: Findings) -> Figure | None:
     return _curves(findings, "seconds", "seconds in the learner's loop")
 
 
+def curves_by_virtual_seconds(findings: Findings) -> Figure | None:
+    """The course of learning over the clock of a simulated cluster."""
+    return _curves(findings, "virtual seconds", "seconds of the simulated cluster")
+
+
 def _curves(findings: Findings, axis: str, xlabel: str) -> Figure | None:
     drawn = [result for result in findings.results if axis in result.curves]
     if not drawn:

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import registry
 from harness.analysis.comparisons import Comparison, compare_pairs, probability_of_improvement
 from harness.analysis.curves import Band, band, interpolate, profile, trailing_mean
 from harness.analysis.progress import show_progress
-from harness.analysis.read_runs import Run
+from harness.analysis.read_runs import VIRTUAL_TIME, Run
 from harness.analysis.settings import SOURCE, Plan, Setting, Task
 from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap
 from harness.metrics import PHASES
@@ -41,7 +41,15 @@ HEALTH = {  # of the summary, by bucket of lag → what the column is called
     "policy/ratio_max": "largest ratio",
 }
 # The metrics that are read of a run's records.
-WANTED = ("time", EVALUATED, TRAINED, *LATENCIES, *LAGS, *(f"time/{phase}_s" for phase in PHASES))
+WANTED = (
+    "time",
+    VIRTUAL_TIME,
+    EVALUATED,
+    TRAINED,
+    *LATENCIES,
+    *LAGS,
+    *(f"time/{phase}_s" for phase in PHASES),
+)
 POINTS = 101  # of a curve's grid, of a profile and of a distribution
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
 FEWEST_POINTS = 10  # of a metric that is drawn as a curve
@@ -54,7 +62,7 @@ class Result:
     setting: Setting
     scores: dict[int, float]  # by seed
     estimates: dict[str, Estimate]  # by measure; empty without scores
-    curves: dict[str, Band] = field(default_factory=dict)  # over "frames" and over "seconds"
+    curves: dict[str, Band] = field(default_factory=dict)  # over frames and seconds; see Run.curve
     profile: Band | None = None
     distributions: dict[str, np.ndarray] = field(default_factory=dict)  # metric → percentiles
 
@@ -241,7 +249,7 @@ def _phase_share(run: Run, phase: str) -> float:
 
 def _add_curves(results: Sequence[Result], metric: str) -> None:
     """All on one grid, so that the figures can be compared point by point."""
-    for axis in ("frames", "seconds"):
+    for axis in ("frames", "seconds", "virtual seconds"):
         lines = [
             [line for run in result.runs if len((line := run.curve(metric, axis))[0])]
             for result in results

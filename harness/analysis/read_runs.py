@@ -35,6 +35,7 @@ STATES = ("done", *UNFINISHED)
 DEEPEST = 4  # folders below the one named: outputs/<day>/<sweep>/<job>
 MOST_BYTES_METRICS = 1 << 30
 MOST_RECORDS = 2_000_000
+VIRTUAL_TIME = "sim/time_s"
 MARK = "report.html"  # a folder that holds one is a report and not a run
 
 
@@ -59,8 +60,14 @@ class Run:
         return self.state == "done"
 
     def curve(self, name: str, over: str = "frames") -> tuple[np.ndarray, np.ndarray]:
-        """The records that have this metric: their frames, or else seconds, and the values."""
-        x = self.steps if over == "frames" else self.seconds()
+        """The records that have this metric: their frames or seconds, and the values.
+
+        "virtual seconds" are those of a simulated cluster; other runs have none.
+        """
+        if over == "virtual seconds":
+            x = self.metrics.get(VIRTUAL_TIME, np.full(len(self.steps), np.nan))
+        else:
+            x = self.steps if over == "frames" else self.seconds()
         values = self.metrics.get(name, np.full(len(x), np.nan))
         known = np.isfinite(x) & np.isfinite(values)
         return x[known], values[known]
