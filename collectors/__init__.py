@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collectors.remote.ray import RayCollector
     from collectors.remote.rpc import RPCCollector
     from collectors.schedule.recording import RecordedSchedule
+    from collectors.schedule.simulator import Simulator
     from collectors.simulated import SimulatedCollector
     from collectors.single import Collector
     from collectors.weights.policy_version import PolicyVersion
@@ -39,6 +40,7 @@ __all__ = [
     "RecordedSchedule",
     "ReplayBuffer",
     "SimulatedCollector",
+    "Simulator",
     "next_observations",
     "next_values",
 ]
@@ -56,6 +58,7 @@ _WHERE = {
     "RecordedSchedule": "schedule.recording",
     "ReplayBuffer": "data.replay_buffer",
     "SimulatedCollector": "simulated",
+    "Simulator": "schedule.simulator",
     "next_observations": "data.next_observations",
     "next_values": "data.next_observations",
 }

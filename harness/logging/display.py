@@ -128,6 +128,7 @@ def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
         ("publish ms, p50 / p95", _pair(summary, "sync/publish_ms")),
         ("acknowledge ms, p50 / p95", _pair(summary, "sync/ack_ms")),
         ("lag, mean / p95 / max", _form(summary, "{:.3g} / {:.0f} / {:.0f}", *lags)),
+        ("simulated seconds", _form(summary, "{:.4g}", "sim/time_s")),
         (f"{' / '.join(PHASES)} s", _form(summary, "{:.1f} / {:.1f} / {:.1f} / {:.1f}", *times)),
     ]
     for label, text in rows:
