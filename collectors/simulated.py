@@ -70,6 +70,10 @@ class SimulatedCollector(BaseCollector):
         schemes = options.weight_sync_schemes
         if schemes is None and isinstance(source, nn.Module):
             schemes = {"policy": SimulatedWeightSyncScheme()}
+        if not schemes:
+            raise ValueError(
+                f"{self.kind} needs a policy with weights: it times how these get to workers"
+            )
         return Publisher(source, schemes, devices=options.devices(n))
 
     def _open(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from collectors.schedule.plan import EndOfSchedule, PlannedBatch
 from collectors.schedule.recorder import FORMAT
 
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 28
 _NEVER = 1 << 62  # newer than any version
 
 

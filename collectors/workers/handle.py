@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from collectors.data.batch import Trajectories
@@ -108,6 +108,8 @@ class WorkerHandle:
         self.hello, self.met = None, False
         self.answers.clear()
         self.generation += 1
+        seeds = self.spec.seeds
+        self.spec.seeds = replace(seeds, generation=seeds.generation + 1)
 
     def _of_this_generation(self) -> list[Delivery]:
         return [one for one in self.finished if one.generation == self.generation]

@@ -146,8 +146,6 @@ class WorkerPool:
                 handle.restarts += 1
                 handle.failure = WorkerDied(handle.index, text)
             return
-        spec = handle.spec
-        spec.seeds = dataclasses.replace(spec.seeds, generation=spec.seeds.generation + 1)
         with self._news:  # threads that wait for an answer ask the new generation again
             handle.start_generation()
             handle.restarts += 1
