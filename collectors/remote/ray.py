@@ -317,8 +317,7 @@ class RayCollector(RemoteCollector):
         """The spec of an added node: no node before it at its place had its random streams."""
         spec, first = self._spec(index, like=0), self.handles[0].spec
         used = [one.spec.seeds.generation for one in self._pool.removed if one.index == index]
-        generation = max(used, default=-1) + 1
-        spec.seeds = Seeds(self.seed, index, generation, first.seeds.static)
+        spec.seeds = Seeds(self.seed, index, max(used, default=0), first.seeds.static)
         return spec
 
     @ends_on_interrupt
