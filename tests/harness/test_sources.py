@@ -19,7 +19,7 @@ class Collector:
         self.running = False
         self.collected = 0
 
-    def stats(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         return {"collected": self.collected}
 
     def start(self) -> None:

@@ -348,4 +348,4 @@ def test_each_job_has_a_wandb_run_of_its_own_grouped_by_the_sweep(monkeypatch, t
     for job in jobs("mine"):
         pictures = job.glob("wandb/offline-run-*/files/media/images/figures/*.png")
         names = {picture.name.split("_")[0] for picture in pictures}
-        assert names == {"return", "latency", "lag"}
+        assert names == {"return", "latency", "lag", "ess"}

@@ -162,7 +162,7 @@ def test_nothing_is_dropped_when_the_learner_sleeps(kind):
 
 def test_hogwild_breaks_these_promises_as_it_says_and_counts_it():
     policy, judge = VersionPolicy(width=256), Judge()
-    scheme = HogwildWeightSyncScheme(check_torn=True)
+    scheme = HogwildWeightSyncScheme(check_every=1)
     with make("multi_async", scheme, policy) as collector:
         numbers = itertools.count(1)
         with meanwhile(lambda: policy.hold(next(numbers))):
