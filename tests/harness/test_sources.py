@@ -96,7 +96,7 @@ def test_frames_that_are_long_in_coming_are_waited_for(monkeypatch):
             collector.put(0, 4)
         return {"collected": collector.collected}
 
-    monkeypatch.setattr(collector, "stats", slowly)
+    monkeypatch.setattr(collector, "counts", slowly)
     assert shown(free, 0) == ([0, 1, 2, 3], 4)
 
 
