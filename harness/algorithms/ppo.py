@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from collectors import next_observations
 from harness.algorithms.batches import sequences
 from harness.algorithms.interface import Ratios, Setup
-from harness.algorithms.objectives import Frames, objective
+from harness.algorithms.objectives import Frames, kl_estimate, objective
 from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
-from harness.algorithms.state import Adam, seeded, weights
+from harness.algorithms.state import Adam, Averaged, seeded, weights
 from harness.means import Means
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
@@ -109,7 +109,7 @@ class PPO:
     An annealed learning rate is zero after `setup.total_frames`.
     """
 
-    PER_FRAME = ("behaviour", "proximal", "value", "advantage", "target")
+    PER_FRAME = ("behaviour", "proximal", "averaged", "value", "advantage", "target")
 
     def __init__(self, config: PPOConfig, setup: Setup):
         config.validate()
@@ -133,6 +133,8 @@ class PPO:
         self.critic.to(self.device)
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimiser = Adam(parameters, config.learning_rate, eps=1e-5)
+        decay = self.objective.proximal_decay
+        self.averaged = None if decay is None else Averaged(self.policy, decay)
         self.generator = torch.Generator().manual_seed(setup.seed)
         self.reward_normaliser = Normaliser(centre=False).to(self.device)
         self.discounted_rewards = DiscountedReturns(config.gamma)
@@ -155,9 +157,12 @@ class PPO:
             for part in self._minibatches(frames):
                 loss, measured = self._loss(part)
                 norm = self.optimiser.step(loss, config.max_grad_norm)
+                if self.averaged is not None:
+                    self.averaged.follow(self.policy)
                 gradient_steps += 1
                 sums.add({**measured, "grad_norm": norm})
-                kl.add({"kl": measured["approx_kl"]})
+                if config.target_kl is not None:
+                    kl.add({"kl": measured["update_kl"]})
             if config.target_kl is not None and kl.read()["kl"] > config.target_kl:
                 break
         self._observe(batch)
@@ -170,6 +175,8 @@ class PPO:
         """The loss of one minibatch, and what to report of it."""
         config = self.config
         log_prob, entropy, value = self._evaluate(part)
+        if self.averaged is not None:
+            part = {**part, "averaged": self._averaged_log_prob(part)}
         if "mask" in part:  # sequences: their frames one after another, without the padding
             mask = part["mask"]
             log_prob, entropy, value = log_prob[mask], entropy[mask], value[mask]
@@ -177,24 +184,34 @@ class PPO:
         advantages = part["advantage"]
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        frames = Frames(log_prob, part["behaviour"], part["proximal"], advantages)
+        proximal = part["proximal"] if self.averaged is None else part["averaged"]
+        frames = Frames(log_prob, part["behaviour"], proximal, advantages)
         policy_loss, measured = self.objective(frames, config)
         value_loss = value_loss_of(config, value, part["value"], part["target"])
         entropy = entropy.mean()
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
         measured |= {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        if config.target_kl is not None:
+            measured["update_kl"] = kl_estimate(log_prob.detach() - part["proximal"])
         return loss, measured
 
     def _evaluate(self, part: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Of each frame: the log-probability of its action, the entropy there, and the value."""
-        inputs, network = part["inputs"], self.policy.encoder
-        if isinstance(network, RecurrentEncoder):
-            features, _ = network.unroll(inputs, part["state"], part["starts"])
-        else:
-            features = network(inputs)
+        features = _features(self.policy, part)
         parameters = self.policy.head(features)
         log_prob = self.policy.head.log_prob(parameters, part["action"])
-        return log_prob, self.policy.head.entropy(parameters), self.critic(inputs, features)
+        entropy = self.policy.head.entropy(parameters)
+        return log_prob, entropy, self.critic(part["inputs"], features)
+
+    @torch.no_grad()
+    def _averaged_log_prob(self, part: dict[str, Tensor]) -> Tensor:
+        """Of each frame: the log-probability of its action by the average of the weights."""
+        assert self.averaged is not None
+        policy = self.averaged.module
+        log_prob: Tensor = policy.head.log_prob(
+            policy.head(_features(policy, part)), part["action"]
+        )
+        return log_prob
 
     def _minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """The frames (or sequences) in random order, in parts of nearly equal size."""
@@ -330,7 +347,9 @@ class PPO:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on from here: tensors and plain numbers."""
+        averaged = {} if self.averaged is None else {"averaged": self.averaged.state_dict()}
         return {
+            **averaged,
             "policy": weights(self.policy),
             "critic": weights(self.critic),
             "optimiser": self.optimiser.state_dict(),
@@ -344,12 +363,23 @@ class PPO:
         """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.generator.set_state(state["generator"])
         for name, normaliser in self._normalisers().items():
             normaliser.load_statistics(state["statistics"][name])
         self.discounted_rewards.load_state_dict(state["discounted_rewards"])
         self.frames = state["frames"]
+
+
+def _features(policy: PPOPolicy, part: dict[str, Tensor]) -> Tensor:
+    """What the policy's head is given for each frame of a minibatch."""
+    network = policy.encoder
+    if isinstance(network, RecurrentEncoder):
+        features, _ = network.unroll(part["inputs"], part["state"], part["starts"])
+        return features
+    return network(part["inputs"])
 
 
 def value_loss_of(config: PPOConfig, value: Tensor, old: Tensor, target: Tensor) -> Tensor:

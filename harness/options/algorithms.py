@@ -42,13 +42,14 @@ class PPOConfig(AlgorithmConfig):
     entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
     value_weight: NonNegative = 0.5  # weight of the value loss
     max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
-    target_kl: Positive | None = None  # end a batch's epochs once the policy has moved this far
+    # end a batch's epochs once the policy is this far from what it was at the start of the update
+    target_kl: Positive | None = None
     normalise_observations: bool = False  # by running statistics, which travel with the weights
     normalise_rewards: bool = False  # by the running spread of the discounted return
-    # what ratios are taken against, a registered objective: behaviour (the weights that acted),
-    # proximal (the learner's own at the start of the update), decoupled, or {name: {options}}
+    # what an update maximises, a registered objective or {name: {options}}: clipped against the
+    # weights that acted (behaviour, dual_clip), against the learner's own at the start of the
+    # update (proximal, decoupled, ewma), or not clipped (vtrace, truncated_is, cispo, m2po)
     objective: str | dict[str, Any] = "behaviour"
-    weight_cap: Positive = 5.0  # objective=decoupled: no frame weighs more than this
     vtrace: bool = False  # V-trace returns, corrected for the lag, in place of GAE
     vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
     vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
