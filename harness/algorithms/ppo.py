@@ -140,6 +140,8 @@ class PPO:
         self.discounted_rewards = DiscountedReturns(config.gamma)
         self.frames = 0  # consumed so far
         self.ratios: Ratios | None = None  # of the last update, at its start
+        # Compiled for minibatches of one size first, and for all sizes once there is another.
+        self._loss_of = torch.compile(self._loss) if config.compile else self._loss
 
     # -- one update
 
@@ -155,7 +157,7 @@ class PPO:
             epochs += 1
             kl = Means()
             for part in self._minibatches(frames):
-                loss, measured = self._loss(part)
+                loss, measured = self._loss_of(part)
                 norm = self.optimiser.step(loss, config.max_grad_norm)
                 if self.averaged is not None:
                     self.averaged.follow(self.policy)
@@ -165,7 +167,10 @@ class PPO:
                     kl.add({"kl": measured["update_kl"]})
             if config.target_kl is not None and kl.read()["kl"] > config.target_kl:
                 break
-        self._observe(batch)
+        if config.normalise_observations:
+            # For the next version, not for this one: the update saw observations scaled as the
+            # workers of the present version see them.
+            self.observe(batch["observation"][batch["collector", "mask"]])
         metrics |= sums.read()
         metrics |= {"learning_rate": learning_rate, "epochs": epochs}
         metrics |= {"gradient_steps": gradient_steps}
@@ -190,7 +195,8 @@ class PPO:
         value_loss = value_loss_of(config, value, part["value"], part["target"])
         entropy = entropy.mean()
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
-        measured |= {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        measured |= {name: value.detach() for name, value in losses.items()}
         if config.target_kl is not None:
             measured["update_kl"] = kl_estimate(log_prob.detach() - part["proximal"])
         return loss, measured
@@ -232,13 +238,10 @@ class PPO:
         self.optimiser.learning_rate = learning_rate
         return learning_rate
 
-    def _observe(self, batch: TensorDictBase) -> None:
-        """Let the batch move the observation statistics: for the next version, not for this one.
-
-        The update so saw observations scaled as the workers of the present version see them.
-        """
+    def observe(self, observations: Tensor) -> None:
+        """Let observations [N, ...] move the statistics that observations are scaled by."""
         if self.policy.normaliser is not None:
-            self.policy.normaliser.update(batch["observation"][batch["collector", "mask"]])
+            self.policy.normaliser.update(observations)
 
     # -- before it: what every frame was worth
 
