@@ -141,7 +141,7 @@ class PPO:
         self.frames = 0  # consumed so far
         self.ratios: Ratios | None = None  # of the last update, at its start
         # Compiled for minibatches of one size first, and for all sizes once there is another.
-        self._loss_of = torch.compile(self._loss) if config.compile else self._loss
+        self._compiled_loss = torch.compile(self._loss) if config.compile else None
 
     # -- one update
 
@@ -151,13 +151,14 @@ class PPO:
         batch = batch.to(self.device)
         frames, metrics = self.assess(batch, version)
         learning_rate = self._anneal(int(batch["collector", "mask"].sum()))
+        loss_of = self._compiled_loss or self._loss
         sums = Means()
         epochs = gradient_steps = 0
         for _ in range(config.epochs if len(frames["action"]) else 0):
             epochs += 1
             kl = Means()
             for part in self._minibatches(frames):
-                loss, measured = self._loss_of(part)
+                loss, measured = loss_of(part)
                 norm = self.optimiser.step(loss, config.max_grad_norm)
                 if self.averaged is not None:
                     self.averaged.follow(self.policy)
