@@ -140,7 +140,8 @@ def dual_clip(frames: Frames, config: PPOConfig, options: DualClipConfig) -> Res
     return -torch.where(advantages < 0, bounded, gain).mean(), measured
 
 
-# -- weighted
+# -- weighted: nothing holds the policy near to where it was, so algo.epochs should be small, or
+# algo.target_kl set; only `m2po` and `truncated_is` have no gradient beyond their bounds
 
 
 def vtrace(frames: Frames, config: PPOConfig, options: VTraceConfig) -> Result:
