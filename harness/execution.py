@@ -22,7 +22,7 @@ from harness.isolation import own_state
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
 from harness.options.errors import ConfigError
-from harness.pipeline import make_collector, make_learner, make_scheme
+from harness.pipeline import make_collector, make_learner, make_scheme, show_observations
 from harness.provenance import manifest
 from harness.published import PublishedWeights
 from harness.ranks import collect_for_another, collects_for_another
@@ -185,6 +185,8 @@ class Execution:
             self._cut_metrics()
             self.loggers = make_loggers(self.plan.config.logger, self.run_dir, self._info())
             config = self.plan.config
+            if self.state is None:
+                show_observations(config, self.learner)
             scheme = make_scheme(config.sync, simulated=config.collector.simulates)
             stack.callback(scheme.shutdown)
             published = self._published(scheme)

@@ -13,7 +13,8 @@ from gymnasium.vector import VectorEnv
 from collectors import BaseCollector, ReplayBuffer
 from harness.algorithms.interface import Setup
 from harness.algorithms.learners import Learner, OffPolicy, OnPolicy
-from harness.environments.factory import EnvFactory
+from harness.environments.factory import EnvFactory, single
+from harness.environments.sample import sample_observations
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
 from harness.options.run import Config
@@ -47,6 +48,17 @@ def make_learner(config: Config) -> Learner:
         return OnPolicy(algorithm)
     replay = ReplayBuffer(algorithm.config.buffer_size, seed=config.seed)
     return OffPolicy(algorithm, replay, extend=not config.collector.fills_replay_buffer)
+
+
+def show_observations(config: Config, learner: Learner) -> None:
+    """Give the algorithm observations to start its statistics with, if it asks for them.
+
+    Before version 0 is published, so that its workers act with the same statistics that their
+    frames are learned with. The frames are none of the run's, and a resumed run needs none.
+    """
+    if num_frames := config.algo.sampled_frames:
+        make_env = EnvFactory(single(config.env), plugins=tuple(config.plugins))
+        learner.algorithm.observe(sample_observations(make_env, num_frames, seed=config.seed))
 
 
 def spaces(config: Config) -> tuple[Space[Any], Space[Any]]:

@@ -17,6 +17,7 @@ from harness.options import algorithms as algo
 from harness.options import collectors as collect
 from harness.options import loggers as log
 from harness.options import models as model
+from harness.options import objectives as objective
 from harness.options import simulated, sync
 from harness.options.base import Options
 from harness.parts import Registry
@@ -28,9 +29,18 @@ algorithms.add("sac", "harness.algorithms.sac:SAC", algo.SACConfig)
 
 # Called with (frames, config of the algorithm, options=): see harness/algorithms/objectives.py.
 objectives = Registry("objective", "algo.objective")
-objectives.add("behaviour", "harness.algorithms.objectives:behaviour")
-objectives.add("proximal", "harness.algorithms.objectives:proximal")
-objectives.add("decoupled", "harness.algorithms.objectives:decoupled")
+for name, objective_options in (
+    ("behaviour", None),
+    ("proximal", None),
+    ("decoupled", objective.DecoupledConfig),
+    ("ewma", objective.EWMAConfig),
+    ("dual_clip", objective.DualClipConfig),
+    ("vtrace", objective.VTraceConfig),
+    ("truncated_is", objective.TruncatedISConfig),
+    ("cispo", objective.CISPOConfig),
+    ("m2po", objective.M2POConfig),
+):
+    objectives.add(name, f"harness.algorithms.objectives:{name}", objective_options)
 
 # Made with (options, observation_space): an encoder, see harness/models/encoders.py.
 models = Registry("model", "model", model.ModelConfig)

@@ -42,7 +42,9 @@ class Algorithm(Protocol):
 
     Optional: an attribute `ratios`, the `Ratios` of the last update, from which `policy/ess`,
     `policy/kl` and `policy/ratio_max` are computed; and a metric `train/gradient_steps`, the number
-    of gradient steps in the update, from which `policy/lag_train_mean` is computed.
+    of gradient steps in the update, from which `policy/lag_train_mean` is computed. If its options
+    have `sampled_frames` above zero, a method `observe(observations)` is called with so many
+    observations [N, ...] of random actions, once in a run, before the first version is published.
     """
 
     policy: Any

@@ -20,6 +20,8 @@ from harness.means import Means
 class Learner(Protocol):
     """Improves a policy from batches."""
 
+    algorithm: Any
+
     @property
     def policy(self) -> nn.Module:
         """What is sent to the workers."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from collectors import next_observations
 from harness.algorithms.batches import sequences
 from harness.algorithms.interface import Ratios, Setup
-from harness.algorithms.objectives import Frames, objective
+from harness.algorithms.objectives import Frames, kl_estimate, objective
 from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
-from harness.algorithms.state import Adam, seeded, weights
+from harness.algorithms.state import Adam, Averaged, seeded, weights
 from harness.means import Means
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
@@ -109,7 +109,7 @@ class PPO:
     An annealed learning rate is zero after `setup.total_frames`.
     """
 
-    PER_FRAME = ("behaviour", "proximal", "value", "advantage", "target")
+    PER_FRAME = ("behaviour", "proximal", "averaged", "value", "advantage", "target")
 
     def __init__(self, config: PPOConfig, setup: Setup):
         config.validate()
@@ -133,11 +133,15 @@ class PPO:
         self.critic.to(self.device)
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         self.optimiser = Adam(parameters, config.learning_rate, eps=1e-5)
+        decay = self.objective.proximal_decay
+        self.averaged = None if decay is None else Averaged(self.policy, decay)
         self.generator = torch.Generator().manual_seed(setup.seed)
         self.reward_normaliser = Normaliser(centre=False).to(self.device)
         self.discounted_rewards = DiscountedReturns(config.gamma)
         self.frames = 0  # consumed so far
         self.ratios: Ratios | None = None  # of the last update, at its start
+        # Compiled for minibatches of one size first, and for all sizes once there is another.
+        self._compiled_loss = torch.compile(self._loss) if config.compile else None
 
     # -- one update
 
@@ -147,20 +151,27 @@ class PPO:
         batch = batch.to(self.device)
         frames, metrics = self.assess(batch, version)
         learning_rate = self._anneal(int(batch["collector", "mask"].sum()))
+        loss_of = self._compiled_loss or self._loss
         sums = Means()
         epochs = gradient_steps = 0
         for _ in range(config.epochs if len(frames["action"]) else 0):
             epochs += 1
             kl = Means()
             for part in self._minibatches(frames):
-                loss, measured = self._loss(part)
+                loss, measured = loss_of(part)
                 norm = self.optimiser.step(loss, config.max_grad_norm)
+                if self.averaged is not None:
+                    self.averaged.follow(self.policy)
                 gradient_steps += 1
                 sums.add({**measured, "grad_norm": norm})
-                kl.add({"kl": measured["approx_kl"]})
+                if config.target_kl is not None:
+                    kl.add({"kl": measured["update_kl"]})
             if config.target_kl is not None and kl.read()["kl"] > config.target_kl:
                 break
-        self._observe(batch)
+        if config.normalise_observations:
+            # For the next version, not for this one: the update saw observations scaled as the
+            # workers of the present version see them.
+            self.observe(batch["observation"][batch["collector", "mask"]])
         metrics |= sums.read()
         metrics |= {"learning_rate": learning_rate, "epochs": epochs}
         metrics |= {"gradient_steps": gradient_steps}
@@ -170,6 +181,8 @@ class PPO:
         """The loss of one minibatch, and what to report of it."""
         config = self.config
         log_prob, entropy, value = self._evaluate(part)
+        if self.averaged is not None:
+            part = {**part, "averaged": self._averaged_log_prob(part)}
         if "mask" in part:  # sequences: their frames one after another, without the padding
             mask = part["mask"]
             log_prob, entropy, value = log_prob[mask], entropy[mask], value[mask]
@@ -177,24 +190,35 @@ class PPO:
         advantages = part["advantage"]
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        frames = Frames(log_prob, part["behaviour"], part["proximal"], advantages)
+        proximal = part["proximal"] if self.averaged is None else part["averaged"]
+        frames = Frames(log_prob, part["behaviour"], proximal, advantages)
         policy_loss, measured = self.objective(frames, config)
         value_loss = value_loss_of(config, value, part["value"], part["target"])
         entropy = entropy.mean()
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
-        measured |= {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        measured |= {name: value.detach() for name, value in losses.items()}
+        if config.target_kl is not None:
+            measured["update_kl"] = kl_estimate(log_prob.detach() - part["proximal"])
         return loss, measured
 
     def _evaluate(self, part: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Of each frame: the log-probability of its action, the entropy there, and the value."""
-        inputs, network = part["inputs"], self.policy.encoder
-        if isinstance(network, RecurrentEncoder):
-            features, _ = network.unroll(inputs, part["state"], part["starts"])
-        else:
-            features = network(inputs)
+        features = _features(self.policy, part)
         parameters = self.policy.head(features)
         log_prob = self.policy.head.log_prob(parameters, part["action"])
-        return log_prob, self.policy.head.entropy(parameters), self.critic(inputs, features)
+        entropy = self.policy.head.entropy(parameters)
+        return log_prob, entropy, self.critic(part["inputs"], features)
+
+    @torch.no_grad()
+    def _averaged_log_prob(self, part: dict[str, Tensor]) -> Tensor:
+        """Of each frame: the log-probability of its action by the average of the weights."""
+        assert self.averaged is not None
+        policy = self.averaged.module
+        log_prob: Tensor = policy.head.log_prob(
+            policy.head(_features(policy, part)), part["action"]
+        )
+        return log_prob
 
     def _minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """The frames (or sequences) in random order, in parts of nearly equal size."""
@@ -215,13 +239,10 @@ class PPO:
         self.optimiser.learning_rate = learning_rate
         return learning_rate
 
-    def _observe(self, batch: TensorDictBase) -> None:
-        """Let the batch move the observation statistics: for the next version, not for this one.
-
-        The update so saw observations scaled as the workers of the present version see them.
-        """
+    def observe(self, observations: Tensor) -> None:
+        """Let observations [N, ...] move the statistics that observations are scaled by."""
         if self.policy.normaliser is not None:
-            self.policy.normaliser.update(batch["observation"][batch["collector", "mask"]])
+            self.policy.normaliser.update(observations)
 
     # -- before it: what every frame was worth
 
@@ -330,7 +351,9 @@ class PPO:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on from here: tensors and plain numbers."""
+        averaged = {} if self.averaged is None else {"averaged": self.averaged.state_dict()}
         return {
+            **averaged,
             "policy": weights(self.policy),
             "critic": weights(self.critic),
             "optimiser": self.optimiser.state_dict(),
@@ -344,12 +367,23 @@ class PPO:
         """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.generator.set_state(state["generator"])
         for name, normaliser in self._normalisers().items():
             normaliser.load_statistics(state["statistics"][name])
         self.discounted_rewards.load_state_dict(state["discounted_rewards"])
         self.frames = state["frames"]
+
+
+def _features(policy: PPOPolicy, part: dict[str, Tensor]) -> Tensor:
+    """What the policy's head is given for each frame of a minibatch."""
+    network = policy.encoder
+    if isinstance(network, RecurrentEncoder):
+        features, _ = network.unroll(part["inputs"], part["state"], part["starts"])
+        return features
+    return network(part["inputs"])
 
 
 def value_loss_of(config: PPOConfig, value: Tensor, old: Tensor, target: Tensor) -> Tensor:

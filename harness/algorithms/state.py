@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adam import adam
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @contextmanager
@@ -81,6 +85,34 @@ class Adam:
             for kind, tensors in kinds.items()
             for number, tensor in enumerate(tensors)
         }
+
+
+class Averaged(Generic[Module]):
+    """A copy of a module with the mean of its weights, exponentially weighted over gradient steps.
+
+    The newest weights count 1, those of n steps ago decay ** n; the first are those it is made of.
+    """
+
+    def __init__(self, module: Module, decay: float):
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.decay = decay
+        self._total = 1.0  # of all that was counted
+
+    @torch.no_grad()
+    def follow(self, module: Module) -> None:
+        """Take the weights of `module` into the mean."""
+        self._total = 1 + self.decay * self._total
+        for mean, new in zip(self.module.parameters(), module.parameters(), strict=True):
+            mean.lerp_(new, 1 / self._total)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the mean, and what it is a mean of."""
+        return {"weights": weights(self.module), "total": self._total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.module.load_state_dict(state["weights"])
+        self._total = float(state["total"])
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

@@ -161,6 +161,18 @@ def _group_page(group: str) -> Iterator[str]:
             for option, value in _set_by(CONF / group / f"{name}.yaml"):
                 yield f"    {prefix}{option}={value}"
         yield ""
+    if group == "algo":
+        yield from _objectives()
+
+
+def _objectives() -> Iterator[str]:
+    """The options that PPO's objectives have of their own."""
+    for part in objectives:
+        if part.options is not None:
+            yield f"algo.objective={{{part.name}: {{...}}}}"
+            yield f"    {part.summary}"
+            yield from _options(part.options, "", 44)
+            yield ""
 
 
 def _options(options: type, prefix: str, column: int) -> Iterator[str]:

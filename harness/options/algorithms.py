@@ -24,6 +24,11 @@ class AlgorithmConfig(Options):
         """How many frames to collect with random actions before the policy acts."""
         return 0
 
+    @property
+    def sampled_frames(self) -> int:
+        """How many observations the algorithm is shown before anything is published."""
+        return 0
+
 
 @dataclass
 class PPOConfig(AlgorithmConfig):
@@ -42,18 +47,25 @@ class PPOConfig(AlgorithmConfig):
     entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
     value_weight: NonNegative = 0.5  # weight of the value loss
     max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
-    target_kl: Positive | None = None  # end a batch's epochs once the policy has moved this far
-    normalise_observations: bool = False  # by running statistics, which travel with the weights
+    # end a batch's epochs once the policy is this far from what it was at the start of the update
+    target_kl: Positive | None = None
+    # by running statistics, which travel with the weights; the first are of 1024 random actions
+    normalise_observations: bool = False
     normalise_rewards: bool = False  # by the running spread of the discounted return
-    # what ratios are taken against, a registered objective: behaviour (the weights that acted),
-    # proximal (the learner's own at the start of the update), decoupled, or {name: {options}}
+    # what an update maximises, a registered objective or {name: {options}}: clipped against the
+    # weights that acted (behaviour, dual_clip), against the learner's own at the start of the
+    # update (proximal, decoupled, ewma), or not clipped (vtrace, truncated_is, cispo, m2po)
     objective: str | dict[str, Any] = "behaviour"
-    weight_cap: Positive = 5.0  # objective=decoupled: no frame weighs more than this
+    compile: bool = False  # the loss, by torch.compile: a slower start, then faster updates
     vtrace: bool = False  # V-trace returns, corrected for the lag, in place of GAE
     vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
     vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
     # versions; frames that lag more are dropped, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
+
+    @property
+    def sampled_frames(self) -> int:
+        return 1024 if self.normalise_observations else 0
 
     def check(self, config: Any) -> None:
         if config.collector.fills_replay_buffer:

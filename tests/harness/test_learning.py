@@ -68,10 +68,21 @@ def test_ppo_with_a_memory_learns_cartpole():
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"objective": "decoupled"}, {"objective": "decoupled", "vtrace": True}]
+    "config",
+    [
+        {},
+        {"objective": "decoupled"},
+        {"objective": "decoupled", "vtrace": True},
+        {"objective": "ewma"},
+        {"objective": "dual_clip"},
+        {"objective": "m2po"},
+        {"objective": "truncated_is"},
+        {"objective": "cispo", "epochs": 2},
+    ],
+    ids=str,
 )
 def test_ppo_learns_cartpole_from_data_that_lags(config):
-    assert ppo_returns(60_000, MLPConfig(), delay=4, **FAST, **config) >= 200
+    assert ppo_returns(60_000, MLPConfig(), delay=4, **{**FAST, **config}) >= 200
 
 
 def test_sac_improves_at_pendulum():

@@ -26,6 +26,7 @@ SMALL = (
     "evaluation.num_episodes=1",
     "logger=jsonl",
 )
+SMALL_EWMA = (*SMALL, "algo.objective=ewma", "algo.normalise_observations=true")
 SMALL_SAC = (
     "algo=sac",
     "env=pendulum",
@@ -314,10 +315,12 @@ def test_the_same_seed_gives_the_same_run(collector, sync):
 
 
 @pytest.mark.parametrize(("collector", "sync"), [("single", "none"), ("multi_sync", "shared_mem")])
-@pytest.mark.parametrize("settings", [SMALL, SMALL_SAC], ids=["ppo", "sac"])
+@pytest.mark.parametrize(
+    "settings", [SMALL, SMALL_EWMA, SMALL_SAC], ids=["ppo", "ppo, averaged", "sac"]
+)
 def test_a_resumed_run_is_the_uninterrupted_one(collector, sync, settings):
     given = (*settings, f"collector={collector}", f"sync={sync}", "checkpoint.keep=99")
-    total = int(settings[0 if settings is SMALL else 2].split("=")[1])
+    total = int(settings[2 if settings is SMALL_SAC else 0].split("=")[1])
     _, whole = start(*given, f"checkpoint.every_frames={total // 3}", into="whole")
     _, half = start(*given, f"checkpoint.every_frames={total // 3}", into="half")
     for file in Checkpoints(half / "checkpoints").files()[1:]:
