@@ -72,8 +72,8 @@ class IMPALAConfig(AlgorithmConfig):
     learning_rate: Positive = 6e-4  # of the optimiser
     anneal_learning_rate: bool = True  # linearly, to zero at the last frame
     rmsprop_alpha: Share = 0.99  # optimiser=rmsprop: decay of the running mean square
-    # optimiser=rmsprop: added to the root of the mean square. The loss is a mean over frames; divide
-    # a value for sums, as in the paper, by the frames of a batch
+    # optimiser=rmsprop: added to the root of the mean square. Losses are means over frames: divide
+    # values meant for sums, as in the paper, by the frames of a batch
     rmsprop_eps: Positive = 1e-5
     rmsprop_momentum: Share = 0.0  # optimiser=rmsprop
     epochs: Count = 1  # gradient steps on each batch, each with all of its frames
