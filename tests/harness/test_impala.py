@@ -147,10 +147,9 @@ def test_the_losses_and_their_gradient_are_those_of_the_paper(caps):
     norm = torch.cat([g.flatten() for g in gradients]).norm()
 
     metrics = impala.update(batch, 0)
-    assert metrics["train/policy_loss"] == pytest.approx(float(policy_loss), rel=1e-4)
-    assert metrics["train/value_loss"] == pytest.approx(float(value_loss), rel=1e-4)
-    assert metrics["train/entropy"] == pytest.approx(float(entropy), rel=1e-4)
-    assert metrics["train/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    expected = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+    for name, wanted in {**expected, "grad_norm": norm}.items():
+        assert metrics[f"train/{name}"] == pytest.approx(wanted.item(), rel=1e-4)
 
 
 def test_rewards_are_clipped_for_the_learner_alone():
@@ -480,21 +479,21 @@ def played(impala: IMPALA, make: Any, num_episodes: int = 20) -> list[float]:
 @pytest.mark.parametrize("optimiser", ["rmsprop", "adam"])
 def test_it_learns_to_do_what_it_is_told(optimiser):
     found = last_return(
-        "always", MLPConfig(hidden_sizes=[16]), Discrete(2), 60, optimiser=optimiser
+        "always", MLPConfig(hidden_sizes=[16]), Discrete(2), 50, optimiser=optimiser
     )
     assert found == 1.0
 
 
 def test_it_learns_to_remember_what_it_was_told():
     model = LSTMConfig(hidden_sizes=[16], lstm_size=16, sequence_length=8)
-    assert last_return("once", model, Discrete(2), 200) == 1.0
+    assert last_return("once", model, Discrete(2), 150) == 1.0
 
 
 def test_it_learns_from_images():
     model = CNNConfig(hidden_sizes=[16])
-    assert last_return("image", model, Discrete(2), 40, learning_rate=1e-3) == 1.0
+    assert last_return("image", model, Discrete(2), 80, learning_rate=3e-3) == 1.0
 
 
 def test_it_learns_continuous_actions():
     box = Box(-2, 2, (1,), np.float32)
-    assert last_return("always", MLPConfig(hidden_sizes=[16]), box, 300) > -0.3
+    assert last_return("always", MLPConfig(hidden_sizes=[16]), box, 100) > -0.3
