@@ -68,14 +68,14 @@ class IMPALAConfig(AlgorithmConfig):
     """IMPALA, an actor-critic with V-trace: one gradient step on each batch, corrected for lag."""
 
     name: str = "impala"
-    optimiser: Literal["rmsprop", "adam"] = "rmsprop"
+    optimiser: Literal["rmsprop", "adam"] = "rmsprop"  # what follows the gradients
     learning_rate: Positive = 6e-4  # of the optimiser
     anneal_learning_rate: bool = True  # linearly, to zero at the last frame
     rmsprop_alpha: Share = 0.99  # optimiser=rmsprop: decay of the running mean square
     # optimiser=rmsprop: added to the root of the mean square. Losses are means over frames: divide
     # values meant for sums, as in the paper, by the frames of a batch
     rmsprop_eps: Positive = 1e-5
-    rmsprop_momentum: Share = 0.0  # optimiser=rmsprop
+    rmsprop_momentum: Share = 0.0  # optimiser=rmsprop: share of the last step that goes on
     epochs: Count = 1  # gradient steps on each batch, each with all of its frames
     gamma: Share = 0.99  # discount
     rho_bar: Positive = 1.0  # V-trace: cap on the weight of a frame's own error

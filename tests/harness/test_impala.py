@@ -491,7 +491,7 @@ def test_it_learns_to_remember_what_it_was_told():
 
 def test_it_learns_from_images():
     model = CNNConfig(hidden_sizes=[16])
-    assert last_return("image", model, Discrete(2), 80, learning_rate=3e-3) == 1.0
+    assert last_return("image", model, Discrete(2), 60, learning_rate=3e-3) == 1.0
 
 
 def test_it_learns_continuous_actions():
