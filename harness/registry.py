@@ -25,6 +25,7 @@ from harness.parts import Registry
 # Made with (options, setup): see harness/algorithms/interface.py.
 algorithms = Registry("algorithm", "algo", algo.AlgorithmConfig)
 algorithms.add("ppo", "harness.algorithms.ppo:PPO", algo.PPOConfig)
+algorithms.add("impala", "harness.algorithms.impala:IMPALA", algo.IMPALAConfig)
 algorithms.add("sac", "harness.algorithms.sac:SAC", algo.SACConfig)
 
 # Called with (frames, config of the algorithm, options=): see harness/algorithms/objectives.py.

@@ -1,9 +1,40 @@
-"""Cut batches into sequences for recurrent policies."""
+"""Prepare batches for actor-critic networks: rows of inputs, and sequences of them."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
+
+
+class Policy(Protocol):
+    """What `network_rows` needs of a policy."""
+
+    is_recurrent: bool
+
+    def prepare(self, observation: Tensor) -> Tensor:
+        """What the encoder is given."""
+
+
+def network_rows(policy: Policy, batch: TensorDictBase) -> dict[str, Tensor]:
+    """What the networks are given and what was done, in rows [E, T]."""
+    mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
+    starts = batch["is_init"].clone()
+    starts[:, 1:] |= traj_ids[:, 1:] != traj_ids[:, :-1]
+    if policy.is_recurrent:  # new weights may have started the state anew
+        starts |= ~batch["state"].any(-1)
+    inputs, action = policy.prepare(batch["observation"]), batch["action"]
+    if not mask.all() and mask.any():  # padding may hold anything: make it something possible
+        shape = (*mask.shape, *[1] * (inputs.dim() - 2))
+        inputs = inputs.masked_fill(~mask.view(shape), 0)
+        action = action.clone()
+        action[~mask] = action[mask][0]
+    rows = {"inputs": inputs, "action": action, "starts": starts}
+    if policy.is_recurrent:
+        rows["state"] = batch["state"].clone()
+    return rows
 
 
 def sequences(rows: dict[str, Tensor], usable: Tensor, length: int) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 
 from collectors import next_observations
-from harness.algorithms.batches import sequences
+from harness.algorithms.batches import network_rows, sequences
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, kl_estimate, objective
 from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
@@ -21,7 +21,7 @@ from harness.means import Means
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import DiscountedReturns, Normaliser
-from harness.options.algorithms import PPOConfig
+from harness.options.algorithms import IMPALAConfig, PPOConfig
 from harness.options.models import ModelConfig
 
 
@@ -33,7 +33,7 @@ class PPOPolicy(nn.Module):
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: PPOConfig | IMPALAConfig,
         model: ModelConfig,
         observation_space: Space,
         action_space: Space,
@@ -257,7 +257,7 @@ class PPO:
         usable = mask & chosen
         if config.max_lag is not None:
             usable &= lag <= config.max_lag
-        rows = self._rows(batch)
+        rows = network_rows(self.policy, batch)
         log_prob, value, next_value, goes_on = self._view(batch, rows)
         behaviour = batch["action_log_prob"]
         self.ratios = Ratios((log_prob - behaviour)[usable], batch["policy_version"][usable])
@@ -286,24 +286,6 @@ class PPO:
         if usable.all():
             return {key: x.flatten(0, 1) for key, x in rows.items()}, metrics
         return {key: x[usable] for key, x in rows.items()}, metrics
-
-    def _rows(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """What the networks are given and what was done, still in rows [E, T]."""
-        mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
-        starts = batch["is_init"].clone()
-        starts[:, 1:] |= traj_ids[:, 1:] != traj_ids[:, :-1]
-        if self.policy.is_recurrent:  # new weights may have started the state anew
-            starts |= ~batch["state"].any(-1)
-        inputs, action = self.policy.prepare(batch["observation"]), batch["action"]
-        if not mask.all() and mask.any():  # padding may hold anything: make it something possible
-            shape = (*mask.shape, *[1] * (inputs.dim() - 2))
-            inputs = inputs.masked_fill(~mask.view(shape), 0)
-            action = action.clone()
-            action[~mask] = action[mask][0]
-        rows = {"inputs": inputs, "action": action, "starts": starts}
-        if self.policy.is_recurrent:
-            rows["state"] = batch["state"].clone()
-        return rows
 
     def _view(
         self, batch: TensorDictBase, rows: dict[str, Tensor]

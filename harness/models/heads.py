@@ -27,7 +27,7 @@ def action_head(space: Space, num_features: int) -> CategoricalHead | GaussianHe
         case Box() if space.dtype in ("float32", "float64"):
             return GaussianHead(num_features, space)
     raise ValueError(
-        f"the action space is {space}; algo=ppo acts in Discrete, MultiDiscrete and Box (of floats)"
+        f"the action space is {space}; policies act in Discrete, MultiDiscrete and Box (of floats)"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from harness.options.base import Options, linked
 from harness.options.errors import ConfigError
@@ -28,6 +28,13 @@ class AlgorithmConfig(Options):
     def sampled_frames(self) -> int:
         """How many observations the algorithm is shown before anything is published."""
         return 0
+
+    def check(self, config: Any) -> None:
+        if not self.replays and config.collector.fills_replay_buffer:
+            raise ConfigError(
+                f"collector.free_running=true algo={self.name}: it has no replay buffer to fill; "
+                "take algo=sac"
+            )
 
 
 @dataclass
@@ -67,12 +74,32 @@ class PPOConfig(AlgorithmConfig):
     def sampled_frames(self) -> int:
         return 1024 if self.normalise_observations else 0
 
-    def check(self, config: Any) -> None:
-        if config.collector.fills_replay_buffer:
-            raise ConfigError(
-                f"collector.free_running=true algo={self.name}: it has no replay buffer to fill; "
-                "take algo=sac"
-            )
+
+@dataclass
+class IMPALAConfig(AlgorithmConfig):
+    """IMPALA, an actor-critic with V-trace: one gradient step on each batch, corrected for lag."""
+
+    name: str = "impala"
+    optimiser: Literal["rmsprop", "adam"] = "rmsprop"  # what follows the gradients
+    learning_rate: Positive = 6e-4  # of the optimiser
+    anneal_learning_rate: bool = True  # linearly, to zero at the last frame
+    rmsprop_alpha: Share = 0.99  # optimiser=rmsprop: decay of the running mean square
+    # optimiser=rmsprop: added to the root of the mean square. Losses are means over frames: divide
+    # values meant for sums, as in the paper, by the frames of a batch
+    rmsprop_eps: Positive = 1e-5
+    rmsprop_momentum: Share = 0.0  # optimiser=rmsprop: share of the last step that goes on
+    epochs: Count = 1  # gradient steps on each batch, each with all of its frames
+    gamma: Share = 0.99  # discount
+    rho_bar: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
+    c_bar: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
+    pg_rho_bar: Positive = 1.0  # cap on a frame's weight in the policy gradient
+    entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
+    value_weight: NonNegative = 0.5  # weight of the value loss
+    max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
+    clip_rewards: bool = False  # learn from rewards cut to -1..1; recorded returns stay as they are
+    normalise_observations: bool = False  # by running statistics, which travel with the weights
+    # versions; frames that lag more are dropped, and counted
+    max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
 
 
 @dataclass

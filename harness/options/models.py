@@ -44,7 +44,7 @@ class CNNConfig(ModelConfig):
 
 @dataclass
 class LSTMConfig(ModelConfig):
-    """Fully connected layers and an LSTM, for vectors. PPO only."""
+    """Fully connected layers and an LSTM, for vectors. PPO and IMPALA only."""
 
     recurrent: ClassVar[bool] = True
 

@@ -42,5 +42,9 @@ def test_the_default_run_learns():
     assert summary("total_frames=200_000")["eval/return"] >= 200
 
 
+def test_impala_learns_cartpole_from_data_that_lags():
+    assert summary("experiment=impala_cartpole")["eval/return"] >= 350
+
+
 def test_sac_learns_pendulum():
     assert summary("experiment=sac_pendulum")["eval/return"] >= -250

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from harness.algorithms.state import Adam, seeded, weights
+from harness.algorithms.state import Adam, RMSProp, seeded, weights
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,9 +41,26 @@ def test_it_steps_where_torch_steps(limit):
         torch.testing.assert_close(found, wanted)
 
 
-def test_parameters_are_changed_where_they_lie():
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_rmsprop_steps_where_torch_steps(momentum):
+    ours, theirs = network(), network()
+    options = {"alpha": 0.99, "eps": 1e-3, "momentum": momentum}
+    optimiser = RMSProp(ours.parameters(), 1e-2, **options)
+    reference = torch.optim.RMSprop(theirs.parameters(), 1e-2, **options)
+    for step in range(20):
+        optimiser.step(loss_of(ours, step), 0.1)
+        reference.zero_grad()
+        loss_of(theirs, step).backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+        reference.step()
+    for found, wanted in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", [Adam, RMSProp])
+def test_parameters_are_changed_where_they_lie(kind):
     model = network()
-    optimiser = Adam(model.parameters(), 1e-2)
+    optimiser = kind(model.parameters(), 1e-2)
     block = torch.zeros(8, 4)
     block.copy_(model[0].weight.detach())
     model[0].weight.data = block  # as a scheme does that shares the trainer's memory
@@ -52,13 +70,14 @@ def test_parameters_are_changed_where_they_lie():
     assert model[0].weight.data_ptr() == block.data_ptr()
 
 
-def test_it_goes_on_from_its_state():
+@pytest.mark.parametrize("kind", [Adam, RMSProp, partial(RMSProp, momentum=0.9)])
+def test_it_goes_on_from_its_state(kind):
     model = network()
-    optimiser = Adam(model.parameters(), 1e-2)
+    optimiser = kind(model.parameters(), 1e-2)
     optimiser.step(loss_of(model, 0))
     other = network()
     other.load_state_dict(weights(model))
-    restored = Adam(other.parameters(), 1e-2)
+    restored = kind(other.parameters(), 1e-2)
     restored.load_state_dict(optimiser.state_dict())
     for step in (1, 2):
         optimiser.step(loss_of(model, step))
@@ -84,21 +103,23 @@ def test_a_gradient_of_one_number_for_all_elements_is_followed():
     torch.testing.assert_close(parameter.detach(), torch.full((3,), -0.5))
 
 
-def test_a_parameter_that_the_loss_does_not_use_stays_as_it_is():
+@pytest.mark.parametrize("kind", [Adam, RMSProp])
+def test_a_parameter_that_the_loss_does_not_use_stays_as_it_is(kind):
     used, unused = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(2))
-    Adam([used, unused], 0.5).step(used.sum(), 1.0)
+    kind([used, unused], 0.5).step(used.sum(), 1.0)
     assert torch.equal(unused.detach(), torch.ones(2))
 
 
-def test_a_step_does_not_import_the_compiler():
+@pytest.mark.parametrize("kind", ["Adam", "RMSProp"])
+def test_a_step_does_not_import_the_compiler(kind):
     """`torch.optim.Adam` does, which takes a second and 74 MB in every run."""
-    code = """
+    code = f"""
 import sys
 import sync
 from torch import nn
-from harness.algorithms.state import Adam
+from harness.algorithms.state import {kind}
 model = nn.Linear(2, 1)
-Adam(model.parameters(), 0.1).step(model.weight.sum(), 1.0)
+{kind}(model.parameters(), 0.1).step(model.weight.sum(), 1.0)
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
