@@ -38,6 +38,7 @@ from collectors.options import SINGLE
 from collectors.remote.batches import to_entries
 from collectors.remote.options import kind_of
 from collectors.remote.weight_receiver import NodeReceiver
+from collectors.rollout.policy import shift_worker
 from collectors.rollout.seeds import Seeds
 from collectors.weights.models import POLICY, find_model
 from collectors.weights.policy_version import VersionMap
@@ -234,6 +235,7 @@ def _make_collector(spec: NodeSpec) -> Any:
     """The collector that the spec describes."""
     assert spec.collector_class is not None
     torch.set_num_threads(spec.num_threads)
+    shift_worker(spec.policy, spec.index * spec.num_workers)
     options, workers = spec.options, {}
     names: tuple[str, ...] = PASSED_ON
     if kind_of(spec.collector_class) != SINGLE:
