@@ -149,7 +149,7 @@ class DQN:
     def update(self, samples: TensorDictBase) -> dict[str, float]:
         """Learn once from replayed frames [N]."""
         samples = samples.to(self.device)
-        action = (samples["action"] - self.policy.first_action).long().unsqueeze(-1)
+        action = samples["action"].long().unsqueeze(-1) - self.policy.first_action
         values = self.network(samples["observation"]).gather(-1, action).squeeze(-1)
         target = self._target(samples)
         losses = huber_loss(values, target, reduction="none")
