@@ -42,5 +42,9 @@ def test_the_default_run_learns():
     assert summary("total_frames=200_000")["eval/return"] >= 200
 
 
+def test_dqn_solves_cartpole():
+    assert summary("experiment=dqn_cartpole")["eval/return"] > 450
+
+
 def test_sac_learns_pendulum():
     assert summary("experiment=sac_pendulum")["eval/return"] >= -250
