@@ -91,8 +91,9 @@ def test_a_policy_made_in_the_worker_is_told_too():
         check(collector, {0, 1})
 
 
-def test_workers_are_counted_over_all_nodes():
+@pytest.mark.parametrize("given", [{"policy": Tells()}, {"policy_factory": Tells}])
+def test_workers_are_counted_over_all_nodes(given):
     options = {"num_collectors": 2, "num_workers_per_collector": 2, "launcher": "local"}
-    with DistributedCollector(make_env, Tells(), frames_per_batch=32, **options) as collector:
+    with DistributedCollector(make_env, frames_per_batch=32, **given, **options) as collector:
         batch = collector.next()
     assert batch["told"][:, 0].tolist() == [0, 1, 2, 3]
