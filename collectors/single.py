@@ -21,7 +21,7 @@ from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type
+from collectors.rollout.policy import PolicyCaller, interaction_type, shift_worker
 from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, untouched_streams
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
@@ -118,6 +118,7 @@ class Collector(BaseCollector):
             policy = options.policy_factory()  # type: ignore[operator]
         else:
             policy = _copied(publisher.policy)
+        shift_worker(policy, self.worker_idx or 0)
         if isinstance(policy, nn.Module) and device is not None:
             policy.to(device)
         receivers = {}

@@ -35,6 +35,7 @@ def make_learner(config: Config) -> Learner:
         model=config.model,
         total_frames=config.total_frames,
         seed=config.seed,
+        num_workers=config.collector.workers,
         device=torch.device(config.device),
     )
     try:
@@ -46,7 +47,9 @@ def make_learner(config: Config) -> Learner:
         raise ConfigError(f"model={config.model.name} cannot be made: {what}") from error
     if not config.algo.replays:
         return OnPolicy(algorithm)
-    replay = ReplayBuffer(algorithm.config.buffer_size, seed=config.seed)
+    replay = getattr(algorithm, "replay", None)
+    if replay is None:
+        replay = ReplayBuffer(algorithm.config.buffer_size, seed=config.seed)
     return OffPolicy(algorithm, replay, extend=not config.collector.fills_replay_buffer)
 
 

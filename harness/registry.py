@@ -27,6 +27,7 @@ algorithms = Registry("algorithm", "algo", algo.AlgorithmConfig)
 algorithms.add("ppo", "harness.algorithms.ppo:PPO", algo.PPOConfig)
 algorithms.add("impala", "harness.algorithms.impala:IMPALA", algo.IMPALAConfig)
 algorithms.add("sac", "harness.algorithms.sac:SAC", algo.SACConfig)
+algorithms.add("dqn", "harness.algorithms.dqn:DQN", algo.DQNConfig)
 
 # Called with (frames, config of the algorithm, options=): see harness/algorithms/objectives.py.
 objectives = Registry("objective", "algo.objective")

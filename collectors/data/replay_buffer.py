@@ -85,10 +85,11 @@ class ReplayBuffer:
             if not len(self):
                 raise RuntimeError("the replay buffer is empty: there is nothing to sample yet")
             if places is None:
-                places = torch.randint(len(self), (size,), generator=self._generator)  # type: ignore[arg-type]
+                assert size is not None
+                places = self._draw(size)
             elif not bool(((places >= 0) & (places < len(self))).all()):
                 raise IndexError(f"places: the frames lie in places 0 to {len(self) - 1}")
-            return self._at(places)
+            return self._samples(places)
 
     def __getitem__(self, index: Any) -> TensorDict:
         """Frames by age: the first is the oldest."""
@@ -159,6 +160,14 @@ class ReplayBuffer:
     def _allocate(self, like: TensorDictBase) -> TensorDict:
         size = torch.Size([self.capacity])
         return like.to_tensordict().new_empty(size, device=self.device)  # type: ignore[arg-type]
+
+    def _draw(self, count: int) -> Tensor:
+        """The places of so many frames to sample."""
+        return torch.randint(len(self), (count,), generator=self._generator)
+
+    def _samples(self, places: Tensor) -> TensorDict:
+        """What `sample` returns for the frames there."""
+        return self._at(places)
 
     def _at(self, places: Tensor) -> TensorDict:
         sampled: TensorDict = self._storage[places.to(self.device) if self.device else places]

@@ -28,6 +28,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -38,6 +39,7 @@ from collectors.options import SINGLE
 from collectors.remote.batches import to_entries
 from collectors.remote.options import kind_of
 from collectors.remote.weight_receiver import NodeReceiver
+from collectors.rollout.policy import shift_worker
 from collectors.rollout.seeds import Seeds
 from collectors.weights.models import POLICY, find_model
 from collectors.weights.policy_version import VersionMap
@@ -230,10 +232,21 @@ class _Pause(threading.Thread):
             self.over.wait()
 
 
+def _make_policy(factory: Callable[[], Any], first_worker: int) -> Any:
+    """What a policy factory makes for a node whose first worker has this index."""
+    policy = factory()
+    shift_worker(policy, first_worker)
+    return policy
+
+
 def _make_collector(spec: NodeSpec) -> Any:
     """The collector that the spec describes."""
     assert spec.collector_class is not None
     torch.set_num_threads(spec.num_threads)
+    first_worker, factory = spec.index * spec.num_workers, spec.policy_factory
+    shift_worker(spec.policy, first_worker)
+    if factory is not None:
+        factory = partial(_make_policy, factory, first_worker)
     options, workers = spec.options, {}
     names: tuple[str, ...] = PASSED_ON
     if kind_of(spec.collector_class) != SINGLE:
@@ -256,7 +269,7 @@ def _make_collector(spec: NodeSpec) -> Any:
     return spec.collector_class(
         spec.create_env_fn,
         spec.policy,
-        policy_factory=spec.policy_factory,
+        policy_factory=factory,
         create_env_kwargs=spec.create_env_kwargs,
         frames_per_batch=spec.frames,
         seed=int(spec.seeds.environments(1)[0]),

@@ -50,6 +50,7 @@ class PolicyCaller:
         compile_policy: bool | Mapping[str, Any] = False,
         cudagraph: bool = False,
     ):
+        self.policy = policy
         device = device or device_of(policy)
         self.device = device if device is not None and device.type != "cpu" else None
         self._transfer = None if self.device is None else DeviceTransfer(self.device)
@@ -147,6 +148,16 @@ def _is_plain(policy: Any) -> bool:
             )
         )
     )
+
+
+def shift_worker(policy: Any, by: int) -> None:
+    """Tell a policy which worker it acts in, if it or a module inside it has a `worker_idx`.
+
+    A host of several workers adds the index of its first worker, and each of them its own index.
+    """
+    for part in policy.modules() if isinstance(policy, nn.Module) else (policy,):
+        if "worker_idx" in getattr(part, "__dict__", ()):
+            part.__dict__["worker_idx"] += by
 
 
 def warn_of_training_mode(policy: Any) -> None:

@@ -12,7 +12,7 @@ from collectors.data.batch import Part, Trajectories
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import RANDOM_VERSION, Rollout
-from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.rollout.seeds import Streams, untouched_streams
 from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.versions import Versions
@@ -84,6 +84,7 @@ class VirtualWorker:
         self.trajectories = trajectories
         self.first_env = first_env
         self.receiver = PlannedReceiver(versions, index)
+        self._policy = None if acting is None else acting.policy  # of all virtual workers
         self._num_threads = num_threads
         self._reset_each = options.pop("reset_at_each_iter")
         with untouched_streams():
@@ -99,13 +100,15 @@ class VirtualWorker:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Act as a process of its own would: with its random streams and number of threads."""
+        """Act as a process of its own would: with its index, random streams and threads."""
         outside, threads = Streams(), torch.get_num_threads()
         self.streams.resume()
         torch.set_num_threads(self._num_threads)
+        shift_worker(self._policy, self.index)
         try:
             yield
         finally:
+            shift_worker(self._policy, -self.index)
             torch.set_num_threads(threads)
             self.streams.keep()
             outside.resume()

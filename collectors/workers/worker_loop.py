@@ -40,7 +40,7 @@ from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.hosted_collector import HostedCollector
 from collectors.rollout.loop import Rollout, check_apply_at
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type
+from collectors.rollout.policy import PolicyCaller, interaction_type, shift_worker
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.weights.models import find_model
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
@@ -139,6 +139,7 @@ class Worker:
         if isinstance(self.policy, nn.Module) and spec.policy_device is not None:
             self.policy.to(spec.policy_device)
         options = spec.options
+        shift_worker(self.policy, self.worker_idx)
         self._reset_each = options["reset_at_each_iter"]
         self._timeout = options["timeout"]
         self.rollout: Any = self._host() if spec.collector_class is not None else self._roll_out()

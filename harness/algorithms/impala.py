@@ -181,6 +181,11 @@ class IMPALA:
 
     # -- checkpoints
 
+    def observe(self, observations: Tensor) -> None:
+        """Begin the statistics that scale observations."""
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.update(observations)
+
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on from here: tensors and plain numbers."""
         normaliser = self.policy.normaliser

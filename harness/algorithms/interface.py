@@ -27,6 +27,7 @@ class Setup:
     model: ModelConfig = field(default_factory=MLPConfig)
     total_frames: int = 0  # of the whole run
     seed: int = 0
+    num_workers: int = 1  # in which the policy acts; each tells the policy its `worker_idx`
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
@@ -63,7 +64,8 @@ class Algorithm(Protocol):
 class ReplayAlgorithm(Protocol):
     """An algorithm whose options have `replays = True`: it learns from replayed frames.
 
-    Its options have batch_size, buffer_size and learning_starts.
+    Its options have batch_size, buffer_size and learning_starts. Optional: an attribute `replay`,
+    the replay buffer to use, if a plain one is not enough.
     """
 
     config: Any

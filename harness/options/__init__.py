@@ -4,7 +4,13 @@
 gymnasium or hydra when it loads, so that `--help` and completion answer at once.
 """
 
-from harness.options.algorithms import AlgorithmConfig, IMPALAConfig, PPOConfig, SACConfig
+from harness.options.algorithms import (
+    AlgorithmConfig,
+    DQNConfig,
+    IMPALAConfig,
+    PPOConfig,
+    SACConfig,
+)
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig
 from harness.options.environments import EnvConfig
@@ -30,6 +36,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Count",
+    "DQNConfig",
     "EnvConfig",
     "IMPALAConfig",
     "ImpossiblePair",

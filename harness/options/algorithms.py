@@ -33,7 +33,7 @@ class AlgorithmConfig(Options):
         if not self.replays and config.collector.fills_replay_buffer:
             raise ConfigError(
                 f"collector.free_running=true algo={self.name}: it has no replay buffer to fill; "
-                "take algo=sac"
+                "take algo=sac or algo=dqn"
             )
 
 
@@ -101,6 +101,10 @@ class IMPALAConfig(AlgorithmConfig):
     # versions; frames that lag more are dropped, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
 
+    @property
+    def sampled_frames(self) -> int:
+        return 1024 if self.normalise_observations else 0
+
 
 @dataclass
 class SACConfig(AlgorithmConfig):
@@ -131,24 +135,87 @@ class SACConfig(AlgorithmConfig):
 
     def validate(self) -> None:
         super().validate()
-        if self.buffer_size < self.batch_size:
-            raise ConfigError(
-                f"algo.buffer_size={self.buffer_size}: expected {self.batch_size} or more, which "
-                "is algo.batch_size"
-            )
+        check_buffer(self.buffer_size, self.batch_size)
 
     def check(self, config: Any) -> None:
-        if config.model.recurrent:
+        check_replay(config, "mlp")
+
+
+@dataclass
+class DQNConfig(AlgorithmConfig):
+    """Deep Q-learning: off-policy, for discrete actions, on samples of a replay buffer."""
+
+    replays: ClassVar[bool] = True
+
+    name: str = "dqn"
+    learning_rate: Positive = 2.5e-4  # of Adam
+    gamma: Share = 0.99  # discount
+    batch_size: Count = 32  # replayed frames in one update
+    buffer_size: Count = 100_000  # frames that the replay buffer holds
+    learning_starts: NonNegativeInt = 5_000  # random frames before the first update
+    updates_per_frame: Positive = 0.25  # gradient steps for each collected frame
+    max_grad_norm: NonNegative = 10.0  # of all gradients together; 0: no limit
+    double: bool = True  # the network chooses the next action, and the target network values it
+    duelling: bool = False  # values of states apart from advantages of actions
+    n_steps: Count = 1  # rewards that a return adds up before it bootstraps
+    target_interval: Count = 500  # updates between two updates of the target network
+    # how far the target network moves to the network each time; 1: a copy
+    target_tau: Annotated[float, Range(0, 1, above=True)] = 1.0
+    epsilon_start: Share = 1.0  # probability of a random action after the random frames
+    epsilon_end: Share = 0.05  # and after `epsilon_frames` more, which it falls to linearly
+    epsilon_frames: Count = 10_000  # see `epsilon_end`
+    # constant probabilities instead, as in Ape-X: of worker i among n,
+    # epsilon_base ** (1 + epsilon_power * i / (n - 1))
+    epsilon_per_worker: bool = False
+    epsilon_base: Share = 0.4  # epsilon_per_worker=true: that of the first worker
+    epsilon_power: NonNegative = 7.0  # epsilon_per_worker=true: how far the others' spread
+    prioritised: bool = False  # draw frames by how wrong their values were
+    priority_exponent: Share = 0.6  # 0: uniformly; 1: in proportion to the error
+    # of the importance weights at first; it grows linearly, to 1 at the last frame
+    weight_exponent: Share = 0.4
+
+    @property
+    def random_frames(self) -> int:
+        return self.learning_starts
+
+    def validate(self) -> None:
+        super().validate()
+        check_buffer(self.buffer_size, self.batch_size)
+
+    def check(self, config: Any) -> None:
+        check_replay(config, "mlp or model=cnn")
+        collector = config.collector
+        if self.epsilon_per_worker and collector.simulates and collector.cudagraph_policy:
             raise ConfigError(
-                f"algo=sac model={config.model.name}: SAC replays single frames; take model=mlp"
+                "algo.epsilon_per_worker=true collector.cudagraph_policy=true: all simulated "
+                "workers share one graph, which holds one epsilon; expected false for one of them"
             )
-        if config.collector.next_observation == "final":
-            raise ConfigError(
-                "collector.next_observation=final algo=sac: SAC replays frames one by one, each "
-                "with its own next observation; it is for algo=ppo"
-            )
-        if config.sync.max_lag is not None:
-            raise ConfigError(
-                f"sync.max_lag={config.sync.max_lag} algo=sac: SAC replays old frames on purpose; "
-                "max_lag is for algo=ppo"
-            )
+
+
+def check_buffer(buffer_size: int, batch_size: int) -> None:
+    """Refuse a replay buffer that cannot hold the frames of one update."""
+    if buffer_size < batch_size:
+        raise ConfigError(
+            f"algo.buffer_size={buffer_size}: expected {batch_size} or more, which is "
+            "algo.batch_size"
+        )
+
+
+def check_replay(config: Any, models: str) -> None:
+    """Refuse what does not go together with single frames from a replay buffer."""
+    name, known = config.algo.name, config.algo.name.upper()
+    if config.model.recurrent:
+        raise ConfigError(
+            f"algo={name} model={config.model.name}: {known} replays single frames; take "
+            f"model={models}"
+        )
+    if config.collector.next_observation == "final":
+        raise ConfigError(
+            f"collector.next_observation=final algo={name}: {known} replays frames one by one, "
+            "each with its own next observation; it is for algo=ppo"
+        )
+    if config.sync.max_lag is not None:
+        raise ConfigError(
+            f"sync.max_lag={config.sync.max_lag} algo={name}: {known} replays old frames on "
+            "purpose; max_lag is for algo=ppo"
+        )

@@ -152,7 +152,7 @@ class WorkersConfig(CollectorConfig):
     """Options of collectors with worker processes: derive from this for one of your own."""
 
     num_workers: Workers = 2  # processes that step environments
-    free_running: bool = False  # fill the replay buffer beside the learner, not in turn (algo=sac)
+    free_running: bool = False  # fill the replay buffer beside the learner (algo=sac, algo=dqn)
     num_threads: Threads = 1  # torch threads of each worker
     on_worker_failure: Literal["raise", "restart"] = "raise"  # what a dead worker does to the run
     max_restarts: NonNegativeInt = 3  # of all workers together; then its failure is the run's

@@ -20,6 +20,11 @@ SAC = (
     *("collector.frames_per_batch=40", "algo.learning_starts=200"),
     *("algo.batch_size=32", "model.hidden_sizes=[16,16]"),
 )
+DQN = (
+    *("algo=dqn", "env.num_envs=2", "total_frames=1200", "collector.frames_per_batch=40"),
+    *("algo.learning_starts=200", "algo.batch_size=32", "algo.epsilon_frames=500"),
+)
+APE_X = ("algo.epsilon_per_worker=true", "algo.prioritised=true", "algo.n_steps=3")
 LSTM = ("model=lstm", "model.hidden_sizes=[8]", "model.lstm_size=8", "model.sequence_length=8")
 EPISODE = ("sync.apply_at=episode", "env.num_envs=1")
 WAITING = ("sync.max_lag=2", "sync.on_stale=wait")
@@ -46,6 +51,8 @@ CASES = {
     "PPO, waiting": (*PPO, *WAITING),
     "SAC, each step": SAC,
     "SAC, a restart": (*SAC, *restarts("MortalPendulum")),
+    "DQN, one epsilon": (*DQN, "collector.num_workers=3"),
+    "DQN, as Ape-X": (*DQN, *APE_X, "collector.num_workers=3"),
 }
 SLOW = {
     "PPO, multiprocess": (*PPO, "sync=multiprocess"),
@@ -60,6 +67,7 @@ SLOW = {
     "PPO, normalised": (*PPO, "algo.normalise_observations=true", "algo.normalise_rewards=true"),
     "PPO, V-trace": (*PPO, "algo.vtrace=true", "sync.interval=2"),
     "PPO, decoupled": (*PPO, "algo.objective=decoupled", "collector.batches_ahead=4"),
+    "DQN, as Ape-X, a restart": (*DQN, *APE_X, *restarts("MortalCartPole"), "algo.duelling=true"),
     "SAC, episodes": (*SAC, *EPISODE, "sync=multiprocess"),
     "SAC, batches": (*SAC, "sync.apply_at=batch", "collector.num_workers=3"),
     "PPO, waiting, three": (*PPO, *WAITING, "collector.num_workers=3", "sync=multiprocess"),
@@ -68,7 +76,8 @@ SLOW = {
 
 def check_replayed(given, capsys):
     of_ppo = ("algo.minibatch_size", "algo.epochs")
-    small = [one for one in RUN if "algo=sac" not in given or not one.startswith(of_ppo)]
+    replays = "algo=sac" in given or "algo=dqn" in given
+    small = [one for one in RUN if not replays or not one.startswith(of_ppo)]
     assert run.main([*small, *given]) == 0
     capsys.readouterr()
     # What the trusting person says of an environment that would be imported.

@@ -46,5 +46,9 @@ def test_impala_learns_cartpole_from_data_that_lags():
     assert summary("experiment=impala_cartpole")["eval/return"] >= 350
 
 
+def test_dqn_solves_cartpole():
+    assert summary("experiment=dqn_cartpole")["eval/return"] > 450
+
+
 def test_sac_learns_pendulum():
     assert summary("experiment=sac_pendulum")["eval/return"] >= -250

@@ -1,0 +1,221 @@
+"""Deep Q-learning, for discrete actions, on samples of a replay buffer.
+
+Each part is an option: double Q-learning (van Hasselt et al., 2016), duelling networks (Wang et
+al., 2016), n-step returns, prioritised replay (Schaul et al., 2016), and one annealed epsilon (Mnih
+et al., 2015) or another for each worker (Horgan et al., 2018, Ape-X).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from gymnasium.spaces import Discrete, Space
+from tensordict import TensorDictBase
+from tensordict.nn import interaction_type
+from torch import Tensor, nn
+from torch.nn.functional import huber_loss
+
+from collectors.data.prioritised_replay import PrioritisedReplayBuffer
+from harness.algorithms.interface import Setup
+from harness.algorithms.state import Adam, seeded, weights
+from harness.models.encoders import encoder, flat, mlp, orthogonal
+from harness.models.heads import wants_sample
+from harness.options.algorithms import DQNConfig
+from harness.options.models import ModelConfig
+
+LEAST_PRIORITY = 1e-6  # so that a frame without an error is drawn again, too
+
+
+class QNetwork(nn.Module):
+    """What every action is worth: [N, actions] from observations [N, ...].
+
+    duelling: the value of the state and the advantages of the actions have a hidden layer each. The
+    advantages are taken relative to their mean.
+    """
+
+    def __init__(self, model: ModelConfig, space: Space, num_actions: int, *, duelling: bool):
+        super().__init__()
+        if model.recurrent:
+            raise ValueError(f"algo=dqn replays single frames, got model={model.name} with memory")
+        self.encoder = encoder(model, space)
+        self.observation_dims = len(space.shape or ())
+        width = self.encoder.num_features
+
+        def output(size: int) -> nn.Module:
+            last = orthogonal(nn.Linear(width, size), gain=1.0)
+            if not duelling:
+                return last
+            return nn.Sequential(orthogonal(mlp(width, [width], model.activation)), last)
+
+        self.advantages = output(num_actions)
+        self.value = output(1) if duelling else None
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if not self.encoder.reads_images:
+            observation = flat(observation.float(), self.observation_dims)
+        features = self.encoder(observation)
+        advantages: Tensor = self.advantages(features)
+        if self.value is None:
+            return advantages
+        return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
+
+
+class DQNPolicy(nn.Module):
+    """What acts, and what workers get: the best action or, with probability epsilon, a random one.
+
+    epsilon: a buffer, which travels with the weights: one number for all workers, or one for each.
+    worker_idx: the worker that this policy acts in, which says so.
+    """
+
+    epsilon: Tensor
+
+    def __init__(self, network: QNetwork, actions: Discrete, epsilon: list[float]):
+        super().__init__()
+        self.in_keys = ["observation"]
+        self.out_keys = ["action"]
+        self.network = network
+        self.num_actions = int(actions.n)
+        self.first_action = int(actions.start)
+        self.worker_idx = 0
+        self.register_buffer("epsilon", torch.tensor(epsilon))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Act on observations [N, ...], as `tensordict.nn.interaction_type()` says."""
+        action = self.network(observation).argmax(-1)
+        if wants_sample(interaction_type()):
+            epsilon = self.epsilon[min(self.worker_idx, len(self.epsilon) - 1)]
+            explores = torch.rand(action.shape, device=action.device) < epsilon
+            action = torch.where(explores, torch.randint_like(action, self.num_actions), action)
+        return action + self.first_action
+
+
+def epsilons(config: DQNConfig, num_workers: int) -> list[float]:
+    """Those that the run begins with: of each worker, or one for all."""
+    if not config.epsilon_per_worker:
+        return [config.epsilon_start]
+    parts = max(1, num_workers - 1)
+    powers = [1 + config.epsilon_power * worker / parts for worker in range(num_workers)]
+    return [config.epsilon_base**power for power in powers]
+
+
+class DQN:
+    """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
+
+    def __init__(self, config: DQNConfig, setup: Setup):
+        config.validate()
+        setup.model.validate()
+        actions = setup.action_space
+        if not isinstance(actions, Discrete):
+            raise ValueError(f"algo=dqn acts in Discrete spaces, and this is {actions}")
+        self.config = config
+        self.device = setup.device
+        self.frames_to_learn = max(1, setup.total_frames - config.learning_starts)
+        with seeded(setup.seed):
+            network = QNetwork(
+                setup.model, setup.observation_space, int(actions.n), duelling=config.duelling
+            )
+        self.policy = DQNPolicy(network, actions, epsilons(config, setup.num_workers))
+        self.policy.to(self.device)
+        self.network = network
+        self.target_network = copy.deepcopy(network).requires_grad_(False)
+        self.optimiser = Adam(network.parameters(), config.learning_rate)
+        self.replay: PrioritisedReplayBuffer | None = None  # None: a plain one is enough
+        if config.n_steps > 1 or config.prioritised:
+            self.replay = PrioritisedReplayBuffer(
+                config.buffer_size,
+                num_steps=config.n_steps,
+                gamma=config.gamma,
+                exponent=config.priority_exponent if config.prioritised else None,
+                seed=setup.seed,
+            )
+        self.frames = 0  # collected since the first update was due
+        self.updates = 0
+        self.frames_owed = 0.0  # collected frames that no update has answered yet
+
+    def updates_due(self, num_frames: int) -> int:
+        """How many updates to do now that so many more frames were collected."""
+        self.frames += num_frames
+        if not self.config.epsilon_per_worker:
+            start, end = self.config.epsilon_start, self.config.epsilon_end
+            done = min(1.0, self.frames / self.config.epsilon_frames)
+            self.policy.epsilon.fill_(start + done * (end - start))
+        self.frames_owed += num_frames * self.config.updates_per_frame
+        due = int(self.frames_owed)
+        self.frames_owed -= due
+        return due
+
+    def update(self, samples: TensorDictBase) -> dict[str, float]:
+        """Learn once from replayed frames [N]."""
+        samples = samples.to(self.device)
+        action = samples["action"].long().unsqueeze(-1) - self.policy.first_action
+        values = self.network(samples["observation"]).gather(-1, action).squeeze(-1)
+        target = self._target(samples)
+        losses = huber_loss(values, target, reduction="none")
+        if self.config.prioritised:
+            losses = losses * self._weights(samples["replay", "share"])
+        loss = losses.mean()
+        norm = self.optimiser.step(loss, self.config.max_grad_norm)
+        if self.replay is not None and self.config.prioritised:
+            errors = (values.detach() - target).abs().cpu()
+            self.replay.prioritise(samples["replay", "serial"].cpu(), errors + LEAST_PRIORITY)
+        self.updates += 1
+        if self.updates % self.config.target_interval == 0:
+            self._follow()
+        metrics = {
+            "loss": loss.detach(),
+            "q": values.detach().mean(),
+            "grad_norm": norm,
+            "epsilon": self.policy.epsilon.mean(),
+        }
+        return {f"train/{name}": float(value) for name, value in metrics.items()}
+
+    @torch.no_grad()
+    def _target(self, samples: TensorDictBase) -> Tensor:
+        """The rewards, and what the target network makes of what followed."""
+        following = samples["next", "observation"]
+        values = self.target_network(following)
+        chooser = self.network(following) if self.config.double else values
+        best = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+        # A truncated episode would have gone on; a terminated one is worth nothing more.
+        best = best.masked_fill(samples["next", "terminated"], 0)
+        discount = samples.get(("replay", "discount"), self.config.gamma)
+        target: Tensor = samples["next", "reward"] + discount * best
+        return target
+
+    def _weights(self, share: Tensor) -> Tensor:
+        """Importance weights, which make up for how much likelier than others a frame is drawn.
+
+        Annealed to a full correction at the end, and scaled so that the largest is one.
+        """
+        start, done = self.config.weight_exponent, min(1.0, self.frames / self.frames_to_learn)
+        found = share ** -(start + done * (1 - start))
+        return found / found.max()
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Let the target network follow the network: all the way, or a little."""
+        pairs = zip(self.target_network.parameters(), self.network.parameters(), strict=True)
+        for target, parameter in pairs:
+            target.lerp_(parameter, self.config.target_tau)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later process needs to go on from here, but the replay buffer."""
+        return {
+            "policy": weights(self.policy),
+            "target_network": weights(self.target_network),
+            "optimiser": self.optimiser.state_dict(),
+            "frames": self.frames,
+            "updates": self.updates,
+            "frames_owed": self.frames_owed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.policy.load_state_dict(state["policy"])
+        self.target_network.load_state_dict(state["target_network"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.frames = int(state["frames"])
+        self.updates = int(state["updates"])
+        self.frames_owed = float(state["frames_owed"])
