@@ -32,11 +32,20 @@ objectives.add("behaviour", "harness.algorithms.objectives:behaviour")
 objectives.add("proximal", "harness.algorithms.objectives:proximal")
 objectives.add("decoupled", "harness.algorithms.objectives:decoupled")
 
-# Made with (options, observation_space): an encoder, see harness/models/encoders.py.
+# Made with (options, observation_space): an encoder, see harness/models/encoders.py. One whose
+# options derive from MemoryConfig is followed by an LSTM.
 models = Registry("model", "model", model.ModelConfig)
 models.add("mlp", "harness.models.encoders:MLPEncoder", model.MLPConfig)
 models.add("cnn", "harness.models.encoders:CNNEncoder", model.CNNConfig)
-models.add("lstm", "harness.models.encoders:LSTMEncoder", model.LSTMConfig)
+models.add("nature_cnn", "harness.models.encoders:CNNEncoder", model.NatureCNNConfig)
+models.add("impala_cnn", "harness.models.encoders:ImpalaCNNEncoder", model.ImpalaCNNConfig)
+models.add("minatar_cnn", "harness.models.encoders:MinAtarCNNEncoder", model.MinAtarCNNConfig)
+models.add("lstm", "harness.models.encoders:MLPEncoder", model.LSTMConfig)
+models.add("cnn_lstm", "harness.models.encoders:CNNEncoder", model.CNNLSTMConfig)
+models.add("impala_cnn_lstm", "harness.models.encoders:ImpalaCNNEncoder", model.ImpalaCNNLSTMConfig)
+models.add(
+    "minatar_cnn_lstm", "harness.models.encoders:MinAtarCNNEncoder", model.MinAtarCNNLSTMConfig
+)
 
 # Made with (env, **arguments); `vector` wraps a native vector of environments.
 wrappers = Registry("wrapper", "env.wrappers")

@@ -10,7 +10,19 @@ from harness.options.collectors import CollectorConfig
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.loggers import LoggerConfig
-from harness.options.models import CNNConfig, LSTMConfig, MLPConfig, ModelConfig
+from harness.options.models import (
+    CNNConfig,
+    CNNLSTMConfig,
+    ImageConfig,
+    ImpalaCNNConfig,
+    ImpalaCNNLSTMConfig,
+    LSTMConfig,
+    MemoryConfig,
+    MinAtarCNNConfig,
+    MinAtarCNNLSTMConfig,
+    MLPConfig,
+    ModelConfig,
+)
 from harness.options.run import Config
 from harness.options.sync import SyncConfig
 from harness.options.typed import (
@@ -26,15 +38,22 @@ from harness.options.typed import (
 __all__ = [
     "AlgorithmConfig",
     "CNNConfig",
+    "CNNLSTMConfig",
     "CollectorConfig",
     "Config",
     "ConfigError",
     "Count",
     "EnvConfig",
+    "ImageConfig",
+    "ImpalaCNNConfig",
+    "ImpalaCNNLSTMConfig",
     "ImpossiblePair",
     "LSTMConfig",
     "LoggerConfig",
     "MLPConfig",
+    "MemoryConfig",
+    "MinAtarCNNConfig",
+    "MinAtarCNNLSTMConfig",
     "ModelConfig",
     "NonNegative",
     "NonNegativeInt",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from harness.options.base import Options, linked
 from harness.options.errors import ConfigError
+from harness.options.models import ImageConfig
 from harness.options.typed import Count, NonNegative, NonNegativeInt, Positive, Range, Share
 
 
@@ -102,6 +103,10 @@ class SACConfig(AlgorithmConfig):
         if config.model.recurrent:
             raise ConfigError(
                 f"algo=sac model={config.model.name}: SAC replays single frames; take model=mlp"
+            )
+        if isinstance(config.model, ImageConfig):
+            raise ConfigError(
+                f"algo=sac model={config.model.name}: SAC reads vectors; take model=mlp"
             )
         if config.collector.next_observation == "final":
             raise ConfigError(
