@@ -13,7 +13,8 @@ from gymnasium.vector import VectorEnv
 from collectors import BaseCollector, ReplayBuffer
 from harness.algorithms.interface import Setup
 from harness.algorithms.learners import Learner, OffPolicy, OnPolicy
-from harness.environments.factory import EnvFactory
+from harness.environments.factory import EnvFactory, alters_returns
+from harness.environments.returns import KEY, UNKNOWN
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
 from harness.options.run import Config
@@ -95,6 +96,8 @@ def make_collector(
         fills["record_schedule"] = str(schedule)
     if config.collector.fills_replay_buffer and isinstance(learner, OffPolicy):
         fills |= {"replay_buffer": learner.replay, "total_frames": config.total_frames}
+    if alters_returns(config.env):
+        fills["info_keys"] = {KEY: UNKNOWN}
     collector: BaseCollector = collectors.get(config.collector.name).load()(
         EnvFactory(config.env, plugins=tuple(config.plugins)),
         learner.policy,

@@ -65,6 +65,9 @@ for name, single, vector in (
 ):
     of_vectors = vector and f"gymnasium.wrappers.vector:{vector}"
     wrappers.add(name, f"gymnasium.wrappers:{single}", vector=of_vectors)
+wrappers.add("episodic_life", "harness.environments.wrappers:EpisodicLife")
+wrappers.add("fire_reset", "harness.environments.wrappers:FireReset")
+wrappers.add("one_hot_grid", "harness.environments.wrappers:OneHotGrid")
 
 # Made with options.arguments(): see sync/scheme.py and examples/own_scheme.py.
 schemes = Registry("sync scheme", "sync", sync.SyncConfig)
