@@ -79,9 +79,9 @@ class MinAtarCNNConfig(ImageConfig):
 
 @dataclass
 class MemoryConfig(ModelConfig):
-    """Options of an LSTM that follows the hidden layers: derive from this and from a model's own.
+    """Options of an LSTM that follows the hidden layers.
 
-    Algorithms that replay single frames cannot use such a model.
+    Derive from a model's own options and from this, in that order; `own_critic` is false then.
     """
 
     recurrent: ClassVar[bool] = True
@@ -100,21 +100,21 @@ class LSTMConfig(MemoryConfig):
 
 
 @dataclass
-class CNNLSTMConfig(MemoryConfig, CNNConfig):
+class CNNLSTMConfig(CNNConfig, MemoryConfig):
     """The layers of model=cnn and an LSTM. Not for SAC."""
 
     name: str = "cnn_lstm"
 
 
 @dataclass
-class ImpalaCNNLSTMConfig(MemoryConfig, ImpalaCNNConfig):
+class ImpalaCNNLSTMConfig(ImpalaCNNConfig, MemoryConfig):
     """The layers of model=impala_cnn and an LSTM. Not for SAC."""
 
     name: str = "impala_cnn_lstm"
 
 
 @dataclass
-class MinAtarCNNLSTMConfig(MemoryConfig, MinAtarCNNConfig):
+class MinAtarCNNLSTMConfig(MinAtarCNNConfig, MemoryConfig):
     """The layers of model=minatar_cnn and an LSTM. Not for SAC."""
 
     name: str = "minatar_cnn_lstm"
