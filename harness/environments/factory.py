@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_all_start_methods
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -31,13 +31,22 @@ from harness.registry import wrappers
 
 # Where gymnasium keeps environments that need more than gymnasium: the module, and our extra.
 EXTRAS = {"gymnasium.envs.mujoco": ("mujoco", "mujoco"), "gymnasium.envs.box2d": ("Box2D", "box2d")}
-# What the ids of other packages begin with, what registers them when it is imported, and our extra.
+
+
+class Package(NamedTuple):
+    """A package with environments of its own, known by what their ids begin with."""
+
+    module: str  # importing it registers them
+    needs: tuple[str, ...]  # what has to be installed
+    extra: str  # of ours, which installs that
+
+
 PACKAGES = {
-    "ALE/": ("ale_py", "atari"),
-    "MinAtar/": ("minatar.gym", "minatar"),
-    "MiniGrid-": ("minigrid", "minigrid"),
-    "BabyAI-": ("minigrid", "minigrid"),
-    "dm_control/": ("shimmy", "dm_control"),
+    "ALE/": Package("ale_py", ("ale_py",), "atari"),
+    "MinAtar/": Package("minatar.gym", ("minatar",), "minatar"),
+    "MiniGrid-": Package("minigrid", ("minigrid",), "minigrid"),
+    "BabyAI-": Package("minigrid", ("minigrid",), "minigrid"),
+    "dm_control/": Package("shimmy", ("shimmy", "dm_control"), "dm_control"),
 }
 # Wrappers that need more than gymnasium.
 WRAPPERS_NEED = {
@@ -86,10 +95,9 @@ def alters_returns(config: EnvConfig) -> bool:
 def find(env_id: str) -> gym.envs.registration.EnvSpec:
     """The registered environment of this id; a `ConfigError` names the nearest, or the extra."""
     module, _, name = env_id.rpartition(":")
-    for package, extra in PACKAGES.values():
-        needed = package.partition(".")[0]
-        if module.partition(".")[0] == needed or _package_of(name) == package:
-            _check_installed(f"env.id={env_id}", needed, extra)
+    if (package := _package_of(name)) is not None:
+        for needed in package.needs:
+            _check_installed(f"env.id={env_id}", needed, package.extra)
     try:
         import_package_of(name)
         if module:
@@ -111,14 +119,13 @@ def import_package_of(name: str) -> None:
     """Import the package that registers this environment, if it is one of `PACKAGES`."""
     if (package := _package_of(name)) is None:
         return
-    module = importlib.import_module(package)
+    module = importlib.import_module(package.module)
     if name not in gym.registry and hasattr(module, "register_envs"):  # MinAtar
         module.register_envs()
 
 
-def _package_of(name: str) -> str | None:
-    found = (package for prefix, (package, _) in PACKAGES.items() if name.startswith(prefix))
-    return next(found, None)
+def _package_of(name: str) -> Package | None:
+    return next((one for prefix, one in PACKAGES.items() if name.startswith(prefix)), None)
 
 
 def _check_installed(who: str, needs: str, extra: str) -> None:
