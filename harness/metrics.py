@@ -2,58 +2,131 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from harness.environments.returns import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging.base import Histogram
 
+Array = np.ndarray[Any, Any]
 PHASES = ("collect", "train", "sync", "log")
 RECENT_EPISODES = 100
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
+class Open(NamedTuple):
+    """An episode under way."""
+
+    trajectory: int  # -1 if the environment itself tells its episodes apart
+    wrapped: float  # the return so far, as the learner sees it
+    steps: int
+    own: float = 0.0  # the same as the environment itself counts, if `own_steps` is not -1
+    own_steps: int = -1
+    is_cut: bool = False  # whether it ends here, unless the environment goes on with it
+
+
+class Piece(NamedTuple):
+    """What a batch holds of one episode."""
+
+    env: int
+    starts: bool  # whether its first frame is the episode's
+    is_over: bool
+    seen: Open
+
+
+def _pieces(batch: TensorDictBase) -> list[Piece]:
+    """The episodes that a batch holds pieces of, each environment's in order."""
+    mask = batch["collector", "mask"].cpu().numpy()
+    ids, envs = (batch["collector", key].cpu().numpy()[mask] for key in ("traj_ids", "env"))
+    rewards = batch["next", "reward"].cpu().numpy()[mask].astype(np.float64)
+    done = batch["next", "done"].cpu().numpy()[mask]
+    told = batch.get(("next", "info", KEY), None)
+    if told is not None:
+        return _told_pieces(told.cpu().numpy()[mask], envs, rewards, done)
+    ended = set(ids[done].tolist())
+    trajectories, firsts, places = np.unique(ids, return_index=True, return_inverse=True)
+    returns = np.bincount(places, rewards, len(trajectories)).tolist()
+    lengths = np.bincount(places, minlength=len(trajectories)).tolist()
+    # Told by their first frames and not by number: a resumed run numbers anew what goes on.
+    starts = batch["is_init"].cpu().numpy()[mask][firsts].tolist()
+    found = zip(trajectories.tolist(), envs[firsts].tolist(), starts, returns, lengths, strict=True)
+    return [
+        Piece(env, start, trajectory in ended, Open(trajectory, gained, length))
+        for trajectory, env, start, gained, length in found
+    ]
+
+
+def _told_pieces(told: Array, envs: Array, rewards: Array, done: Array) -> list[Piece]:
+    """The same of episodes that the environment itself counts."""
+    order = np.argsort(envs, kind="stable")
+    told, envs, rewards, done = told[order], envs[order], rewards[order], done[order]
+    starts = told[:, FIRST] > 0
+    firsts = np.flatnonzero(starts | (np.diff(envs, prepend=-1) != 0))
+    lasts = np.append(firsts[1:], len(envs))[: len(firsts)] - 1
+    found = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    return [
+        Piece(
+            int(envs[last]),
+            bool(starts[first]),
+            bool(told[last, OVER] > 0),
+            Open(
+                -1,
+                float(rewards[first : last + 1].sum()),
+                last + 1 - first,
+                float(told[last, RETURN]),
+                int(told[last, LENGTH]),
+                bool(done[last]),
+            ),
+        )
+        for first, last in found
+    ]
+
+
 class Episodes:
-    """Returns and lengths of the episodes that end, from batches that hold pieces of them."""
+    """Returns and lengths of the episodes that end, from batches that hold pieces of them.
+
+    They are the environment's own where its wrappers may alter them (harness/environments/
+    returns.py): an episode that a wrapper ends is counted when the environment starts another one.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[int, float, int]] = {}  # by environment
-        self._fresh: list[tuple[float, int]] = []
+        self._open: dict[int, Open] = {}  # by environment
+        self._fresh: list[tuple[float, int, float]] = []
         self.recent: deque[float] = deque(maxlen=RECENT_EPISODES)
         self.count = 0
+        self.differs = False  # whether wrappers ever altered a return
 
     def add(self, batch: TensorDictBase) -> None:
         """Take in a batch [environments, time]."""
-        mask = batch["collector", "mask"].cpu().numpy()
-        ids, envs = (batch["collector", key].cpu().numpy()[mask] for key in ("traj_ids", "env"))
-        rewards = batch["next", "reward"].cpu().numpy()[mask].astype(np.float64)
-        ended = set(ids[batch["next", "done"].cpu().numpy()[mask]].tolist())
-        trajectories, firsts, places = np.unique(ids, return_index=True, return_inverse=True)
-        returns = np.bincount(places, rewards, len(trajectories)).tolist()
-        lengths = np.bincount(places, minlength=len(trajectories)).tolist()
-        # Told by their first frames and not by number: a resumed run numbers anew what goes on.
-        starts = batch["is_init"].cpu().numpy()[mask][firsts].tolist()
-        envs = envs[firsts].tolist()
-        found = zip(trajectories.tolist(), envs, starts, returns, lengths, strict=True)
-        for trajectory, env, starts_here, gained, length in found:
-            known, before, steps = self._open.get(env, (trajectory, 0.0, 0))
-            if known != trajectory and starts_here:  # the one before was left without an end
-                before, steps = 0.0, 0
-            self._open[env] = (trajectory, before + gained, steps + length)
-            if trajectory in ended:
-                self._end(env)
+        for env, starts, is_over, seen in _pieces(batch):
+            before = self._open.pop(env, None)
+            if before is not None:
+                if not starts or before.trajectory == seen.trajectory >= 0:
+                    wrapped, steps = before.wrapped + seen.wrapped, before.steps + seen.steps
+                    seen = seen._replace(wrapped=wrapped, steps=steps)
+                elif before.is_cut:  # else it was left without an end
+                    self._end(before)
+            if is_over:
+                self._end(seen)
+            else:
+                self._open[env] = seen
 
-    def _end(self, env: int) -> None:
-        _, gained, length = self._open.pop(env)
-        self._fresh.append((gained, length))
+    def _end(self, episode: Open) -> None:
+        gained, length = episode.wrapped, episode.steps
+        if episode.own_steps >= 0:
+            gained, length = episode.own, episode.own_steps
+        self.differs |= not math.isclose(gained, episode.wrapped, rel_tol=1e-5, abs_tol=1e-6)
+        self._fresh.append((gained, length, episode.wrapped))
         self.recent.append(gained)
         self.count += 1
 
@@ -62,11 +135,9 @@ class Episodes:
         ended, self._fresh = self._fresh, []
         if not ended:
             return {}
-        return {
-            "episode/return": float(np.mean([value for value, _ in ended])),
-            "episode/length": float(np.mean([length for _, length in ended])),
-            "episode/count": self.count,
-        }
+        gained, length, wrapped = np.mean(ended, axis=0).tolist()
+        found = {"episode/return": gained, "episode/length": length, "episode/count": self.count}
+        return found | ({"episode/wrapped_return": wrapped} if self.differs else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers only."""
@@ -75,14 +146,16 @@ class Episodes:
             "fresh": [list(episode) for episode in self._fresh],
             "recent": list(self.recent),
             "count": self.count,
+            "differs": self.differs,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._open = {int(env): (t, gained, n) for env, (t, gained, n) in state["open"].items()}
-        self._fresh = [(gained, length) for gained, length in state["fresh"]]
+        self._open = {int(env): Open(*value) for env, value in state["open"].items()}
+        self._fresh = [(gained, length, seen) for gained, length, seen in state["fresh"]]
         self.recent = deque(state["recent"], maxlen=RECENT_EPISODES)
         self.count = state["count"]
+        self.differs = state["differs"]
 
 
 class Lags:

@@ -13,7 +13,8 @@ from gymnasium.vector import VectorEnv
 from collectors import BaseCollector, ReplayBuffer
 from harness.algorithms.interface import Setup
 from harness.algorithms.learners import Learner, OffPolicy, OnPolicy
-from harness.environments.factory import EnvFactory, single
+from harness.environments.factory import EnvFactory, alters_returns, single
+from harness.environments.returns import KEY, UNKNOWN
 from harness.environments.sample import sample_observations
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
@@ -110,6 +111,8 @@ def make_collector(
         fills["record_schedule"] = str(schedule)
     if config.collector.fills_replay_buffer and isinstance(learner, OffPolicy):
         fills |= {"replay_buffer": learner.replay, "total_frames": config.total_frames}
+    if alters_returns(config.env):
+        fills["info_keys"] = {KEY: UNKNOWN}
     collector: BaseCollector = collectors.get(config.collector.name).load()(
         EnvFactory(config.env, plugins=tuple(config.plugins)),
         learner.policy,

@@ -44,11 +44,20 @@ for name, objective_options in (
 ):
     objectives.add(name, f"harness.algorithms.objectives:{name}", objective_options)
 
-# Made with (options, observation_space): an encoder, see harness/models/encoders.py.
+# Made with (options, observation_space): an encoder, see harness/models/encoders.py. One whose
+# options derive from MemoryConfig is followed by an LSTM.
 models = Registry("model", "model", model.ModelConfig)
 models.add("mlp", "harness.models.encoders:MLPEncoder", model.MLPConfig)
 models.add("cnn", "harness.models.encoders:CNNEncoder", model.CNNConfig)
-models.add("lstm", "harness.models.encoders:LSTMEncoder", model.LSTMConfig)
+models.add("nature_cnn", "harness.models.encoders:CNNEncoder", model.NatureCNNConfig)
+models.add("impala_cnn", "harness.models.encoders:ImpalaCNNEncoder", model.ImpalaCNNConfig)
+models.add("minatar_cnn", "harness.models.encoders:MinAtarCNNEncoder", model.MinAtarCNNConfig)
+models.add("lstm", "harness.models.encoders:MLPEncoder", model.LSTMConfig)
+models.add("cnn_lstm", "harness.models.encoders:CNNEncoder", model.CNNLSTMConfig)
+models.add("impala_cnn_lstm", "harness.models.encoders:ImpalaCNNEncoder", model.ImpalaCNNLSTMConfig)
+models.add(
+    "minatar_cnn_lstm", "harness.models.encoders:MinAtarCNNEncoder", model.MinAtarCNNLSTMConfig
+)
 
 # Made with (env, **arguments); `vector` wraps a native vector of environments.
 wrappers = Registry("wrapper", "env.wrappers")
@@ -68,6 +77,9 @@ for name, single, vector in (
 ):
     of_vectors = vector and f"gymnasium.wrappers.vector:{vector}"
     wrappers.add(name, f"gymnasium.wrappers:{single}", vector=of_vectors)
+wrappers.add("episodic_life", "harness.environments.wrappers:EpisodicLife")
+wrappers.add("fire_reset", "harness.environments.wrappers:FireReset")
+wrappers.add("one_hot_grid", "harness.environments.wrappers:OneHotGrid")
 
 # Made with options.arguments(): see sync/scheme.py and examples/own_scheme.py.
 schemes = Registry("sync scheme", "sync", sync.SyncConfig)

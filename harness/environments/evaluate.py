@@ -14,11 +14,13 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
+from harness.environments.returns import TellOwnEpisode
+
 log = logging.getLogger(__name__)
 
 
 class Episode(NamedTuple):
-    """How one episode went."""
+    """How one episode went, as the environment itself counts, whatever it is wrapped into."""
 
     total: float
     length: int
@@ -104,12 +106,35 @@ def play(
             for i, action in zip(list(playing), actions, strict=True):
                 observations[i], reward, terminated, truncated, _ = envs[i].step(action)
                 ended = bool(terminated or truncated)
-                episodes[i] = Episode(episodes[i].total + float(reward), step, ended)
+                episodes[i] = _after(envs[i], episodes[i].total + float(reward), step, ended)
                 if see is not None:
                     see(envs[i])
-                if ended:
+                if ended and (going_on := _go_on(envs[i])) is not None:
+                    observations[i] = going_on
+                    carried.clear(i)
+                    episodes[i] = episodes[i]._replace(ended=False)
+                elif ended:
                     playing.remove(i)
     return episodes
+
+
+def _after(env: gym.Env, total: float, length: int, ended: bool) -> Episode:
+    """The episode so far: counted by the environment itself if wrappers may alter the counts."""
+    if isinstance(env, TellOwnEpisode):
+        total, length = env.own.total, env.own.length
+    return Episode(total, length, ended)
+
+
+def _go_on(env: gym.Env) -> Any:
+    """The next observation of an episode that only a wrapper ended, at the loss of a life say.
+
+    None if the environment's own episode is over, or ends with the reset that the wrapper wants.
+    """
+    if not isinstance(env, TellOwnEpisode) or env.own.over:
+        return None
+    number = env.own.number
+    observation, _ = env.reset()
+    return observation if env.own.number == number else None
 
 
 class Carried:
@@ -125,6 +150,12 @@ class Carried:
         if len(in_keys) > 1:
             made = policy.initial_state(num_envs)  # type: ignore[operator]
             self.state = {key: made[key] for key in in_keys[1:]}
+        self._initial = {key: value.clone() for key, value in self.state.items()}
+
+    def clear(self, which: int) -> None:
+        """Start anew what is carried for an environment."""
+        for key, value in self.state.items():
+            value[which] = self._initial[key][which]
 
     def act(self, observation: Tensor, which: list[int]) -> np.ndarray:
         """Actions for the environments in `which`, whose observations these are."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_all_start_methods
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +21,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector
 
+from harness.environments.returns import OwnEpisode, OwnEpisodesOfVector, TellOwnEpisode
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, suggest
 from harness.options.typed import build
@@ -30,6 +31,34 @@ from harness.registry import wrappers
 
 # Where gymnasium keeps environments that need more than gymnasium: the module, and our extra.
 EXTRAS = {"gymnasium.envs.mujoco": ("mujoco", "mujoco"), "gymnasium.envs.box2d": ("Box2D", "box2d")}
+
+
+class Package(NamedTuple):
+    """A package with environments of its own, known by what their ids begin with."""
+
+    module: str  # importing it registers them
+    needs: tuple[str, ...]  # what has to be installed
+    extra: str  # of ours, which installs that
+
+
+PACKAGES = {
+    "ALE/": Package("ale_py", ("ale_py",), "atari"),
+    "MinAtar/": Package("minatar.gym", ("minatar",), "minatar"),
+    "MiniGrid-": Package("minigrid", ("minigrid",), "minigrid"),
+    "BabyAI-": Package("minigrid", ("minigrid",), "minigrid"),
+    "dm_control/": Package("shimmy", ("shimmy", "dm_control"), "dm_control"),
+}
+# Wrappers that need more than gymnasium.
+WRAPPERS_NEED = {
+    "atari": ("cv2", "atari"),
+    "resize": ("cv2", "atari"),
+    "one_hot_grid": ("minigrid", "minigrid"),
+}
+# Registered wrappers that leave rewards, steps and the ends of episodes as they are.
+KEEP_RETURNS = {
+    *("delay_observation", "flatten_observation", "frame_stack", "grayscale", "one_hot_grid"),
+    *("rescale_action", "rescale_observation", "resize", "sticky_action", "time_aware"),
+}
 
 
 def check_environment(config: EnvConfig) -> None:
@@ -48,12 +77,29 @@ def check_environment(config: EnvConfig) -> None:
                 f"env.wrappers: {wrapper.name!r} cannot wrap a native vector; "
                 "take env.vectorisation=sync"
             )
+        if wrapper.name in WRAPPERS_NEED:
+            _check_installed(f"env.wrappers: {wrapper.name!r}", *WRAPPERS_NEED[wrapper.name])
+    skipped = config.kwargs.get("frameskip", 1)
+    if _wrapper_skips(config) and skipped != 1:
+        raise ConfigError(
+            f"env.kwargs.frameskip={skipped}: the wrapper atari skips frames, too; take "
+            "env.kwargs.frameskip=1, or env.wrappers=[{atari: {frame_skip: 1}}]"
+        )
+
+
+def alters_returns(config: EnvConfig) -> bool:
+    """Whether wrappers may alter rewards, steps or ends, so that the own returns are told."""
+    return any(wrapper.name not in KEEP_RETURNS for wrapper in chosen_wrappers(config))
 
 
 def find(env_id: str) -> gym.envs.registration.EnvSpec:
     """The registered environment of this id; a `ConfigError` names the nearest, or the extra."""
     module, _, name = env_id.rpartition(":")
+    if (package := _package_of(name)) is not None:
+        for needed in package.needs:
+            _check_installed(f"env.id={env_id}", needed, package.extra)
     try:
+        import_package_of(name)
         if module:
             importlib.import_module(module)
         spec = gym.spec(name)
@@ -64,12 +110,27 @@ def find(env_id: str) -> gym.envs.registration.EnvSpec:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"env.id={env_id}: {module} cannot be imported: {what}") from error
     for place, (needs, extra) in EXTRAS.items():
-        needed = str(spec.entry_point).startswith(place)
-        if needed and importlib.util.find_spec(needs) is None:
-            raise ConfigError(
-                f"env.id={env_id} needs {needs}; install it with: pip install -e '.[{extra}]'"
-            )
+        if str(spec.entry_point).startswith(place):
+            _check_installed(f"env.id={env_id}", needs, extra)
     return spec
+
+
+def import_package_of(name: str) -> None:
+    """Import the package that registers this environment, if it is one of `PACKAGES`."""
+    if (package := _package_of(name)) is None:
+        return
+    module = importlib.import_module(package.module)
+    if name not in gym.registry and hasattr(module, "register_envs"):  # MinAtar
+        module.register_envs()
+
+
+def _package_of(name: str) -> Package | None:
+    return next((one for prefix, one in PACKAGES.items() if name.startswith(prefix)), None)
+
+
+def _check_installed(who: str, needs: str, extra: str) -> None:
+    if importlib.util.find_spec(needs) is None:
+        raise ConfigError(f"{who} needs {needs}; install it with: pip install -e '.[{extra}]'")
 
 
 @dataclass(frozen=True)
@@ -160,6 +221,7 @@ def _make_in_child(maker: int, config: EnvConfig, render_mode: str | None) -> gy
 
 
 def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
+    import_package_of(config.id.rpartition(":")[2])
     env = gym.make(
         config.id,
         max_episode_steps=config.max_episode_steps,
@@ -167,12 +229,15 @@ def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
         **_arguments(config, render_mode),
     )
     env = ClipToBounds(env) if _bounded(env.action_space) else env
+    own = OwnEpisode(env) if alters_returns(config) else None
+    env = own or env
     for wrapper in chosen_wrappers(config):
         env = wrapper.wrap(env, **wrapper.arguments)
-    return env
+    return env if own is None else TellOwnEpisode(env, own)
 
 
 def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
+    import_package_of(config.id.rpartition(":")[2])
     kwargs = _arguments(config, render_mode)
     if config.max_episode_steps is not None:
         kwargs["max_episode_steps"] = config.max_episode_steps
@@ -183,6 +248,7 @@ def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
         **kwargs,
     )
     envs = ClipVectorToBounds(envs) if _bounded(envs.single_action_space) else envs
+    envs = OwnEpisodesOfVector(envs) if alters_returns(config) else envs
     for wrapper in chosen_wrappers(config):
         if wrapper.vector is None:
             raise ConfigError(f"env.wrappers: {wrapper.name!r} cannot wrap a native vector")
@@ -192,11 +258,18 @@ def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
 
 def _arguments(config: EnvConfig, render_mode: str | None) -> dict[str, Any]:
     """For the environment; one that is not rendered need not know of rendering."""
-    return (
-        dict(config.kwargs)
-        if render_mode is None
-        else {**config.kwargs, "render_mode": render_mode}
-    )
+    given = dict(config.kwargs)
+    if _wrapper_skips(config):
+        given.setdefault("frameskip", 1)
+    return given if render_mode is None else {**given, "render_mode": render_mode}
+
+
+def _wrapper_skips(config: EnvConfig) -> bool:
+    """Whether the wrapper atari skips frames of a game that would skip some itself."""
+    for wrapper in chosen_wrappers(config):
+        if wrapper.name == "atari" and wrapper.arguments.get("frame_skip", 4) > 1:
+            return "frameskip" in find(config.id).kwargs
+    return False
 
 
 def _bounded(space: gym.Space) -> bool:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from gymnasium.spaces import Box, Space
 from torch import Tensor, nn
 
-from harness.options.models import LSTMConfig, ModelConfig
+from harness.options.models import (
+    CNNConfig,
+    ImageConfig,
+    ImpalaCNNConfig,
+    Layout,
+    MemoryConfig,
+    MinAtarCNNConfig,
+    ModelConfig,
+)
 from harness.registry import models
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -76,23 +85,25 @@ class RecurrentEncoder(Encoder):
 def encoder(config: ModelConfig, space: Space) -> Encoder:
     """The encoder that a config names; ValueError if it cannot read the observations."""
     made: Encoder = models.get(config.name).load()(config, space)
+    if isinstance(config, MemoryConfig) and not isinstance(made, RecurrentEncoder):
+        return LSTMEncoder(config, made)
     return made
 
 
 def check_observations(config: ModelConfig, space: Space, *, images: bool) -> tuple[int, ...]:
-    """The observations' shape; ValueError unless they are images of bytes, or vectors."""
+    """The observations' shape; ValueError unless they are images, or vectors."""
     if not isinstance(space, Box):
         raise ValueError(
             f"model={config.name} reads arrays of numbers, and the observations are a "
             f"{type(space).__name__}; add env.wrappers=[flatten_observation]"
         )
-    is_image = space.dtype == "uint8" and len(space.shape) == 3
-    if images and not is_image:
+    of_bytes = space.dtype == "uint8" and len(space.shape) in (2, 3)
+    if images and not of_bytes and len(space.shape) != 3:
         raise ValueError(
-            f"model={config.name} reads images of bytes, and the observations are {space.dtype} of "
+            f"model={config.name} reads images, and the observations are {space.dtype} of "
             f"shape {space.shape}; use model=mlp"
         )
-    if is_image and not images:
+    if of_bytes and not images:
         raise ValueError(
             f"model={config.name} reads vectors, and the observations are images of shape "
             f"{space.shape}; use model=cnn"
@@ -114,50 +125,123 @@ class MLPEncoder(Encoder):
         return self.layers(observation)
 
 
-class CNNEncoder(Encoder):
-    """Three convolutions over an image of bytes, channels first or last, then hidden layers."""
+class ImageEncoder(Encoder):
+    """Convolutions over an image, then hidden layers.
+
+    Bytes are scaled to numbers from 0 to 1; other numbers and truth values are taken as they are.
+    """
 
     reads_images = True
+    least_side = 1  # that an image may have
 
-    def __init__(self, config: ModelConfig, space: Space):
+    def __init__(self, config: ImageConfig, space: Space):
         super().__init__()
         shape = check_observations(config, space, images=True)
-        self.channels_last = shape[2] < shape[0]
-        if self.channels_last:
+        self.is_flat = len(shape) == 2  # without a dimension for its channels, of which it has one
+        self.channels_last = not self.is_flat and channels_are_last(config.channels, shape)
+        self.of_bytes = space.dtype == "uint8"
+        if self.is_flat:
+            shape = (1, *shape)
+        elif self.channels_last:
             shape = (shape[2], *shape[:2])
-        act = ACTIVATIONS[config.activation]
-        self.convolutions = nn.Sequential(
-            *(nn.Conv2d(shape[0], 32, 8, stride=4), act()),
-            *(nn.Conv2d(32, 64, 4, stride=2), act()),
-            *(nn.Conv2d(64, 64, 3), act(), nn.Flatten()),
-        )
-        if min(shape[1:]) < 36:
+        if min(shape[1:]) < self.least_side:
             raise ValueError(
-                f"model=cnn needs images of 36 by 36 or more, got {shape[1:]}; enlarge them with "
+                f"model={config.name} needs images of {self.least_side} by {self.least_side} or "
+                f"more, got {shape[1:]}; use model=minatar_cnn, or enlarge them with "
                 "env.wrappers=[{resize: {shape: [84, 84]}}]"
             )
+        self.convolutions = self.convolve(config, shape[0])
         with torch.no_grad():
             size = self.convolutions(torch.zeros(1, *shape)).shape[1]
         self.layers = mlp(size, config.hidden_sizes, config.activation)
         self.num_features = config.hidden_sizes[-1] if config.hidden_sizes else size
         orthogonal(self)
 
+    def convolve(self, config: Any, num_channels: int) -> nn.Sequential:
+        """From images [N, channels, height, width] to vectors [N, ...]."""
+        raise NotImplementedError
+
     def forward(self, observation: Tensor) -> Tensor:
-        image = observation.movedim(-1, -3) if self.channels_last else observation
-        return self.layers(self.convolutions(image / 255.0))
+        image = observation.unsqueeze(-3) if self.is_flat else observation
+        image = image.movedim(-1, -3) if self.channels_last else image
+        image = image / 255.0 if self.of_bytes else image.float()
+        return self.layers(self.convolutions(image))
+
+
+def channels_are_last(layout: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether images of this shape have their channels last, and not first."""
+    if layout != "auto":
+        return layout == "last"
+    first, middle, last = shape
+    if first == middle or middle == last:  # images are often square
+        return first == middle
+    return last < first
+
+
+class CNNEncoder(ImageEncoder):
+    """Three convolutions, those of DQN (Mnih et al., Nature, 2015)."""
+
+    least_side = 36
+
+    def convolve(self, config: CNNConfig, num_channels: int) -> nn.Sequential:
+        act = ACTIVATIONS[config.activation]
+        return nn.Sequential(
+            *(nn.Conv2d(num_channels, 32, 8, stride=4), act()),
+            *(nn.Conv2d(32, 64, 4, stride=2), act()),
+            *(nn.Conv2d(64, 64, 3), act(), nn.Flatten()),
+        )
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions whose output is added to their input."""
+
+    def __init__(self, num_channels: int, act: type[nn.Module]):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(act(), nn.Conv2d(num_channels, num_channels, 3, padding=1)),
+            *(act(), nn.Conv2d(num_channels, num_channels, 3, padding=1)),
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image + self.layers(image)
+
+
+class ImpalaCNNEncoder(ImageEncoder):
+    """Residual convolutions, the larger network of the IMPALA paper (Espeholt et al., 2018)."""
+
+    def convolve(self, config: ImpalaCNNConfig, num_channels: int) -> nn.Sequential:
+        act = ACTIVATIONS[config.activation]
+        layers: list[nn.Module] = []
+        for width in config.stages:
+            layers += [
+                nn.Conv2d(num_channels, width, 3, padding=1),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                ResidualBlock(width, act),
+                ResidualBlock(width, act),
+            ]
+            num_channels = width
+        return nn.Sequential(*layers, act(), nn.Flatten())
+
+
+class MinAtarCNNEncoder(ImageEncoder):
+    """One convolution of 16 channels, as in the MinAtar paper (Young and Tian, 2019)."""
+
+    least_side = 3
+
+    def convolve(self, config: MinAtarCNNConfig, num_channels: int) -> nn.Sequential:
+        act = ACTIVATIONS[config.activation]
+        return nn.Sequential(nn.Conv2d(num_channels, 16, 3), act(), nn.Flatten())
 
 
 class LSTMEncoder(RecurrentEncoder):
-    """Hidden layers over a vector, then an LSTM. Its state is one tensor: hidden beside cell."""
+    """An LSTM after another encoder. Its state is one tensor: hidden beside cell."""
 
-    def __init__(self, config: LSTMConfig, space: Space):
+    def __init__(self, config: MemoryConfig, inner: Encoder):
         super().__init__()
-        num_inputs = math.prod(check_observations(config, space, images=False))
-        self.layers = mlp(num_inputs, config.hidden_sizes, config.activation)
-        width = config.hidden_sizes[-1] if config.hidden_sizes else num_inputs
-        self.cell = nn.LSTMCell(width, config.lstm_size)
+        self.inner = inner
+        self.reads_images = inner.reads_images
+        self.cell = nn.LSTMCell(inner.num_features, config.lstm_size)
         self.num_features = config.lstm_size
-        orthogonal(self.layers)
         orthogonal(self.cell, gain=1.0)
 
     def initial_state(self, *batch: int) -> Tensor:
@@ -165,15 +249,15 @@ class LSTMEncoder(RecurrentEncoder):
 
     def forward(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step: the features [N, ...] and the state after it."""
-        hidden, cell = self.cell(self.layers(observation), state.chunk(2, dim=-1))
+        hidden, cell = self.cell(self.inner(observation), state.chunk(2, dim=-1))
         return hidden, torch.cat([hidden, cell], dim=-1)
 
     def unroll(self, observation: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = self.layers(observation).unbind(1)
+        vectors = self.inner(observation.flatten(0, 1)).unflatten(0, starts.shape)
         keep = (~starts).to(state.dtype).unsqueeze(-1).unbind(1)
         hidden, cell = state.chunk(2, dim=-1)
         after = []
-        for vector, kept in zip(inputs, keep, strict=True):
+        for vector, kept in zip(vectors.unbind(1), keep, strict=True):
             hidden, cell = self.cell(vector, (hidden * kept, cell * kept))
             after.append(torch.cat([hidden, cell], dim=-1))
         states = torch.stack(after, dim=1)

@@ -16,7 +16,19 @@ from harness.options.collectors import CollectorConfig
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.loggers import LoggerConfig
-from harness.options.models import CNNConfig, LSTMConfig, MLPConfig, ModelConfig
+from harness.options.models import (
+    CNNConfig,
+    CNNLSTMConfig,
+    ImageConfig,
+    ImpalaCNNConfig,
+    ImpalaCNNLSTMConfig,
+    LSTMConfig,
+    MemoryConfig,
+    MinAtarCNNConfig,
+    MinAtarCNNLSTMConfig,
+    MLPConfig,
+    ModelConfig,
+)
 from harness.options.run import Config
 from harness.options.sync import SyncConfig
 from harness.options.typed import (
@@ -32,6 +44,7 @@ from harness.options.typed import (
 __all__ = [
     "AlgorithmConfig",
     "CNNConfig",
+    "CNNLSTMConfig",
     "CollectorConfig",
     "Config",
     "ConfigError",
@@ -39,10 +52,16 @@ __all__ = [
     "DQNConfig",
     "EnvConfig",
     "IMPALAConfig",
+    "ImageConfig",
+    "ImpalaCNNConfig",
+    "ImpalaCNNLSTMConfig",
     "ImpossiblePair",
     "LSTMConfig",
     "LoggerConfig",
     "MLPConfig",
+    "MemoryConfig",
+    "MinAtarCNNConfig",
+    "MinAtarCNNLSTMConfig",
     "ModelConfig",
     "NonNegative",
     "NonNegativeInt",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from harness.options.base import Options, linked
 from harness.options.errors import ConfigError
+from harness.options.models import ImageConfig
 from harness.options.typed import Count, NonNegative, NonNegativeInt, Positive, Range, Share
 
 
@@ -139,6 +140,10 @@ class SACConfig(AlgorithmConfig):
 
     def check(self, config: Any) -> None:
         check_replay(config, "mlp")
+        if isinstance(config.model, ImageConfig):
+            raise ConfigError(
+                f"algo=sac model={config.model.name}: SAC reads vectors; take model=mlp"
+            )
 
 
 @dataclass

@@ -9,6 +9,7 @@ from harness.options.base import Options
 from harness.options.typed import Count
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
+Layout = Literal["auto", "first", "last"]
 
 
 @dataclass
@@ -34,21 +35,86 @@ class MLPConfig(ModelConfig):
 
 
 @dataclass
-class CNNConfig(ModelConfig):
-    """Convolutions and fully connected layers, for images of bytes."""
+class ImageConfig(ModelConfig):
+    """Options of every model for images."""
 
-    name: str = "cnn"
-    hidden_sizes: list[Count] = field(default_factory=lambda: [512])  # widths, input to output
     activation: Activation = "relu"  # after each convolution and hidden layer
+    # where an image has its channels; auto: the side that differs from the two others, or is the
+    # shortest; last if all are equal
+    channels: Layout = "auto"
 
 
 @dataclass
-class LSTMConfig(ModelConfig):
-    """Fully connected layers and an LSTM, for vectors. PPO and IMPALA only."""
+class CNNConfig(ImageConfig):
+    """The three convolutions of DQN's Nature paper and hidden layers, for images from 36 by 36."""
+
+    name: str = "cnn"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [512])  # widths, input to output
+
+
+@dataclass
+class NatureCNNConfig(CNNConfig):
+    """Another name of model=cnn."""
+
+    name: str = "nature_cnn"
+
+
+@dataclass
+class ImpalaCNNConfig(ImageConfig):
+    """IMPALA's residual convolutions and hidden layers, for images."""
+
+    name: str = "impala_cnn"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [256])  # widths, input to output
+    # channels of each stage: a convolution, pooling that halves the image, two residual blocks
+    stages: list[Count] = field(default_factory=lambda: [16, 32, 32])
+
+
+@dataclass
+class MinAtarCNNConfig(ImageConfig):
+    """One small convolution and hidden layers, for images such as MinAtar's 10 by 10."""
+
+    name: str = "minatar_cnn"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [128])  # widths, input to output
+
+
+@dataclass
+class MemoryConfig(ModelConfig):
+    """Options of an LSTM that follows the hidden layers.
+
+    Derive from a model's own options and from this, in that order; `own_critic` is false then.
+    """
 
     recurrent: ClassVar[bool] = True
+    own_critic: ClassVar[bool] = False
+
+    lstm_size: Count = 128  # width of the LSTM, which follows the hidden layers
+    sequence_length: Count = 16  # frames that one gradient goes back through
+
+
+@dataclass
+class LSTMConfig(MemoryConfig):
+    """Fully connected layers and an LSTM, for vectors. Not for SAC."""
 
     name: str = "lstm"
     hidden_sizes: list[Count] = field(default_factory=lambda: [64])  # widths, input to output
-    lstm_size: Count = 128  # width of the LSTM, which follows the hidden layers
-    sequence_length: Count = 16  # frames that one gradient goes back through
+
+
+@dataclass
+class CNNLSTMConfig(CNNConfig, MemoryConfig):
+    """The layers of model=cnn and an LSTM. Not for SAC."""
+
+    name: str = "cnn_lstm"
+
+
+@dataclass
+class ImpalaCNNLSTMConfig(ImpalaCNNConfig, MemoryConfig):
+    """The layers of model=impala_cnn and an LSTM. Not for SAC."""
+
+    name: str = "impala_cnn_lstm"
+
+
+@dataclass
+class MinAtarCNNLSTMConfig(MinAtarCNNConfig, MemoryConfig):
+    """The layers of model=minatar_cnn and an LSTM. Not for SAC."""
+
+    name: str = "minatar_cnn_lstm"

@@ -10,10 +10,18 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+import yaml
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from harness.environments.factory import EXTRAS, EnvFactory, check_environment
+from harness.config.store import CONF
+from harness.environments.factory import (
+    EXTRAS,
+    PACKAGES,
+    WRAPPERS_NEED,
+    EnvFactory,
+    check_environment,
+)
 from harness.options.environments import EnvConfig
 
 
@@ -156,6 +164,21 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch)
         check_environment(EnvConfig(id="HalfCheetah-v5"))
 
 
+@pytest.mark.parametrize("env_id", ["MinAtar/Breakout-v1", "minatar:MinAtar/Breakout-v1"])
+def test_the_extra_of_a_known_package_is_named_too(env_id, monkeypatch):
+    missing = PACKAGES["MinAtar/"]._replace(needs=("no_such_module",))
+    monkeypatch.setitem(PACKAGES, "MinAtar/", missing)
+    complaint = rf"env.id={env_id} needs no_such_module; .*pip install -e '.\[minatar\]'"
+    with pytest.raises(ValueError, match=complaint):
+        check_environment(EnvConfig(id=env_id))
+
+
+def test_a_wrapper_that_lacks_its_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(WRAPPERS_NEED, "resize", ("no_such_module", "atari"))
+    with pytest.raises(ValueError, match=r"'resize' needs no_such_module; .*'.\[atari\]'"):
+        check_environment(EnvConfig(wrappers=[{"resize": {"shape": [84, 84]}}]))
+
+
 def test_an_error_calls_a_factory_by_what_it_makes():
     assert str(EnvFactory(EnvConfig(id="Acrobot-v1"))) == "env.id=Acrobot-v1"
 
@@ -186,3 +209,100 @@ os.kill(os.getpid(), signal.SIGKILL)
             member.wait(timeout=10)
         finally:
             member.kill()
+
+
+# -- other packages, where they are installed
+
+
+def described(name: str, **changes) -> EnvConfig:
+    """The environment of a file in conf/env, as a run composes it."""
+    options = yaml.safe_load((CONF / "env" / f"{name}.yaml").read_text())
+    del options["defaults"]
+    return EnvConfig(**{"num_envs": 1, "vectorisation": "none", **options, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "shape", "dtype"),
+    [
+        ("atari", "ale_py", (4, 84, 84), np.uint8),
+        ("minatar", "minatar", (10, 10, 4), np.bool_),
+        ("minigrid", "minigrid", (7, 7, 20), np.bool_),
+        ("dm_control", "dm_control", (5,), np.float64),
+        ("lunarlander", "Box2D", (8,), np.float32),
+        ("ant", "mujoco", (105,), np.float64),
+        ("humanoid", "mujoco", (348,), np.float64),
+        ("swimmer", "mujoco", (8,), np.float64),
+        ("reacher", "mujoco", (10,), np.float64),
+        ("pusher", "mujoco", (23,), np.float64),
+        ("inverted_pendulum", "mujoco", (4,), np.float64),
+        ("inverted_double_pendulum", "mujoco", (9,), np.float64),
+    ],
+)
+def test_an_environments_config_makes_it(name, package, shape, dtype):
+    pytest.importorskip(package)
+    config = described(name)
+    check_environment(config)
+    with closing(pickle.loads(pickle.dumps(EnvFactory(config)))()) as env:
+        assert (env.observation_space.shape, env.observation_space.dtype) == (shape, dtype)
+        observation, _ = env.reset(seed=0)
+        env.action_space.seed(0)
+        for _ in range(20):
+            assert observation.shape == shape
+            observation, *_ = env.step(env.action_space.sample())
+
+
+@pytest.mark.parametrize("game", ["Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"])
+def test_each_game_of_minatar_is_made_by_its_id(game):
+    pytest.importorskip("minatar")
+    config = described("minatar", id=f"MinAtar/{game}-v1")
+    check_environment(config)
+    with closing(EnvFactory(config)()) as env:
+        assert env.observation_space.shape[:2] == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "skipped"),
+    [({}, 1), ({"frameskip": 1}, 1), ({"repeat_action_probability": 0.0}, 1)],
+)
+def test_the_atari_wrapper_alone_skips_frames(kwargs, skipped):
+    pytest.importorskip("ale_py")
+    for env_id in ("ALE/Pong-v5", "ale_py:ALE/Pong-v5"):
+        config = described("atari", id=env_id, wrappers=["atari"], kwargs=kwargs)
+        check_environment(config)
+        with closing(EnvFactory(config)()) as env:
+            assert env.unwrapped._frameskip == skipped
+            env.reset(seed=0)
+            before = env.unwrapped.ale.getEpisodeFrameNumber()
+            env.step(0)
+            assert env.unwrapped.ale.getEpisodeFrameNumber() == before + 4
+
+
+def test_frames_are_not_skipped_twice():
+    pytest.importorskip("ale_py")
+    with pytest.raises(ValueError, match=r"env.kwargs.frameskip=4: the wrapper atari skips"):
+        check_environment(described("atari", kwargs={"frameskip": 4}))
+    own = described("atari", wrappers=[{"atari": {"frame_skip": 1}}], kwargs={"frameskip": 4})
+    check_environment(own)
+    with closing(EnvFactory(own)()) as env:
+        assert env.unwrapped._frameskip == 4
+
+
+def test_a_life_lost_ends_no_game():
+    pytest.importorskip("ale_py")
+    wrappers = ["atari", "episodic_life", "fire_reset"]
+    config = described("atari", id="ALE/Breakout-v5", wrappers=wrappers)
+    with closing(EnvFactory(config)()) as env:
+        env.reset(seed=0)
+        first, lives = env.own.number, []
+        while not env.own.over:
+            env.action_space.seed(len(lives))
+            *_, terminated, _, _ = env.step(env.action_space.sample())
+            if terminated:
+                lives.append(env.unwrapped.ale.lives())
+                if not env.own.over:
+                    env.reset()
+        assert lives == [4, 3, 2, 1, 0]
+        assert env.own.number == first
+        env.reset()
+        assert env.own.number > first
+        assert env.unwrapped.ale.lives() == 5

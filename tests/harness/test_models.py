@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from harness.models.encoders import LSTMEncoder, encoder, orthogonal
-from harness.options import CNNConfig, LSTMConfig, MLPConfig
+from harness.options import CNNConfig, LSTMConfig, MemoryConfig, MinAtarCNNConfig, MLPConfig
+from harness.registry import models
 
 KINDS = {"mlp": MLPConfig, "cnn": CNNConfig, "lstm": LSTMConfig}
 VECTOR = Box(-1, 1, (3,))
@@ -48,6 +51,100 @@ def test_images_may_have_their_channels_first_or_last():
     torch.testing.assert_close(first(picture), last(picture.movedim(1, -1)))
 
 
+IMAGES = {
+    "bytes": image(3, 40, 48),
+    "bytes, last": image(40, 48, 3),
+    "bits": Box(0, 1, (4, 40, 40), np.bool_),
+    "bits, last": Box(0, 1, (40, 40, 4), np.bool_),
+    "floats": Box(0, 1, (3, 40, 48), np.float32),
+    "float64, last": Box(0, 1, (40, 48, 3), np.float64),
+    "greys": image(40, 48),
+}
+
+
+def sampled(space: Box, count: int = 6) -> torch.Tensor:
+    space.seed(0)
+    return torch.as_tensor(np.stack([space.sample() for _ in range(count)]))
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", ["cnn", "nature_cnn", "impala_cnn", "minatar_cnn"])
+def test_every_model_for_images_reads_every_kind_of_them(name, kind):
+    network = encoder(models.get(name).options(hidden_sizes=[8]), IMAGES[kind])
+    features = network(sampled(IMAGES[kind]))
+    assert features.shape == (6, network.num_features)
+    assert features.dtype == torch.float32
+    assert features.std(0).max() > 0
+    features.sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", ["cnn_lstm", "impala_cnn_lstm", "minatar_cnn_lstm"])
+def test_every_model_for_images_combines_with_an_lstm(name, kind):
+    config = models.get(name).options(hidden_sizes=[8], lstm_size=5)
+    network = encoder(config, IMAGES[kind])
+    assert isinstance(network, LSTMEncoder)
+    assert network.reads_images
+    assert config.recurrent
+    assert not config.own_critic
+    steps = sampled(IMAGES[kind]).unflatten(0, (2, 3))
+    starts = torch.tensor([[False, True, False], [False, False, False]])
+    features, states = network.unroll(steps, network.initial_state(2), starts)
+    state = network.initial_state(2)
+    for t in range(3):
+        state = state.masked_fill(starts[:, t, None], 0)
+        expected, state = network(steps[:, t], state)
+        torch.testing.assert_close(features[:, t], expected)
+        torch.testing.assert_close(states[:, t], state)
+
+
+def test_a_model_with_an_lstm_has_the_defaults_of_the_one_without():
+    for name in ("cnn", "impala_cnn", "minatar_cnn"):
+        without = dataclasses.asdict(models.get(name).options())
+        combined = dataclasses.asdict(models.get(f"{name}_lstm").options())
+        assert combined.items() >= {**without, "name": f"{name}_lstm"}.items()
+        assert combined.keys() - without.keys() == {"lstm_size", "sequence_length"}
+
+
+def test_only_bytes_are_scaled():
+    for space, scale in ((image(3, 40, 40), 255), (Box(0, 1, (3, 40, 40), np.float32), 1)):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            network = encoder(MinAtarCNNConfig(hidden_sizes=[]), space)
+        ones = torch.full((1, *space.shape), scale, dtype=torch.as_tensor(space.low).dtype)
+        expected = network.convolutions(torch.ones(1, *space.shape))
+        torch.testing.assert_close(network(ones), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "planes"),
+    [
+        ((10, 10, 4), "auto", 4),
+        ((10, 10, 10), "auto", 10),  # MinAtar's Seaquest
+        ((7, 7, 20), "auto", 20),
+        ((20, 7, 7), "auto", 20),
+        ((4, 10, 12), "auto", 4),
+        ((7, 7, 20), "first", 7),
+        ((4, 10, 12), "last", 12),
+    ],
+)
+def test_the_side_that_differs_has_the_channels_unless_it_is_said(shape, channels, planes):
+    network = encoder(MinAtarCNNConfig(channels=channels), Box(0, 1, shape, np.bool_))
+    assert network.convolutions[0].in_channels == planes
+
+
+def test_a_users_own_encoder_is_followed_by_an_lstm_if_its_options_say_so():
+    @dataclasses.dataclass
+    class Remembering(MLPConfig, MemoryConfig):
+        own_critic = False
+        name: str = "mlp"
+
+    network = encoder(Remembering(hidden_sizes=[4], lstm_size=3), VECTOR)
+    assert isinstance(network, LSTMEncoder)
+    assert network.num_features == 3
+
+
 @pytest.mark.parametrize(
     ("name", "space", "hint"),
     [
@@ -57,6 +154,8 @@ def test_images_may_have_their_channels_first_or_last():
         ("lstm", image(84, 84, 3), "use model=cnn"),
         ("cnn", VECTOR, "use model=mlp"),
         ("cnn", image(20, 20, 3), "36 by 36 or more.*resize"),
+        ("cnn", image(10, 10, 4), "model=minatar_cnn"),
+        ("cnn", Box(0, 1, (9, 9), np.float32), "use model=mlp"),
     ],
 )
 def test_observations_that_a_model_cannot_read_are_refused_with_what_would_do(name, space, hint):
