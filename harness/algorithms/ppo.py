@@ -119,6 +119,12 @@ class PPO:
                 f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "
                 "which has no end to anneal to; expected false"
             )
+        if config.compile and setup.model.recurrent:
+            # torch 2.13 gives a wrong gradient for the input weights of the cell, silently.
+            raise ValueError(
+                f"algo.compile=true model={setup.model.name}: the compiled gradient of an LSTM is "
+                "wrong; expected false"
+            )
         model, spaces = setup.model, (setup.observation_space, setup.action_space)
         self.config = config
         self.objective = objective(config)

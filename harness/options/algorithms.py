@@ -64,7 +64,8 @@ class PPOConfig(AlgorithmConfig):
     # weights that acted (behaviour, dual_clip), against the learner's own at the start of the
     # update (proximal, decoupled, ewma), or not clipped (vtrace, truncated_is, cispo, m2po)
     objective: str | dict[str, Any] = "behaviour"
-    compile: bool = False  # the loss, by torch.compile: a slower start, then faster updates
+    # the loss, by torch.compile: a slower start, then faster updates; not for recurrent models
+    compile: bool = False
     vtrace: bool = False  # V-trace returns, corrected for the lag, in place of GAE
     vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
     vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back

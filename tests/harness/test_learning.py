@@ -78,6 +78,7 @@ def test_ppo_with_a_memory_learns_cartpole():
         {"objective": "m2po"},
         {"objective": "truncated_is"},
         {"objective": "cispo", "epochs": 2},
+        {"objective": "vtrace", "vtrace": True, "epochs": 4},
     ],
     ids=str,
 )

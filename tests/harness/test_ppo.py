@@ -479,6 +479,11 @@ def test_images_are_not_normalised_by_statistics():
         learner("cnn", normalise_observations=True)
 
 
+def test_the_loss_of_a_recurrent_model_is_not_compiled():
+    with pytest.raises(ValueError, match=r"algo\.compile=true model=lstm: .*expected false"):
+        learner("lstm", compile=True)
+
+
 def test_annealing_needs_an_end():
     with pytest.raises(ValueError, match=r"total_frames is -1.*no end to anneal to"):
         learner(total=-1)
