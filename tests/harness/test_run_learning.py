@@ -42,8 +42,16 @@ def test_the_default_run_learns():
     assert summary("total_frames=200_000")["eval/return"] >= 200
 
 
-def test_impala_learns_cartpole_from_data_that_lags():
-    assert summary("experiment=impala_cartpole")["eval/return"] >= 350
+@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
+def test_impala_solves_cartpole(collector):
+    found = summary("experiment=impala_cartpole", f"collector={collector}")
+    assert found["eval/return"] >= 450
+
+
+def test_impala_learns_cartpole_from_weights_many_updates_old():
+    found = summary("experiment=impala_cartpole", "collector=simulated", "collector.num_workers=16")
+    assert found["policy/lag_updates_mean"] >= 10
+    assert found["eval/return"] >= 300
 
 
 def test_dqn_solves_cartpole():
