@@ -106,6 +106,11 @@ class DQN:
     def __init__(self, config: DQNConfig, setup: Setup):
         config.validate()
         setup.model.validate()
+        if config.anneal_learning_rate and setup.total_frames < 1:
+            raise ValueError(
+                f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "
+                "which has no end to anneal to; expected false"
+            )
         actions = setup.action_space
         if not isinstance(actions, Discrete):
             raise ValueError(f"algo=dqn acts in Discrete spaces, and this is {actions}")
@@ -134,6 +139,11 @@ class DQN:
         self.updates = 0
         self.frames_owed = 0.0  # collected frames that no update has answered yet
 
+    @property
+    def done(self) -> float:
+        """Which share of the frames to learn from was collected."""
+        return min(1.0, self.frames / self.frames_to_learn)
+
     def updates_due(self, num_frames: int) -> int:
         """How many updates to do now that so many more frames were collected."""
         self.frames += num_frames
@@ -156,6 +166,8 @@ class DQN:
         if self.config.prioritised:
             losses = losses * self._weights(samples["replay", "share"])
         loss = losses.mean()
+        if self.config.anneal_learning_rate:
+            self.optimiser.learning_rate = self.config.learning_rate * (1 - self.done)
         norm = self.optimiser.step(loss, self.config.max_grad_norm)
         if self.replay is not None and self.config.prioritised:
             errors = (values.detach() - target).abs().cpu()
@@ -189,8 +201,8 @@ class DQN:
 
         Annealed to a full correction at the end, and scaled so that the largest is one.
         """
-        start, done = self.config.weight_exponent, min(1.0, self.frames / self.frames_to_learn)
-        found = share ** -(start + done * (1 - start))
+        start = self.config.weight_exponent
+        found = share ** -(start + self.done * (1 - start))
         return found / found.max()
 
     @torch.no_grad()

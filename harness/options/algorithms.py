@@ -155,6 +155,7 @@ class DQNConfig(AlgorithmConfig):
 
     name: str = "dqn"
     learning_rate: Positive = 2.5e-4  # of Adam
+    anneal_learning_rate: bool = False  # linearly, to zero at the last frame
     gamma: Share = 0.99  # discount
     batch_size: Count = 32  # replayed frames in one update
     buffer_size: Count = 100_000  # frames that the replay buffer holds

@@ -248,6 +248,20 @@ def test_updates_keep_to_their_rate_of_frames(rate, due):
     assert [dqn.updates_due(3) for _ in range(3)] == due
 
 
+def test_an_annealed_learning_rate_falls_to_zero_at_the_last_frame():
+    options = {"learning_starts": 100, "learning_rate": 0.1}
+    dqn = learner(total_frames=1100, anneal_learning_rate=True, **options)
+    dqn.updates_due(250)
+    dqn.update(samples())
+    assert dqn.optimiser.learning_rate == pytest.approx(0.075)
+    dqn.updates_due(750)
+    before = copy.deepcopy(dqn)
+    dqn.update(samples())
+    assert same(before, dqn)
+    with pytest.raises(ValueError, match="has no end to anneal to; expected false"):
+        learner(total_frames=0, anneal_learning_rate=True)
+
+
 def test_importance_weights_make_up_for_the_shares_more_and_more():
     options = {"prioritised": True, "weight_exponent": 0.5, "learning_starts": 100}
     dqn = learner(total_frames=1100, **options)
