@@ -15,8 +15,6 @@ from harness.options import PPOConfig
 from harness.registry import models
 from tests.harness.rollouts import PlainCollector
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -55,12 +53,12 @@ class Lit(gym.Env):
 @pytest.mark.parametrize(
     ("name", "side", "dtype"),
     [
-        pytest.param("cnn", 36, np.uint8, marks=SLOW),
-        pytest.param("impala_cnn", 10, np.uint8, marks=SLOW),
+        ("cnn", 36, np.uint8),
+        ("impala_cnn", 10, np.uint8),
         ("minatar_cnn", 10, np.bool_),
         ("minatar_cnn", 10, np.float32),
-        pytest.param("cnn_lstm", 36, np.uint8, marks=SLOW),
-        pytest.param("impala_cnn_lstm", 10, np.uint8, marks=SLOW),
+        ("cnn_lstm", 36, np.uint8),
+        ("impala_cnn_lstm", 10, np.uint8),
         ("minatar_cnn_lstm", 10, np.bool_),
     ],
 )
