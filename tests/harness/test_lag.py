@@ -127,7 +127,10 @@ def test_every_frame_after_the_fourth_update_has_a_lag_of_four(collector, sync, 
     assert [r["policy/lag_max"] for r in found] == [0, 1, 2, 3, 4, 4, 4, 4, 4, 4]
     assert [r["policy/version"] for r in found] == list(range(1, 11))
     summary = read_json(directory / "summary.json")
-    assert all(w["published"] == w["acknowledged"] == 6 for w in summary["workers"].values())
+    for worker in summary["workers"].values():
+        assert worker["published"] == 6
+        # Nobody waits for the last version of a run unless publishing blocks.
+        assert worker["acknowledged"] in ((6,) if blocking else (5, 6))
 
 
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
