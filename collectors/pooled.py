@@ -195,6 +195,8 @@ class PooledCollector(BaseCollector):
         for generation, stamps in found:
             if stamps is not None:
                 self._recorder.note_lost(handle.index, generation, stamps)
+        self._recorder.close()
+        self._recorder = None
 
     @staticmethod
     def _restarts(handle: WorkerHandle) -> int:

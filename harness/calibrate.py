@@ -17,7 +17,7 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,16 +28,15 @@ from collectors.schedule.costs import Cost, Costs
 from collectors.schedule.simulator import Simulator
 from harness.analysis.read_runs import Run, read_run
 from harness.config.resumed import read_options
-from harness.files import DamagedError, one_line, parse_json, read_text
+from harness.files import one_line
 from harness.metrics import lag_figures
 from harness.options.collectors import MultiAsyncConfig
+from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.options.sync import SyncConfig
 from harness.options.typed import build
 from harness.registry import schemes
 
 USAGE_ERROR = 2
-SCHEDULE = "schedule.jsonl"
-MOST_BYTES_SCHEDULE = 1 << 28
 MOST_BATCHES = 2_000_000
 WARM_UP = 10  # batches that do not count
 FEWEST = 30  # batches
@@ -152,7 +151,7 @@ def drive(simulator: Simulator, batches: int, interval: int, nbytes: int) -> Dri
 def calibrate(directory: Path) -> Calibration:
     """The costs of the run in a directory. `ValueError` or `OSError` if they cannot be read."""
     collector, sync = read_parts(read_options(directory))
-    recording = read_recording(directory / SCHEDULE)
+    recording = read_recording(directory)
     if recording.frames_per_batch != collector.frames_per_batch:
         raise ValueError(f"{directory}: {SCHEDULE} is of batches of other sizes than config.yaml")
     if len(recording.at_s) < FEWEST:
@@ -254,46 +253,15 @@ def read_parts(options: dict[str, Any]) -> tuple[MultiAsyncConfig, SyncConfig]:
     return build(MultiAsyncConfig, collector, "collector"), scheme
 
 
-def read_recording(file: Path) -> Recording:
-    """A recorded schedule. `ValueError` for a file that is none, or of a resumed run."""
-    try:
-        text = read_text(file, MOST_BYTES_SCHEDULE)
-    except FileNotFoundError:
-        raise ValueError(f"{file.parent} holds no {SCHEDULE}: its schedule was not recorded") from (
-            None
-        )
-    header, *batches = list(_lines(file, text)) or [{}]
-    sizes: dict[str, Any] = {
-        name: header.get(name) for name in ("num_workers", "num_steps", "num_envs")
-    }
-    whole = all(type(size) is int and 0 < size < 1 << 31 for size in sizes.values())
-    if header.get("format") != 1 or not whole:
-        raise ValueError(f"{file}, line 1: expected the header of a schedule of format 1")
-    if any("format" in batch for batch in batches):
-        raise ValueError(f"{file} is of a run that was resumed: calibrate by one in one piece")
-    times = np.array([[_number(batch, key) for key in ("made_s", "at_s")] for batch in batches])
-    made_s, at_s = times.reshape(-1, 2).T
+def read_recording(directory: Path) -> Recording:
+    """The schedule that a run recorded. `ValueError` if it cannot be read, or was resumed."""
+    schedule = SimulatedConfig.recording(str(directory))
+    header, made_s, at_s = schedule.header, np.array(schedule.made_s), np.array(schedule.at_s)
+    times = np.concatenate([made_s, at_s])
     wrong = ~np.isfinite(times).all() or (made_s <= 0).any() or (np.diff(at_s) < 0).any()
     if wrong or (len(at_s) > 1 and at_s[-1] <= at_s[0]):
-        raise ValueError(f"{file}: its times are damaged")
-    return Recording(**sizes, made_s=made_s, at_s=at_s)
-
-
-def _lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
-    """The whole lines; a process that was killed may have left a part of one."""
-    for number, line in enumerate(text.split("\n")[:-1], 1):
-        try:
-            found = parse_json(line)
-        except DamagedError:
-            found = None
-        if not isinstance(found, dict) or number > MOST_BATCHES:
-            raise ValueError(f"{file}, line {number}: expected a batch of a schedule")
-        yield found
-
-
-def _number(batch: dict[str, Any], key: str) -> float:
-    value = batch.get(key)
-    return float(value) if isinstance(value, float | int) and abs(value) < 1e12 else math.nan
+        raise ValueError(f"{directory / SCHEDULE}: its times are damaged")
+    return Recording(header.num_workers, header.num_steps, header.num_envs, made_s, at_s)
 
 
 # -- the command

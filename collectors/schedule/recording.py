@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -39,7 +40,8 @@ class RecordedSchedule:
             raise ValueError(f"{self.path} is empty: there is no schedule to follow")
         self.header = _header(lines[0], f"{self.path}, line 1")
         self.batches: list[PlannedBatch] = []
-        self.times: list[float] = []
+        self.at_s: list[float] = []  # when the learner took each
+        self.made_s: list[float] = []  # how long each took its worker; NaN if that is not known
         for number, line in enumerate(lines[1:], 2):
             where = f"{self.path}, line {number}"
             if "format" in line:
@@ -47,19 +49,20 @@ class RecordedSchedule:
                     f"{where}: the run was resumed here, and what its workers did before is not "
                     "in the recording; only a run in one piece can be followed"
                 )
-            batch, at_s = self._batch(line, where)
+            batch, at_s, made_s = self._batch(line, where)
             self.batches.append(batch)
-            self.times.append(at_s)
+            self.at_s.append(at_s)
+            self.made_s.append(made_s)
         oldest = [_oldest(batch) for batch in self.batches]
         self._oldest = list(accumulate(reversed(oldest), min))[::-1]
         self._next = 0
 
-    def _batch(self, line: dict[str, Any], where: str) -> tuple[PlannedBatch, float]:
+    def _batch(self, line: dict[str, Any], where: str) -> tuple[PlannedBatch, float, float]:
         try:
             worker, generation = line["worker"], line["generation"]
             versions = tuple((step, version) for step, version in line["versions"])
             numbers = [worker, generation, *(number for pair in versions for number in pair)]
-            at_s = float(line["at_s"])
+            at_s, made_s = float(line["at_s"]), float(line.get("made_s", math.nan))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: this is no batch of a schedule: {error!r}") from None
         steps, whole = [step for step, _ in versions], all(type(one) is int for one in numbers)
@@ -73,12 +76,13 @@ class RecordedSchedule:
             or any(version < -1 for _, version in versions)
         ):
             raise ValueError(f"{where}: this is no batch of a schedule: {line}")
-        return PlannedBatch(worker, generation, versions, line.get("lost") is True), at_s
+        lost = line.get("lost") is True
+        return PlannedBatch(worker, generation, versions, lost), at_s, made_s
 
     @property
     def time_s(self) -> float:
         """When the last batch was taken in the recorded run."""
-        return self.times[self._next - 1] if self._next else 0.0
+        return self.at_s[self._next - 1] if self._next else 0.0
 
     def next_batch(self) -> PlannedBatch:
         if self._next == len(self.batches):

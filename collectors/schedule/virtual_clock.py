@@ -24,9 +24,9 @@ class VirtualClock:
         heapq.heappush(self._events, (max(time_ns, self.now), self._added, action, args))
 
     def step(self) -> None:
-        """Go on to the next event. `LookupError` if there is none."""
+        """Go on to the next event. `LookupError` if none is left."""
         if not self._events:
-            raise LookupError("nothing will ever happen")
+            raise LookupError("the simulation has no event left: everybody waits for somebody else")
         self.now, _, action, args = heapq.heappop(self._events)
         action(*args)
 

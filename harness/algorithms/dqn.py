@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
-from harness.algorithms.interface import Setup
+from harness.algorithms.interface import Setup, check_annealing
 from harness.algorithms.state import Adam, seeded, weights
 from harness.models.encoders import encoder, flat, mlp, orthogonal
 from harness.models.heads import wants_sample
@@ -106,11 +106,7 @@ class DQN:
     def __init__(self, config: DQNConfig, setup: Setup):
         config.validate()
         setup.model.validate()
-        if config.anneal_learning_rate and setup.total_frames < 1:
-            raise ValueError(
-                f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "
-                "which has no end to anneal to; expected false"
-            )
+        check_annealing(config.anneal_learning_rate, setup)
         actions = setup.action_space
         if not isinstance(actions, Discrete):
             raise ValueError(f"algo=dqn acts in Discrete spaces, and this is {actions}")

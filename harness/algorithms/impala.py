@@ -13,9 +13,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from collectors import next_observations
+from harness.algorithms.actor_critic import actor_critic
 from harness.algorithms.batches import network_rows
-from harness.algorithms.interface import Ratios, Setup
-from harness.algorithms.ppo import Critic, PPOPolicy
+from harness.algorithms.interface import Ratios, Setup, check_annealing
 from harness.algorithms.returns import Returns, Steps, continues, explained_variance, vtrace
 from harness.algorithms.state import Adam, Optimiser, RMSProp, seeded, weights
 from harness.means import Means
@@ -42,20 +42,13 @@ class IMPALA:
     def __init__(self, config: IMPALAConfig, setup: Setup):
         config.validate()
         setup.model.validate()
-        if config.anneal_learning_rate and setup.total_frames < 1:
-            raise ValueError(
-                f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "
-                "which has no end to anneal to; expected false"
-            )
-        model, spaces = setup.model, (setup.observation_space, setup.action_space)
+        check_annealing(config.anneal_learning_rate, setup)
         self.config = config
-        self.sequence_length = getattr(model, "sequence_length", 1)  # of recurrent models
+        self.sequence_length = getattr(setup.model, "sequence_length", 1)  # of recurrent models
         self.total_frames = setup.total_frames
         self.device = setup.device
         with seeded(setup.seed):
-            self.policy = PPOPolicy(config, model, *spaces)
-            num_features = self.policy.encoder.num_features
-            self.critic = Critic(model, setup.observation_space, num_features)
+            self.policy, self.critic = actor_critic(config, setup)
         self.policy.to(self.device)
         self.critic.to(self.device)
         self.optimiser = self._make_optimiser()

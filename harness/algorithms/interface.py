@@ -38,6 +38,15 @@ class Ratios(NamedTuple):
     version: Tensor  # of the weights that acted
 
 
+def check_annealing(anneals: bool, setup: Setup) -> None:
+    """Raise if a learning rate is to reach zero at the end of a run that has none."""
+    if anneals and setup.total_frames < 1:
+        raise ValueError(
+            f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "
+            "which has no end to anneal to; expected false"
+        )
+
+
 class Algorithm(Protocol):
     """Holds a policy and improves it.
 

@@ -6,101 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
-from tensordict.nn import interaction_type
-from torch import Tensor, nn
+from torch import Tensor
 
 from collectors import next_observations
+from harness.algorithms.actor_critic import Actor, actor_critic
 from harness.algorithms.batches import network_rows, sequences
-from harness.algorithms.interface import Ratios, Setup
+from harness.algorithms.interface import Ratios, Setup, check_annealing
 from harness.algorithms.objectives import Frames, kl_estimate, objective
 from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged, seeded, weights
 from harness.means import Means
-from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
-from harness.models.heads import action_head
+from harness.models.encoders import RecurrentEncoder
 from harness.models.normalise import DiscountedReturns, Normaliser
-from harness.options.algorithms import IMPALAConfig, PPOConfig
-from harness.options.models import ModelConfig
-
-
-class PPOPolicy(nn.Module):
-    """What acts, and what workers get: observation to action, and the action's log-probability.
-
-    What it scales observations by is part of it, and travels with the weights.
-    """
-
-    def __init__(
-        self,
-        config: PPOConfig | IMPALAConfig,
-        model: ModelConfig,
-        observation_space: Space,
-        action_space: Space,
-    ):
-        super().__init__()
-        self.encoder = encoder(model, observation_space)
-        self.head = action_head(action_space, self.encoder.num_features)
-        self.is_image = self.encoder.reads_images
-        self.observation_dims = len(observation_space.shape or ())
-        self.normaliser: Normaliser | None = None
-        if config.normalise_observations:
-            if self.is_image:
-                raise ValueError(
-                    f"algo.normalise_observations=true model={model.name}: it scales its images "
-                    "itself; expected false"
-                )
-            self.normaliser = Normaliser(tuple(observation_space.shape or ()))
-        self.in_keys = ["observation"]
-        self.out_keys: list[str | tuple[str, ...]] = ["action", "action_log_prob"]
-        self.is_recurrent = isinstance(self.encoder, RecurrentEncoder)
-        if self.is_recurrent:
-            self.in_keys.append("state")
-            self.out_keys.append(("next", "state"))
-
-    def forward(self, observation: Tensor, state: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Act on observations [N, ...], as `tensordict.nn.interaction_type()` says."""
-        inputs = self.prepare(observation)
-        carried: tuple[Tensor, ...] = ()
-        if isinstance(self.encoder, RecurrentEncoder):
-            if state is None:  # as a collector asks for the first one
-                state = self.encoder.initial_state(len(inputs))
-            features, after = self.encoder(inputs, state)
-            carried = (after,)
-        else:
-            features = self.encoder(inputs)
-        parameters = self.head(features)
-        action = self.head.act(parameters, interaction_type())
-        return (action, self.head.log_prob(parameters, action), *carried)
-
-    def initial_state(self, num_envs: int) -> dict[str, Tensor]:
-        """The state that episodes start with, by in_key."""
-        if isinstance(self.encoder, RecurrentEncoder):
-            return {"state": self.encoder.initial_state(num_envs)}
-        return {}
-
-    def prepare(self, observation: Tensor) -> Tensor:
-        """What the encoder is given: a normalised vector, or an image as it is."""
-        if self.is_image:
-            return observation
-        value = observation.float()
-        if self.normaliser is not None:
-            value = self.normaliser(value)
-        return flat(value, self.observation_dims)
-
-
-class Critic(nn.Module):
-    """What an observation is worth, from an encoder of its own or from the policy's features."""
-
-    def __init__(self, model: ModelConfig, observation_space: Space, num_features: int):
-        super().__init__()
-        self.encoder = encoder(model, observation_space) if model.own_critic else None
-        self.value = orthogonal(nn.Linear(num_features, 1), gain=1.0)
-
-    def forward(self, inputs: Tensor, features: Tensor) -> Tensor:
-        if self.encoder is not None:
-            features = self.encoder(inputs)
-        return self.value(features).squeeze(-1)
+from harness.options.algorithms import PPOConfig
 
 
 class PPO:
@@ -114,27 +33,20 @@ class PPO:
     def __init__(self, config: PPOConfig, setup: Setup):
         config.validate()
         setup.model.validate()
-        if config.anneal_learning_rate and setup.total_frames < 1:
-            raise ValueError(
-                f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "
-                "which has no end to anneal to; expected false"
-            )
+        check_annealing(config.anneal_learning_rate, setup)
         if config.compile and setup.model.recurrent:
             # torch 2.13 gives a wrong gradient for the input weights of the cell, silently.
             raise ValueError(
                 f"algo.compile=true model={setup.model.name}: the compiled gradient of an LSTM is "
                 "wrong; expected false"
             )
-        model, spaces = setup.model, (setup.observation_space, setup.action_space)
         self.config = config
         self.objective = objective(config)
-        self.sequence_length = getattr(model, "sequence_length", 1)  # of recurrent models
+        self.sequence_length = getattr(setup.model, "sequence_length", 1)  # of recurrent models
         self.total_frames = setup.total_frames
         self.device = setup.device
         with seeded(setup.seed):
-            self.policy = PPOPolicy(config, model, *spaces)
-            num_features = self.policy.encoder.num_features
-            self.critic = Critic(model, setup.observation_space, num_features)
+            self.policy, self.critic = actor_critic(config, setup)
         self.policy.to(self.device)
         self.critic.to(self.device)
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
@@ -365,7 +277,7 @@ class PPO:
         self.frames = state["frames"]
 
 
-def _features(policy: PPOPolicy, part: dict[str, Tensor]) -> Tensor:
+def _features(policy: Actor, part: dict[str, Tensor]) -> Tensor:
     """What the policy's head is given for each frame of a minibatch."""
     network = policy.encoder
     if isinstance(network, RecurrentEncoder):

@@ -109,27 +109,16 @@ class IMPALAConfig(AlgorithmConfig):
 
 
 @dataclass
-class SACConfig(AlgorithmConfig):
-    """Soft actor-critic: off-policy, for continuous actions, on samples of a replay buffer."""
+class ReplayConfig(AlgorithmConfig):
+    """Options of algorithms that learn from single frames of a replay buffer."""
 
     replays: ClassVar[bool] = True
+    models: ClassVar[str] = "mlp"  # which it learns with, as an error names them
 
-    name: str = "sac"
-    learning_rate: Positive = 3e-4  # of the policy's Adam
-    critic_learning_rate: Positive = 1e-3  # of the critics' Adam and the temperature's
-    gamma: Share = 0.99  # discount
-    # how far the target critics move to the critics in one update
-    tau: Annotated[float, Range(0, 1, above=True)] = 0.005
     batch_size: Count = 256  # replayed frames in one update
     buffer_size: Count = 1_000_000  # frames that the replay buffer holds
     learning_starts: NonNegativeInt = 5_000  # random frames before the first update
     updates_per_frame: Positive = 1.0  # gradient steps for each collected frame
-    policy_delay: Count = 2  # the policy takes this many steps after this many critic steps
-    alpha: Positive = 0.2  # temperature: the weight of the entropy; its first value if automatic
-    auto_alpha: bool = True  # adapt the temperature to the target entropy
-    # in the units of actions; null: minus the number of dimensions for actions from -1 to 1, and
-    # moved as far as other bounds are wider
-    target_entropy: float | None = None
 
     @property
     def random_frames(self) -> int:
@@ -137,10 +126,52 @@ class SACConfig(AlgorithmConfig):
 
     def validate(self) -> None:
         super().validate()
-        check_buffer(self.buffer_size, self.batch_size)
+        if self.buffer_size < self.batch_size:
+            raise ConfigError(
+                f"algo.buffer_size={self.buffer_size}: expected {self.batch_size} or more, which "
+                "is algo.batch_size"
+            )
 
     def check(self, config: Any) -> None:
-        check_replay(config, "mlp")
+        """Refuse what does not go together with single frames."""
+        super().check(config)
+        name, known = self.name, self.name.upper()
+        if config.model.recurrent:
+            raise ConfigError(
+                f"algo={name} model={config.model.name}: {known} replays single frames; take "
+                f"model={self.models}"
+            )
+        if config.collector.next_observation == "final":
+            raise ConfigError(
+                f"collector.next_observation=final algo={name}: {known} replays frames one by one, "
+                "each with its own next observation; it is for algo=ppo"
+            )
+        if config.sync.max_lag is not None:
+            raise ConfigError(
+                f"sync.max_lag={config.sync.max_lag} algo={name}: {known} replays old frames on "
+                "purpose; max_lag is for algo=ppo"
+            )
+
+
+@dataclass
+class SACConfig(ReplayConfig):
+    """Soft actor-critic: off-policy, for continuous actions, on samples of a replay buffer."""
+
+    name: str = "sac"
+    learning_rate: Positive = 3e-4  # of the policy's Adam
+    critic_learning_rate: Positive = 1e-3  # of the critics' Adam and the temperature's
+    gamma: Share = 0.99  # discount
+    # how far the target critics move to the critics in one update
+    tau: Annotated[float, Range(0, 1, above=True)] = 0.005
+    policy_delay: Count = 2  # the policy takes this many steps after this many critic steps
+    alpha: Positive = 0.2  # temperature: the weight of the entropy; its first value if automatic
+    auto_alpha: bool = True  # adapt the temperature to the target entropy
+    # in the units of actions; null: minus the number of dimensions for actions from -1 to 1, and
+    # moved as far as other bounds are wider
+    target_entropy: float | None = None
+
+    def check(self, config: Any) -> None:
+        super().check(config)
         if isinstance(config.model, ImageConfig):
             raise ConfigError(
                 f"algo=sac model={config.model.name}: SAC reads vectors; take model=mlp"
@@ -148,10 +179,10 @@ class SACConfig(AlgorithmConfig):
 
 
 @dataclass
-class DQNConfig(AlgorithmConfig):
+class DQNConfig(ReplayConfig):
     """Deep Q-learning: off-policy, for discrete actions, on samples of a replay buffer."""
 
-    replays: ClassVar[bool] = True
+    models: ClassVar[str] = "mlp or model=cnn"
 
     name: str = "dqn"
     learning_rate: Positive = 2.5e-4  # of Adam
@@ -181,48 +212,11 @@ class DQNConfig(AlgorithmConfig):
     # of the importance weights at first; it grows linearly, to 1 at the last frame
     weight_exponent: Share = 0.4
 
-    @property
-    def random_frames(self) -> int:
-        return self.learning_starts
-
-    def validate(self) -> None:
-        super().validate()
-        check_buffer(self.buffer_size, self.batch_size)
-
     def check(self, config: Any) -> None:
-        check_replay(config, "mlp or model=cnn")
+        super().check(config)
         collector = config.collector
         if self.epsilon_per_worker and collector.simulates and collector.cudagraph_policy:
             raise ConfigError(
                 "algo.epsilon_per_worker=true collector.cudagraph_policy=true: all simulated "
                 "workers share one graph, which holds one epsilon; expected false for one of them"
             )
-
-
-def check_buffer(buffer_size: int, batch_size: int) -> None:
-    """Refuse a replay buffer that cannot hold the frames of one update."""
-    if buffer_size < batch_size:
-        raise ConfigError(
-            f"algo.buffer_size={buffer_size}: expected {batch_size} or more, which is "
-            "algo.batch_size"
-        )
-
-
-def check_replay(config: Any, models: str) -> None:
-    """Refuse what does not go together with single frames from a replay buffer."""
-    name, known = config.algo.name, config.algo.name.upper()
-    if config.model.recurrent:
-        raise ConfigError(
-            f"algo={name} model={config.model.name}: {known} replays single frames; take "
-            f"model={models}"
-        )
-    if config.collector.next_observation == "final":
-        raise ConfigError(
-            f"collector.next_observation=final algo={name}: {known} replays frames one by one, "
-            "each with its own next observation; it is for algo=ppo"
-        )
-    if config.sync.max_lag is not None:
-        raise ConfigError(
-            f"sync.max_lag={config.sync.max_lag} algo={name}: {known} replays old frames on "
-            "purpose; max_lag is for algo=ppo"
-        )

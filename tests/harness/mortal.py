@@ -11,33 +11,27 @@ import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 
-def strike(flag: str, steps: int, after: int) -> None:
-    """Kill this process at its step `after`, unless the flag is there."""
-    if flag and steps == after and not Path(flag).exists():
-        Path(flag).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+class Mortal(gym.Env[Any, Any]):
+    """Kills its process at the step `after`, unless the file `flag` says that it has done so."""
 
-
-class MortalCartPole(CartPoleEnv):
     def __init__(self, flag: str = "", after: int = 300, **kwargs: Any):
         super().__init__(**kwargs)
         self.flag, self.after, self.taken = flag, after, 0
 
     def step(self, action: Any) -> Any:
         self.taken += 1
-        strike(self.flag, self.taken, self.after)
+        if self.flag and self.taken == self.after and not Path(self.flag).exists():
+            Path(self.flag).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
 
-class MortalPendulum(PendulumEnv):
-    def __init__(self, flag: str = "", after: int = 300, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.flag, self.after, self.taken = flag, after, 0
+class MortalCartPole(Mortal, CartPoleEnv):
+    """CartPole that ends its process once."""
 
-    def step(self, action: Any) -> Any:
-        self.taken += 1
-        strike(self.flag, self.taken, self.after)
-        return super().step(action)
+
+class MortalPendulum(Mortal, PendulumEnv):
+    """Pendulum that ends its process once."""
 
 
 class Poisoned(CartPoleEnv):

@@ -182,15 +182,20 @@ def damaged(run, name, change):
     run.write(name, *lines)
 
 
+def without_time(lines):
+    lines[5] = lines[5].replace("made_s", "made")
+
+
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("schedule.jsonl", lambda lines: lines.clear(), "line 1: expected the header"),
+        ("schedule.jsonl", lambda lines: lines.clear(), "schedule.jsonl is empty"),
         ("schedule.jsonl", lambda lines: lines.pop(0), "line 1: expected the header"),
-        ("schedule.jsonl", lambda lines: lines.__setitem__(5, "{"), "line 6: expected a batch"),
-        ("schedule.jsonl", lambda lines: lines.__setitem__(5, "[]"), "line 6: expected a batch"),
-        ("schedule.jsonl", lambda lines: lines.__setitem__(5, "{}"), "its times are damaged"),
-        ("schedule.jsonl", lambda lines: lines.insert(9, lines[0]), "a run that was resumed"),
+        ("schedule.jsonl", lambda lines: lines.__setitem__(5, "{"), "line 6: expected an object"),
+        ("schedule.jsonl", lambda lines: lines.__setitem__(5, "[]"), "line 6: expected an object"),
+        ("schedule.jsonl", lambda lines: lines.__setitem__(5, "{}"), "line 6: this is no batch"),
+        ("schedule.jsonl", without_time, "its times are damaged"),
+        ("schedule.jsonl", lambda lines: lines.insert(9, lines[0]), "line 10: the run was resumed"),
         ("schedule.jsonl", lambda lines: lines.__delitem__(slice(20, None)), "19 batches are too"),
         ("metrics.jsonl", lambda lines: lines.clear(), "metrics.jsonl holds no time/train_s"),
         ("config.yaml", lambda lines: lines.clear(), "holds no options"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -159,15 +158,3 @@ def test_what_cannot_be_recorded_is_not(capsys):
     capsys.readouterr()
     main(["original", "--out", "again", "--repeats", "1"])
     assert "sync=hogwild: torn reads cannot be recorded" in capsys.readouterr().out
-
-
-def test_all_cases_are_there():
-    cases = {**CASES, **SLOW}
-    assert len(cases) >= 20
-    has = {word: sum(word in name for name in cases) for word in ("PPO", "SAC", "LSTM", "restart")}
-    assert all(count > 1 for count in has.values()), has
-    places = ("batches", "episodes", "step")
-    assert all(
-        any(algo in name and place in name for name in cases)
-        for algo, place in itertools.product(("PPO", "SAC"), places)
-    )
