@@ -10,7 +10,12 @@ from typing import Any
 
 from harness.logging.base import Histogram
 from harness.metrics import percentiles
-from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, WeightSyncScheme
+from sync import (
+    HogwildWeightSyncScheme,
+    NoWeightSyncScheme,
+    SimulatedWeightSyncScheme,
+    WeightSyncScheme,
+)
 from sync.stats import KEPT
 
 MS = 1e-6  # of a nanosecond
@@ -21,7 +26,9 @@ class SyncMeter:
 
     def __init__(self, scheme: WeightSyncScheme, num_workers: int):
         self._scheme = scheme
-        self._workers = range(0 if isinstance(scheme, NoWeightSyncScheme) else num_workers)
+        # Virtual workers answer when their frames are computed, which says nothing of any network.
+        silent = isinstance(scheme, NoWeightSyncScheme | SimulatedWeightSyncScheme)
+        self._workers = range(0 if silent else num_workers)
         self._seen = dict.fromkeys(self._workers, -1)
         self._publish_ms: deque[float] = deque(maxlen=KEPT)
         self._fresh_publish_ms: list[float] = []
