@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.resumed import resumed_config
 from harness.config.sources import import_plugins
 from harness.config.store import CONF, HYDRA_VERSION, store_options
+from harness.files import DEEPEST
+from harness.options.errors import ConfigError
 
 
 def prepare(overrides: Sequence[str], **flags: Any) -> str:
@@ -20,9 +22,20 @@ def prepare(overrides: Sequence[str], **flags: Any) -> str:
     flags: the config directories and the primary config that a person names, which may name
     plugins.
     """
+    _check_depth(overrides)
     import_plugins(overrides, **flags)
     store_options()
     return resumed_config(overrides) or "config"
+
+
+def _check_depth(overrides: Sequence[str]) -> None:
+    """Refuse deeply nested values, over which Hydra's parser takes gigabytes of memory."""
+    for text in overrides:
+        depth = 0
+        for character in text:
+            depth += (character in "[{(") - (character in ")}]")
+            if depth > DEEPEST:
+                raise ConfigError(f"{text[:40]}…: brackets are nested more than {DEEPEST} deep")
 
 
 def compose_run(overrides: Sequence[str]) -> tuple[DictConfig, Any]:

@@ -165,7 +165,9 @@ DRAWN = "sync.lag={kind: uniform, low: 0, high: 3}"
 TEAR = ("sync.tear.share=0.3", "sync.tear.span=2", "sync.tear.unit=element")
 
 
-@pytest.mark.parametrize("kept", [1, 6], ids=["early", "late"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param(1, marks=pytest.mark.slow), 6], ids=["early", "late"]
+)
 @pytest.mark.parametrize(
     ("settings", "given"),
     [

@@ -51,7 +51,12 @@ def same(first, second):
     return compare_records(first, second) or compare_weights(first, second)
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("batches", "a tree", "waiting", "a lag", "SAC")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in CASES]
+)
 def test_a_simulated_run_has_the_same_bits_twice_and_when_it_is_resumed(case):
     given = (*CASES[case], "checkpoint.every_frames=64", "checkpoint.keep=99")
     whole = start(*given, into="whole")
