@@ -32,6 +32,7 @@ from sync import (
     VanillaLocalWeightUpdater,
 )
 from tests.collectors.support import CodeEnv, CodePolicy, make_env, workers_of
+from tests.own_process import in_own_process
 
 KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
 EACH = tuple(KINDS)
@@ -233,6 +234,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "arguments", "error", "message"), CASES)
+@in_own_process
 def test_it_is_refused_in_one_line(kind, arguments, error, message, monkeypatch):
     def start(self):
         raise AssertionError("a process was started")

@@ -13,6 +13,7 @@ import pytest
 from sync.local.doorbell import Doorbell
 from sync.local.memory import AnonymousMemory, SharedFd
 from sync.local.waiting import wait_for
+from tests.own_process import in_own_process
 from tests.sync.support import bits, policy
 from tests.sync.test_scheme import EACH, sender
 
@@ -102,6 +103,7 @@ def test_a_receiver_of_the_same_process_can_be_a_thread(kind):
 
 
 @EACH
+@in_own_process
 def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
     def count():
         gc.collect()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sync import NoWeightSyncScheme
+from tests.own_process import in_own_process
 from tests.promises.probe import wait_until
 from tests.sync.support import bits, policy
 from tests.sync.test_same_process import in_one_thread
@@ -26,6 +27,7 @@ def shared_blocks():
 
 
 @EACH
+@in_own_process
 def test_memory_and_descriptors_are_let_go_while_the_scheme_lives(kind):
     before = shared_blocks()
     with in_one_thread(scheme := sender(kind)) as (receiver,):

@@ -10,6 +10,7 @@ import pytest
 from sync import HogwildWeightSyncScheme, WorkerDied
 from sync.local.waiting import wait_for
 from tests.conftest import shm_entries
+from tests.own_process import in_own_process
 from tests.sync.support import KINDS, Worker, bits, held, policy, receive, running
 
 EVERY = {**KINDS, "hogwild": HogwildWeightSyncScheme}
@@ -79,6 +80,7 @@ def test_nothing_has_a_name_at_any_time(kind):
 
 
 @pytest.mark.parametrize("kind", EVERY)
+@in_own_process
 def test_a_scheme_that_is_let_go_leaves_no_descriptor_open(kind):
     def descriptors():
         gc.collect()

@@ -16,6 +16,7 @@ from torch import nn
 
 from sync import HogwildWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from sync.local.waiting import wait_for
+from tests.own_process import in_own_process
 from tests.sync.support import KINDS, Worker, bits, connect, held, policy, receive, running
 from tests.sync.test_scheme import EVERY, sender
 
@@ -82,6 +83,7 @@ def test_under_hogwild_nothing_is_moved_but_what_the_trainer_replaced():
 
 
 @EACH
+@in_own_process
 def test_pickling_a_scheme_opens_no_descriptor(kind):
     """Also outside of the start of a process, as for a queue that nobody reads."""
 
@@ -99,6 +101,7 @@ def test_pickling_a_scheme_opens_no_descriptor(kind):
 
 
 @EACH
+@in_own_process
 def test_a_worker_costs_the_sender_two_descriptors(kind):
     def count(workers):
         """How many the scheme holds while its workers are connected."""
