@@ -96,8 +96,7 @@ class IMPALA:
                 loss, measured = self._loss(view, returns, log_ratio, usable)
                 norm = self.optimiser.step(loss, config.max_grad_norm)
                 means.add({**measured, "grad_norm": norm})
-        if self.policy.normaliser is not None:  # for the next version, not for this one
-            self.policy.normaliser.update(batch["observation"][mask])
+        self.observe(batch["observation"][mask])  # for the next version, not for this one
         return {f"train/{name}": float(x) for name, x in (metrics | means.read()).items()}
 
     def _loss(
@@ -175,7 +174,7 @@ class IMPALA:
     # -- checkpoints
 
     def observe(self, observations: Tensor) -> None:
-        """Begin the statistics that scale observations."""
+        """Let observations [N, ...] move the statistics that observations are scaled by."""
         if self.policy.normaliser is not None:
             self.policy.normaliser.update(observations)
 

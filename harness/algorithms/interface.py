@@ -74,7 +74,9 @@ class ReplayAlgorithm(Protocol):
     """An algorithm whose options have `replays = True`: it learns from replayed frames.
 
     Its options have batch_size, buffer_size and learning_starts. Optional: an attribute `replay`,
-    the replay buffer to use, if a plain one is not enough.
+    the replay buffer to use, if a plain one is not enough. If its options have `sampled_frames`
+    above zero, `observe(observations)` is called as with `Algorithm`, and with the observations of
+    each new batch before its updates.
     """
 
     config: Any

@@ -79,7 +79,7 @@ class OffPolicy:
     """
 
     def __init__(self, algorithm: ReplayAlgorithm, replay: ReplayBuffer, *, extend: bool = True):
-        self.algorithm = algorithm
+        self.algorithm: Any = algorithm
         self.replay = replay
         self._extend = extend
         self._frames = 0
@@ -96,6 +96,8 @@ class OffPolicy:
         num_frames = int(batch["collector", "mask"].sum())
         config = self.algorithm.config
         self._frames += num_frames
+        if config.sampled_frames:
+            self.algorithm.observe(batch["observation"][batch["collector", "mask"]])
         metrics = {"train/replay_frames": float(len(self.replay))}
         if self._frames < max(config.learning_starts, config.batch_size):
             return metrics

@@ -19,6 +19,7 @@ from harness.algorithms.interface import Setup
 from harness.algorithms.state import Adam, seeded, weights
 from harness.models.encoders import ACTIVATIONS, encoder, flat, unflat
 from harness.models.heads import normal_log_prob, wants_sample
+from harness.models.normalise import Normaliser
 from harness.options.algorithms import SACConfig
 from harness.options.models import ModelConfig
 
@@ -26,12 +27,22 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 
 class SACPolicy(nn.Module):
-    """What acts, and what workers get: a Gaussian, squashed into the bounds of the action space."""
+    """What acts, and what workers get: a Gaussian, squashed into the bounds of the action space.
+
+    normalise: whether to scale observations by running statistics, which are part of it.
+    """
 
     scale: Tensor
     centre: Tensor
 
-    def __init__(self, model: ModelConfig, observation_space: Space, action_space: Space):
+    def __init__(
+        self,
+        model: ModelConfig,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        normalise: bool = False,
+    ):
         super().__init__()
         if model.name != "mlp":
             raise ValueError(f"algo=sac learns with model=mlp, got model={model.name}")
@@ -46,6 +57,8 @@ class SACPolicy(nn.Module):
         self.in_keys = ["observation"]
         self.out_keys = ["action"]
         self.observation_dims = len(observation_space.shape or ())
+        shape = tuple(observation_space.shape or ())
+        self.normaliser = Normaliser(shape) if normalise else None
         self.encoder = encoder(model, observation_space)
         self.shape = action_space.shape
         self.output = nn.Linear(self.encoder.num_features, 2 * math.prod(self.shape))
@@ -60,8 +73,11 @@ class SACPolicy(nn.Module):
         return unflat(mean.tanh() * self.scale + self.centre, self.shape)
 
     def prepare(self, observation: Tensor) -> Tensor:
-        """The observation as a vector of floats."""
-        return flat(observation.float(), self.observation_dims)
+        """The observation as a vector of floats, normalised if that is asked for."""
+        value = observation.float()
+        if self.normaliser is not None:
+            value = self.normaliser(value)
+        return flat(value, self.observation_dims)
 
     def gaussian(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation before squashing."""
@@ -116,7 +132,9 @@ class SAC:
         self.device = setup.device
         observations, actions = setup.observation_space, setup.action_space
         with seeded(setup.seed):
-            self.policy = SACPolicy(setup.model, observations, actions)
+            self.policy = SACPolicy(
+                setup.model, observations, actions, normalise=config.normalise_observations
+            )
             size = math.prod(observations.shape or ()) + math.prod(self.policy.shape)
             self.critics = TwinCritics(setup.model, size)
         self.policy.to(self.device)
@@ -141,6 +159,11 @@ class SAC:
         due = int(self.frames_owed)
         self.frames_owed -= due
         return due
+
+    def observe(self, observations: Tensor) -> None:
+        """Let observations [N, ...] move the statistics that observations are scaled by."""
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.update(observations)
 
     def update(self, samples: TensorDictBase) -> dict[str, float]:
         """Learn once from replayed frames [N]."""
@@ -203,7 +226,9 @@ class SAC:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a later process needs to go on from here: tensors and plain numbers."""
+        normaliser = self.policy.normaliser
         return {
+            "statistics": {} if normaliser is None else normaliser.statistics(),
             "policy": weights(self.policy),
             "critics": weights(self.critics),
             "target_critics": weights(self.target_critics),
@@ -221,6 +246,8 @@ class SAC:
         """Go on from what `state_dict` returned."""
         for name in ("policy", "critics", "target_critics"):
             getattr(self, name).load_state_dict(state[name])
+        if self.policy.normaliser is not None:
+            self.policy.normaliser.load_statistics(state["statistics"])
         self.log_alpha.data.copy_(state["log_alpha"])
         for name in ("policy_optimiser", "critic_optimiser", "alpha_optimiser"):
             getattr(self, name).load_state_dict(state[name])

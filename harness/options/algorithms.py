@@ -164,11 +164,17 @@ class SACConfig(ReplayConfig):
     # how far the target critics move to the critics in one update
     tau: Annotated[float, Range(0, 1, above=True)] = 0.005
     policy_delay: Count = 2  # the policy takes this many steps after this many critic steps
-    alpha: Positive = 0.2  # temperature: the weight of the entropy; its first value if automatic
+    alpha: Positive = 1.0  # temperature: the weight of the entropy; its first value if automatic
     auto_alpha: bool = True  # adapt the temperature to the target entropy
     # in the units of actions; null: minus the number of dimensions for actions from -1 to 1, and
     # moved as far as other bounds are wider
     target_entropy: float | None = None
+    # by running statistics, which travel with the weights; the first are of 1024 random actions
+    normalise_observations: bool = False
+
+    @property
+    def sampled_frames(self) -> int:
+        return 1024 if self.normalise_observations else 0
 
     def check(self, config: Any) -> None:
         super().check(config)

@@ -17,7 +17,11 @@ class Algorithm:
     def __init__(self, **config: Any):
         self.config = SACConfig(**config)
         self.sizes: list[int] = []
+        self.observed = 0
         self._owed = 0.0
+
+    def observe(self, observations: torch.Tensor) -> None:
+        self.observed += len(observations)
 
     def updates_due(self, num_frames: int) -> int:
         self._owed += num_frames * self.config.updates_per_frame
@@ -79,6 +83,16 @@ def test_padding_is_worth_nothing():
     off_policy.learn(batch(8, masked=3), 0)
     assert len(algorithm.sizes) == 5
     assert len(off_policy.replay) == 5
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_statistics_see_each_new_frame_once(normalise):
+    off_policy, algorithm = learner(learning_starts=4, normalise_observations=normalise)
+    for num_frames in (8, 6):
+        new = batch(num_frames, masked=3)
+        new["observation"] = torch.zeros(1, num_frames, 2)
+        off_policy.learn(new, 0)
+    assert algorithm.observed == (5 + 3 if normalise else 0)
 
 
 def test_a_buffer_that_the_collector_fills_is_not_filled_twice():

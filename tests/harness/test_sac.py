@@ -184,7 +184,7 @@ def test_the_first_loss_of_a_worked_example():
 
 
 def test_temperature_rises_while_entropy_is_below_its_target_and_falls_above():
-    cold, hot = learner(target_entropy=100.0), learner(target_entropy=-100.0)
+    cold, hot = (learner(target_entropy=entropy, alpha=0.2) for entropy in (100.0, -100.0))
     for _ in range(4):
         rising, falling = cold.update(samples()), hot.update(samples())
     assert rising["train/alpha"] > 0.2 > falling["train/alpha"]
@@ -236,6 +236,22 @@ def test_padding_is_not_learned_from():
     assert same(first, second)
 
 
+def test_normalised_observations_are_those_of_a_learner_that_sees_them_normalised():
+    normal, plain = learner(normalise_observations=True), learner()
+    batch = samples(64)
+    normal.observe(batch["observation"] * 50 + 7)
+    seen = batch.clone()
+    for place in ("observation", ("next", "observation")):
+        seen[place] = normal.policy.prepare(batch[place])
+    assert not torch.equal(seen["observation"], batch["observation"])
+    for sac, given in ((normal, batch), (plain, seen)):
+        sac.update(given)
+    assert torch.equal(normal.critics.layers[0], plain.critics.layers[0])
+    with set_interaction_type(InteractionType.DETERMINISTIC):
+        actions = normal.policy(batch["observation"]), plain.policy(seen["observation"])
+    assert torch.equal(*actions)
+
+
 # -- the same again
 
 
@@ -249,9 +265,12 @@ def test_the_same_seed_gives_the_same_bits_and_the_global_stream_is_left_alone()
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_restored_learner_goes_on_as_if_it_had_never_stopped():
-    sac, restored = learner(updates_per_frame=0.4), learner(updates_per_frame=0.4)
+@pytest.mark.parametrize("normalise", [False, True])
+def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(normalise):
+    options = {"updates_per_frame": 0.4, "normalise_observations": normalise}
+    sac, restored = learner(**options), learner(**options)
     for i in range(3):
+        sac.observe(samples(seed=i)["observation"] * 3 + 1)
         sac.update(samples(seed=i))
     sac.updates_due(1)
     state = sac.state_dict()
