@@ -1,4 +1,4 @@
-"""Whole runs of IMPALA: with every collector of this machine, the same again, and resumed."""
+"""Whole runs of IMPALA and its options: how data lags, the same again, and resumed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ SMALL = (
 )
 CLUSTER = ("collector=simulated", "collector.num_workers=3", "collector.costs.update_ms=9")
 SAME = {
-    "single": ("collector=single", "sync=none"),
-    "multi_sync": ("collector=multi_sync",),
-    "simulated": CLUSTER,
     "LSTM": (*CLUSTER, "model=lstm", "model.lstm_size=8"),
     "continuous": (*CLUSTER, "env=pendulum", "algo.normalise_observations=true"),
     "momentum": ("collector=multi_sync", "algo.rmsprop_momentum=0.5", "algo.epochs=2"),
@@ -38,9 +35,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async", "simulated"])
-def test_it_runs_with_each_collector_and_tells_how_its_data_lags(collector):
-    status, directory = start(*SMALL, f"collector={collector}")
+def test_it_tells_how_its_data_lags():
+    status, directory = start(*SMALL, "collector=multi_async")
     assert status == 0
     last = read_json(directory / "summary.json")
     assert last["frames"] == 384
