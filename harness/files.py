@@ -119,6 +119,8 @@ def parse_yaml(text: str) -> Any:
     """A value of plain YAML: text, numbers, lists, mappings; no references and no other tags."""
     try:
         value = yaml.load(text, Loader=_PlainLoader)
+    except DamagedError:
+        raise
     except yaml.YAMLError:
         raise DamagedError("not plain YAML") from None
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -141,10 +143,17 @@ FLOAT = re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$")
 class _PlainLoader(yaml.SafeLoader):
     """YAML without references, by which a few lines can stand for more than memory holds."""
 
+    depth = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("references are not read")
-        return super().compose_node(parent, index)
+        if self.depth > DEEPEST:  # and not at the end: it would take seconds to get there
+            raise DamagedError(f"nested in more than {DEEPEST} levels")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         if len(node.value) > 400:  # longer than any float, and slow to write as decimals

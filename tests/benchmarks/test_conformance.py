@@ -16,7 +16,10 @@ def verdicts(found):
     return {column: finding["verdict"] for column, finding in found.items()}
 
 
-@pytest.mark.parametrize("scheme", ["shared_mem", "shared_mem, asynchronous collector"])
+@pytest.mark.parametrize(
+    "scheme",
+    ["shared_mem", pytest.param("shared_mem, asynchronous collector", marks=pytest.mark.slow)],
+)
 def test_lockstep_passes_every_check(scheme, tmp_path, monkeypatch, capsys):
     options = [*SMALL, "--schemes", scheme, "--strict", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["conformance", "benchmarks.conformance.lockstep", *options])
@@ -27,6 +30,7 @@ def test_lockstep_passes_every_check(scheme, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "conformance.md").read_text() == capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_library_whose_workers_read_the_trainers_memory_fails(monkeypatch, capsys):
     options = [*SMALL, "--strict", "--patience", "15"]
     monkeypatch.setattr("sys.argv", ["conformance", "tests.benchmarks.aliasing_adapter", *options])

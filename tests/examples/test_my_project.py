@@ -174,6 +174,7 @@ def test_a_sweep_of_the_project_has_a_report(installed, tmp_path):
     assert "unix_socket" in report.read_text()
 
 
+@pytest.mark.slow
 def test_a_run_of_the_project_goes_on_from_its_checkpoint(installed, tmp_path):
     installed.experiment("hydra.run.dir=run", cwd=tmp_path)
     more = ("plugins=[my_project.parts]", "resume=run", f"total_frames={2 * FRAMES}")

@@ -51,7 +51,7 @@ def same(first, second):
     return compare_records(first, second) or compare_weights(first, second)
 
 
-SLOW = ("batches", "a tree", "waiting", "a lag", "SAC")
+SLOW = ("batches", "episodes", "a tree", "waiting", "a lag", "SAC")
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,7 @@ def test_a_killed_sweep_that_is_gone_on_with_gives_the_table_of_one_never_killed
 # -- apart from others
 
 
+@pytest.mark.slow
 def test_two_sweeps_in_one_process_give_the_bits_that_each_gives_in_its_own(tmp_path):
     first = ("-m", *SMALL, "seed=1,2", "sweep=first")
     second = (
