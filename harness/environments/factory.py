@@ -46,7 +46,7 @@ PACKAGES = {
     "MinAtar/": Package("minatar.gym", ("minatar",), "minatar"),
     "MiniGrid-": Package("minigrid", ("minigrid",), "minigrid"),
     "BabyAI-": Package("minigrid", ("minigrid",), "minigrid"),
-    "dm_control/": Package("shimmy", ("shimmy", "dm_control"), "dm_control"),
+    "dm_control/": Package("shimmy", ("shimmy", "dm_control"), "dm-control"),
 }
 # Wrappers that need more than gymnasium.
 WRAPPERS_NEED = {
