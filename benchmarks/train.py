@@ -1,16 +1,18 @@
 """Frames a second of whole trainings, beside other libraries, and what was learned in them.
 
     make bench BENCH=train            or, with both environments made,
-    .venv/bin/python benchmarks/train.py [--rounds 3] [--algos ppo,sac]
-        [--frames ppo=300000,sac=15000] [--seconds 900] [--contestants lockstep_single,sb3]
-        [--cleanrl PATH] [--no-peers] [--output outputs/benchmarks]
+    .venv/bin/python benchmarks/train.py [--rounds 3] [--algos ppo,pong,sac]
+        [--frames ppo=300000,pong=200000,sac=15000] [--seconds 900]
+        [--contestants lockstep_single,sb3] [--cleanrl PATH] [--no-peers]
+        [--output outputs/benchmarks]
 
-PPO on CartPole-v1 (8 environments × 128 steps, minibatches of 256, 4 epochs, 64×64 tanh) and SAC on
-Pendulum-v1 (256×256, batches of 256, one update a frame), all with the settings in `train_case.py`.
+PPO on CartPole-v1 (8 environments × 128 steps, minibatches of 256, 4 epochs, 64×64 tanh), the same
+on the pixels of Pong (the extra atari; a frame is one step of four), and SAC on Pendulum-v1
+(256×256, batches of 256, one update a frame), all with the settings in `train_case.py`.
 In each round every contestant trains once, from nothing, in a process of its own, with the round's
 seed and one torch thread; the next round takes them the other way round. Beside the speed stands
 the mean return of the last tenth of training: speed that harms learning is none. All of it takes
-about an hour on two cores, most of it SAC's.
+about an hour on two cores, most of it SAC's. Pong, which takes hours, is only run by name.
 
 CleanRL is no package, and its scripts are run from a checkout of it: --cleanrl PATH. Not here:
 sample-factory. Its 2.x requires numpy<2 and gymnasium<1, which no environment can have beside the
@@ -43,7 +45,7 @@ from benchmarks.collect_remote import (  # noqa: E402
     ContestantLeftOut,
     Remote,
 )
-from benchmarks.train_case import FRAMES, PPO, SAC, Training  # noqa: E402
+from benchmarks.train_case import FRAMES, PONG, PPO, SAC, Training  # noqa: E402
 from benchmarks.train_contestants import CONTESTANTS  # noqa: E402
 from benchmarks.train_report import Row, Turn, save, show  # noqa: E402
 
@@ -128,9 +130,11 @@ def parse() -> argparse.Namespace:
         help="of one training (default: %(default)s)",
     )
     parser.add_argument("--seconds", type=float, default=900.0, help="that one training may take")
-    for option, known in (("algos", FRAMES), ("contestants", CONTESTANTS)):
-        names = ",".join(known)
-        parser.add_argument(f"--{option}", type=of(known), default=names, help=f"of {names}")
+    algos, contestants = ",".join(FRAMES), ",".join(CONTESTANTS)
+    parser.add_argument("--algos", type=of(FRAMES), default="ppo,sac", help=f"of {algos}")
+    parser.add_argument(
+        "--contestants", type=of(CONTESTANTS), default=contestants, help=f"of {contestants}"
+    )
     parser.add_argument("--cleanrl", metavar="PATH", help="a checkout of CleanRL")
     parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
@@ -165,7 +169,7 @@ def main() -> int:
         "torch": torch.__version__,
         "frames": {algo: arguments.frames[algo] for algo in arguments.algos},
         "rounds": limits.rounds,
-        "settings": {"ppo": vars(PPO), "sac": vars(SAC)},
+        "settings": {"ppo": vars(PPO), "pong": vars(PONG), "sac": vars(SAC)},
     }
     show(rows, arguments.frames)
     save(rows, about, arguments.output / "train.json")

@@ -48,8 +48,22 @@ class SACSettings:
     hidden_sizes: tuple[int, ...] = (256, 256)  # relu
 
 
-PPO, SAC = PPOSettings(), SACSettings()
-FRAMES = {"ppo": 300_000, "sac": 15_000}  # of one training, by default
+@dataclass(frozen=True)
+class PongSettings(PPOSettings):
+    """PPO on Pong, as is customary for Atari: a step is four frames of the game."""
+
+    env: str = "PongNoFrameskip-v4"
+    clip: float = 0.1
+    hidden_sizes: tuple[int, ...] = (512,)  # relu, after the three convolutions; shared by both
+
+
+PPO, PONG, SAC = PPOSettings(), PongSettings(), SACSettings()
+FRAMES = {"ppo": 300_000, "pong": 200_000, "sac": 15_000}  # of one training, by default
+
+
+def ppo_settings(algo: str) -> PPOSettings:
+    """Those of the task: CartPole's or Pong's."""
+    return PONG if algo == "pong" else PPO
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ CONTESTANTS = {
         OURS,
         OUR_PYTHON,
         "collects and learns in turn, in one process",
-        ("ppo", "sac"),
+        ("ppo", "pong", "sac"),
         {"collector": "single", "num_workers": 1},
     ),
     "lockstep_multi_sync": Contestant(
@@ -46,24 +46,24 @@ CONTESTANTS = {
         OURS,
         OUR_PYTHON,
         "two workers ahead of the learner, each with so many environments",
-        ("ppo",),
+        ("ppo", "pong"),
         {"collector": "multi_async", "num_workers": 2},
     ),
     "lockstep_one_ahead": Contestant(
         OURS,
         OUR_PYTHON,
         "multi_async with one worker: collects the next batch while the learner trains",
-        ("ppo", "sac"),
+        ("ppo", "pong", "sac"),
         {"collector": "multi_async", "num_workers": 1},
     ),
     "sb3": Contestant(
-        STABLE_BASELINES, PEER_PYTHON, "stable-baselines3 with DummyVecEnv", ("ppo", "sac")
+        STABLE_BASELINES, PEER_PYTHON, "stable-baselines3 with DummyVecEnv", ("ppo", "pong", "sac")
     ),
     "sb3_subproc": Contestant(
         STABLE_BASELINES,
         PEER_PYTHON,
         "stable-baselines3 with SubprocVecEnv: a process for each environment",
-        ("ppo",),
+        ("ppo", "pong"),
         {"subproc": True},
     ),
     "sb3_16": Contestant(
@@ -76,7 +76,7 @@ CONTESTANTS = {
     "cleanrl": Contestant(
         "benchmarks.peers.cleanrl_train",
         PEER_PYTHON,
-        "CleanRL's ppo.py and sac_continuous_action.py",
-        ("ppo", "sac"),
+        "CleanRL's ppo.py, ppo_atari.py and sac_continuous_action.py",
+        ("ppo", "pong", "sac"),
     ),
 }

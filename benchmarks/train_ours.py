@@ -15,21 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.train_case import PPO, SAC, Episodes, Trained, Training
+from benchmarks.train_case import SAC, Episodes, Trained, Training, ppo_settings
 from benchmarks.train_host import serve
 
 SAC_BATCH_FRAMES = 16  # collected in turn with as many updates
-RECORD_EVERY_FRAMES = {"ppo": 1, "sac": 100}
+RECORD_EVERY_FRAMES = {"ppo": 1, "pong": 1, "sac": 100}
+IMAGES = ("env=atari", "env.kwargs.repeat_action_probability=0", "model=cnn")
 
 
 def overrides(training: Training, options: dict[str, Any]) -> list[str]:
     """The command line of the run."""
     collector = options["collector"]
     return [
-        f"algo={training.algo}",
+        f"algo={'sac' if training.algo == 'sac' else 'ppo'}",
         f"collector={collector}",
         f"sync={'none' if collector == 'single' else 'shared_mem'}",
-        "model=mlp",
+        *(IMAGES if training.algo == "pong" else ("model=mlp",)),
         "logger=jsonl",
         f"total_frames={training.frames}",
         f"seed={training.seed}",
@@ -38,31 +39,32 @@ def overrides(training: Training, options: dict[str, Any]) -> list[str]:
         "evaluation.at_end=false",
         "checkpoint.at_end=false",
         *([] if collector == "single" else [f"collector.num_workers={options['num_workers']}"]),
-        *(of_ppo(options) if training.algo == "ppo" else of_sac(training.frames)),
+        *(of_sac(training.frames) if training.algo == "sac" else of_ppo(training.algo, options)),
     ]
 
 
-def of_ppo(options: dict[str, Any]) -> list[str]:
+def of_ppo(algo: str, options: dict[str, Any]) -> list[str]:
     """Each batch is of as many environments and steps, however many workers make it."""
+    ppo = ppo_settings(algo)
+    own = [] if algo == "pong" else [f"env.id={ppo.env}", "model.activation=tanh"]
     makers = options["num_workers"] if options["collector"] == "multi_sync" else 1
     return [
-        f"env.id={PPO.env}",
-        f"env.num_envs={PPO.num_envs // makers}",
-        f"collector.frames_per_batch={PPO.batch_frames}",
-        f"model.hidden_sizes={list(PPO.hidden_sizes)}",
-        "model.activation=tanh",
-        f"algo.learning_rate={PPO.learning_rate}",
+        *own,
+        f"env.num_envs={ppo.num_envs // makers}",
+        f"collector.frames_per_batch={ppo.batch_frames}",
+        f"model.hidden_sizes={list(ppo.hidden_sizes)}",
+        f"algo.learning_rate={ppo.learning_rate}",
         "algo.anneal_learning_rate=true",
-        f"algo.epochs={PPO.epochs}",
-        f"algo.minibatch_size={PPO.minibatch_size}",
-        f"algo.gamma={PPO.gamma}",
-        f"algo.gae_lambda={PPO.gae_lambda}",
-        f"algo.clip={PPO.clip}",
+        f"algo.epochs={ppo.epochs}",
+        f"algo.minibatch_size={ppo.minibatch_size}",
+        f"algo.gamma={ppo.gamma}",
+        f"algo.gae_lambda={ppo.gae_lambda}",
+        f"algo.clip={ppo.clip}",
         "algo.clip_value=true",
         "algo.normalise_advantages=true",
-        f"algo.entropy_weight={PPO.entropy_weight}",
-        f"algo.value_weight={PPO.value_weight}",
-        f"algo.max_grad_norm={PPO.max_grad_norm}",
+        f"algo.entropy_weight={ppo.entropy_weight}",
+        f"algo.value_weight={ppo.value_weight}",
+        f"algo.max_grad_norm={ppo.max_grad_norm}",
     ]
 
 

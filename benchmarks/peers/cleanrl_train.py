@@ -8,6 +8,7 @@ does not have it or has moved on since they were written (for gymnasium 0.29):
     SummaryWriter       notes the episodes' returns and writes nothing
     SyncVectorEnv       ends episodes as 0.29 did: reset in the same step, `final_info` a list
     gymnasium.make      leaves out the checker, as for everybody
+    gymnasium.wrappers  have the names of 0.29, too
 
 Counting frames costs a script next to nothing, and not writing event files saves it a little. The
 time is from the first reset of its environments to their closing; frames are the steps in between.
@@ -30,10 +31,14 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from benchmarks.collect_host import LeftOut
-from benchmarks.train_case import PPO, SAC, Episodes, Trained, Training
+from benchmarks.train_case import SAC, Episodes, Trained, Training, ppo_settings
 from benchmarks.train_host import serve
 
-SCRIPTS = {"ppo": "cleanrl/ppo.py", "sac": "cleanrl/sac_continuous_action.py"}
+SCRIPTS = {
+    "ppo": "cleanrl/ppo.py",
+    "pong": "cleanrl/ppo_atari.py",
+    "sac": "cleanrl/sac_continuous_action.py",
+}
 
 
 class Record:
@@ -54,23 +59,24 @@ class Record:
 def settings(training: Training) -> dict[str, Any]:
     """The benchmark's settings by the scripts' names."""
     common = {"seed": training.seed, "total_timesteps": training.frames, "cuda": False}
-    if training.algo == "ppo":
+    if training.algo != "sac":
+        ppo = ppo_settings(training.algo)
         return common | {
-            "env_id": PPO.env,
-            "num_envs": PPO.num_envs,
-            "num_steps": PPO.num_steps,
-            "num_minibatches": PPO.batch_frames // PPO.minibatch_size,
-            "update_epochs": PPO.epochs,
-            "learning_rate": PPO.learning_rate,
+            "env_id": ppo.env,
+            "num_envs": ppo.num_envs,
+            "num_steps": ppo.num_steps,
+            "num_minibatches": ppo.batch_frames // ppo.minibatch_size,
+            "update_epochs": ppo.epochs,
+            "learning_rate": ppo.learning_rate,
             "anneal_lr": True,
-            "gamma": PPO.gamma,
-            "gae_lambda": PPO.gae_lambda,
+            "gamma": ppo.gamma,
+            "gae_lambda": ppo.gae_lambda,
             "norm_adv": True,
-            "clip_coef": PPO.clip,
+            "clip_coef": ppo.clip,
             "clip_vloss": True,
-            "ent_coef": PPO.entropy_weight,
-            "vf_coef": PPO.value_weight,
-            "max_grad_norm": PPO.max_grad_norm,
+            "ent_coef": ppo.entropy_weight,
+            "vf_coef": ppo.value_weight,
+            "max_grad_norm": ppo.max_grad_norm,
         }
     return common | {
         "env_id": SAC.env,
@@ -152,6 +158,9 @@ def replace_imports(record: Record, given: dict[str, Any]) -> None:
     tensorboard.SummaryWriter = summary_writer(record)  # type: ignore[attr-defined]
     sys.modules["tyro"], sys.modules["torch.utils.tensorboard"] = tyro, tensorboard
     gymnasium.vector.SyncVectorEnv = recorded_vector(record)  # type: ignore[misc]
+    wrappers: Any = gymnasium.wrappers
+    wrappers.GrayScaleObservation = wrappers.GrayscaleObservation
+    wrappers.FrameStack = wrappers.FrameStackObservation
     gymnasium.make = functools.partial(gymnasium.make, disable_env_checker=True)
 
 
@@ -168,6 +177,10 @@ def train(training: Training, options: dict[str, Any]) -> Trained:
     script = find_script(training.algo, options["cleanrl"])
     record = Record()
     replace_imports(record, settings(training))
+    if training.algo == "pong":
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
     sys.path.insert(0, options["cleanrl"])  # for its cleanrl_utils
     os.chdir(training.scratch)
     runpy.run_path(str(script), run_name="__main__")

@@ -263,6 +263,16 @@ def test_each_of_our_own_ppo_batches_is_of_as_many_environments_and_steps(name):
     assert (config.total_frames, config.seed) == (4096, 3)
 
 
+@pytest.mark.parametrize("name", [name for name in OURS if "pong" in CONTESTANTS[name].algos])
+def test_our_pong_is_the_peers_task(name):
+    given = overrides(Training("pong", 4096, 3, ""), CONTESTANTS[name].options)
+    assert set(given) >= {
+        *("env=atari", "env.kwargs.repeat_action_probability=0", "env.num_envs=8"),
+        *("collector.frames_per_batch=1024", "algo.minibatch_size=256", "algo.clip=0.1"),
+        *("model=cnn", "model.hidden_sizes=[512]"),
+    }
+
+
 @pytest.mark.parametrize("name", [name for name in OURS if "sac" in CONTESTANTS[name].algos])
 def test_our_sac_has_one_update_a_frame(name):
     config = plan_run(overrides(Training("sac", 2000, 3, ""), CONTESTANTS[name].options)).config
@@ -327,4 +337,4 @@ def test_an_unknown_value_is_answered_in_one_line(option, value, monkeypatch, ca
 
 def test_frames_that_are_not_named_keep_their_default(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--frames", "sac=2000"])
-    assert parse().frames == {"ppo": 300_000, "sac": 2000}
+    assert parse().frames == {"ppo": 300_000, "pong": 200_000, "sac": 2000}
