@@ -36,6 +36,7 @@ class Row:
     """A sweep over seeds, and what was published of the same task."""
 
     name: str
+    title: str
     overrides: tuple[str, ...]
     seeds: int
     published: str
@@ -61,54 +62,99 @@ def of(game: str) -> str:
 ROWS = [
     Row(
         "ppo_cartpole",
+        "PPO, CartPole-v1",
         ("experiment=ppo_cartpole_customary", "total_frames=500000"),
         5,
         "490 ± 6 (CleanRL)",
     ),
-    Row("ppo_acrobot", ("experiment=ppo_acrobot", *PLAIN), 5, "-86.4 ± 1.3 (CleanRL)"),
+    Row(
+        "ppo_acrobot",
+        "PPO, Acrobot-v1",
+        ("experiment=ppo_acrobot", *PLAIN),
+        5,
+        "-86.4 ± 1.3 (CleanRL)",
+    ),
     Row(
         "ppo_halfcheetah",
+        "PPO, HalfCheetah-v5",
         ("experiment=ppo_halfcheetah", *PLAIN),
         3,
         "1443 ± 46 (CleanRL), 2906 ± 1129 in its earlier table",
     ),
-    Row("ppo_hopper", ("experiment=ppo_hopper", *PLAIN), 3, "2383 ± 272 (CleanRL)"),
-    Row("ppo_walker2d", ("experiment=ppo_walker2d", *PLAIN), 3, "2288 ± 572 (CleanRL)"),
+    Row(
+        "ppo_hopper", "PPO, Hopper-v5", ("experiment=ppo_hopper", *PLAIN), 3, "2383 ± 272 (CleanRL)"
+    ),
+    Row(
+        "ppo_walker2d",
+        "PPO, Walker2d-v5",
+        ("experiment=ppo_walker2d", *PLAIN),
+        3,
+        "2288 ± 572 (CleanRL)",
+    ),
     Row(
         "ppo_minatar_breakout",
+        "PPO, MinAtar Breakout",
         ("experiment=ppo_minatar_breakout", *PLAIN),
         3,
         "16.6 (gymnax-blines, one run, 0.96 M frames)",
     ),
     Row(
         "ppo_minatar_asterix",
+        "PPO, MinAtar Asterix",
         ("experiment=ppo_minatar_breakout", of("Asterix"), *PLAIN),
         3,
         "1.8 (gymnax-blines, one run, 0.96 M frames)",
     ),
     Row(
         "ppo_minatar_space_invaders",
+        "PPO, MinAtar Space Invaders",
         ("experiment=ppo_minatar_breakout", of("SpaceInvaders"), *PLAIN),
         3,
         "50.4 (gymnax-blines, one run, 0.96 M frames)",
     ),
-    Row("sac_pendulum", ("experiment=sac_pendulum",), 5, "-157 (RL Zoo, one run, 20,000 frames)"),
+    Row(
+        "sac_pendulum",
+        "SAC, Pendulum-v1",
+        ("experiment=sac_pendulum",),
+        5,
+        "-157 (RL Zoo, one run, 20,000 frames)",
+    ),
     Row(
         "sac_halfcheetah",
+        "SAC, HalfCheetah-v5",
         ("experiment=sac_halfcheetah", "total_frames=100000"),
         3,
         "6515 ± 514 (Tianshou, 10 seeds, evaluation after 100,000 frames)",
     ),
-    Row("dqn_cartpole", ("experiment=dqn_cartpole",), 5, "489 ± 16 (CleanRL, 500,000 frames)"),
+    Row(
+        "dqn_cartpole",
+        "DQN, CartPole-v1",
+        ("experiment=dqn_cartpole",),
+        5,
+        "489 ± 16 (CleanRL, 500,000 frames)",
+    ),
     Row(
         "dqn_minatar_breakout",
+        "DQN, MinAtar Breakout",
         ("experiment=dqn_minatar_breakout",),
         3,
         "about 9 (Young and Tian 2019, read off their figure at 1 M frames)",
     ),
-    Row("impala_cartpole", ("experiment=impala_cartpole",), 5, "none found"),
-    Row("impala_lunarlander", ("experiment=impala_lunarlander",), 5, "none found"),
-    Row("impala_minatar_breakout", ("experiment=impala_minatar_breakout",), 3, "none found"),
+    Row("impala_cartpole", "IMPALA, CartPole-v1", ("experiment=impala_cartpole",), 5, "none found"),
+    Row(
+        "impala_lunarlander",
+        "IMPALA, LunarLander-v3",
+        ("experiment=impala_lunarlander",),
+        5,
+        "none found",
+    ),
+    Row(
+        "impala_minatar_breakout",
+        "IMPALA, MinAtar Breakout",
+        ("experiment=impala_minatar_breakout",),
+        3,
+        "none found",
+    ),
 ]
 
 
@@ -136,34 +182,34 @@ def spread(values: Sequence[float]) -> str:
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """The table, of the runs that are done."""
-    yield "| | frames | seeds | score | in evaluation | published | minutes a run | command |"
-    yield "|---|---|---|---|---|---|---|---|"
+    """The table of the runs that are done, and the commands that made them."""
+    yield "| | frames | seeds | score | in evaluation | published | minutes a run |"
+    yield "|---|---|---|---|---|---|---|"
     for row in rows:
-        directory = Path("outputs", row.sweep)
-        runs = (
-            find_runs([directory], ("episode/return", "episode/count"))
-            if directory.is_dir()
-            else []
-        )
-        done = [found for found in runs if found.is_done]
-        if not done:
-            yield f"| {row.name} | | 0 | not run | | {row.published} | | `{row.command}` |"
-            continue
-        scores = [score(found) for found in done]
-        evaluated = [found.summary["eval/return"] for found in done]
-        minutes = fmean(found.summary["wall_s"] for found in done) / 60
-        cells = (
-            row.name,
-            f"{fmean(found.summary['frames'] for found in done):,.0f}",
-            str(len(done)),
-            spread(scores),
-            spread(evaluated),
-            row.published,
-            f"{minutes:.1f}",
-            f"`{row.command}`",
-        )
-        yield f"| {' | '.join(cells)} |"
+        done = done_runs(Path("outputs", row.sweep))
+        *figures, minutes = measured(done) if done else ("", "0", "not run", "", "")
+        yield f"| {' | '.join([row.title, *figures, row.published, minutes])} |"
+    yield ""
+    for row in rows:
+        yield f"    python {row.command}"
+
+
+def done_runs(directory: Path) -> list[Run]:
+    if not directory.is_dir():
+        return []
+    runs = find_runs([directory], ("episode/return", "episode/count"))
+    return [found for found in runs if found.is_done]
+
+
+def measured(done: Sequence[Run]) -> tuple[str, ...]:
+    """Frames, seeds, score, evaluation and minutes."""
+    return (
+        f"{fmean(found.summary['frames'] for found in done):,.0f}",
+        str(len(done)),
+        spread([score(found) for found in done]),
+        spread([found.summary["eval/return"] for found in done]),
+        f"{fmean(found.summary['wall_s'] for found in done) / 60:.1f}",
+    )
 
 
 def main() -> None:
