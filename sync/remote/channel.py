@@ -40,6 +40,7 @@ from sync.channel import (
 from sync.local.doorbell import Doorbell
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot
+from sync.remote.blocks import give_back
 from sync.remote.engine import Engine, PackedBlock, PeerDied
 from sync.remote.inbox import Inbox, Reply, close_inbox, deliver, expect_worker
 
@@ -272,6 +273,7 @@ class RemoteReceiver(ReceiverChannel):
         super().__init__(key, layout, worker)
         self._key = key
         self._inbox: Inbox | None = None
+        self._taken = _NOTHING
         expect_worker(key, worker)
 
     @property
@@ -285,9 +287,14 @@ class RemoteReceiver(ReceiverChannel):
 
     def take(self) -> Snapshot | None:
         part = self.inbox.take()
-        return None if part is None else _snapshot(part, self.layout)
+        if part is None:
+            return None
+        self._taken = part
+        return _snapshot(part, self.layout)
 
     def answer(self, answer: Answer) -> None:
+        taken, self._taken = self._taken, _NOTHING
+        give_back(taken)
         self.inbox.answer(answer)
 
     def has_news(self) -> bool:

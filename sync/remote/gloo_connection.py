@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sync.remote.addresses import interface_of, uses_interface
+from sync.remote.blocks import lend_block
 from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack
 from sync.remote.engine import PeerDied
 
@@ -141,7 +142,8 @@ class GlooConnection:
             data += self._receive(length - _ROOM).numpy().tobytes()
         sizes = struct.unpack_from(f"<{num_tensors}q", data)
         data = data[8 * num_tensors :]
-        tensors = [self._receive(size) for size in sizes]
+        make = lend_block if kind == _POST else _new
+        tensors = [self._receive_into(make(size)) for size in sizes]
         if kind == _CALL:
             serve = threading.Thread(
                 target=self._serve, args=(ticket, data, tensors), name="lockstep-serve", daemon=True
@@ -156,8 +158,10 @@ class GlooConnection:
         return kind != _BYE
 
     def _receive(self, nbytes: int) -> Tensor:
-        memory = torch.empty(nbytes, dtype=torch.uint8)
-        if nbytes:
+        return self._receive_into(_new(nbytes))
+
+    def _receive_into(self, memory: Tensor) -> Tensor:
+        if memory.numel():
             self._group.recv([memory], self._other, _MESSAGES).wait(self._silence)
         return memory
 
@@ -200,6 +204,10 @@ class GlooConnection:
                 self._group.recv([probe], self._other, _PROBE).wait(timedelta(milliseconds=1))
         for thread in others:
             thread.join(_CLOSE_S)
+
+
+def _new(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def _unpack_and_run(data: bytes, tensors: list[Tensor]) -> Any:
