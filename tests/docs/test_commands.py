@@ -1,0 +1,102 @@
+"""Every command in the pages parses, and every run that they name can be composed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config.plan import plan_run
+from tests.docs.pages import ROOT, Command, commands, pages, read
+
+COMMANDS = commands()
+OURS = [one for one in COMMANDS if one.program == "run.py" or one.program.startswith("harness.")]
+STORED = "outputs/2026-01-31/12-00-00-ppo-CartPole-v1"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with the files that the pages' commands name."""
+    folder = tmp_path_factory.mktemp("reader")
+    stored = plan_run(["logger=jsonl"]).yaml
+    for directory in ("RUN", STORED, "outputs/2026-01-31/12-00-00-mine"):
+        (folder / directory).mkdir(parents=True)
+        (folder / directory / "config.yaml").write_text(stored)
+    experiment = re.search(r"```yaml\n(.*?)```", read("docs/tutorial.md"), re.DOTALL)
+    assert experiment
+    own = ROOT / "examples/my_project/conf/experiment/reinforce_cartpole.yaml"
+    files = {
+        "conf/experiment/old_weights.yaml": experiment[1],
+        "conf/experiment/reinforce_cartpole.yaml": own.read_text(),
+        "my_conf/experiment/mine.yaml": "# @package _global_\ntotal_frames: 1000\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "my_package").mkdir()
+    (folder / "my_package/parts.py").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder) -> dict[str, tuple[int, str]]:
+    """Exit status and errors of each command, composed in one process of their own."""
+    given = json.dumps([[command.program, command.arguments] for command in OURS])
+    paths = [str(folder), str(ROOT), str(ROOT / "examples/my_project")]
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.docs.compose"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert found.returncode == 0, found.stderr
+    return dict(zip(map(str, OURS), json.loads(found.stdout.splitlines()[-1]), strict=True))
+
+
+def test_there_are_commands_on_the_pages_where_they_are_expected():
+    with_commands = {command.page for command in COMMANDS}
+    assert with_commands >= {"README.md", "docs/quickstart.md", "docs/tutorial.md", "docs/sweeps.md"}
+    assert len(OURS) > 50
+
+
+@pytest.mark.parametrize("command", OURS, ids=str)
+def test_a_command_composes(command: Command, results):
+    status, said = results[str(command)]
+    if "pip install" in said:
+        pytest.skip(said.strip())
+    if command.error is not None:
+        assert (status, said.strip()) == (2, command.error)
+    else:
+        assert status == 0, said
+
+
+@pytest.mark.parametrize("module", sorted({one.program for one in COMMANDS} - {"run.py"}))
+def test_a_module_that_a_page_names_exists(module):
+    if module.split(".")[0] in ("harness", "tests", "benchmarks"):
+        assert importlib.util.find_spec(module) is not None
+
+
+def test_every_make_target_and_every_file_that_the_pages_name_exists():
+    targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    places = re.compile(r"`((?:benchmarks|collectors|conf|examples|harness|sync|tests)/[\w./]+)`")
+    missing = []
+    for page in pages():
+        text = read(page)
+        named = re.findall(r"(?:^ {4}|`)make ([a-z]+)", text, re.MULTILINE)
+        missing += [f"{page}: make {name}" for name in named if name not in targets]
+        missing += [f"{page}: {path}" for path in places.findall(text) if not is_there(path)]
+    assert missing == []
+
+
+def is_there(path: str) -> bool:
+    """Whether the repository has the path."""
+    return (ROOT / path).exists()
