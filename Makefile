@@ -66,7 +66,7 @@ report: $(READY) ## make a report of runs: ARGS=outputs/sync_ablation
 reproduce: $(READY) ## run a run again and compare: ARGS=outputs/2026-01-31/12-00-00-...
 	@$(BIN)/python -m harness.reproduce $(ARGS)
 
-browser: $(READY) ## look at a report in Chromium, which must be installed
+browser: $(READY) ## look at a report and the site in Chromium, which must be installed
 	$(BIN)/python -m pip install -c requirements.lock -e ".[browser]" --no-build-isolation -q
 	$(BIN)/python -m pytest -m browser $(ARGS)
 

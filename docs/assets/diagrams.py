@@ -34,7 +34,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def draw(source: str) -> str:
     """A sequence diagram as one block of HTML."""
     names, rows = parse(source)
-    width = COLUMN * len(names)
+    has_room = all(row.first != row.last or row.last < len(names) - 1 for row in rows)
+    width = COLUMN * len(names) + (0 if has_room else COLUMN // 2)
     parts, y = [], TOP + 10
     for row in rows:
         y += LINE * len(row.lines)
@@ -43,7 +44,7 @@ def draw(source: str) -> str:
     for place, name in enumerate(names):
         x = middle(place)
         parts.insert(0, f'<line class="life" x1="{x}" y1="{TOP}" x2="{x}" y2="{y}"/>')
-        parts.append(f'<rect class="box" x="{x - 100}" y="4" width="200" height="{TOP - 8}" rx="6"/>')
+        parts.append(f'<rect class="box" x="{x - 110}" y="4" width="220" height="{TOP - 8}" rx="6"/>')
         parts.append(f'<text class="name" x="{x}" y="27">{escape(name)}</text>')
     label = escape(f"Sequence diagram: {'; '.join(' '.join(row.lines) for row in rows)}", quote=True)
     head = f'<svg viewBox="0 0 {width} {y + 6}" width="{width}" role="img" aria-label="{label}">'

@@ -40,7 +40,8 @@ def read(page: str) -> str:
 
 def commands() -> list[Command]:
     """All commands of all pages that call Lockstep."""
-    return [command for page in pages() if page not in GENERATED for command in of_page(page)]
+    found = [command for page in pages() if page not in GENERATED for command in of_page(page)]
+    return list({str(command): command for command in found}.values())
 
 
 def of_page(page: str) -> Iterator[Command]:
