@@ -153,12 +153,14 @@ INTRO = f"""# Every metric
 
 Made by `{COMMAND}`.
 
-Each line of `metrics.jsonl` is a record: `step` (frames so far), `time`, and the metrics since the record before. `summary.json`
-holds the totals of the run. All loggers receive the same names. A metric is left out of a record if there is nothing to report.
+Each line of `metrics.jsonl` is a record: `step` (frames so far), `time`, and the metrics since the
+record before. `summary.json` holds the totals of the run. All loggers receive the same names. A
+metric is left out of a record if there is nothing to report.
 
-An *update* is one batch that the learner learns from. [Versions, lag and schedules](staleness.md) defines lag. With `sync=none` and
-`sync=hogwild` the policy acts with the learner's own memory, so its weights may be newer than their version: lag in updates is then
-an upper bound. Random actions have no version and are not counted."""
+An *update* is one batch that the learner learns from. [Versions, lag and schedules](staleness.md)
+defines lag. With `sync=none` and `sync=hogwild` the policy acts with the learner's own memory, so
+its weights may be newer than their version: lag in updates is then an upper bound. Random actions
+have no version and are not counted."""
 
 
 def reference() -> str:

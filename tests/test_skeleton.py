@@ -54,7 +54,9 @@ def test_the_peers_lock_pins_each_peer_within_its_range():
 
 def test_the_docs_lock_pins_each_package_within_its_range():
     for wanted in map(Requirement, PROJECT["optional-dependencies"]["docs"]):
-        assert wanted.specifier.contains(pins("requirements-docs.lock")[canonicalize_name(wanted.name)])
+        assert wanted.specifier.contains(
+            pins("requirements-docs.lock")[canonicalize_name(wanted.name)]
+        )
 
 
 def test_both_environments_run_the_same_torch():

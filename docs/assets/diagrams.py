@@ -44,9 +44,13 @@ def draw(source: str) -> str:
     for place, name in enumerate(names):
         x = middle(place)
         parts.insert(0, f'<line class="life" x1="{x}" y1="{TOP}" x2="{x}" y2="{y}"/>')
-        parts.append(f'<rect class="box" x="{x - 110}" y="4" width="220" height="{TOP - 8}" rx="6"/>')
+        parts.append(
+            f'<rect class="box" x="{x - 110}" y="4" width="220" height="{TOP - 8}" rx="6"/>'
+        )
         parts.append(f'<text class="name" x="{x}" y="27">{escape(name)}</text>')
-    label = escape(f"Sequence diagram: {'; '.join(' '.join(row.lines) for row in rows)}", quote=True)
+    label = escape(
+        f"Sequence diagram: {'; '.join(' '.join(row.lines) for row in rows)}", quote=True
+    )
     head = f'<svg viewBox="0 0 {width} {y + 6}" width="{width}" role="img" aria-label="{label}">'
     marker = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.config import application, sweep
 
-MOST_JOBS = 4
+MOST_JOBS = 2
 
 
 def compose(arguments: list[str]) -> int:

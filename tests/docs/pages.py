@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("docs/options.md", "docs/sync_ablation/report.md")
 # A command begins a line, or comes after a prompt or what sets its environment.
 COMMAND = re.compile(r"(?:^|(?<=\s))(python run\.py|run\.py|python -m [\w.]+|lockstep)(?=\s|$)")
+SUBSTITUTION = re.compile(r"\$\((python .*?)\)")
 INLINE = re.compile(r"`((?:python (?:run\.py|-m harness)|lockstep )[^`]*)`")
 
 
@@ -54,11 +55,16 @@ def of_page(page: str) -> Iterator[Command]:
             if not line.startswith("lockstep: "):
                 yield from parse(page, line.removeprefix("$ "), error)
     for found in INLINE.finditer(re.sub(r"^( {4}|```).*?$", "", text, flags=re.MULTILINE)):
-        yield from parse(page, " ".join(found[1].split()))
+        for command in parse(page, " ".join(found[1].split())):
+            if command.arguments:  # else it is a name
+                yield command
 
 
 def parse(page: str, line: str, error: str | None = None) -> Iterator[Command]:
     """The command in a line, if there is one that calls Lockstep."""
+    for inner in SUBSTITUTION.findall(line):
+        yield from parse(page, inner)
+    line = SUBSTITUTION.sub("", line)
     if not (found := COMMAND.search(line)) or line.lstrip().startswith(("#", "!")):
         return
     program = {"lockstep": "run.py", "python run.py": "run.py"}.get(found[1], found[1])

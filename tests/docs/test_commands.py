@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.command import main
 from harness.config.plan import plan_run
 from tests.docs.pages import ROOT, Command, commands, pages, read
+
+pytestmark = pytest.mark.timeout(600)  # all commands are composed for the first test
 
 COMMANDS = commands()
 OURS = [one for one in COMMANDS if one.program == "run.py" or one.program.startswith("harness.")]
@@ -25,7 +28,14 @@ def folder(tmp_path_factory) -> Path:
     """A folder with the files that the pages' commands name."""
     folder = tmp_path_factory.mktemp("reader")
     stored = plan_run(["logger=jsonl"]).yaml
-    for directory in ("RUN", STORED, "outputs/2026-01-31/12-00-00-mine"):
+    small = (
+        "total_frames=4096",
+        "collector.num_workers=8",
+        "logger=jsonl",
+        "evaluation.at_end=false",
+    )
+    assert main([*small, f"hydra.run.dir={folder / 'RUN'}"]) == 0
+    for directory in (STORED, "outputs/2026-01-31/12-00-00-mine"):
         (folder / directory).mkdir(parents=True)
         (folder / directory / "config.yaml").write_text(stored)
     experiment = re.search(r"```yaml\n(.*?)```", read("docs/tutorial.md"), re.DOTALL)
@@ -57,7 +67,7 @@ def results(folder) -> dict[str, tuple[int, str]]:
         input=given,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
     )
     assert found.returncode == 0, found.stderr
     return dict(zip(alike, json.loads(found.stdout.splitlines()[-1]), strict=True))
@@ -70,7 +80,12 @@ def key(command: Command) -> str:
 
 def test_there_are_commands_on_the_pages_where_they_are_expected():
     with_commands = {command.page for command in COMMANDS}
-    assert with_commands >= {"README.md", "docs/quickstart.md", "docs/tutorial.md", "docs/sweeps.md"}
+    assert with_commands >= {
+        "README.md",
+        "docs/quickstart.md",
+        "docs/tutorial.md",
+        "docs/sweeps.md",
+    }
     assert len(OURS) > 50
 
 
@@ -93,16 +108,17 @@ def test_a_module_that_a_page_names_exists(module):
 
 def test_every_make_target_and_every_file_that_the_pages_name_exists():
     targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    places = re.compile(r"`((?:benchmarks|collectors|conf|examples|harness|sync|tests)/[\w./]+)`")
+    folders = "benchmarks|collectors|conf|examples|harness|sync|tests"
+    places = re.compile(rf"`((?:{folders})/(?:[\w./]+\.(?:py|md|yaml)|[\w/]+/))`")
     missing = []
     for page in pages():
         text = read(page)
         named = re.findall(r"(?:^ {4}|`)make ([a-z]+)", text, re.MULTILINE)
         missing += [f"{page}: make {name}" for name in named if name not in targets]
-        missing += [f"{page}: {path}" for path in places.findall(text) if not is_there(path)]
-    assert missing == []
+        missing += [f"{page}: {path}" for path in places.findall(text) if not is_there(page, path)]
+    assert missing == ["docs/tutorial.md: conf/experiment/old_weights.yaml"]  # the reader's own
 
 
-def is_there(path: str) -> bool:
-    """Whether the repository has the path."""
-    return (ROOT / path).exists()
+def is_there(page: str, path: str) -> bool:
+    """Whether the repository, or the folder of the page, has the path."""
+    return (ROOT / path).exists() or ((ROOT / page).parent / path).exists()

@@ -24,7 +24,7 @@ RUNS = (
         *(*PPO, "collector=multi_sync", "collector.preemptive_threshold=0.5"),
         *("sync.link.preset=lan", "sync.wire=int8", "sync.verify=every"),
     ),
-    (*PPO, "collector=simulated", "env.wrappers=[{scaled_reward:{scale: 0.1}}]"),
+    (*PPO, "collector=simulated"),
     (*SMALL, "total_frames=384", "collector.frames_per_batch=128", "algo=impala"),
     (*REPLAY, "algo=sac", "env=pendulum"),
     (*REPLAY, "algo=dqn"),
