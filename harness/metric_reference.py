@@ -89,7 +89,8 @@ COLLECTOR = {
     "collector/dropped": "frames that were discarded, for example with a worker that died",
     "collector/in_flight": "frames that are made and not delivered yet; "
     "`collected == delivered + dropped + in_flight`",
-    "collector/preempted": "`collector.preemptive_threshold`: frames that workers had not made yet when the batch was taken",
+    "collector/preempted": "`collector.preemptive_threshold`: frames that workers had not made yet "
+    "when the batch was taken",
     "sim/time_s": "`collector=simulated`: virtual time",
 }
 TRAINING = {

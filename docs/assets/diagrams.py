@@ -100,9 +100,9 @@ def note(row: Row, y: int) -> list[str]:
 
 def text(lines: list[str], x: float, bottom: int, kind: str) -> list[str]:
     """Lines of text, the last one at `bottom`."""
-    count = len(lines)
+    top = bottom - LINE * (len(lines) - 1)
     return [
-        f'<text class="{kind}" x="{x}" y="{bottom - LINE * (count - 1 - place)}">{escape(line)}</text>'
+        f'<text class="{kind}" x="{x}" y="{top + LINE * place}">{escape(line)}</text>'
         for place, line in enumerate(lines)
     ]
 

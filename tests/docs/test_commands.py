@@ -40,17 +40,21 @@ def folder(tmp_path_factory) -> Path:
         (folder / directory / "config.yaml").write_text(stored)
     experiment = re.search(r"```yaml\n(.*?)```", read("docs/tutorial.md"), re.DOTALL)
     assert experiment
+    package = re.search(
+        r"```python\n(# my_package/.*?)```", read("docs/environments.md"), re.DOTALL
+    )
+    assert package
     own = ROOT / "examples/my_project/conf/experiment/reinforce_cartpole.yaml"
     files = {
         "conf/experiment/old_weights.yaml": experiment[1],
         "conf/experiment/reinforce_cartpole.yaml": own.read_text(),
         "my_conf/experiment/mine.yaml": "# @package _global_\ntotal_frames: 1000\n",
+        "my_package/__init__.py": package[1],
+        "my_package/parts.py": "",
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    (folder / "my_package").mkdir()
-    (folder / "my_package/parts.py").write_text("")
     return folder
 
 
