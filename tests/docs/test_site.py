@@ -38,9 +38,9 @@ def address() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def browser() -> Iterator[Any]:
-    """Chromium as it is installed here."""
+    """Chromium as it is installed here; it ends with the test, and so do processes that it adds."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
