@@ -12,13 +12,14 @@ BENCH ?= sync_latency collect train
 # One stamp per interpreter, written last: changing PYTHON makes the environment anew.
 READY := .venv/.ready-$(subst /,_,$(PYTHON))
 PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
+DOCS := .venv-docs/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
 # Three files at a time, since tests wait as often as they work, in their order: the many short ones
 # of tests/sync come last and fill the gaps.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow coverage check chaos soak load conformance bench report reproduce browser peers clean
+.PHONY: help run test slow coverage check chaos soak load conformance bench report reproduce browser docs peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,14 +66,17 @@ report: $(READY) ## make a report of runs: ARGS=outputs/sync_ablation
 reproduce: $(READY) ## run a run again and compare: ARGS=outputs/2026-01-31/12-00-00-...
 	@$(BIN)/python -m harness.reproduce $(ARGS)
 
-browser: $(READY) ## look at a report in Chromium, which must be installed
+browser: $(READY) ## look at a report and the site in Chromium, which must be installed
 	$(BIN)/python -m pip install -c requirements.lock -e ".[browser]" --no-build-isolation -q
 	$(BIN)/python -m pytest -m browser $(ARGS)
+
+docs: $(DOCS) ## build the documentation site into site/; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
 
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
 
 clean: ## remove the environments and caches; outputs/ stays
-	rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-peers .venv-docs site .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An outdated stamp marks a sound environment, which is updated in place. No stamp: there is no
@@ -95,4 +99,9 @@ $(PEERS): requirements-peers.lock
 	$(prepare)
 	.venv-peers/bin/python -m pip install -c requirements-peers.lock torch
 	.venv-peers/bin/python -m pip install -r requirements-peers.lock
+	@touch $@
+
+$(DOCS): requirements-docs.lock
+	$(prepare)
+	.venv-docs/bin/python -m pip install -r requirements-docs.lock
 	@touch $@

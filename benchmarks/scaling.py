@@ -1,4 +1,4 @@
-"""How the cost of a send grows with workers here, and what that predicts for a cluster.
+"""Scaling of `send` with the workers of this machine, and a prediction for a cluster.
 
     make bench BENCH=scaling            or
     .venv/bin/python benchmarks/scaling.py [--workers 1,2,4] [--model 1M] [--write docs/scaling.md]

@@ -2,8 +2,8 @@
 
 A collector steps gymnasium environments with a policy, in one process or in several workers, and
 stamps every frame with the version of the weights that computed its action. Start with `base.py`
-(what all collectors do) and `rollout.py` (the loop that makes frames); `worker.py` draws what goes
-between a worker and the trainer.
+(what all collectors do) and `rollout/loop.py` (which makes frames); `workers/channel.py` draws what
+goes between a worker and the trainer.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def fits_this_run() -> Iterator[None]:
 
 
 def open_directory(plan: RunPlan) -> RunDir:
-    """The run's directory, new or gone on with."""
+    """The run's directory, new or resumed."""
     try:
         if plan.resume:
             return RunDir.reopen(plan.directory, config=plan.yaml)

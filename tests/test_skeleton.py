@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCKS = ("requirements.lock", "requirements-peers.lock")
+LOCKS = ("requirements.lock", "requirements-peers.lock")  # those with torch
 
 # Of one machine only: where it keeps things, and where its packages come from.
 MACHINE = re.compile(
@@ -50,6 +50,13 @@ def test_the_lock_pins_each_dependency_within_its_range(requirement):
 def test_the_peers_lock_pins_each_peer_within_its_range():
     for wanted in map(Requirement, PROJECT["optional-dependencies"]["peers"]):
         assert wanted.specifier.contains(pins("requirements-peers.lock")[wanted.name])
+
+
+def test_the_docs_lock_pins_each_package_within_its_range():
+    for wanted in map(Requirement, PROJECT["optional-dependencies"]["docs"]):
+        assert wanted.specifier.contains(
+            pins("requirements-docs.lock")[canonicalize_name(wanted.name)]
+        )
 
 
 def test_both_environments_run_the_same_torch():

@@ -1,1 +1,1 @@
-"""Collectors on several machines. Start with `collector.py`, then `seats.py` and `host.py`."""
+"""Collectors on several machines. Start with `base.py`, then `node_channel.py` and `node.py`."""

@@ -1,0 +1,1 @@
+"""What the pages say holds: commands, links, metrics and words."""

@@ -1,0 +1,128 @@
+"""Every command in the pages parses, and every run that they name can be composed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.command import main
+from harness.config.plan import plan_run
+from tests.docs.pages import ROOT, Command, commands, pages, read
+
+pytestmark = pytest.mark.timeout(600)  # all commands are composed for the first test
+
+COMMANDS = commands()
+OURS = [one for one in COMMANDS if one.program == "run.py" or one.program.startswith("harness.")]
+STORED = "outputs/2026-01-31/12-00-00-ppo-CartPole-v1"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with the files that the pages' commands name."""
+    folder = tmp_path_factory.mktemp("reader")
+    stored = plan_run(["logger=jsonl"]).yaml
+    small = (
+        "total_frames=4096",
+        "collector.num_workers=8",
+        "logger=jsonl",
+        "evaluation.at_end=false",
+    )
+    assert main([*small, f"hydra.run.dir={folder / 'RUN'}"]) == 0
+    for directory in (STORED, "outputs/2026-01-31/12-00-00-mine"):
+        (folder / directory).mkdir(parents=True)
+        (folder / directory / "config.yaml").write_text(stored)
+    experiment = re.search(r"```yaml\n(.*?)```", read("docs/tutorial.md"), re.DOTALL)
+    assert experiment
+    package = re.search(
+        r"```python\n(# my_package/.*?)```", read("docs/environments.md"), re.DOTALL
+    )
+    assert package
+    own = ROOT / "examples/my_project/conf/experiment/reinforce_cartpole.yaml"
+    files = {
+        "conf/experiment/old_weights.yaml": experiment[1],
+        "conf/experiment/reinforce_cartpole.yaml": own.read_text(),
+        "my_conf/experiment/mine.yaml": "# @package _global_\ntotal_frames: 1000\n",
+        "my_package/__init__.py": package[1],
+        "my_package/parts.py": "",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder) -> dict[str, tuple[int, str]]:
+    """Exit status and errors of each command, composed in one process of their own."""
+    alike = {key(command): command for command in OURS}  # pages repeat each other
+    given = json.dumps([[command.program, command.arguments] for command in alike.values()])
+    paths = [str(folder), str(ROOT), str(ROOT / "examples/my_project")]
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.docs.compose"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert found.returncode == 0, found.stderr
+    return dict(zip(alike, json.loads(found.stdout.splitlines()[-1]), strict=True))
+
+
+def key(command: Command) -> str:
+    """The command without its page."""
+    return f"{command.program} {command.arguments}"
+
+
+def test_there_are_commands_on_the_pages_where_they_are_expected():
+    with_commands = {command.page for command in COMMANDS}
+    assert with_commands >= {
+        "README.md",
+        "docs/quickstart.md",
+        "docs/tutorial.md",
+        "docs/sweeps.md",
+    }
+    assert len(OURS) > 50
+
+
+@pytest.mark.parametrize("command", OURS, ids=str)
+def test_a_command_composes(command: Command, results):
+    status, said = results[key(command)]
+    if "pip install" in said:
+        pytest.skip(said.strip())
+    if command.error is not None:
+        assert (status, said.strip()) == (2, command.error)
+    else:
+        assert status == 0, said
+
+
+@pytest.mark.parametrize("module", sorted({one.program for one in COMMANDS} - {"run.py"}))
+def test_a_module_that_a_page_names_exists(module):
+    if module.split(".")[0] in ("harness", "tests", "benchmarks"):
+        assert importlib.util.find_spec(module) is not None
+
+
+def test_every_make_target_and_every_file_that_the_pages_name_exists():
+    targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    folders = "benchmarks|collectors|conf|examples|harness|sync|tests"
+    places = re.compile(rf"`((?:{folders})/(?:[\w./]+\.(?:py|md|yaml)|[\w/]+/))`")
+    missing = []
+    for page in pages():
+        text = read(page)
+        named = re.findall(r"(?:^ {4}|`)make ([a-z]+)", text, re.MULTILINE)
+        missing += [f"{page}: make {name}" for name in named if name not in targets]
+        missing += [f"{page}: {path}" for path in places.findall(text) if not is_there(page, path)]
+    assert missing == ["docs/tutorial.md: conf/experiment/old_weights.yaml"]  # the reader's own
+
+
+def is_there(page: str, path: str) -> bool:
+    """Whether the repository, or the folder of the page, has the path."""
+    return (ROOT / path).exists() or ((ROOT / page).parent / path).exists()

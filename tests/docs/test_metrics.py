@@ -1,0 +1,66 @@
+"""The reference of metrics describes what runs log, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.command import main
+from harness.metric_reference import GROUPS, reference
+from harness.staleness import BUCKETS
+from tests.docs.pages import read
+
+SMALL = ("model.hidden_sizes=[16]", "evaluation.num_episodes=1", "env.num_envs=4", "logger=jsonl")
+PPO = (*SMALL, "total_frames=384", "collector.frames_per_batch=128", "algo.minibatch_size=64")
+REPLAY = (
+    *(*SMALL, "total_frames=192", "collector.frames_per_batch=16", "collector=single"),
+    *("algo.learning_starts=32", "algo.batch_size=16", "algo.buffer_size=1000"),
+)
+RUNS = (
+    (*PPO, "collector=multi_async", "sync=hogwild", "algo.target_kl=1"),
+    (
+        *(*PPO, "collector=multi_sync", "collector.preemptive_threshold=0.5"),
+        *("sync.link.preset=lan", "sync.wire=int8", "sync.verify=every"),
+    ),
+    (*PPO, "collector=simulated"),
+    (*SMALL, "total_frames=384", "collector.frames_per_batch=128", "algo=impala"),
+    (*REPLAY, "algo=sac", "env=pendulum"),
+    (*REPLAY, "algo=dqn"),
+)
+DESCRIBED = {name for metrics in GROUPS.values() for name in metrics}
+# Logged on a GPU, with wrappers that change rewards, and of lags that no short run has.
+RARE = {"system/cuda_memory_mb", "episode/wrapped_return"}
+RARE |= {name for name in DESCRIBED if name.rpartition("/")[2] in BUCKETS}
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory) -> set[str]:
+    """The names in the records and summaries of small runs of every kind."""
+    names: set[str] = set()
+    for number, overrides in enumerate(RUNS):
+        directory = tmp_path_factory.mktemp("runs") / str(number)
+        assert main([*overrides, f"hydra.run.dir={directory}"]) == 0
+        names |= names_in(directory)
+    return names
+
+
+def names_in(directory: Path) -> set[str]:
+    """The names in a run's records and summary."""
+    records = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    summary = json.loads((directory / "summary.json").read_text())
+    return {name for record in (*records, summary) for name in record}
+
+
+def test_the_page_is_made_from_the_code():
+    """Made anew by: python -m harness.metric_reference > docs/metrics.md"""
+    assert read("docs/metrics.md") == reference() + "\n"
+
+
+def test_every_logged_metric_is_described(logged):
+    assert logged - {"step", "time"} - DESCRIBED == set()
+
+
+def test_every_described_metric_is_logged(logged):
+    assert DESCRIBED - RARE - logged == set()
