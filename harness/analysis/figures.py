@@ -12,14 +12,18 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from harness.analysis.blocks import Picture
 from harness.analysis.curves import Band
+from harness.analysis.design import Design
 from harness.analysis.findings import HEALTH, LAGS, LATENCIES, POINTS, Findings, Result
 from harness.analysis.progress import show_progress
+from harness.analysis.response import Panel, Response, positions
+from harness.analysis.statistics import student
 from harness.logging.figures import to_bytes
 from harness.metrics import PHASES
 from harness.staleness import BUCKETS
@@ -28,8 +32,9 @@ WIDTH = 5.8  # inches: letters stay readable at a phone's width
 DPI = 160
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+PLASMA = matplotlib.colormaps["plasma"]
 FILLS = dict(zip(DASHES, ("full", "left", "none", "top"), strict=True))
-MOST_TOGETHER = 6  # settings in one panel; more get a panel each
 MOST_LOOKS = 12  # colours with dashes; of more settings the others are grey
 MOST_BANDS = 3  # of profiles; more would cover each other
 LONGEST_LABEL = 48  # characters of a line
@@ -60,15 +65,15 @@ STYLE: Any = {
     "svg.hashsalt": "lockstep",  # the same numbers give the same file
 }
 
-Plot = Callable[[Findings], Figure | None]
 
-
-def draw(plot: Plot, findings: Findings, slug: str, caption: str) -> Picture | None:
+def draw(
+    plot: Callable[[Any], Figure | None], shown_of: Any, slug: str, caption: str
+) -> Picture | None:
     """Draw a figure for a white page and for a dark one; None if it would show nothing."""
-    show_progress(f"drawing {slug} of {findings.task.name}")
+    show_progress(f"drawing {slug}")
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script
-        figure = plot(findings)
+        figure = plot(shown_of)
         if figure is None:
             return None
         FigureCanvasAgg(figure)
@@ -80,8 +85,8 @@ def draw(plot: Plot, findings: Findings, slug: str, caption: str) -> Picture | N
     dark = svg
     for light_ink, dark_ink in zip(INKS["light"], INKS["dark"], strict=True):
         dark = dark.replace(light_ink, dark_ink)
-    labels = ", ".join(result.label for result in findings.results)
-    return Picture(slug, caption, f"{caption} ({labels})", png, svg, dark)
+    told = ", ".join(result.label for result in getattr(shown_of, "results", ()))
+    return Picture(slug, caption, f"{caption} ({told})" if told else caption, png, svg, dark)
 
 
 # -- learning
@@ -106,8 +111,8 @@ def _curves(findings: Findings, axis: str, xlabel: str) -> Figure | None:
     drawn = [result for result in findings.results if axis in result.curves]
     if not drawn:
         return None
-    if len(drawn) > MOST_TOGETHER:
-        return _curve_panels(findings, {r.label: r.curves[axis] for r in drawn}, xlabel)
+    if findings.design is not None:
+        return _curves_by_factors(findings, drawn, axis, xlabel)
     figure = _figure(findings, drawn, 3.4)
     axes = figure.add_subplot()
     styles = looks(findings)
@@ -118,72 +123,153 @@ def _curves(findings: Findings, axis: str, xlabel: str) -> Figure | None:
     return figure
 
 
-def _curve_panels(findings: Findings, bands: dict[str, Band], xlabel: str) -> Figure:
-    """A panel for each setting, each with all of them in grey behind it."""
-    columns = 2
-    rows = math.ceil(len(bands) / columns)
-    height = 1.6 + 0.15 * _num_lines(bands)
-    figure = Figure(figsize=(WIDTH, 0.6 + height * rows))
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    # Limits are set by hand: shared axes take time by the square of their number.
-    xlim = _limits([band.grid[np.isfinite(band.value)] for band in bands.values()])
-    ylim = _limits([y for band in bands.values() for y in (band.value, band.low, band.high)])
-    for place, (axes, (label, band)) in enumerate(zip(panels, bands.items(), strict=False)):
-        axes.set(xlim=xlim, ylim=ylim)
-        _draw_others(axes, list(bands.values()))
-        _draw_band(axes, band, {"color": COLOURS[0], "linestyle": "-"})
-        axes.set_title(shown(label), fontsize=9, loc="left")
+def _curves_by_factors(
+    findings: Findings, drawn: Sequence[Result], axis: str, xlabel: str
+) -> Figure:
+    """A panel for each line of the design, in which colour is the place on its x axis."""
+    design = findings.design
+    assert design is not None
+    panels: dict[str, list[Result]] = {}
+    for result in drawn:
+        place = design.place(result.setting)
+        title = " · ".join(filter(None, (place.panel, place.line)))
+        panels.setdefault(title, []).append(result)
+    figure, grid = panel_grid(len(panels), 2.0, sharey=True)
+    colours = dict(zip(design.values, shades(len(design.values)), strict=True))
+    for axes, (title, results) in zip(grid, panels.items(), strict=True):
+        for result in results:
+            colour = colours[design.place(result.setting).x]
+            _draw_band(axes, result.curves[axis], {"color": colour}, shade=len(results) <= 2)
+        axes.set_title(shown(title), fontsize=9, loc="left")
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
-        below = place + columns < len(bands)
-        axes.tick_params(labelbottom=not below, labelleft=place % columns == 0)
-    for axes in panels[len(bands) :]:
-        axes.set_axis_off()
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(findings.curve, fontsize=10)
+    lines = [Line2D([], [], color=colour) for colour in colours.values()]
+    add_legend(figure, lines, design.values, " + ".join(design.x))
     return figure
 
 
-def _limits(values: Sequence[np.ndarray]) -> tuple[float, float]:
-    """From the least to the greatest, with matplotlib's margins."""
-    found = np.concatenate(values)
-    found = found[np.isfinite(found)]
-    low, high = (found.min(), found.max()) if len(found) else (0.0, 1.0)
-    room = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
-    return low - room, high + room
+def shades(number: int) -> list[str]:
+    """Colours of ordered values, which show on a white page and on a dark one."""
+    return [to_hex(PLASMA(share)) for share in np.linspace(0.15, 0.85, number)]
 
 
-def _draw_others(axes: Axes, bands: Sequence[Band]) -> None:
-    """The curves in grey; of many, the area that they lie in."""
-    if len(bands) <= MOST_LOOKS:
-        for band in bands:
-            axes.plot(band.grid, band.value, **GREY)
+def panel_grid(number: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, in two columns if there are several."""
+    columns = min(number, 2)
+    rows = math.ceil(number / columns)
+    figure = Figure(figsize=(WIDTH, 0.9 + height * rows))
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharey, sharey=sharey)
+    panels = list(grid.flat)
+    for axes in panels[number:]:
+        axes.remove()
+    if number % columns:  # the last of the right column has its ticks hidden otherwise
+        panels[number - columns].tick_params(labelbottom=True)
+    return figure, panels[:number]
+
+
+def add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], title: str) -> None:
+    """A legend below the panels, for which the figure grows."""
+    names = [shown(label) for label in labels]
+    columns = max(1, min(len(names), 84 // (7 + max(map(len, names)))))
+    rows = math.ceil(len(names) / columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.22 * (rows + bool(title)))
+    figure.legend(
+        lines, names, loc="outside lower center", ncols=columns, fontsize=9, title=title or None
+    ).set_in_layout(True)
+
+
+def response(found: Response) -> Figure | None:
+    """A score over a factor: a line for each value of the hue, a panel for each of the facet."""
+    panels = [panel for panel in found.panels if panel.cells]
+    if not panels:
+        return None
+    design = found.design
+    alone = len(panels) == 1
+    one_task = len({id(f) for panel in panels for f in panel.findings}) == 1
+    figure, grid = panel_grid(len(panels), 3.0 if alone else 2.4, sharey=one_task)
+    at = positions(design.values)
+    least = min(np.diff(sorted(at)), default=1.0)
+    for axes, panel in zip(grid, panels, strict=True):
+        _draw_margin(axes, panel)
+        for number, line in enumerate(design.lines):
+            points = [
+                (x, c.mean)
+                for x, value in zip(at, design.values, strict=True)
+                if (c := panel.cells.get((line, value))) is not None
+            ]
+            # Lines stand beside each other, so that their intervals can be seen.
+            shift = 0.09 * least * (number - (len(design.lines) - 1) / 2)
+            shift = min(1.0, 4 / len(design.lines)) * shift
+            means = np.array([[m.value, m.value - m.low, m.high - m.value] for _, m in points])
+            if not points:
+                continue
+            axes.errorbar(
+                [x + shift for x, _ in points],
+                means[:, 0],
+                yerr=np.nan_to_num(means[:, 1:]).T,
+                capsize=2,
+                elinewidth=1.1,
+                markersize=4.5,
+                **line_look(number),
+            )
+        axes.set_xticks(at, [shown(value) for value in design.values], fontsize=9)
+        axes.set_title(shown(panel.title), fontsize=10, loc="left")
+        axes.grid(visible=False, axis="x")
+        axes.yaxis.set_major_formatter(FuncFormatter(_short))
+    figure.supxlabel(" + ".join(design.x), fontsize=10.5)
+    figure.supylabel(panels[0].findings[0].score, fontsize=10.5)
+    if len(design.lines) > 1:
+        lines = [Line2D([], [], markersize=4.5, **line_look(n)) for n in range(len(design.lines))]
+        add_legend(figure, lines, design.lines, " + ".join(design.hue))
+    return figure
+
+
+def line_look(number: int) -> dict[str, Any]:
+    """Colour, marker and dash of a line of a design."""
+    dash = DASHES[number // len(COLOURS) % len(DASHES)]
+    place = number % len(COLOURS)
+    return {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": dash}
+
+
+def _draw_margin(axes: Axes, panel: Panel) -> None:
+    """The differences that count as none, if there is one baseline."""
+    compared = [cell.comparison for cell in panel.cells.values() if cell.comparison is not None]
+    baselines = {comparison.baseline for comparison in compared}
+    if len(baselines) != 1 or len(panel.findings) != 1:
         return
-    values = np.array([band.value for band in bands])
-    low, high = np.fmin.reduce(values), np.fmax.reduce(values)
-    axes.fill_between(bands[0].grid, low, high, color=GREY["color"], alpha=0.2, linewidth=0)
+    scores = panel.findings[0].result(baselines.pop()).scores
+    middle, margin = float(np.mean(list(scores.values()))), compared[0].margin
+    axes.axhline(middle, color="#999999", linewidth=0.8, linestyle="--", zorder=1)
+    if math.isfinite(margin):
+        axes.axhspan(middle - margin, middle + margin, color="#999999", alpha=0.15, linewidth=0)
 
 
 # -- scores
 
 
-def scores(findings: Findings) -> Figure | None:
-    """Every seed's score, with the IQM and its interval."""
-    drawn = [result for result in findings.results if result.scores]
-    if not drawn:
+def scores(found: Sequence[Findings]) -> Figure | None:
+    """Every seed's score, with the mean and its interval; tasks below each other."""
+    tasks = [(f, drawn) for f in found if (drawn := [r for r in f.results if r.scores])]
+    if not tasks:
         return None
-    figure, axes = _rows(drawn)
-    styles = looks(findings)
-    for place, result in enumerate(drawn):
-        colour = styles[result.label]["color"]
-        values = list(result.scores.values())
-        axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.45, markersize=5)
-        found = result.estimates["iqm"]
-        if found.has_interval:
-            axes.plot([found.low, found.high], [place + 0.25] * 2, color=colour, linewidth=2.5)
-        axes.plot([found.value], [place + 0.25], "D", color=colour, markersize=6)
-    if findings.target is not None:
-        axes.axvline(findings.target, color="#999999", linestyle="--", linewidth=1)
-    axes.set(xlabel=findings.score)
+    figure, panels = _rows([drawn for _, drawn in tasks])
+    for axes, (findings, drawn) in zip(panels, tasks, strict=True):
+        styles = looks(findings)
+        for place, result in enumerate(drawn):
+            colour = styles[result.label]["color"]
+            values = list(result.scores.values())
+            axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.45, markersize=5)
+            mean = student(values)
+            if mean.has_interval:
+                axes.plot([mean.low, mean.high], [place + 0.25] * 2, color=colour, linewidth=2.5)
+            axes.plot([mean.value], [place + 0.25], "D", color=colour, markersize=6)
+        if findings.target is not None:
+            axes.axvline(findings.target, color="#999999", linestyle="--", linewidth=1)
+        axes.set(xlabel=findings.score)
+        if len(tasks) > 1:
+            axes.set_title(findings.task.name, fontsize=10, loc="left")
     return figure
 
 
@@ -293,7 +379,7 @@ def times(findings: Findings) -> Figure | None:
     drawn = [r for r in findings.results if math.isfinite(r.seconds_per_1000_frames("other"))]
     if not drawn:
         return None
-    figure, axes = _rows(drawn)
+    figure, (axes,) = _rows([drawn])
     before = np.zeros(len(drawn))
     for phase, colour in zip((*PHASES, "other"), PHASE_COLOURS, strict=True):
         spent = np.array([result.seconds_per_1000_frames(phase) for result in drawn])
@@ -330,7 +416,19 @@ def _num_lines(labels: Iterable[str]) -> int:
 
 
 def looks(findings: Findings) -> dict[str, dict[str, Any]]:
-    """A colour and a dash for each setting: where two lines coincide, both can be seen."""
+    """A colour and a dash for each setting: where two lines coincide, both can be seen.
+
+    With a design, colour is the line and its strength the place on the x axis.
+    """
+    if (design := findings.design) is not None:
+        strengths = np.linspace(0.3, 1.0, len(design.values))
+        return {
+            result.label: {key: line_look(number)[key] for key in ("color", "linestyle")}
+            | {"alpha": float(strengths[design.values.index(place.x)])}
+            for result in findings.results
+            for place in [design.place(result.setting)]
+            for number in [design.lines.index(place.line)]
+        }
     found = {result.label: GREY for result in findings.results}
     for place, label in enumerate(_told_apart(findings)):
         colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
@@ -353,17 +451,12 @@ def _figure(
     findings: Findings, drawn: Sequence[Result], height: float, *, markers: bool = False
 ) -> Figure:
     """A figure with a legend below its panel, which is so many inches high."""
-    styles = looks(findings)
-    lines, labels = [], []
-    for label in [r.label for r in drawn if styles[r.label] is not GREY]:
-        look = styles[label]
+    looked = _legend_of_design(findings.design) if findings.design else _legend(findings, drawn)
+    labels = [label for label, _ in looked]
+    lines = []
+    for _, look in looked:
         marker = {"marker": "D", "fillstyle": FILLS[look["linestyle"]], "linestyle": ""}
         lines.append(Line2D([], [], **(look | (marker if markers else {}))))
-        labels.append(shown(label))
-    if others := len(drawn) - len(labels):
-        marker = {"marker": "o", "linestyle": ""}
-        lines.append(Line2D([], [], **(GREY | (marker if markers else {}))))
-        labels.append(f"{others} others")
     columns = 2 if max(map(len, labels)) <= 30 else 1
     num_lines = sum(label.count("\n") + 1 for label in labels)
     figure = Figure(figsize=(WIDTH, height + 0.22 * num_lines))
@@ -371,15 +464,43 @@ def _figure(
     return figure
 
 
-def _rows(results: Sequence[Result]) -> tuple[Figure, Axes]:
-    """A figure with a row for each setting, the first on top."""
-    height = 0.27 + 0.15 * _num_lines(result.label for result in results)
-    figure = Figure(figsize=(WIDTH, 1.3 + height * len(results)))
-    axes = figure.add_subplot()
-    axes.set_yticks(range(len(results)), [shown(result.label) for result in results], fontsize=9)
-    axes.set_ylim(len(results) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    return figure, axes
+def _legend(findings: Findings, drawn: Sequence[Result]) -> list[tuple[str, dict[str, Any]]]:
+    """Each setting that has a look of its own, and how many others there are."""
+    styles = looks(findings)
+    own = [(shown(r.label), look) for r in drawn if (look := styles[r.label]) is not GREY]
+    others = len(drawn) - len(own)
+    return own + [(f"{others} others", GREY)] * bool(others)
+
+
+def _legend_of_design(design: Design) -> list[tuple[str, dict[str, Any]]]:
+    """The colours of the lines, then how strong the values of x are."""
+    strengths = np.linspace(0.3, 1.0, len(design.values))
+    colours = [
+        (shown(line) or "all", {key: line_look(number)[key] for key in ("color", "linestyle")})
+        for number, line in enumerate(design.lines)
+    ]
+    return colours + [
+        (
+            shown(f"{' + '.join(design.x)}={value}"),
+            {"color": "#777777", "alpha": float(strength), "linestyle": "-"},
+        )
+        for value, strength in zip(design.values, strengths, strict=True)
+    ]
+
+
+def _rows(groups: Sequence[Sequence[Result]]) -> tuple[Figure, list[Axes]]:
+    """A figure with a row for each setting, the first on top; a panel for each group of them."""
+    heights = [
+        len(group) * (0.27 + 0.15 * _num_lines(result.label for result in group))
+        for group in groups
+    ]
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(groups) + sum(heights)))
+    panels = list(figure.subplots(len(groups), squeeze=False, height_ratios=heights)[:, 0])
+    for axes, group in zip(panels, groups, strict=True):
+        axes.set_yticks(range(len(group)), [shown(r.label) for r in group], fontsize=9)
+        axes.set_ylim(len(group) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+    return figure, panels
 
 
 def _draw_band(

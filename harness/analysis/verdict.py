@@ -1,0 +1,154 @@
+"""How a report opens: the verdict in one sentence, the figure that shows it, and its table."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from harness.analysis import figures
+from harness.analysis.blocks import Block, Table
+from harness.analysis.comparisons import EQUIVALENT, UNDECIDED, VERDICTS, WITHIN, Comparison
+from harness.analysis.findings import Findings
+from harness.analysis.response import Panel, Response
+from harness.analysis.statistics import caution
+from harness.analysis.text import count, joined, number, with_interval
+
+SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "≈▲", "▲", "?"), strict=True))
+
+
+def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[Block | None]:
+    """The blocks of the first section, about the primary score of each task."""
+    yield sentence(found)
+    if response is None:
+        yield figures.draw(
+            figures.scores,
+            found,
+            "scores",
+            f"{_scores(found)}: a dot for each seed; below them the mean and its 95 % interval.",
+        )
+    else:
+        band = " The grey band is the margin about the baseline." * any(f.baseline for f in found)
+        yield figures.draw(
+            figures.response,
+            response,
+            "response",
+            f"{_scores(found)}: means over seeds with Student's 95 % intervals.{band}",
+        )
+        yield from _tables(response)
+    yield [said for findings in found for said in _findings(findings, response, len(found) > 1)]
+    yield from _cautions(found)
+
+
+def sentence(found: Sequence[Findings]) -> str:
+    """What the comparisons of all tasks show."""
+    compared = [(f, c) for f in found for c in f.comparisons]
+    if not compared:
+        scored = [r for f in found for r in f.results if r.scores]
+        if len(scored) == 1:
+            return (
+                f"{_scores(found)} is {with_interval(scored[0].estimates['mean'])}, the mean over "
+                f"{count(len(scored[0].scores), 'seed')}; there is nothing to compare it with."
+            )
+        return "There is nothing to compare: no two settings have finished runs with a score."
+    if len(compared) == 1:
+        return compared[0][1].sentence()
+    told = Counter(comparison.verdict() for _, comparison in compared)
+    differ = sum(n for verdict, n in told.items() if verdict not in (EQUIVALENT, UNDECIDED))
+    small = sum(n for verdict, n in told.items() if verdict.endswith(WITHIN))
+    parts = [f"{differ} differ" + (f" ({small} of them by less than the margin)" * bool(small))]
+    if told[EQUIVALENT]:
+        parts.append(f"{told[EQUIVALENT]} are equivalent within {found[0].margin}")
+    if told[UNDECIDED]:
+        parts.append(f"{told[UNDECIDED]} cannot be told from it")
+    against = joined(dict.fromkeys(f.against for f in found if f.comparisons))
+    text = (
+        f"By {_scores(found)}, of {count(len(compared), 'setting')} compared with {against}, "
+        f"{joined(parts)}"
+    )
+    sure = [(f, c) for f, c in compared if c.is_told_apart()]
+    if not sure:
+        return f"{text}."
+    findings, largest = max(sure, key=lambda pair: abs(_relative(*pair)))
+    share = _relative(findings, largest)
+    where = f" on {findings.task.name}" * (len(found) > 1)
+    size = f" ({share:+.0%} of {largest.baseline})" if math.isfinite(share) else ""
+    return (
+        f"{text}; the largest difference is that of {largest.name}{where}: "
+        f"{number(largest.difference.value)}{size}."
+    )
+
+
+def _relative(findings: Findings, comparison: Comparison) -> float:
+    """The difference as a share of the baseline's mean."""
+    scores = findings.result(comparison.baseline).scores.values()
+    mean = abs(sum(scores)) / len(scores) if scores else 0.0
+    return comparison.difference.value / mean if mean else math.nan
+
+
+def _scores(found: Sequence[Findings]) -> str:
+    return joined(dict.fromkeys(findings.score for findings in found))
+
+
+def _findings(findings: Findings, response: Response | None, several: bool) -> Iterator[str]:
+    """One item for each line of the figure, or for each verdict."""
+    task = f"{findings.task.name}, " * several
+    groups: dict[str, dict[str, list[str]]] = {}
+    settings = {result.label: result.setting for result in findings.results}
+    for comparison in findings.comparisons:
+        line, name = "", comparison.name
+        if response is not None:
+            place = response.design.place(settings[name])
+            name, line = place.x, " · ".join(filter(None, (place.panel, place.line)))
+            task = f"{findings.task.name}, " * (several and not place.panel)
+        groups.setdefault(line, {}).setdefault(comparison.verdict(), []).append(name)
+    for line, told in groups.items():
+        about = f"{task}{line}" if response is not None and line else f"{task}settings"
+        where = "" if response is None else f"at {' + '.join(response.design.x)} "
+        yield f"{about}: " + "; ".join(
+            f"{verdict} {where}{joined(told[verdict])}"
+            if where
+            else f"{verdict}: {joined(told[verdict])}"
+            for verdict in VERDICTS
+            if verdict in told
+        )
+
+
+def _tables(response: Response) -> Iterator[Block]:
+    design = response.design
+    yield (
+        "Means over seeds with Student's 95 % intervals. Against the baseline: ▼ lower, ▲ higher, "
+        "≈ equivalent within the margin, ? cannot be told; none: not compared."
+    )
+    for panel in response.panels:
+        if len(response.panels) > 1:
+            yield f"{panel.title}:"
+        rows = [
+            [line or "all", *(_cell(panel, line, x) for x in design.values)]
+            for line in design.lines
+            if any((line, x) in panel.cells for x in design.values)
+        ]
+        x, hue = " + ".join(design.x), " + ".join(design.hue)
+        yield Table([hue or "line", *(f"{x}={value}" for value in design.values)], rows, True)
+
+
+def _cell(panel: Panel, line: str, x: str) -> str:
+    if (cell := panel.cells.get((line, x))) is None:
+        return with_interval(None)
+    sign = SIGNS[cell.comparison.verdict()] if cell.comparison else ""
+    return f"{with_interval(cell.mean)} {sign}".strip()
+
+
+def _cautions(found: Sequence[Findings]) -> Iterator[Block]:
+    """What a reader must know about few seeds, once for all settings that it is true of."""
+    told: dict[str, list[str]] = {}
+    for findings in found:
+        for result in findings.results:
+            told.setdefault(caution(len(result.scores)), []).append(result.label)
+    told.pop("", None)
+    everywhere = sum(len(findings.results) for findings in found)
+    if told:
+        yield [
+            said + (f" ({joined(dict.fromkeys(labels))})" if len(labels) < everywhere else "")
+            for said, labels in told.items()
+        ]
