@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -112,7 +112,8 @@ def _curves(findings: Findings, axis: str, xlabel: str) -> Figure | None:
     if not drawn:
         return None
     if findings.design is not None:
-        return _curves_by_factors(findings, drawn, axis, xlabel)
+        bands = {result.label: result.curves[axis] for result in drawn}
+        return _by_factors(findings, findings.design, bands, xlabel, findings.curve)
     figure = _figure(findings, drawn, 3.4)
     axes = figure.add_subplot()
     styles = looks(findings)
@@ -123,27 +124,30 @@ def _curves(findings: Findings, axis: str, xlabel: str) -> Figure | None:
     return figure
 
 
-def _curves_by_factors(
-    findings: Findings, drawn: Sequence[Result], axis: str, xlabel: str
+def _by_factors(
+    findings: Findings,
+    design: Design,
+    drawn: Mapping[str, Band],
+    xlabel: str,
+    ylabel: str,
+    *,
+    steps: bool = False,
 ) -> Figure:
     """A panel for each line of the design, in which colour is the place on its x axis."""
-    design = findings.design
-    assert design is not None
-    panels: dict[str, list[Result]] = {}
-    for result in drawn:
-        place = design.place(result.setting)
+    panels: dict[str, list[tuple[str, Band]]] = {}
+    for label, band in drawn.items():
+        place = design.place(findings.result(label).setting)
         title = " · ".join(filter(None, (place.panel, place.line)))
-        panels.setdefault(title, []).append(result)
+        panels.setdefault(title, []).append((place.x, band))
     figure, grid = panel_grid(len(panels), 2.0, sharey=True)
     colours = dict(zip(design.values, shades(len(design.values)), strict=True))
-    for axes, (title, results) in zip(grid, panels.items(), strict=True):
-        for result in results:
-            colour = colours[design.place(result.setting).x]
-            _draw_band(axes, result.curves[axis], {"color": colour}, shade=len(results) <= 2)
+    for axes, (title, bands) in zip(grid, panels.items(), strict=True):
+        for value, band in bands:
+            look = {"color": colours[value]}
+            _draw_band(axes, band, look, steps=steps, shade=len(bands) <= MOST_BANDS)
         axes.set_title(shown(title), fontsize=9, loc="left")
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
-    figure.supxlabel(xlabel, fontsize=10)
-    figure.supylabel(findings.curve, fontsize=10)
+    label_panels(figure, grid, xlabel, ylabel)
     lines = [Line2D([], [], color=colour) for colour in colours.values()]
     add_legend(figure, lines, design.values, " + ".join(design.x))
     return figure
@@ -168,6 +172,13 @@ def panel_grid(number: int, height: float, *, sharey: bool) -> tuple[Figure, lis
     return figure, panels[:number]
 
 
+def label_panels(figure: Figure, grid: Sequence[Axes], xlabel: str, ylabel: str) -> None:
+    """The names of the axes: of x below each column, of y once."""
+    for axes in grid[-2:]:
+        axes.set_xlabel(xlabel)
+    figure.supylabel(ylabel, fontsize=10.5)
+
+
 def add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], title: str) -> None:
     """A legend below the panels, for which the figure grows."""
     names = [shown(label) for label in labels]
@@ -177,7 +188,7 @@ def add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], t
     figure.set_size_inches(width, height + 0.22 * (rows + bool(title)))
     figure.legend(
         lines, names, loc="outside lower center", ncols=columns, fontsize=9, title=title or None
-    ).set_in_layout(True)
+    )
 
 
 def response(found: Response) -> Figure | None:
@@ -218,8 +229,7 @@ def response(found: Response) -> Figure | None:
         axes.set_title(shown(panel.title), fontsize=10, loc="left")
         axes.grid(visible=False, axis="x")
         axes.yaxis.set_major_formatter(FuncFormatter(_short))
-    figure.supxlabel(" + ".join(design.x), fontsize=10.5)
-    figure.supylabel(panels[0].findings[0].score, fontsize=10.5)
+    label_panels(figure, grid, " + ".join(design.x), panels[0].findings[0].score)
     if len(design.lines) > 1:
         lines = [Line2D([], [], markersize=4.5, **line_look(n)) for n in range(len(design.lines))]
         add_legend(figure, lines, design.lines, " + ".join(design.hue))
@@ -278,6 +288,9 @@ def profiles(findings: Findings) -> Figure | None:
     drawn = {r.label: r.profile for r in findings.results if r.profile is not None}
     if not drawn:
         return None
+    if findings.design is not None:
+        above, share = f"{findings.score} above", "share of runs"
+        return _by_factors(findings, findings.design, drawn, above, share, steps=True)
     figure = _figure(findings, [r for r in findings.results if r.label in drawn], 3.2)
     axes = figure.add_subplot()
     styles = looks(findings)

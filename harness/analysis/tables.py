@@ -117,8 +117,10 @@ def _response(response: Response) -> Iterator[Row]:
     for panel in response.panels:
         for (line, x), cell in panel.cells.items():
             m, told = cell.mean, cell.comparison.verdict() if cell.comparison else None
-            row = [panel.title, line, x, cell.result.label, m.value, m.low, m.high, m.num_seeds]
-            yield [panel.findings[0].score, *row, told]
+            yield [
+                *(panel.findings[0].score, panel.title, line, x, cell.result.label),
+                *(m.value, m.low, m.high, m.num_seeds, told),
+            ]
 
 
 def _totals(found: Sequence[Findings]) -> Iterator[Row]:

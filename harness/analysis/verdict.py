@@ -56,9 +56,13 @@ def sentence(found: Sequence[Findings]) -> str:
     told = Counter(comparison.verdict() for _, comparison in compared)
     differ = sum(n for verdict, n in told.items() if verdict not in (EQUIVALENT, UNDECIDED))
     small = sum(n for verdict, n in told.items() if verdict.endswith(WITHIN))
-    parts = [f"{differ} differ" + (f" ({small} of them by less than the margin)" * bool(small))]
+    parts = [
+        f"{differ} differ{'s' * (differ == 1)}"
+        + (f" ({small} of them by less than the margin)" * bool(small))
+    ]
     if told[EQUIVALENT]:
-        parts.append(f"{told[EQUIVALENT]} are equivalent within {found[0].margin}")
+        are = "is" if told[EQUIVALENT] == 1 else "are"
+        parts.append(f"{told[EQUIVALENT]} {are} equivalent within {found[0].margin}")
     if told[UNDECIDED]:
         parts.append(f"{told[UNDECIDED]} cannot be told from it")
     against = joined(dict.fromkeys(f.against for f in found if f.comparisons))
@@ -72,11 +76,19 @@ def sentence(found: Sequence[Findings]) -> str:
     findings, largest = max(sure, key=lambda pair: abs(_relative(*pair)))
     share = _relative(findings, largest)
     where = f" on {findings.task.name}" * (len(found) > 1)
-    size = f" ({share:+.0%} of {largest.baseline})" if math.isfinite(share) else ""
+    size = f" ({100 * share:+.0f} %)" if math.isfinite(share) else ""
     return (
-        f"{text}; the largest difference is that of {largest.name}{where}: "
-        f"{number(largest.difference.value)}{size}."
+        f"{text}; the largest difference is {number(largest.difference.value)}{size}: "
+        f"{_name(findings, largest.name)}{where}."
     )
+
+
+def _name(findings: Findings, label: str) -> str:
+    """What the figure calls a setting."""
+    if (design := findings.design) is None:
+        return label
+    place = design.place(findings.result(label).setting)
+    return " · ".join(filter(None, (place.line, f"{' + '.join(design.x)}={place.x}")))
 
 
 def _relative(findings: Findings, comparison: Comparison) -> float:
