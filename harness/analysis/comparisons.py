@@ -21,7 +21,7 @@ from harness.analysis.statistics import (
 
 ROUNDING = 1e-12  # differences that agree to this share of the scores' size have no spread
 HIGHER, LOWER, EQUIVALENT, UNDECIDED = "higher", "lower", "equivalent", "cannot be told"
-WITHIN = ", within the margin"  # a difference that is shown, and shown to be small
+WITHIN = " by less than the margin"  # a difference that is shown, and shown to be small
 VERDICTS = (LOWER, f"{LOWER}{WITHIN}", EQUIVALENT, f"{HIGHER}{WITHIN}", HIGHER, UNDECIDED)
 
 

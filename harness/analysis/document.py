@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.analysis import figures, verdict
+from harness.analysis import drawing, figures, verdict
 from harness.analysis.blocks import Block, Code, Document, Table
 from harness.analysis.findings import (
     HEALTH,
@@ -116,14 +116,14 @@ def _results(findings: Findings, suffix: str) -> Blocks:
         + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
     )
     yield _scores(findings)
-    if findings.design is None and (others := len(findings.results) - figures.MOST_LOOKS) > 0:
+    if findings.design is None and (others := len(findings.results) - drawing.MOST_LOOKS) > 0:
         yield (
-            f"Colours tell the best {figures.MOST_LOOKS} settings apart, the baseline among them; "
+            f"Colours tell the best {drawing.MOST_LOOKS} settings apart, the baseline among them; "
             f"the other {others} are grey in the figures. data/ has all of them. With --x OPTION "
             "an option is the x axis, and colours are those of the others."
         )
     yield from _comparisons(findings)
-    yield figures.draw(
+    yield drawing.draw(
         figures.profiles,
         findings,
         f"profiles{suffix}",
@@ -197,16 +197,16 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
         f"{findings.curve}, the mean over seeds with a 95 % bootstrap band. Each point looks back "
         "on 5 % of the run; a line ends where the first of its runs ends."
     )
-    yield figures.draw(
+    yield drawing.draw(
         figures.curves_by_frames, findings, f"learning-frames{suffix}", f"By frames: {about}"
     )
-    yield figures.draw(
+    yield drawing.draw(
         figures.curves_by_seconds,
         findings,
         f"learning-seconds{suffix}",
         f"By wall time: {about} Start-up is left out.",
     )
-    yield figures.draw(
+    yield drawing.draw(
         figures.curves_by_virtual_seconds,
         findings,
         f"learning-virtual-seconds{suffix}",
@@ -241,7 +241,7 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
             for result in timed
         ]
         yield Table(["setting", *LATENCIES.values(), "bytes a run"], rows, numbers=True)
-        yield figures.draw(
+        yield drawing.draw(
             figures.latencies,
             findings,
             f"latencies{suffix}",
@@ -259,7 +259,7 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
         told = (*LAGS, "policy/dropped", "collector/dropped")
         rows = [[r.label, *(number(r.middle(name)) for name in told)] for r in lagged]
         yield Table(columns, rows, numbers=True)
-        yield figures.draw(
+        yield drawing.draw(
             figures.lags,
             findings,
             f"lags{suffix}",
@@ -301,7 +301,7 @@ def _health(findings: Findings, suffix: str) -> Blocks:
         "the acting policy from the learner's, and the largest ratio that of one frame."
     )
     yield Table(["setting", "lag", *HEALTH.values()], rows, numbers=True)
-    yield figures.draw(
+    yield drawing.draw(
         figures.health,
         findings,
         f"health{suffix}",
@@ -332,8 +332,8 @@ def _time(findings: Findings, suffix: str) -> Blocks:
         for result in timed
     ]
     yield Table(["setting", "frames/s", "wall s", *phases], rows, numbers=True)
-    yield figures.draw(figures.times, findings, f"times{suffix}", "Where the learner's time went.")
-    yield figures.draw(
+    yield drawing.draw(figures.times, findings, f"times{suffix}", "Where the learner's time went.")
+    yield drawing.draw(
         figures.throughput,
         findings,
         f"throughput{suffix}",

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.analysis import figures
+from harness.analysis import drawing, factor_figures, figures
 from harness.analysis.blocks import Block, Table
 from harness.analysis.comparisons import EQUIVALENT, UNDECIDED, VERDICTS, WITHIN, Comparison
 from harness.analysis.findings import Findings
@@ -21,7 +21,7 @@ def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[
     """The blocks of the first section, about the primary score of each task."""
     yield sentence(found)
     if response is None:
-        yield figures.draw(
+        yield drawing.draw(
             figures.scores,
             found,
             "scores",
@@ -29,8 +29,8 @@ def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[
         )
     else:
         band = " The grey band is the margin about the baseline." * any(f.baseline for f in found)
-        yield figures.draw(
-            figures.response,
+        yield drawing.draw(
+            factor_figures.response,
             response,
             "response",
             f"{_scores(found)}: means over seeds with Student's 95 % intervals.{band}",
