@@ -215,8 +215,8 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
     if findings.throughout is None:
         return
     yield (
-        f"Who learned sooner: the mean of {findings.curve} over all frames of a run, which is the "
-        "area below its curve divided by the curve's length. It tells apart what ends at one score."
+        f"Who learned sooner: {findings.throughout.score}, over frames, which is the area below a "
+        "run's curve divided by its length. It tells apart what ends at one score."
     )
     yield _scores(findings.throughout)
     yield from _comparisons(findings.throughout)

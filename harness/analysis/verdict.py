@@ -11,7 +11,7 @@ from harness.analysis.blocks import Block, Table
 from harness.analysis.comparisons import EQUIVALENT, UNDECIDED, VERDICTS, WITHIN, Comparison
 from harness.analysis.findings import Findings
 from harness.analysis.response import Panel, Response
-from harness.analysis.statistics import caution
+from harness.analysis.statistics import caution, student
 from harness.analysis.text import count, joined, number, with_interval
 
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "≈▲", "▲", "?"), strict=True))
@@ -44,13 +44,15 @@ def sentence(found: Sequence[Findings]) -> str:
     """What the comparisons of all tasks show."""
     compared = [(f, c) for f in found for c in f.comparisons]
     if not compared:
-        scored = [r for f in found for r in f.results if r.scores]
-        if len(scored) == 1:
-            return (
-                f"{_scores(found)} is {with_interval(scored[0].estimates['mean'])}, the mean over "
-                f"{count(len(scored[0].scores), 'seed')}; there is nothing to compare it with."
-            )
-        return "There is nothing to compare: no two settings have finished runs with a score."
+        scored = [(f, r) for f in found for r in f.results if r.scores]
+        if not scored or len(scored) > len({f.task.name for f, _ in scored}):
+            return "There is nothing to compare: no setting shares a finished seed with another."
+        means = [
+            f"{with_interval(student(list(r.scores.values())))} on {f.task.name} "
+            f"({count(len(r.scores), 'seed')})"
+            for f, r in scored
+        ]
+        return f"The {_scores(found)} is {joined(means)}; there is nothing to compare it with."
     if len(compared) == 1:
         return compared[0][1].sentence()
     told = Counter(comparison.verdict() for _, comparison in compared)
@@ -106,24 +108,20 @@ def _findings(findings: Findings, response: Response | None, several: bool) -> I
     """One item for each line of the figure, or for each verdict."""
     task = f"{findings.task.name}, " * several
     groups: dict[str, dict[str, list[str]]] = {}
-    settings = {result.label: result.setting for result in findings.results}
     for comparison in findings.comparisons:
-        line, name = "", comparison.name
+        line, name = comparison.verdict(), comparison.name
         if response is not None:
-            place = response.design.place(settings[name])
+            place = response.design.place(findings.result(name).setting)
             name, line = place.x, " · ".join(filter(None, (place.panel, place.line)))
-            task = f"{findings.task.name}, " * (several and not place.panel)
         groups.setdefault(line, {}).setdefault(comparison.verdict(), []).append(name)
+    if response is None:
+        for verdict in filter(groups.__contains__, VERDICTS):
+            yield f"{task}{verdict}: {joined(groups[verdict][verdict])}"
+        return
+    x = " + ".join(response.design.x)
     for line, told in groups.items():
-        about = f"{task}{line}" if response is not None and line else f"{task}settings"
-        where = "" if response is None else f"at {' + '.join(response.design.x)} "
-        yield f"{about}: " + "; ".join(
-            f"{verdict} {where}{joined(told[verdict])}"
-            if where
-            else f"{verdict}: {joined(told[verdict])}"
-            for verdict in VERDICTS
-            if verdict in told
-        )
+        said = [f"{v} at {x} {joined(told[v])}" for v in VERDICTS if v in told]
+        yield f"{line}: {'; '.join(said)}" if line else "; ".join(said)
 
 
 def _tables(response: Response) -> Iterator[Block]:
