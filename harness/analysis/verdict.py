@@ -58,10 +58,8 @@ def sentence(found: Sequence[Findings]) -> str:
     told = Counter(comparison.verdict() for _, comparison in compared)
     differ = sum(n for verdict, n in told.items() if verdict not in (EQUIVALENT, UNDECIDED))
     small = sum(n for verdict, n in told.items() if verdict.endswith(WITHIN))
-    parts = [
-        f"{differ} differ{'s' * (differ == 1)}"
-        + (f" ({small} of them by less than the margin)" * bool(small))
-    ]
+    inside = f" ({small} by less than the margin)" * bool(small)
+    parts = [f"{differ} differ{'s' * (differ == 1)}{inside}"] * bool(differ)
     if told[EQUIVALENT]:
         are = "is" if told[EQUIVALENT] == 1 else "are"
         parts.append(f"{told[EQUIVALENT]} {are} equivalent within {found[0].margin}")

@@ -200,3 +200,14 @@ def test_what_is_true_of_many_runs_is_said_once(tmp_path):
     text = (tmp_path / "out" / "report.md").read_text()
     assert text.count("no memory") == 1
     assert "and 25 more" in text
+
+
+def test_a_verdict_counts_only_what_there_is(tmp_path):
+    for lag in LAGS:
+        for seed in range(1, 5):
+            run = tmp_path / "runs" / f"{lag},{seed}"
+            make_run(run, seed=seed, sync={"name": "a", "lag": lag})
+    assert main([str(tmp_path / "runs"), "--x", "sync.lag", "--out", str(tmp_path / "out")]) == 0
+    opening = (tmp_path / "out" / "report.md").read_text().splitlines()[4]
+    assert "differ" not in opening
+    assert opening.endswith("2 are equivalent within 10 % of the baseline's mean.")
