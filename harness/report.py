@@ -11,11 +11,15 @@ from pathlib import Path
 
 from harness.analysis import html, markdown, tables
 from harness.analysis.blocks import Document
-from harness.analysis.document import count, write
-from harness.analysis.findings import WANTED, Findings, analyse
+from harness.analysis.comparisons import Margin
+from harness.analysis.design import make_design
+from harness.analysis.document import write
+from harness.analysis.findings import SCORES, WANTED, Findings, analyse, primary
 from harness.analysis.progress import show_progress
 from harness.analysis.read_runs import MARK, Run, find_runs
+from harness.analysis.response import respond
 from harness.analysis.settings import arrange
+from harness.analysis.text import count
 from harness.files import write_atomic
 from harness.logging.wandb_report import Upload, upload
 
@@ -51,11 +55,24 @@ def parser() -> argparse.ArgumentParser:
     add("places", nargs="+", type=Path, metavar="dir", help="directory of a sweep or a run")
     add("--out", type=Path, help="where to write; by default <the first dir>/report")
     add("--title", help="title of the page; by default the names of the dirs")
-    add("--baseline", help="setting that others are compared with: its name or a part of it")
+    add("--x", metavar="OPTION", help="draw the score over this option: --x sync.lag")
+    add("--hue", metavar="OPTION", help="a line for each of its values; several as a+b")
+    add("--facet", metavar="OPTION", help="a panel for each of its values; several as a+b")
+    score = "what the verdict is about: mean over training (default), its last tenth, or evaluation"
+    add("--score", choices=SCORES, help=score)
+    baseline = "what others are compared with: a setting's name, a part of it, or option=value"
+    add("--baseline", help=baseline)
+    margin = "differences below this share of the baseline's mean count as none; by default 0.1"
+    margins = found.add_mutually_exclusive_group()
+    margins.add_argument(
+        "--margin", type=positive, default=Margin.share, metavar="SHARE", help=margin
+    )
+    points = "the same in points of the score, where its mean may be near 0"
+    margins.add_argument("--margin-points", type=positive, metavar="POINTS", help=points)
     add("--metric", help="number of summary.json that is the score; by default eval/return")
     add("--target", type=number, help="score that counts as reached; by default gymnasium's")
     watch = "make the report again every S seconds while one of the runs is running"
-    add("--watch", type=seconds, metavar="S", help=watch)
+    add("--watch", type=positive, metavar="S", help=watch)
     wandb = "also hand the report to W&B, as a run in the sweep's group"
     add("--wandb", choices=("offline", "online"), help=wandb)
     add("--project", default="lockstep", help="project in W&B; by default lockstep")
@@ -71,7 +88,7 @@ def number(text: str) -> float:
     return value
 
 
-def seconds(text: str) -> float:
+def positive(text: str) -> float:
     """A number above zero; argparse reports any other text."""
     value = number(text)
     if value <= 0:
@@ -86,22 +103,29 @@ def make(options: argparse.Namespace) -> bool:
         raise ValueError(f"--compare got {len(places)} directory, expected 2 or more")
     if options.compare and options.baseline:
         raise ValueError("--compare takes no --baseline: the first directory is what others meet")
+    if options.x is None and (options.hue or options.facet):
+        raise ValueError("--hue and --facet need --x: the option on the x axis")
     out = options.out or places[0] / "report"
     for folder in (out, out / FIGURES, out / DATA):
         if folder.is_symlink():
             raise ValueError(f"{folder} is a link: name the folder to write to with --out")
     runs = find_runs(places, {*WANTED, options.metric} - {None})
     plan = arrange(runs, by_source=options.compare)
+    design = make_design(plan, options.x, options.hue, options.facet) if options.x else None
     found = analyse(
         plan,
         metric=options.metric,
+        score=options.score,
+        margin=Margin(options.margin, options.margin_points),
+        design=design,
         baseline=options.baseline,
         target=options.target,
         by_source=options.compare,
     )
     title = options.title or "Report on " + ", ".join(dict.fromkeys(run.source for run in runs))
-    document = write(plan, found, runs, title)
-    save(out, document, tables.files(found, runs))
+    response = respond(design, primary(found)) if design else None
+    document = write(plan, found, runs, title, response)
+    save(out, document, tables.files(found, runs, response))
     show_progress("")
     done = sum(run.is_done for run in runs)
     damaged = sum(bool(run.problems) for run in runs)

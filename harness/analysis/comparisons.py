@@ -1,4 +1,4 @@
-"""Whether one setting scores more than another: paired by seed, corrected for several tests."""
+"""Whether two settings differ, or are equivalent: paired by seed, corrected for several tests."""
 
 from __future__ import annotations
 
@@ -20,6 +20,31 @@ from harness.analysis.statistics import (
 )
 
 ROUNDING = 1e-12  # differences that agree to this share of the scores' size have no spread
+HIGHER, LOWER, EQUIVALENT, UNDECIDED = "higher", "lower", "equivalent", "cannot be told"
+WITHIN = " by less than the margin"  # a difference that is shown, and shown to be small
+VERDICTS = (LOWER, f"{LOWER}{WITHIN}", EQUIVALENT, f"{HIGHER}{WITHIN}", HIGHER, UNDECIDED)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The difference below which two settings count as equivalent."""
+
+    share: float = 0.1  # of the baseline's mean
+    points: float | None = None  # of the score, instead of a share
+
+    def of(self, baseline: np.ndarray) -> float:
+        """In points of the score."""
+        if self.points is not None:
+            return self.points
+        return self.share * abs(float(baseline.mean())) if len(baseline) else math.nan
+
+    def __str__(self) -> str:
+        if self.points is not None:
+            return f"{self.points:g}"
+        return f"{100 * self.share:g} % of the baseline's mean"
+
+
+DEFAULT_MARGIN = Margin()
 
 
 @dataclass(frozen=True)
@@ -31,10 +56,24 @@ class Comparison:
     difference: Estimate  # mean of setting minus baseline, with Student's interval
     p: float  # of Student's paired test; NaN with too few pairs or without spread
     p_adjusted: float  # by Holm's method, for all comparisons made together
+    margin: float = math.nan  # differences below it count as none
+    p_equivalent: float = math.nan  # of two one-sided tests against the margin
+    p_equivalent_adjusted: float = math.nan  # by Holm's method, too
 
     def is_told_apart(self) -> bool:
         """Whether the data show a difference; a NaN shows none."""
         return self.p_adjusted < 1 - LEVEL
+
+    def is_equivalent(self) -> bool:
+        """Whether the data show that the difference is smaller than the margin."""
+        return self.p_equivalent_adjusted < 1 - LEVEL
+
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        if self.is_told_apart():
+            word = HIGHER if self.difference.value > 0 else LOWER
+            return f"{word}{WITHIN}" if self.is_equivalent() else word
+        return EQUIVALENT if self.is_equivalent() else UNDECIDED
 
     def sentence(self) -> str:
         """The finding in words."""
@@ -53,6 +92,12 @@ class Comparison:
             )
         low, high = self.difference.low, self.difference.high
         p = f"corrected p = {self.p_adjusted:.2g}"
+        if self.verdict() == EQUIVALENT:
+            return (
+                f"{both} are equivalent: they differ by less than {self.margin:.4g} ({pairs} "
+                f"pairs, difference {value:+.4g}, interval {low:.4g} to {high:.4g}, "
+                f"corrected p of equivalence = {self.p_equivalent_adjusted:.2g})."
+            )
         if not self.is_told_apart():
             return (
                 f"The data cannot tell {both} apart ({pairs} pairs, "
@@ -66,14 +111,25 @@ class Comparison:
 
 
 def compare_pairs(
-    scores: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
+    scores: Mapping[str, Mapping[int, float]],
+    pairs: Sequence[tuple[str, str]],
+    margin: Margin = DEFAULT_MARGIN,
 ) -> list[Comparison]:
     """The first of each pair against the second (name → seed → score), as one family of tests."""
-    found = [paired_test(*pair_by_seed(scores[a], scores[b])) for a, b in pairs]
-    adjusted = holm([p for _, p in found])
+    paired = [pair_by_seed(scores[a], scores[b]) for a, b in pairs]
+    found = [paired_test(left, right) for left, right in paired]
+    margins = [margin.of(right) for _, right in paired]
+    equivalent = [
+        equivalence_test(left, right, least)
+        for (left, right), least in zip(paired, margins, strict=True)
+    ]
+    adjusted, equivalent_adjusted = holm([p for _, p in found]), holm(equivalent)
     return [
-        Comparison(*pair, difference, p, p_adjusted)
-        for pair, (difference, p), p_adjusted in zip(pairs, found, adjusted, strict=True)
+        Comparison(
+            *(name, baseline, *found[place], adjusted[place]),
+            *(margins[place], equivalent[place], equivalent_adjusted[place]),
+        )
+        for place, (name, baseline) in enumerate(pairs)
     ]
 
 
@@ -105,6 +161,19 @@ def paired_test(left: np.ndarray, right: np.ndarray) -> tuple[Estimate, float]:
     test = stats.ttest_rel(left, right)
     inside = test.confidence_interval(LEVEL)
     return Estimate(value, float(inside.low), float(inside.high), pairs), float(test.pvalue)
+
+
+def equivalence_test(left: np.ndarray, right: np.ndarray, margin: float) -> float:
+    """The p of two one-sided paired t-tests that the mean difference lies within the margin."""
+    differences = left - right
+    if len(differences) < 2 or not margin > 0:
+        return math.nan
+    rounding = ROUNDING * float(np.abs([left, right]).max())
+    if differences.std(ddof=1) <= rounding:
+        return 0.0 if abs(float(differences.mean())) <= rounding else math.nan
+    above = stats.ttest_1samp(differences, -margin, alternative="greater")
+    below = stats.ttest_1samp(differences, margin, alternative="less")
+    return float(max(above.pvalue, below.pvalue))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

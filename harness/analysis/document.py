@@ -6,25 +6,44 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.analysis import figures
+from harness.analysis import drawing, figures, verdict
 from harness.analysis.blocks import Block, Code, Document, Table
-from harness.analysis.findings import HEALTH, LAGS, LATENCIES, UPDATE_LAGS, Findings, totals
+from harness.analysis.findings import (
+    HEALTH,
+    LAGS,
+    LATENCIES,
+    UPDATE_LAGS,
+    Findings,
+    primary,
+    totals,
+)
 from harness.analysis.read_runs import Run
+from harness.analysis.response import Response
 from harness.analysis.settings import Plan
-from harness.analysis.statistics import Estimate, caution
+from harness.analysis.text import NONE, count, number, with_interval
 from harness.files import one_line
 from harness.metrics import PHASES
 from harness.staleness import BUCKETS
 
-NONE = "–"
 MOST_TOLD = 200  # characters of an error
+MOST_SENTENCES = 6  # comparisons of a table that are told in words, too
+MOST_NAMES = 5  # runs of which one thing is said
 
 Blocks = Iterator[Block | None]  # None is a figure that would show nothing
 
 
-def write(plan: Plan, found: Sequence[Findings], runs: Sequence[Run], title: str) -> Document:
+def write(
+    plan: Plan,
+    found: Sequence[Findings],
+    runs: Sequence[Run],
+    title: str,
+    response: Response | None = None,
+) -> Document:
     """Compose the report and draw its figures, which takes most of its time."""
-    sections = {"What was run": _what_was_run(plan, found, runs)}
+    sections = {
+        "Verdict": verdict.open_with(primary(found), response),
+        "What was run": _what_was_run(plan, found, runs),
+    }
     for place, findings in enumerate(found, 1):
         suffix, about = "", ""
         if len(found) > 1:
@@ -46,27 +65,6 @@ def write(plan: Plan, found: Sequence[Findings], runs: Sequence[Run], title: str
         for heading, blocks in sections.items()
     }
     return Document(title, {heading: blocks for heading, blocks in written.items() if blocks})
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number as text, rounded for a reader."""
-    if not math.isfinite(value):
-        return NONE
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{digits}g}"
-
-
-def with_interval(found: Estimate | None) -> str:
-    """A value and, where there is one, its interval."""
-    if found is None or not math.isfinite(found.value):
-        return NONE
-    if not found.has_interval:
-        return number(found.value)
-    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
-
-
-def count(things: int, what: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{things} {what}{'s' * (things != 1)}"
 
 
 def _told(text: object) -> str:
@@ -118,23 +116,14 @@ def _results(findings: Findings, suffix: str) -> Blocks:
         + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
     )
     yield _scores(findings)
-    if (others := len(findings.results) - figures.MOST_LOOKS) > 0:
+    if findings.design is None and (others := len(findings.results) - drawing.MOST_LOOKS) > 0:
         yield (
-            f"Colours tell the best {figures.MOST_LOOKS} settings apart, the baseline among them; "
-            f"the other {others} are grey in the figures. data/ has all of them."
+            f"Colours tell the best {drawing.MOST_LOOKS} settings apart, the baseline among them; "
+            f"the other {others} are grey in the figures. data/ has all of them. With --x OPTION "
+            "an option is the x axis, and colours are those of the others."
         )
-    cautions = [(result.label, caution(len(result.scores))) for result in findings.results]
-    if few := [f"{label}: {said}" for label, said in cautions if said]:
-        yield few
-    yield figures.draw(
-        figures.scores,
-        findings,
-        f"scores{suffix}",
-        f"{findings.score}: a dot for each seed, below them the IQM and its interval"
-        + ("; the dashed line is the target." if target is not None else "."),
-    )
     yield from _comparisons(findings)
-    yield figures.draw(
+    yield drawing.draw(
         figures.profiles,
         findings,
         f"profiles{suffix}",
@@ -161,28 +150,34 @@ def _scores(findings: Findings) -> Table:
 def _comparisons(findings: Findings) -> Blocks:
     if not findings.comparisons:
         return
-    against = f"with the baseline, {findings.baseline}" if findings.baseline else "across sweeps"
     yield (
-        f"Compared {against}: runs are paired by seed. The difference comes with Student's 95 % "
-        "interval for paired samples; p is corrected by Holm's method for the number of "
-        f"comparisons in this table, {len(findings.comparisons)}, and below 0.05 it counts as a "
-        "difference. P(better) is the probability that a run of the setting scores more than one "
-        "of the baseline, ties counting half."
+        f"Compared with {findings.against}: runs are paired by seed. The difference comes with "
+        "Student's 95 % interval for paired samples. p is of Student's paired test, and p of "
+        "equivalence of two one-sided tests that the difference is smaller than the margin, "
+        f"{findings.margin}. Holm's method corrects both for the number of comparisons in this "
+        f"table, {len(findings.comparisons)}; below 0.05 settings differ, or are equivalent. "
+        "P(better) is the probability that a run of the setting scores more than one of the "
+        "baseline, ties counting half."
     )
+    several = findings.baseline is None
     rows = [
         [
             comparison.name,
+            *([comparison.baseline] if several else []),
             str(comparison.difference.num_seeds),
             with_interval(comparison.difference),
-            number(comparison.p, 2),
             number(comparison.p_adjusted, 2),
+            number(comparison.p_equivalent_adjusted, 2),
+            comparison.verdict(),
             with_interval(findings.improvements.get(comparison.name)),
         ]
         for comparison in findings.comparisons
     ]
-    columns = ["setting", "pairs", "difference", "p", "corrected p", "P(better)"]
+    columns = ["setting", *(["baseline"] if several else []), "pairs", "difference"]
+    columns += ["corrected p", "corrected p of equivalence", "verdict", "P(better)"]
     yield Table(columns, rows, numbers=True)
-    yield [comparison.sentence() for comparison in findings.comparisons]
+    if len(findings.comparisons) <= MOST_SENTENCES:
+        yield [comparison.sentence() for comparison in findings.comparisons]
 
 
 def _together(found: Sequence[Findings]) -> Blocks:
@@ -202,16 +197,16 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
         f"{findings.curve}, the mean over seeds with a 95 % bootstrap band. Each point looks back "
         "on 5 % of the run; a line ends where the first of its runs ends."
     )
-    yield figures.draw(
+    yield drawing.draw(
         figures.curves_by_frames, findings, f"learning-frames{suffix}", f"By frames: {about}"
     )
-    yield figures.draw(
+    yield drawing.draw(
         figures.curves_by_seconds,
         findings,
         f"learning-seconds{suffix}",
         f"By wall time: {about} Start-up is left out.",
     )
-    yield figures.draw(
+    yield drawing.draw(
         figures.curves_by_virtual_seconds,
         findings,
         f"learning-virtual-seconds{suffix}",
@@ -220,8 +215,8 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
     if findings.throughout is None:
         return
     yield (
-        f"Who learned sooner: the mean of {findings.curve} over all frames of a run, which is the "
-        "area below its curve divided by the curve's length. It tells apart what ends at one score."
+        f"Who learned sooner: {findings.throughout.score}, over frames, which is the area below a "
+        "run's curve divided by its length. It tells apart what ends at one score."
     )
     yield _scores(findings.throughout)
     yield from _comparisons(findings.throughout)
@@ -246,7 +241,7 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
             for result in timed
         ]
         yield Table(["setting", *LATENCIES.values(), "bytes a run"], rows, numbers=True)
-        yield figures.draw(
+        yield drawing.draw(
             figures.latencies,
             findings,
             f"latencies{suffix}",
@@ -264,7 +259,7 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
         told = (*LAGS, "policy/dropped", "collector/dropped")
         rows = [[r.label, *(number(r.middle(name)) for name in told)] for r in lagged]
         yield Table(columns, rows, numbers=True)
-        yield figures.draw(
+        yield drawing.draw(
             figures.lags,
             findings,
             f"lags{suffix}",
@@ -306,7 +301,7 @@ def _health(findings: Findings, suffix: str) -> Blocks:
         "the acting policy from the learner's, and the largest ratio that of one frame."
     )
     yield Table(["setting", "lag", *HEALTH.values()], rows, numbers=True)
-    yield figures.draw(
+    yield drawing.draw(
         figures.health,
         findings,
         f"health{suffix}",
@@ -337,8 +332,8 @@ def _time(findings: Findings, suffix: str) -> Blocks:
         for result in timed
     ]
     yield Table(["setting", "frames/s", "wall s", *phases], rows, numbers=True)
-    yield figures.draw(figures.times, findings, f"times{suffix}", "Where the learner's time went.")
-    yield figures.draw(
+    yield drawing.draw(figures.times, findings, f"times{suffix}", "Where the learner's time went.")
+    yield drawing.draw(
         figures.throughput,
         findings,
         f"throughput{suffix}",
@@ -364,15 +359,34 @@ def _failures(runs: Sequence[Run]) -> Blocks:
             f"{count(len(runs), 'run')}. "
             "If what failed is not chance, the numbers flatter the settings it happened to."
         )
-        rows = []
+        alike: dict[tuple[str, str], list[Run]] = {}
         for run in unfinished:
-            reached = f"{run.steps[-1]:.0f}" if len(run.steps) else NONE
-            rows.append([run.name, run.state, reached, _told(run.error) or NONE])
+            alike.setdefault((run.state, _told(run.error) or NONE), []).append(run)
+        rows = [
+            [_some(group), state, _reached(group), error] for (state, error), group in alike.items()
+        ]
         yield Table(["run", "state", "frames", "error"], rows)
     if damaged:
         yield "Files that are missing or damaged; what could be read was used."
-        rows = [[run.name, _told("; ".join(run.problems))] for run in damaged]
-        yield Table(["run", "problems"], rows)
+        said: dict[str, list[Run]] = {}
+        for run in damaged:
+            said.setdefault(_told("; ".join(run.problems)), []).append(run)
+        yield Table(["run", "problems"], [[_some(group), text] for text, group in said.items()])
+
+
+def _some(runs: Sequence[Run]) -> str:
+    """The names of the first of them, and how many there are besides."""
+    names = [run.name for run in runs[:MOST_NAMES]]
+    more = len(runs) - len(names)
+    return ", ".join(names) + f" and {more} more (data/runs.csv)" * bool(more)
+
+
+def _reached(runs: Sequence[Run]) -> str:
+    """From how many frames to how many they got."""
+    reached = [run.steps[-1] for run in runs if len(run.steps)]
+    if not reached:
+        return NONE
+    return " to ".join(f"{frames:.0f}" for frames in sorted({min(reached), max(reached)}))
 
 
 def _provenance(runs: Sequence[Run]) -> Blocks:

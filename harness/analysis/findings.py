@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from gymnasium.envs.registration import registry
 
-from harness.analysis.comparisons import Comparison, compare_pairs, probability_of_improvement
+from harness.analysis.comparisons import (
+    DEFAULT_MARGIN,
+    Comparison,
+    Margin,
+    compare_pairs,
+    probability_of_improvement,
+)
 from harness.analysis.curves import Band, band, interpolate, profile, trailing_mean
+from harness.analysis.design import Design
 from harness.analysis.progress import show_progress
 from harness.analysis.read_runs import VIRTUAL_TIME, Run
-from harness.analysis.settings import SOURCE, Plan, Setting, Task
+from harness.analysis.settings import MISSING, SOURCE, Factor, Options, Plan, Setting, Task
 from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap
 from harness.metrics import PHASES
 from harness.options.errors import suggest
@@ -53,6 +60,7 @@ WANTED = (
 POINTS = 101  # of a curve's grid, of a profile and of a distribution
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
 FEWEST_POINTS = 10  # of a metric that is drawn as a curve
+TRAINING, LAST_TENTH, EVALUATION = SCORES = ("training", "last_tenth", "evaluation")
 
 
 @dataclass
@@ -105,10 +113,14 @@ class Findings:
     curve: str  # the metric whose course is shown
     target: float | None
     results: list[Result]
-    baseline: str | None = None
+    baseline: str | None = None  # if all are compared with one setting
+    against: str = ""  # what each setting is compared with, in words
     comparisons: list[Comparison] = field(default_factory=list)
+    margin: Margin = DEFAULT_MARGIN
     improvements: dict[str, Estimate] = field(default_factory=dict)  # by setting
     throughout: Findings | None = None  # the same with the curve's mean as the score
+    is_primary: bool = False  # whether the verdict is about this score
+    design: Design | None = None
 
     def result(self, label: str) -> Result:
         return next(result for result in self.results if result.label == label)
@@ -118,28 +130,52 @@ def analyse(
     plan: Plan,
     *,
     metric: str | None = None,
+    score: str | None = None,
     baseline: str | None = None,
     target: float | None = None,
+    margin: Margin = DEFAULT_MARGIN,
     by_source: bool = False,
+    design: Design | None = None,
 ) -> list[Findings]:
-    """The numbers of every task."""
+    """The numbers of every task.
+
+    A `baseline` is a setting, or `option=value`: then each setting is compared with the one that
+    has this value and is otherwise the same. With a `design` it is the first value of x.
+    """
     found = []
     for task in plan.tasks:
         show_progress(f"statistics of {task.name}")
-        found.append(_task(task, metric, target))
+        found.append(_task(task, metric, score, target))
     results = [result for findings in found for result in findings.results]
     known = {name for result in results for run in result.runs for name in run.summary}
     if metric is not None and known and metric not in known:
         raise ValueError(f"--metric is {metric!r}; {suggest(metric, known)}")
-    matched = by_source
+    matched = by_source or baseline is None
     for findings in every_score(found):
+        settings = findings.task.settings
+        findings.design = design
+        fixed: Options = {}
         if by_source:
-            _compare(findings, _across_sources(findings.task.settings))
-        elif (label := _baseline(findings, baseline)) is not None:
+            fixed = {SOURCE: settings[0].values.get(SOURCE, MISSING)}
+        elif baseline is not None:
+            fixed = _values_named(baseline, settings)
+        elif design is not None:
+            fixed = design.first(settings)
+        same = [setting for setting in settings if _has(setting, fixed)]
+        if fixed and (by_source or len(same) != 1):
+            told = " and ".join(f"{key}={value}" for key, value in fixed.items())
+            findings.against = f"the setting with {told} that is otherwise the same"
+            pairs = _otherwise_same(settings, fixed, design.factors if design else ())
+            matched |= bool(same)
+        else:
+            label = same[0].label if fixed else _baseline(findings, baseline)
+            if label is None:
+                continue
             matched = True
-            findings.baseline = label
-            _compare(findings, [(r.label, label) for r in findings.results if r.label != label])
-    if baseline is not None and not matched:
+            findings.baseline, findings.against = label, label
+            pairs = [(r.label, label) for r in findings.results if r.label != label]
+        _compare(findings, pairs, margin)
+    if not matched:
         labels = [result.label for result in results]
         raise ValueError(f"--baseline is {baseline!r}; {suggest(str(baseline), labels)}")
     return found
@@ -151,6 +187,11 @@ def every_score(found: Sequence[Findings]) -> Iterator[Findings]:
         yield findings
         if findings.throughout is not None:
             yield findings.throughout
+
+
+def primary(found: Sequence[Findings]) -> list[Findings]:
+    """The findings of each task that the verdict is about."""
+    return [findings for findings in every_score(found) if findings.is_primary]
 
 
 def totals(found: Sequence[Findings]) -> dict[str, Estimate]:
@@ -180,7 +221,7 @@ def known_target(env: str) -> float | None:
 # -- scores
 
 
-def _task(task: Task, metric: str | None, target: float | None) -> Findings:
+def _task(task: Task, metric: str | None, primary: str | None, target: float | None) -> Findings:
     done = [run for setting in task.settings for run in setting.done.values()]
     evaluated = bool(done) and all(EVALUATED in run.summary for run in done)
     score = metric or (EVALUATED if evaluated else TRAINED)
@@ -195,9 +236,13 @@ def _task(task: Task, metric: str | None, target: float | None) -> Findings:
         result.distributions = _distributions(result.runs)
     throughout = None
     if any(result.curves for result in results):
-        means = _results(task, lambda run: _height(run, curve), None)
-        throughout = Findings(task, f"mean {curve}", curve, None, means)
-    return Findings(task, score, curve, target, results, throughout=throughout)
+        share, about = (0.1, " of the last tenth") if primary == LAST_TENTH else (1.0, "")
+        means = _results(task, lambda run: _height(run, curve, share), None)
+        throughout = Findings(task, f"mean {curve}{about}", curve, None, means)
+    found = Findings(task, score, curve, target, results, throughout=throughout)
+    final = primary == EVALUATION or (primary is None and metric is not None)
+    (found if final or throughout is None else throughout).is_primary = True
+    return found
 
 
 def _results(
@@ -222,11 +267,15 @@ def _values(result: Result) -> np.ndarray:
     return np.array(list(result.scores.values()))
 
 
-def _height(run: Run, metric: str) -> float | None:
-    """The mean of a curve over its frames: the area below it, divided by its length."""
+def _height(run: Run, metric: str, share: float) -> float | None:
+    """The mean of the last `share` of a curve: the area below it, divided by its length."""
     x, values = run.curve(metric)
     if len(x) < FEWEST_POINTS or x[0] == x[-1]:
         return None
+    begin = x[-1] - share * (x[-1] - x[0])
+    inside = x > begin
+    values = np.append(np.interp(begin, x, values), values[inside])
+    x = np.append(begin, x[inside])
     return float(np.trapezoid(values, x) / (x[-1] - x[0]))
 
 
@@ -288,24 +337,46 @@ def _distributions(runs: Sequence[Run]) -> dict[str, np.ndarray]:
 # -- comparisons
 
 
-def _compare(findings: Findings, pairs: Sequence[tuple[str, str]]) -> None:
-    findings.comparisons = compare_pairs({r.label: r.scores for r in findings.results}, pairs)
+def _compare(findings: Findings, pairs: Sequence[tuple[str, str]], margin: Margin) -> None:
+    findings.margin = margin
+    scores = {r.label: r.scores for r in findings.results}
+    findings.comparisons = compare_pairs(scores, pairs, margin)
     for name, baseline in pairs:
         left, right = (_values(findings.result(label)) for label in (name, baseline))
         if len(left) and len(right):
             findings.improvements[name] = probability_of_improvement([left], [right])
 
 
-def _across_sources(settings: Sequence[Setting]) -> list[tuple[str, str]]:
-    """Each setting with the same one of the directory that was named first."""
-    firsts: dict[tuple[str, ...], str] = {}
-    pairs = []
-    for setting in settings:
-        rest = tuple(value for key, value in setting.values.items() if key != SOURCE)
-        first = firsts.setdefault(rest, setting.label)
-        if first != setting.label:
-            pairs.append((setting.label, first))
-    return pairs
+def _otherwise_same(
+    settings: Sequence[Setting], fixed: Options, factors: Factor
+) -> list[tuple[str, str]]:
+    """Each setting with the one that has the fixed values and the same of all other factors."""
+
+    def rest(setting: Setting) -> tuple[str, ...]:
+        keys = factors or setting.values
+        return tuple(setting.options.get(key, MISSING) for key in keys if key not in fixed)
+
+    bases = {rest(setting): setting.label for setting in settings if _has(setting, fixed)}
+    pairs = [(setting.label, bases.get(rest(setting), setting.label)) for setting in settings]
+    return [(name, baseline) for name, baseline in pairs if name != baseline]
+
+
+def _has(setting: Setting, values: Options) -> bool:
+    return all(setting.options.get(key, MISSING) == value for key, value in values.items())
+
+
+def _values_named(baseline: str, settings: Sequence[Setting]) -> Options:
+    """The options in `option=value+option=value`; none if it is the name of a setting."""
+    if any(baseline == setting.label for setting in settings):
+        return {}
+    found = {}
+    for part in baseline.split("+"):
+        name, sign, value = part.partition("=")
+        keys = [k for k in settings[0].values if name in (k, k.rsplit(".", 1)[-1])]
+        if not sign or len(keys) != 1:
+            return {}
+        found[keys[0]] = value
+    return found
 
 
 def _baseline(findings: Findings, wanted: str | None) -> str | None:

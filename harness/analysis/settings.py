@@ -21,6 +21,7 @@ TASK = ("algo.name", "env.id")
 MISSING = "(not set)"
 
 Options = dict[str, str]  # of one run, by dotted names
+Factor = tuple[str, ...]  # names of options that are varied together
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Setting:
 
     label: str
     values: Options  # of the options that distinguish it
+    options: Options = field(default_factory=dict)  # all of its first run
     runs: list[Run] = field(default_factory=list)  # all, finished or not
     done: dict[int, Run] = field(default_factory=dict)  # by seed: the runs behind the statistics
 
@@ -62,7 +64,7 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
         groups.setdefault(" on ".join(own.get(key, MISSING) for key in TASK), []).append((run, own))
     found = {key: _values(key, every) for key in _keys(every)}
     differing = {
-        key: sorted(values, key=_by_size)
+        key: sorted(values, key=by_size)
         for key, values in found.items()
         if len(values) > 1
         and not (key.endswith(SEEDS) and all(own.get(key) == own.get("seed") for own in every))
@@ -72,10 +74,17 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
         )
     }
     notes: list[str] = []
+    replaced: list[tuple[Run, Run]] = []
     tasks = [
-        Task(name, group[0][1].get("env.id", ""), _settings(group, notes))
+        Task(name, group[0][1].get("env.id", ""), _settings(group, replaced))
         for name, group in sorted(groups.items())
     ]
+    if replaced:
+        names = [", ".join(run.name for run in side) for side in zip(*replaced, strict=True)]
+        are = "is" if len(replaced) == 1 else "are"
+        notes.append(
+            f"{names[0]} {are} left out: {names[1]} ran the same config and seed, and later"
+        )
     if lost := len(runs) - len(known):
         notes.append(f"Without a readable config, so in no setting: {lost} of {len(runs)} runs")
     common = {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
@@ -107,22 +116,24 @@ def _keys(options: Sequence[Options]) -> list[str]:
     return sorted(dict.fromkeys(key for own in options for key in own), key=rank)
 
 
-def _settings(runs: Sequence[tuple[Run, Options]], notes: list[str]) -> list[Setting]:
+def _settings(
+    runs: Sequence[tuple[Run, Options]], replaced: list[tuple[Run, Run]]
+) -> list[Setting]:
     every = [own for _, own in runs]
     keys = _telling(every)
     found: dict[tuple[str, ...], Setting] = {}
     for run, own in sorted(runs, key=lambda pair: (pair[0].name, pair[0].seed or 0)):
         values = {key: own.get(key, MISSING) for key in keys}
-        setting = found.setdefault(tuple(values.values()), Setting(_label(values), values))
+        setting = found.setdefault(tuple(values.values()), Setting(_label(values), values, own))
         setting.runs.append(run)
     for setting in found.values():
-        _pick_done(setting, notes)
+        _pick_done(setting, replaced)
     sources = list(dict.fromkeys(own.get(SOURCE, "") for own in every))
 
     def place(setting: Setting) -> list[tuple[int, float, str]]:
         """Sweeps as they were named, everything else by its value."""
         return [
-            (sources.index(value), 0.0, "") if key == SOURCE else _by_size(value)
+            (sources.index(value), 0.0, "") if key == SOURCE else by_size(value)
             for key, value in setting.values.items()
         ]
 
@@ -171,21 +182,19 @@ def _label(values: Options) -> str:
     return " · ".join(words) or "all runs"
 
 
-def _pick_done(setting: Setting, notes: list[str]) -> None:
+def _pick_done(setting: Setting, replaced: list[tuple[Run, Run]]) -> None:
     """Of several finished runs of one seed the newest counts: a seed is one replication."""
     for run in sorted(setting.runs, key=lambda run: str(run.manifest.get("started") or "")):
         if not run.is_done or run.seed is None:
             continue
         if older := setting.done.get(run.seed):
-            notes.append(
-                f"{older.name} is left out: {run.name} ran the same config and seed, and later"
-            )
+            replaced.append((older, run))
         setting.done[run.seed] = run
     setting.done = dict(sorted(setting.done.items()))
 
 
-def _by_size(value: str) -> tuple[int, float, str]:
-    """Numbers by size, then words."""
+def by_size(value: str) -> tuple[int, float, str]:
+    """The order of values: numbers by size, then words."""
     try:
         number = float(value)
     except ValueError:

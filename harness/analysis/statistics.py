@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 LEVEL = 0.95  # of every interval
 NUM_RESAMPLES = 10_000
@@ -82,6 +83,16 @@ def estimate(
     return Estimate(value, float(low), float(high), fewest)
 
 
+def student(scores: Sequence[float]) -> Estimate:
+    """The mean with Student's interval, which is what the tests of differences assume."""
+    values = checked([np.asarray(scores)])[0]
+    value, num_seeds = float(values.mean()), len(values)
+    if num_seeds < 2:
+        return Estimate(value, math.nan, math.nan, num_seeds)
+    half = float(stats.sem(values) * stats.t.ppf((1 + LEVEL) / 2, num_seeds - 1))
+    return Estimate(value, value - half, value + half, num_seeds)
+
+
 def resample(
     strata: Strata, measure: Measure, *, num_resamples: int = NUM_RESAMPLES, rng_seed: int = 0
 ) -> np.ndarray:
@@ -112,7 +123,7 @@ def caution(num_seeds: int) -> str:
     if num_seeds == 1:
         return "one seed: no interval"
     if num_seeds < FEW_SEEDS:
-        return f"{num_seeds} seeds: the interval is likely too narrow"
+        return f"{num_seeds} seeds: bootstrap intervals are likely too narrow"
     return ""
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from harness.analysis.curves import Band
 from harness.analysis.findings import HEALTH, Findings, Result, every_score, totals
 from harness.analysis.read_runs import Run
+from harness.analysis.response import Response
 from harness.metrics import PHASES
 
 # What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
@@ -23,7 +24,9 @@ FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 Row = Sequence[str | float | int | None]
 
 
-def files(found: Sequence[Findings], runs: Sequence[Run]) -> dict[str, str]:
+def files(
+    found: Sequence[Findings], runs: Sequence[Run], response: Response | None = None
+) -> dict[str, str]:
     """File name → its content."""
     tables = {
         "runs": _runs(found, runs),
@@ -37,6 +40,8 @@ def files(found: Sequence[Findings], runs: Sequence[Run]) -> dict[str, str]:
         "health": _health(found),
         "time": _time(found),
     }
+    if response is not None:
+        tables["response"] = _response(response)
     return {f"{name}.csv": _csv(rows) for name, rows in tables.items()}
 
 
@@ -90,7 +95,8 @@ def results(found: Sequence[Findings]) -> Iterator[Row]:
 def _comparisons(found: Sequence[Findings]) -> Iterator[Row]:
     yield [
         *("task", "metric", "setting", "baseline", "pairs", "difference", "low", "high"),
-        *("p", "p_corrected", "p_better", "p_better_low", "p_better_high", "finding"),
+        *("p", "p_corrected", "margin", "p_equivalent", "p_equivalent_corrected", "verdict"),
+        *("p_better", "p_better_low", "p_better_high", "finding"),
     ]
     for f in every_score(found):
         for c in f.comparisons:
@@ -98,8 +104,22 @@ def _comparisons(found: Sequence[Findings]) -> Iterator[Row]:
             yield [
                 *(f.task.name, f.score, c.name, c.baseline, d.num_seeds, d.value, d.low, d.high),
                 *(c.p, c.p_adjusted),
+                *(c.margin, c.p_equivalent, c.p_equivalent_adjusted, c.verdict()),
                 *((better.value, better.low, better.high) if better else (None, None, None)),
                 c.sentence(),
+            ]
+
+
+def _response(response: Response) -> Iterator[Row]:
+    design = response.design
+    factors = (" + ".join(factor) for factor in (design.facet, design.hue, design.x))
+    yield ["metric", *factors, "setting", "mean", "low", "high", "seeds", "verdict"]
+    for panel in response.panels:
+        for (line, x), cell in panel.cells.items():
+            m, told = cell.mean, cell.comparison.verdict() if cell.comparison else None
+            yield [
+                *(panel.findings[0].score, panel.title, line, x, cell.result.label),
+                *(m.value, m.low, m.high, m.num_seeds, told),
             ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from harness.analysis.figures import LONGEST_LABEL, shown
+from harness.analysis.drawing import LONGEST_LABEL, shown
 from harness.analysis.markdown import plain
 from harness.analysis.tables import cell_text
 from harness.report import main

@@ -88,7 +88,7 @@ def report_on(places: list[Path]) -> None:
     plan = arrange(runs)
     found = analyse(plan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.analysis.figures.draw", lambda *args, **options: None)
+        patch.setattr("harness.analysis.drawing.draw", lambda *args, **options: None)
         document = write(plan, found, runs, runs[0].name)
     check_html(html.render(document))
     markdown.render(document, figures="figures").encode()

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis import figures
-from harness.analysis.findings import WANTED, Findings, analyse, known_target
+from harness.analysis.findings import WANTED, Findings, analyse, known_target, primary
 from harness.analysis.read_runs import find_runs
 from harness.analysis.settings import arrange
 from tests.harness.analysis.synthetic import make_run, make_sweep
@@ -170,9 +169,16 @@ def test_the_same_runs_give_the_same_numbers(tmp_path):
         assert np.array_equal(one.curves["frames"].low, other.curves["frames"].low, equal_nan=True)
 
 
-def test_an_odd_number_of_panels_leaves_no_empty_one(tmp_path):
-    make_sweep(tmp_path, seeds=range(1, 2), schemes={f"scheme{i}": 100.0 * i for i in range(7)})
-    *_, above, last, empty = figures.curves_by_frames(findings(tmp_path)).axes
-    assert (last.axison, empty.axison) == (True, False)
-    for axes in (above, last):  # each the lowest of its column
-        assert axes.xaxis.get_tick_params()["labelbottom"]
+def test_the_verdict_is_about_the_mean_over_training_unless_told_otherwise(tmp_path):
+    make_run(tmp_path / "run", level=100.0)
+    scores = {}
+    for name in (None, "last_tenth", "evaluation"):
+        (chosen,) = primary([findings(tmp_path, score=name)])
+        scores[name] = chosen.score, chosen.results[0].scores[1]
+    # from 5 % of its end to its end the return is a straight line
+    assert scores[None] == ("mean episode/return", pytest.approx(52.5, abs=1))
+    name, value = scores["last_tenth"]
+    assert name == "mean episode/return of the last tenth"
+    assert value == pytest.approx(95.25, abs=1.5)
+    assert scores["evaluation"] == ("eval/return", pytest.approx(100, abs=5))
+    assert primary([findings(tmp_path, metric="fps")])[0].score == "fps"

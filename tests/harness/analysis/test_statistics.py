@@ -13,7 +13,9 @@ from scipy import stats
 
 from harness.analysis.comparisons import (
     Comparison,
+    Margin,
     compare_pairs,
+    equivalence_test,
     holm,
     pair_by_seed,
     paired_test,
@@ -28,6 +30,7 @@ from harness.analysis.statistics import (
     median,
     optimality_gap,
     resample,
+    student,
 )
 
 TEN = np.arange(1.0, 11.0)
@@ -190,6 +193,53 @@ def test_rounding_is_not_taken_for_a_difference():
     assert "the same in all 2 pairs" in found.sentence()
 
 
+def test_an_equivalence_test_worked_by_hand():
+    # Differences -1, 0, 1, 2: mean 0.5, sd sqrt(5/3); against 3, t = 2.5 / (sd / 2) = 3.873.
+    left, right = np.array([9.0, 10.0, 11.0, 12.0]), np.full(4, 10.0)
+    assert equivalence_test(left, right, 3.0) == pytest.approx(0.01523, abs=1e-4)
+    assert equivalence_test(right, left, 3.0) == pytest.approx(0.01523, abs=1e-4)
+    assert equivalence_test(left, right, 0.4) > 0.5
+    assert equivalence_test(right, right, 0.1) == 0
+    assert math.isnan(equivalence_test(left[:1], right[:1], 3.0))
+    assert math.isnan(equivalence_test(left, right, 0.0))
+
+
+def test_settings_are_different_equivalent_or_cannot_be_told():
+    rng = np.random.default_rng(0)
+    shifts = {"base": 0, "same": 0.1, "a little lower": -5, "lower": -30, "higher": 40}
+    scores = {
+        name: {seed: 100 + shift + rng.normal() for seed in range(10)}
+        for name, shift in shifts.items()
+    }
+    scores["noise"] = {seed: 100 + 50 * (-1) ** seed for seed in range(10)}
+    assert {c.name: c.verdict() for c in against(scores, "base")} == {
+        "same": "equivalent",
+        "a little lower": "lower by less than the margin",
+        "lower": "lower",
+        "higher": "higher",
+        "noise": "cannot be told",
+    }
+
+
+def test_a_margin_is_a_share_of_the_baselines_mean_or_points_of_the_score():
+    assert Margin(0.2).of(np.array([-40.0, -60.0])) == 10
+    assert Margin(0.2, points=3.0).of(np.array([-40.0, -60.0])) == 3
+    scores = {"a": {1: 5.0, 2: 6.0, 3: 5.5}, "b": {1: 1.0, 2: -1.0, 3: 0.0}}
+    (found,) = compare_pairs(scores, [("a", "b")])
+    assert math.isnan(found.p_equivalent)  # a share of 0 is no margin
+    (found,) = compare_pairs(scores, [("a", "b")], Margin(points=100.0))
+    assert found.is_equivalent()
+
+
+def test_settings_that_differ_by_the_margin_are_rarely_called_equivalent():
+    rng = np.random.default_rng(0)
+    wrong = sum(
+        equivalence_test(rng.normal(1, size=8), rng.normal(0, size=8), 1.0) < 0.05
+        for _ in range(600)
+    )
+    assert wrong / 600 < 0.07
+
+
 def test_a_family_of_comparisons_without_differences_is_rarely_told_apart():
     rng = np.random.default_rng(0)
     wrong = 0
@@ -298,6 +348,13 @@ def test_estimates_and_tests_agree_with_scipy():
         assert (found.low, found.high) == pytest.approx((inside.low, inside.high), rel=1e-9)
         wins = probability_of_improvement([a], [b]).value
         assert wins == pytest.approx(stats.mannwhitneyu(a, b).statistic / n**2)
+
+
+def test_the_mean_has_students_interval():
+    found = student([1.0, 2.0, 3.0, 6.0])
+    theirs = stats.ttest_1samp([1.0, 2.0, 3.0, 6.0], 0).confidence_interval(0.95)
+    assert (found.value, found.low, found.high) == pytest.approx((3, theirs.low, theirs.high))
+    assert not student([1.0]).has_interval
 
 
 def test_bootstrap_intervals_agree_with_scipy():

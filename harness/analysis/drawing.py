@@ -1,0 +1,261 @@
+"""What the figures of a report share; they are drawn without pyplot, which would keep state."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.analysis.blocks import Picture
+from harness.analysis.curves import Band
+from harness.analysis.design import Design
+from harness.analysis.findings import Findings, Result
+from harness.analysis.progress import show_progress
+from harness.logging.figures import to_bytes
+
+WIDTH = 5.8  # inches: letters stay readable at a phone's width
+DPI = 160
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+PLASMA = matplotlib.colormaps["plasma"]
+FILLS = dict(zip(DASHES, ("full", "left", "none", "top"), strict=True))
+MOST_LOOKS = 12  # colours with dashes; of more settings the others are grey
+LONGEST_LABEL = 48  # characters of a line
+MOST_LINES = 5  # of a name
+GREY: dict[str, Any] = {"color": "#999999", "alpha": 0.45, "linewidth": 0.7, "linestyle": "-"} | {
+    "zorder": 1.9  # behind the settings that have colours
+}
+INKS = {"light": ("#1b1b1b", "#ffffff", "#d9d9d9"), "dark": ("#e8e8e8", "#16181c", "#3c4048")}
+INK, PAPER, LINE = INKS["light"]
+INKED = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor")
+STYLE: Any = {
+    **dict.fromkeys(INKED, INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), PAPER),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), LINE),
+    "figure.dpi": DPI,
+    "font.size": 10.5,
+    "axes.titlesize": 10,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.handlelength": 2.8,
+    "text.parse_math": False,  # names are not formulas
+    "svg.hashsalt": "lockstep",  # the same numbers give the same file
+}
+
+
+def draw(
+    plot: Callable[[Any], Figure | None], shown_of: Any, slug: str, caption: str
+) -> Picture | None:
+    """Draw a figure for a white page and for a dark one; None if it would show nothing."""
+    show_progress(f"drawing {slug}")
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script
+        figure = plot(shown_of)
+        if figure is None:
+            return None
+        FigureCanvasAgg(figure)
+        # The layout, which takes as long as drawing, is computed once for both forms.
+        figure.set_layout_engine("constrained")
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+        png, svg = to_bytes(figure, "png", DPI), to_bytes(figure, "svg", DPI).decode()
+    dark = svg
+    for light_ink, dark_ink in zip(INKS["light"], INKS["dark"], strict=True):
+        dark = dark.replace(light_ink, dark_ink)
+    told = ", ".join(result.label for result in getattr(shown_of, "results", ()))
+    return Picture(slug, caption, f"{caption} ({told})" if told else caption, png, svg, dark)
+
+
+def shown(label: str) -> str:
+    """A name as a figure shows it: printable, on a few lines of bounded length."""
+    printable = "".join(c if c.isprintable() else "�" for c in label)
+    words = _cut(printable, MOST_LINES * LONGEST_LABEL).split(" ")
+    text = textwrap.fill(
+        " ".join(_cut(word, LONGEST_LABEL) for word in words),
+        width=LONGEST_LABEL + 1,
+        break_on_hyphens=False,
+    )
+    return text if not text.startswith("_") else f" {text}"  # matplotlib hides _names
+
+
+def _cut(text: str, longest: int) -> str:
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def num_lines(labels: Iterable[str]) -> int:
+    """Of the longest of the names."""
+    return max(shown(label).count("\n") + 1 for label in labels)
+
+
+def looks(findings: Findings) -> dict[str, dict[str, Any]]:
+    """A colour and a dash for each setting: where two lines coincide, both can be seen.
+
+    With a design, colour is the line and its strength the place on the x axis.
+    """
+    if (design := findings.design) is not None:
+        strengths = np.linspace(0.3, 1.0, len(design.values))
+        return {
+            result.label: {key: line_look(number)[key] for key in ("color", "linestyle")}
+            | {"alpha": float(strengths[design.values.index(place.x)])}
+            for result in findings.results
+            for place in [design.place(result.setting)]
+            for number in [design.lines.index(place.line)]
+        }
+    found = {result.label: GREY for result in findings.results}
+    for place, label in enumerate(_told_apart(findings)):
+        colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+        found[label] = {"color": colour, "linestyle": dash}
+    return found
+
+
+def _told_apart(findings: Findings) -> list[str]:
+    """The settings with a look of their own: if not all, the baseline and the best."""
+
+    def rank(result: Result) -> tuple[bool, float]:
+        score = result.estimates["iqm"].value if result.estimates else -math.inf
+        return result.label != findings.baseline, -score
+
+    best = {result.label for result in sorted(findings.results, key=rank)[:MOST_LOOKS]}
+    return [result.label for result in findings.results if result.label in best]
+
+
+def line_look(number: int) -> dict[str, Any]:
+    """Colour, marker and dash of a line of a design."""
+    dash = DASHES[number // len(COLOURS) % len(DASHES)]
+    place = number % len(COLOURS)
+    return {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": dash}
+
+
+def shades(number: int) -> list[str]:
+    """Colours of ordered values, which show on a white page and on a dark one."""
+    return [to_hex(PLASMA(share)) for share in np.linspace(0.15, 0.85, number)]
+
+
+def with_legend(
+    findings: Findings, drawn: Sequence[Result], height: float, *, markers: bool = False
+) -> Figure:
+    """A figure with a legend below its panel, which is so many inches high."""
+    looked = _legend_of_design(findings.design) if findings.design else _legend(findings, drawn)
+    labels = [label for label, _ in looked]
+    lines = []
+    for _, look in looked:
+        marker = {"marker": "D", "fillstyle": FILLS[look["linestyle"]], "linestyle": ""}
+        lines.append(Line2D([], [], **(look | (marker if markers else {}))))
+    columns = 2 if max(map(len, labels)) <= 30 else 1
+    num_lines = sum(label.count("\n") + 1 for label in labels)
+    figure = Figure(figsize=(WIDTH, height + 0.22 * num_lines))
+    figure.legend(lines, labels, loc="outside lower left", ncols=columns, fontsize=9)
+    return figure
+
+
+def _legend(findings: Findings, drawn: Sequence[Result]) -> list[tuple[str, dict[str, Any]]]:
+    """Each setting that has a look of its own, and how many others there are."""
+    styles = looks(findings)
+    own = [(shown(r.label), look) for r in drawn if (look := styles[r.label]) is not GREY]
+    others = len(drawn) - len(own)
+    return own + [(f"{others} others", GREY)] * bool(others)
+
+
+def _legend_of_design(design: Design) -> list[tuple[str, dict[str, Any]]]:
+    """The colours of the lines, then how strong the values of x are."""
+    strengths = np.linspace(0.3, 1.0, len(design.values))
+    colours = [
+        (shown(line) or "all", {key: line_look(number)[key] for key in ("color", "linestyle")})
+        for number, line in enumerate(design.lines)
+    ]
+    return colours + [
+        (
+            shown(f"{' + '.join(design.x)}={value}"),
+            {"color": "#777777", "alpha": float(strength), "linestyle": "-"},
+        )
+        for value, strength in zip(design.values, strengths, strict=True)
+    ]
+
+
+def in_rows(groups: Sequence[Sequence[Result]]) -> tuple[Figure, list[Axes]]:
+    """A figure with a row for each setting, the first on top; a panel for each group of them."""
+    heights = [
+        len(group) * (0.27 + 0.15 * num_lines(result.label for result in group)) for group in groups
+    ]
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(groups) + sum(heights)))
+    panels = list(figure.subplots(len(groups), squeeze=False, height_ratios=heights)[:, 0])
+    for axes, group in zip(panels, groups, strict=True):
+        axes.set_yticks(range(len(group)), [shown(r.label) for r in group], fontsize=9)
+        axes.set_ylim(len(group) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+    return figure, panels
+
+
+def panel_grid(number: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, in two columns if there are several."""
+    columns = min(number, 2)
+    rows = math.ceil(number / columns)
+    figure = Figure(figsize=(WIDTH, 0.9 + height * rows))
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharey, sharey=sharey)
+    panels = list(grid.flat)
+    for axes in panels[number:]:
+        axes.set_axis_off()
+    if number % columns:  # the last of the right column has its ticks hidden otherwise
+        panels[number - columns].tick_params(labelbottom=True)
+    return figure, panels[:number]
+
+
+def label_panels(figure: Figure, grid: Sequence[Axes], xlabel: str, ylabel: str) -> None:
+    """The names of the axes: of x below each column, of y once."""
+    for axes in grid[-2:]:
+        axes.set_xlabel(xlabel)
+    figure.supylabel(ylabel, fontsize=10.5)
+
+
+def add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], title: str) -> None:
+    """A legend in the panel that is to spare, or below all, for which the figure grows."""
+    names = [shown(label) for label in labels]
+    if not figure.axes[-1].axison:
+        spare = figure.axes[-1]
+        spare.legend(lines, names, loc="center", fontsize=9, title=title or None)
+        return
+    columns = max(1, min(len(names), 84 // (7 + max(map(len, names)))))
+    rows = math.ceil(len(names) / columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.22 * (rows + bool(title)))
+    figure.legend(
+        *(lines, names), loc="outside lower center", ncols=columns, fontsize=9, title=title or None
+    )
+
+
+def draw_band(
+    axes: Axes, band: Band, look: dict[str, Any], *, steps: bool = False, shade: bool = True
+) -> None:
+    """A curve and the area of its interval."""
+    drawstyle: Any = "steps-post" if steps else "default"
+    axes.plot(band.grid, band.value, drawstyle=drawstyle, **look)
+    if shade and np.isfinite(band.low).any():
+        style: dict[str, Any] = {"color": look["color"], "alpha": 0.16, "linewidth": 0}
+        if steps:
+            style |= {"step": "post", "alpha": 0.10}
+        axes.fill_between(band.grid, band.low, band.high, **style)
+
+
+def short(value: float, _: int) -> str:
+    """A tick's label: 20000 as 20k."""
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{sign}"
+    return f"{value:g}"

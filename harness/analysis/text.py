@@ -1,0 +1,40 @@
+"""Numbers and lists in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from harness.analysis.statistics import Estimate
+
+NONE = "–"
+MOST_NAMES = 12  # of a list
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number as text, rounded for a reader."""
+    if not math.isfinite(value):
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{digits}g}"
+
+
+def with_interval(found: Estimate | None) -> str:
+    """A value and, where there is one, its interval."""
+    if found is None or not math.isfinite(found.value):
+        return NONE
+    if not found.has_interval:
+        return number(found.value)
+    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+
+
+def count(things: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{things} {what}{'s' * (things != 1)}"
+
+
+def joined(names: Iterable[str]) -> str:
+    """`a, b and c`; of very many the first ones."""
+    names = list(names)
+    if len(names) > MOST_NAMES:
+        names = [*names[:MOST_NAMES], f"{len(names) - MOST_NAMES} more"]
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,0 +1,213 @@
+"""A score over the factors of a sweep: what is drawn where, and what is compared with what."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis import factor_figures, figures
+from harness.analysis.design import Design, make_design
+from harness.analysis.findings import WANTED, Findings, analyse, primary
+from harness.analysis.read_runs import find_runs
+from harness.analysis.response import Response, positions, respond
+from harness.analysis.settings import arrange
+from harness.report import main
+from tests.harness.analysis.synthetic import make_run
+
+LAGS = (0, 1, 16)
+# objective and vtrace are zipped; behaviour is there with vtrace and without
+OBJECTIVES = {("behaviour", False): 1.0, ("decoupled", False): 0.0, ("behaviour", True): 0.5}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns of 100, less what a lag costs under each objective."""
+    root = tmp_path_factory.mktemp("sweep")
+    for (objective, vtrace), cost in OBJECTIVES.items():
+        for lag in LAGS:
+            for seed in range(1, 5):
+                algo = {"name": "ppo", "objective": objective, "vtrace": vtrace, "clip": 0.2}
+                sync = {"name": "shared_mem", "lag": lag, "most": 2 * lag}
+                level = 100 * (1 - cost * lag / 20)
+                run = root / f"{objective},{vtrace},{lag},{seed}"
+                make_run(run, seed=seed, level=level, algo=algo, sync=sync)
+    return root
+
+
+def study(
+    place: Path, x: str = "sync.lag", hue: str | None = None, facet: str | None = None, **of: Any
+) -> tuple[Design, list[Findings], Response]:
+    plan = arrange(find_runs([place], WANTED))
+    design = make_design(plan, x, hue, facet)
+    found = analyse(plan, design=design, **of)
+    return design, found, respond(design, primary(found))
+
+
+def test_options_that_have_no_place_join_the_lines_and_zipped_ones_need_none(sweep):
+    design = study(sweep)[0]
+    assert design.x == ("sync.lag",)  # sync.most follows from it
+    assert set(design.hue) == {"algo.objective", "algo.vtrace"}
+    assert study(sweep, hue="algo.objective")[0].hue == ("algo.objective", "algo.vtrace")
+    assert study(sweep, facet="algo.vtrace")[0].hue == ("algo.objective",)
+
+
+def test_lines_are_called_by_words_and_by_the_flags_that_are_set(sweep):
+    design = study(sweep, hue="algo.objective+algo.vtrace")[0]
+    assert design.lines == ["behaviour", "behaviour · vtrace", "decoupled"]
+    assert design.values == ["0", "1", "16"]
+
+
+def test_every_setting_is_in_its_place_with_the_mean_over_its_seeds(sweep):
+    _, (findings,), response = study(sweep, hue="algo.objective")
+    (panel,) = response.panels
+    assert len(panel.cells) == 9
+    cell = panel.cells["behaviour", "16"]
+    scores = findings.throughout.result(cell.result.label).scores
+    assert cell.mean.value == pytest.approx(sum(scores.values()) / 4)
+    assert cell.mean.low < cell.mean.value < cell.mean.high
+
+
+def test_each_line_is_compared_with_its_own_first_value(sweep):
+    _, _, response = study(sweep, hue="algo.objective")
+    cells = response.panels[0].cells
+    told = {place: c.comparison.verdict() for place, c in cells.items() if c.comparison}
+    assert told["behaviour", "16"] == told["behaviour · vtrace", "16"] == "lower"
+    assert told["decoupled", "16"] == "equivalent"
+    assert not any(x == "0" for _, x in told)
+    baseline = cells["decoupled", "16"].comparison.baseline
+    assert baseline == cells["decoupled", "0"].result.label
+
+
+def test_a_baseline_of_option_values_is_met_by_what_is_otherwise_the_same(sweep):
+    wanted = "algo.objective=behaviour+vtrace=false"
+    _, _, response = study(sweep, hue="algo.objective", baseline=wanted)
+    cells = response.panels[0].cells
+    for line in ("decoupled", "behaviour · vtrace"):
+        assert cells[line, "16"].comparison.baseline == cells["behaviour", "16"].result.label
+        assert cells[line, "16"].comparison.verdict() == "higher"
+    assert cells["behaviour", "16"].comparison is None
+
+
+def test_without_a_design_a_baseline_may_be_a_value_too(sweep):
+    (found,) = analyse(arrange(find_runs([sweep], WANTED)), baseline="objective=decoupled")
+    assert {c.baseline for c in found.comparisons} == {
+        f"objective=decoupled · vtrace=false · lag={lag} · most={2 * lag}" for lag in LAGS
+    }
+    with pytest.raises(ValueError, match="--baseline is 'objective=prox'"):
+        analyse(arrange(find_runs([sweep], WANTED)), baseline="objective=prox")
+
+
+def test_a_facet_has_a_panel_for_each_value_and_so_has_each_task(tmp_path):
+    for env in ("CartPole-v1", "Acrobot-v1"):
+        for lag in (0, 4):
+            for seed in (1, 2):
+                sync = {"name": "a", "lag": lag}
+                make_run(tmp_path / f"{env}{lag}{seed}", seed=seed, sync=sync, env={"id": env})
+    for facet in (None, "env.id"):
+        design, _, response = study(tmp_path, facet=facet)
+        assert [panel.title for panel in response.panels] == ["Acrobot-v1", "CartPole-v1"]
+        assert len(factor_figures.response(response).axes) == 2
+    assert design.lines == [""]
+
+
+@pytest.mark.parametrize(
+    ("values", "places"),
+    [
+        (["0", "1", "2", "4", "8", "16"], [-1, 0, 1, 2, 3, 4]),
+        (["1", "2", "3"], [1, 2, 3]),
+        (["0", "2", "8"], [0, 2, 8]),
+        (["1", "1024"], [0, 10]),
+        (["-1", "0", "100"], [-1, 0, 100]),
+        (["2", "null"], [0, 1]),
+        (["a", "b", "c"], [0, 1, 2]),
+    ],
+)
+def test_numbers_are_spaced_by_size_and_wide_ranges_by_logarithm(values, places):
+    assert positions(values) == pytest.approx(places)
+
+
+def test_curves_have_a_panel_for_each_line_and_a_colour_for_each_value(sweep):
+    _, (findings,), _ = study(sweep, hue="algo.objective")
+    figure = figures.curves_by_frames(findings)
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title(loc="left") for axes in panels] == [
+        *("behaviour", "behaviour · vtrace", "decoupled")
+    ]
+    colours = [[line.get_color() for line in axes.lines] for axes in panels]
+    assert colours[0] == colours[1] == colours[2]
+    assert len(set(colours[0])) == len(LAGS)
+
+
+def test_the_figure_has_the_means_their_intervals_and_a_name_for_each_line(sweep):
+    _, _, response = study(sweep, hue="algo.objective")
+    figure = factor_figures.response(response)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "16"]
+    cells = response.panels[0].cells
+    for container, line in zip(axes.containers, response.design.lines, strict=True):
+        means = [cells[line, value].mean.value for value in response.design.values]
+        assert container.lines[0].get_ydata() == pytest.approx(means)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == response.design.lines
+
+
+def test_the_report_opens_with_the_verdict_its_figure_and_its_table(sweep, tmp_path):
+    out = tmp_path / "out"
+    place = [str(sweep), "--out", str(out)]
+    assert main([*place, "--x", "sync.lag", "--hue", "algo.objective"]) == 0
+    text = (out / "report.md").read_text()
+    opening = text.split("## ")[1].splitlines()
+    assert opening[0] == "Verdict"
+    assert opening[2].startswith("By mean episode/return, of 6 settings compared with the setting")
+    assert "3 differ" in opening[2]
+    assert "behaviour · sync.lag=16" in opening[2]
+    assert opening[4] == "![response](figures/response.png)"
+    assert text.count("seeds: bootstrap intervals are likely too narrow") == 1
+    assert (
+        "- behaviour: lower at sync.lag 16; lower by less than the margin at sync.lag 1\n" in text
+    )
+    with (out / "data" / "response.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 9
+    assert {row["sync.lag"] for row in rows} == {"0", "1", "16"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--x", "sync.lagg"], "--x is 'sync.lagg'; did you mean sync.lag?"),
+        (["--x", "algo.clip"], "--x is 'algo.clip', of which all runs have the same value"),
+        (["--x", "sync.lag", "--hue", "sync.lag"], "--hue sync.lag: sync.lag has a place already"),
+        (["--hue", "sync.lag"], "--hue and --facet need --x"),
+    ],
+)
+def test_an_option_that_cannot_be_drawn_is_refused_in_one_line(
+    sweep, tmp_path, capsys, arguments, complaint
+):
+    assert main([str(sweep), "--out", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+
+
+def test_what_is_true_of_many_runs_is_said_once(tmp_path):
+    for seed in range(30):
+        make_run(tmp_path / "runs" / f"lost{seed}", seed=seed, state="failed", error="no memory")
+    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert text.count("no memory") == 1
+    assert "and 25 more" in text
+
+
+def test_a_verdict_counts_only_what_there_is(tmp_path):
+    for lag in LAGS:
+        for seed in range(1, 5):
+            run = tmp_path / "runs" / f"{lag},{seed}"
+            make_run(run, seed=seed, sync={"name": "a", "lag": lag})
+    assert main([str(tmp_path / "runs"), "--x", "sync.lag", "--out", str(tmp_path / "out")]) == 0
+    opening = (tmp_path / "out" / "report.md").read_text().splitlines()[4]
+    assert "differ" not in opening
+    assert opening.endswith("2 are equivalent within 10 % of the baseline's mean.")
