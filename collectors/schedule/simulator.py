@@ -28,6 +28,7 @@ from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.simulated_pool import (
     ApplyAt,
     Failure,
+    SimulatedBatch,
     SimulatedPool,
     SimulatedWorker,
     checked,

@@ -233,9 +233,7 @@ class WorkerPool:
             version = handle.ordered.pop(event.serial)
             ended_ns = event.ended_ns or time.perf_counter_ns()
             began_ns = ended_ns - round(event.made_s * 1e9)
-            made = MadeBatch(
-                handle.index, handle.generation, event.num_frames, began_ns, ended_ns
-            )
+            made = MadeBatch(handle.index, handle.generation, event.num_frames, began_ns, ended_ns)
             self.made.append(made)
             self._deliver(handle, Delivery(event, handle.generation, version))
         elif isinstance(event, Answer):

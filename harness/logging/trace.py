@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ class TraceLogger(Logger):
         self._lines: list[str] = []  # not written yet
         self._ends: dict[tuple[int, int], int] = {}  # of each track
         self._seen: dict[int, int] = {}  # the newest version that each worker has applied
+        self._has_events = False  # in the file
         self._run: Watched | None = None
         self._schedule: Simulator | None = None
         self._write(b"[\n")
@@ -83,10 +85,10 @@ class TraceLogger(Logger):
 
     def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
         now = self._now_ns()
-        for name in COUNTERS:
-            if name in metrics:
-                value = {"value": round(float(metrics[name]), 4)}
-                self._event("C", LEARNER, WORK, name, now, args=value)
+        shown = {"frames": step, **{name: metrics[name] for name in COUNTERS if name in metrics}}
+        for name, value in shown.items():
+            if math.isfinite(value):
+                self._event("C", LEARNER, WORK, name, now, args={"value": round(value, 4)})
         self._flush()
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -188,8 +190,6 @@ class TraceLogger(Logger):
         if self._room <= 0:
             log.warning("trace.json is full: later events are left out (logger.trace.max_mb)")
 
-    _has_events = False
-
     def _write(self, data: bytes) -> None:
         self._room -= len(data)
         while data:
@@ -210,10 +210,9 @@ def _new_file(folder: Path) -> BinaryIO:
 def read_trace(file: Path) -> list[dict[str, Any]]:
     """The events of a trace, also of one that has no end."""
     text = read_text(file, MOST_BYTES).rstrip()
-    if not text.endswith("]"):
-        whole, _, last = text.rpartition("\n")
-        text = whole.rstrip(",\n") if not last.endswith(("},", "}")) else text.rstrip(",\n")
-        text += "]"
+    if not text.endswith("]"):  # the run was killed, perhaps in the middle of a line
+        text = text if text.endswith("}") else text.rpartition("\n")[0]
+        text = text.rstrip(",") + "]"
     events = parse_json(text)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"{file} is no trace: expected an array of events")
