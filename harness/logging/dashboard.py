@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -207,8 +207,8 @@ class _Pen:
         """The newest states, the last one at the right."""
         shown = list(states)[-self.bar :]
         lane = Text(" " * (self.bar - len(shown)))
-        for state in shown:
-            lane.append(self._glyphs[state], STATE_STYLES[state])
+        for state, equal in groupby(shown):
+            lane.append(self._glyphs[state] * len(list(equal)), STATE_STYLES[state])
         return lane
 
     def words(self, shares: Mapping[str, float], styles: Sequence[str]) -> Text:

@@ -31,6 +31,11 @@ class WandbConfig(LoggerConfig):
     project: str = "lockstep"  # where the run is filed
     entity: str | None = None  # the account or team; null: your own
     tags: list[str] = field(default_factory=list)  # of the run
+    # files of the run to keep there: manifest, code, checkpoint (the last one), video
+    artifacts: list[Literal["manifest", "code", "checkpoint", "video"]] = field(
+        default_factory=lambda: ["manifest"]
+    )
+    system_metrics: bool = False  # W&B's own, beside system/* in every record
 
 
 @dataclass
