@@ -106,8 +106,9 @@ class Dashboard:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         pen = _Pen(options.max_width, ascii_only=options.ascii_only)
         for line in self._lines(pen):
-            line.no_wrap, line.overflow = True, "ellipsis"
-            line.truncate(pen.width, overflow="ellipsis")
+            line.no_wrap = True
+            line.rstrip()
+            line.truncate(pen.width, overflow="crop" if options.ascii_only else "ellipsis")
             yield line
         found = verdict(self.phase_shares(), self.worker_shares(), self._collector)
         if found is not None:

@@ -207,12 +207,21 @@ def _new_file(folder: Path) -> BinaryIO:
             number += 1
 
 
+def _whole_lines(text: str) -> list[str]:
+    """The lines of an unfinished trace, without a part of one."""
+    lines = text.splitlines() or ["["]
+    try:
+        parse_json(lines[-1].strip("[,") or "{}")
+    except ValueError:
+        lines.pop()
+    return lines
+
+
 def read_trace(file: Path) -> list[dict[str, Any]]:
     """The events of a trace, also of one that has no end."""
     text = read_text(file, MOST_BYTES).rstrip()
     if not text.endswith("]"):  # the run was killed, perhaps in the middle of a line
-        text = text if text.endswith("}") else text.rpartition("\n")[0]
-        text = text.rstrip(",") + "]"
+        text = "\n".join(_whole_lines(text)).rstrip(",") + "]"
     events = parse_json(text)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"{file} is no trace: expected an array of events")

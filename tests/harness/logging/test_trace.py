@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def check_tracks(events: list[dict]) -> None:
             tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for spans in tracks.values():
         spans.sort()
-        for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+        for (_, end), (start, _) in pairwise(spans):
             assert start >= end - TICK
 
 
@@ -92,7 +93,12 @@ def test_simulated_workers_have_virtual_time():
 
 def test_a_replayed_run_has_the_learners_own_time():
     assert run.main([*SMALL, "collector=multi_async", "hydra.run.dir=recorded"]) == 0
-    events, summary = traced("collector=simulated", "collector.replay=recorded", "total_frames=256")
+    events, summary = traced(
+        "collector=simulated",
+        "collector.replay=recorded",
+        "total_frames=256",
+        "collector.num_workers=2",
+    )
     check_tracks(events)
     assert len(named(events, "update")) == summary["updates"]
 
