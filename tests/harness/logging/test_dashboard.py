@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -162,10 +163,15 @@ class Terminal:
     def __init__(self, *arguments: str, folder: Path):
         ours, theirs = pty.openpty()
         self.text = ""
+        self._ours = ours
+        self.resize(columns=90)
+        environment = dict(os.environ)
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):
+            environment.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "run.py"), *arguments],
             cwd=folder,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "90", "LINES": "40"},
+            env={**environment, "TERM": "xterm-256color"},
             **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
         )
         os.close(theirs)
@@ -186,6 +192,9 @@ class Terminal:
                 if not data:
                     return
 
+    def resize(self, *, columns: int, lines: int = 40) -> None:
+        termios.tcsetwinsize(self._ours, (lines, columns))
+
     def wait_for(self, words: str) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: words in self.text, 60), self.text
@@ -196,11 +205,13 @@ class Terminal:
         return status
 
 
-def test_ctrl_c_gives_the_terminal_back(tmp_path):
+def test_after_a_resize_ctrl_c_gives_the_terminal_back(tmp_path):
     arguments = ("total_frames=100000000", "collector=multi_async", "hydra.run.dir=run")
     terminal = Terminal(*SMALL, *arguments, folder=tmp_path)
     terminal.wait_for("worker 1")
     terminal.wait_for("-bound")
+    terminal.resize(columns=40)
+    terminal.wait_for("\x1b[2J")  # drawn anew
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130
     assert terminal.text.rfind("\x1b[?25h") > terminal.text.rfind("\x1b[?25l") > -1  # the cursor
@@ -209,10 +220,15 @@ def test_ctrl_c_gives_the_terminal_back(tmp_path):
 
 
 def test_an_error_gives_the_terminal_back(tmp_path):
-    arguments = ("env.id=tests.harness.mortal:Mortal-v0", "hydra.run.dir=run")
-    terminal = Terminal(*SMALL, *arguments, folder=tmp_path)
-    assert terminal.end() != 0
-    assert terminal.text.rfind("\x1b[?25h") >= terminal.text.rfind("\x1b[?25l")
+    options = ("collector=multi_async", "env.id=tests.harness.mortal:Raising-v0")
+    kwargs = "env.kwargs={after: 400}"
+    terminal = Terminal(
+        *SMALL, *options, kwargs, "total_frames=100000", "hydra.run.dir=run", folder=tmp_path
+    )
+    assert terminal.end() == 1
+    assert terminal.text.rfind("\x1b[?25h") > terminal.text.rfind("\x1b[?25l") > -1
+    assert "raised ArithmeticError" in terminal.text
+    assert "run failed" in terminal.text
 
 
 def test_without_a_terminal_there_are_lines(tmp_path):
