@@ -73,6 +73,8 @@ class Dashboard:
         """Note how far the run is at a moment, and what each worker is doing then."""
         self._frames = max(self._frames, frames)
         self._samples.append(Sample(at_s, frames, dict(spent)))
+        if not any(stages):  # workers elsewhere, which do not say
+            return
         while len(self._lanes) < len(stages):
             self._lanes.append(deque(maxlen=WINDOW))
         for lane, stage in zip(self._lanes, stages, strict=False):

@@ -61,7 +61,8 @@ def dashboard(run_dir: Path, *, at: float = 1.0) -> Dashboard:
     shown = Dashboard(options["total_frames"], collector=options["collector"]["name"])
     times = [float(record["time"]) for record in records]
     stages: Stages = _no_stages
-    if (trace := run_dir / "trace.json").exists():
+    is_virtual = options["collector"]["name"] == "simulated"  # so is the time of its trace
+    if (trace := run_dir / "trace.json").exists() and not is_virtual:
         times, stages = _from_trace(trace, len(records))
     spent = {
         phase: list(accumulate(record.get(f"time/{phase}_s", 0.0) for record in records))
@@ -108,7 +109,10 @@ def _from_trace(file: Path, num_records: int) -> tuple[list[float], Stages]:
         for event in events
         if event["ph"] == "X" and event["pid"] >= FIRST_WORKER
     ]
-    num_workers = max((worker for worker, *_ in spans), default=-1) + 1
+    acted = {worker for worker, tid, *_ in spans if tid == WORK}
+    if not acted:  # workers elsewhere, of which only applied versions are known
+        return times, _no_stages
+    num_workers = max(worker for worker, *_ in spans) + 1
 
     def stages(at_s: float) -> list[str]:
         found = ["idle"] * num_workers

@@ -33,7 +33,7 @@ class WandbConfig(LoggerConfig):
     tags: list[str] = field(default_factory=list)  # of the run
     # files of the run to keep there: manifest, code, checkpoint (the last one), video
     artifacts: list[Literal["manifest", "code", "checkpoint", "video"]] = field(
-        default_factory=lambda: ["manifest"]
+        default_factory=list
     )
     system_metrics: bool = False  # W&B's own, beside system/* in every record
 
