@@ -33,6 +33,7 @@ from collectors.weights.models import POLICY, check_apart, find_model, sends_wei
 from collectors.weights.policy_version import PolicyVersion, VersionMap
 from collectors.weights.publisher import Publisher
 from collectors.workers.fair_lock import FairLock
+from collectors.workers.handle import MadeBatch
 from sync import WeightSyncScheme
 
 Result = TypeVar("Result")
@@ -456,6 +457,17 @@ class BaseCollector(ABC):
         if self.options.replay_buffer is None:
             raise AttributeError(f"no attribute {name!r}: this collector has no replay buffer")
         return getattr(self.options.replay_buffer, name)
+
+    def worker_stages(self) -> list[str]:
+        """What each worker is doing now: "acting", "idle", "taking weights", ...
+
+        Read without waiting. "" for workers that do not say; empty without worker processes.
+        """
+        return []
+
+    def made_batches(self) -> list[MadeBatch]:
+        """When workers made the batches that came since the last call: of these the newest."""
+        return []
 
     # -- saving
 

@@ -15,7 +15,7 @@ from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.rollout.seeds import Seeds, check_seed, next_seed
 from collectors.schedule.recorder import Recorder
 from collectors.signatures import Arguments, takes
-from collectors.workers.handle import Delivery, WorkerHandle
+from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
 from collectors.workers.pacing import Pacing
 from collectors.workers.pool import WorkerPool
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
@@ -162,6 +162,15 @@ class PooledCollector(BaseCollector):
     def _pool(self) -> WorkerPool:
         assert self.pool is not None
         return self.pool
+
+    # -- watching
+
+    def worker_stages(self) -> list[str]:
+        return [str(h.channel.frame_counts().get("stage", "")) for h in self.handles]
+
+    def made_batches(self) -> list[MadeBatch]:
+        made = self._pool.made
+        return [made.popleft() for _ in range(len(made))]
 
     # -- failures
 

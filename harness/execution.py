@@ -217,7 +217,9 @@ class Execution:
                 with fits_this_run():
                     runner.load_state_dict(self.state[1])
                 self.state = None
-            self.display.start(self.plan.options, self.run_dir.path, frames=runner.frames)
+            self.display.start(
+                self.plan.options, self.run_dir.path, frames=runner.frames, run=runner
+            )
             try:
                 runner.run()
             except Interrupted as interrupted:

@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -221,23 +221,29 @@ def lag_histogram(lags: Mapping[int, int]) -> Histogram:
 
 
 class Clock:
-    """Where the time goes, by phase."""
+    """Where the time goes, by phase.
 
-    def __init__(self) -> None:
+    tell: called with the name of each phase that ends, its start and its end (perf_counter).
+    """
+
+    def __init__(self, tell: Callable[[str, float, float], None] | None = None) -> None:
+        self._tell = tell
         self.total = dict.fromkeys(PHASES, 0.0)
         self._fresh = dict.fromkeys(PHASES, 0.0)
         self._read_at = self.started_at = time.perf_counter()
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time in here to a phase."""
+    def phase(self, name: str, work: str | None = None) -> Iterator[None]:
+        """Count the time in here to a phase. work: what is done in it, if that has its own name."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            spent = time.perf_counter() - start
-            self.total[name] += spent
-            self._fresh[name] += spent
+            end = time.perf_counter()
+            self.total[name] += end - start
+            self._fresh[name] += end - start
+            if self._tell is not None:
+                self._tell(work or name, start, end)
 
     def read(self) -> tuple[dict[str, float], float]:
         """Seconds of each phase since the last reading, and of everything."""

@@ -165,7 +165,7 @@ class RunDir:
     def logging(self) -> Iterator[None]:
         """Everything logged from level INFO on, into run.log; warnings on the terminal, too."""
         handlers: list[logging.Handler]
-        handlers = [LogFile(self.log), logging.StreamHandler()]
+        handlers = [LogFile(self.log), TerminalLog()]
         handlers[0].setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
         )
@@ -249,6 +249,16 @@ class LogFile(logging.FileHandler):
         if not self._broken:
             self._broken = True
             print(f"WARNING: {self.baseFilename} cannot be written: {error}", file=sys.stderr)
+
+
+class TerminalLog(logging.Handler):
+    """A log on the terminal, above the dashboard where that is shown: it takes over stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr)
+        except Exception:  # noqa: BLE001 - as every handler
+            self.handleError(record)
 
 
 def _is_worth_keeping(record: logging.LogRecord) -> bool:

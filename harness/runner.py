@@ -75,7 +75,7 @@ class Runner:
         self.frames = 0
         self.updates = 0
         self.dropped = 0  # frames that the learner would not take, for their lag
-        self.clock = Clock()
+        self.clock = Clock(loggers.phase)
         self.episodes = Episodes()
         self.lags = Lags()
         self.staleness = Staleness()
@@ -92,6 +92,7 @@ class Runner:
         """Until all frames are collected, or a signal asks for the end."""
         self._started_at = self.frames
         with self._interruption.whole():
+            self._loggers.start(self)
             self.callbacks.call("on_run_start", self)
             # What was due when the run that this one goes on from was ended.
             self.tell()
@@ -128,7 +129,7 @@ class Runner:
     def update(self, batch: TensorDictBase) -> None:
         """Let the learner learn from it."""
         version = int(self.collector.policy_version)
-        with self.clock.phase("train"):
+        with self.clock.phase("train", "update"):
             metrics = self.learner.learn(batch, version)
         self.staleness.add(
             self.learner.versions(batch),
@@ -146,7 +147,7 @@ class Runner:
         """Bring what was learned to the workers."""
         if self.updates % self.config.sync.interval:
             return
-        with self.clock.phase("sync"), self.sync.publishing():
+        with self.clock.phase("sync", "publish"), self.sync.publishing():
             self.collector.update_policy_weights_()
         self._published.add()
         self.callbacks.call("on_publish", self, int(self.collector.policy_version))
@@ -191,7 +192,7 @@ class Runner:
 
     def evaluate(self) -> None:
         """Play the deterministic policy; the figures go into the record of these frames."""
-        with self.clock.phase("log"), self._interruption.unchanged():
+        with self.clock.phase("log", "evaluate"), self._interruption.unchanged():
             self._evaluated = self._last_evaluation = self._evaluate()
         self._evaluated_at = self.frames
 
@@ -199,7 +200,7 @@ class Runner:
         """Write a checkpoint of everything that a resumed run needs, unless there is one."""
         if self._saved == self._stand():
             return
-        with self.clock.phase("log"):
+        with self.clock.phase("log", "checkpoint"):
             file = self._checkpoints.save(self.frames, self.state_dict())
         self._saved = self._stand()
         log.info("checkpoint %s", file.name)

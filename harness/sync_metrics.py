@@ -16,7 +16,7 @@ from sync import (
     SimulatedWeightSyncScheme,
     WeightSyncScheme,
 )
-from sync.stats import KEPT
+from sync.stats import KEPT, Applied
 
 MS = 1e-6  # of a nanosecond
 
@@ -122,17 +122,21 @@ class SyncMeter:
         return {"sync/verified_calls": self._scheme.verified_calls}
 
     def _fresh_answers(self) -> tuple[list[float], list[float]]:
-        ack_ms: list[float] = []
-        apply_ms: list[float] = []
+        answers = self.answers_since(self._seen)
+        ack_ms = [applied.acknowledge_ns * MS for _, applied in answers]
+        return ack_ms, [applied.apply_ns * MS for _, applied in answers]
+
+    def answers_since(self, seen: dict[int, int]) -> list[tuple[int, Applied]]:
+        """Workers' answers to versions later than those in `seen`, which is brought up to date."""
         if self._workers:
             _ = self._scheme.acknowledged  # takes in the answers that lie ready
+        found = []
         for worker in self._workers:
-            stats = self._scheme.worker(worker).stats
-            for applied in stats.since(self._seen[worker]):
-                ack_ms.append(applied.acknowledge_ns * MS)
-                apply_ms.append(applied.apply_ns * MS)
-                self._seen[worker] = max(self._seen[worker], applied.version)
-        return ack_ms, apply_ms
+            last = seen.get(worker, -1)
+            for applied in self._scheme.worker(worker).stats.since(last):
+                found.append((worker, applied))
+                seen[worker] = max(seen.get(worker, -1), applied.version)
+        return found
 
     def summary(self) -> dict[str, Any]:
         """Percentiles over the run: of the newest 2,000 publishes, and answers of each worker."""

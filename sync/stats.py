@@ -25,13 +25,17 @@ class Sent(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """One version applied by one worker; times count from its publication."""
+    """One version applied by one worker; times count from its publication.
+
+    published_ns: when that was, by the sender's `time.perf_counter_ns()`.
+    """
 
     version: int
     wake_ns: int
     apply_ns: int
     acknowledge_ns: int
     retries: int
+    published_ns: int = 0
 
 
 class WorkerStats:
@@ -60,11 +64,14 @@ class WorkerStats:
         acknowledge_ns: int,
         retries: int,
         again: bool,
+        published_ns: int = 0,
     ) -> None:
         """`again`: a newcomer took a version that its predecessor had answered."""
         self.applied += not again
         self.retries += retries
-        self._recent.append(Applied(version, wake_ns, apply_ns, acknowledge_ns, retries))
+        self._recent.append(
+            Applied(version, wake_ns, apply_ns, acknowledge_ns, retries, published_ns)
+        )
 
     @property
     def recent(self) -> list[Applied]:

@@ -116,6 +116,7 @@ class WorkerRecord:
             acknowledge_ns=answer.applied_ns - answer.published_ns + answer.return_ns,
             retries=answer.retries,
             again=again,
+            published_ns=answer.published_ns,
         )
 
     def overdue(self, seconds: float, who: str, hint: str) -> WorkerTimeout:

@@ -110,6 +110,7 @@ class SimulatedPool:
     apply_at: with "batch" versions count from the next batch on; with "episode" a batch does not
         wait for the versions published before its order.
     applied: called with a worker, a version and the time at which the worker begins to use it.
+    made: called with a worker and a batch that it has finished.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class SimulatedPool:
         apply_at: ApplyAt,
         failures: Sequence[Failure],
         applied: Callable[[SimulatedWorker, int, int], None],
+        made: Callable[[SimulatedWorker, SimulatedBatch], None],
     ):
         self.workers = [
             SimulatedWorker(index, one, batches_ahead) for index, one in enumerate(times)
@@ -132,7 +134,7 @@ class SimulatedPool:
         self.changed = False  # whether a worker failed or came back since orders were given
         self.taken = self.dropped = self.restarts = 0  # batches, steps, workers
         self._clock, self._num_steps, self._apply_at = clock, num_steps, apply_at
-        self._applied = applied
+        self._applied, self._made = applied, made
         self._under_way: list[int] = []
         for failure in failures:
             clock.at(round(failure.at_s * 1e9), self._fail, failure)
@@ -184,6 +186,7 @@ class SimulatedPool:
         worker.batch = None
         worker.finished.append(batch)
         self.arrived.append(worker)
+        self._made(worker, batch)
         self._begin(worker)
 
     def arrive(self, index: int, version: int) -> None:

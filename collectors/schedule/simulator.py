@@ -19,8 +19,8 @@ each cost and worker, so the same calls give the same schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from collectors.schedule.costs import Costs, LearnerTimes, StepTimes
 from collectors.schedule.network import Network, Transfers, Version
@@ -28,6 +28,7 @@ from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.simulated_pool import (
     ApplyAt,
     Failure,
+    SimulatedBatch,
     SimulatedPool,
     SimulatedWorker,
     checked,
@@ -35,6 +36,16 @@ from collectors.schedule.simulated_pool import (
 from collectors.schedule.virtual_clock import VirtualClock
 from collectors.workers.pacing import Pacing
 from sync.effects.slow_link import Link
+
+
+class Span(NamedTuple):
+    """Something that took virtual time: of the learner, whose worker is -1, or of a worker."""
+
+    worker: int
+    name: str
+    began_ns: int
+    ended_ns: int
+    version: int = -1
 
 
 class Simulator:
@@ -48,9 +59,11 @@ class Simulator:
     blocking: `publish` waits until all workers that are up use the version.
 
     waited_s: how long the learner waited for the last batch.
+    watch: called with every `Span` of virtual time, when it ends or its end is known.
     """
 
     exact = False
+    watch: Callable[[Span], None] | None = None
 
     def __init__(
         self,
@@ -89,6 +102,7 @@ class Simulator:
             apply_at=self.apply_at,
             failures=self.failures,
             applied=self._applied,
+            made=self._made,
         )
         self._transfers = Transfers(self.network, self.link, n, clock, pool.arrive)
         self._pacing = Pacing[SimulatedWorker](pool, self.batches_ahead, self.max_lag)
@@ -113,6 +127,7 @@ class Simulator:
         self.waited_s = (self._clock.now - began) * 1e-9
         batch = self._pool.take(worker)
         self._spend("take_ms")
+        self._tell("collect", began)
         self._pacing.order(updates=1)
         self._owes_update = self._owes_log = True
         self._note_time()
@@ -137,6 +152,7 @@ class Simulator:
         everybody = len(workers) == self.num_workers
         self._calls.add_publish(version, nbytes, None if everybody else list(workers))
         self._finish_update()
+        began = self._clock.now
         self._spend("publish_ms")
         self._names.append(version)
         number = self._pool.version = len(self._names) - 1
@@ -148,10 +164,13 @@ class Simulator:
         while self._silent:
             self._clock.step()
             self._silent -= {w for w in self._silent if not self._pool.workers[w].is_up}
+        self._tell("publish", began, version)
         self._note_time()
 
     def _applied(self, worker: SimulatedWorker, version: int, at_ns: int) -> None:
         """A worker uses a version from this time on, of which the learner hears later."""
+        if self.watch is not None:
+            self.watch(Span(worker.index, "apply", at_ns, at_ns, self._names[version]))
         if worker.index in self._silent and version == self._pool.version:
             heard_ns = at_ns + self._transfers.latency_ns
             self._clock.at(heard_ns, self._hear, worker.index, worker.generation)
@@ -165,8 +184,20 @@ class Simulator:
             self._owes_update = False
             self._spend("update_ms")
 
+    def _made(self, worker: SimulatedWorker, batch: SimulatedBatch) -> None:
+        if self.watch is not None:
+            version = self._names[batch.versions[0][1]]
+            self.watch(Span(worker.index, "batch", batch.begun_ns, self._clock.now, version))
+
     def _spend(self, what: str) -> None:
+        began = self._clock.now
         self._clock.advance(self._learner.draw(what))
+        if what in ("update_ms", "log_ms"):
+            self._tell(what.removesuffix("_ms"), began)
+
+    def _tell(self, name: str, began_ns: int, version: int = -1) -> None:
+        if self.watch is not None:
+            self.watch(Span(-1, name, began_ns, self._clock.now, version))
 
     def _note_time(self) -> None:
         self.time_s = self._clock.now * 1e-9

@@ -44,13 +44,16 @@ class Met(NamedTuple):
 class Batch(NamedTuple):
     """The worker has finished the batch that was ordered under this number.
 
-    made_s: how long it took.
+    made_s: how long it took; 0 if that is not known.
+    ended_ns: when it was finished, by this machine's `time.perf_counter_ns()`; 0 if it was made
+        elsewhere.
     """
 
     serial: int
     num_frames: int
     content: Any
     made_s: float = 0.0
+    ended_ns: int = 0
 
 
 class Answer(NamedTuple):

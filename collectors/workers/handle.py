@@ -19,6 +19,19 @@ class Delivery(NamedTuple):
     version: int
 
 
+class MadeBatch(NamedTuple):
+    """When a worker made a batch, by this machine's `time.perf_counter_ns()`.
+
+    A worker elsewhere has a clock of its own: its batches end when they are heard of.
+    """
+
+    worker: int
+    generation: int
+    num_frames: int
+    began_ns: int
+    ended_ns: int
+
+
 @dataclass(eq=False)
 class WorkerHandle:
     """One worker. A replacement takes over the handle, as its next generation."""

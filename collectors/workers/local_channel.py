@@ -138,13 +138,13 @@ class LocalChannel(WorkerChannel):
     def _event(self, message: tuple[Any, ...], fds: list[int]) -> list[Event]:
         kind, *rest = message
         if kind == "batch":
-            number, serial, steps, count, made_s = rest
+            number, serial, steps, count, made_s, ended_ns = rest
             if not self._blocks:  # they could not be mapped, which was a failure
                 return []
             del self._ordered[serial]
             self._made_before += count
             filled = FilledBlock(self._blocks[number], number, steps)
-            return [Batch(serial, count, filled, made_s)]
+            return [Batch(serial, count, filled, made_s, ended_ns)]
         if kind == "result":
             return [Answer(*rest)]
         if kind == "hello":

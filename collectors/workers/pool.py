@@ -18,13 +18,14 @@ from typing import Any
 
 from collectors.weights.publisher import Publisher
 from collectors.workers.channel import Answer, Batch, CannotReplace, Event, Failed, Hello, Met
-from collectors.workers.handle import Delivery, WorkerHandle
+from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import SLICE_S, awake_s, wait_for
 
 CLOSE_S = 5.0
+KEPT = 1000
 _REFRESH_S = 0.5
 
 
@@ -42,6 +43,7 @@ class WorkerPool:
         self.handles: list[WorkerHandle] = []
         self.removed: list[WorkerHandle] = []  # their frames still count
         self.arrived: deque[WorkerHandle] = deque()  # one entry for each delivery, in their order
+        self.made: deque[MadeBatch] = deque(maxlen=KEPT)  # the newest, until somebody reads them
         self.held = False  # whether no frames are expected
         self._timeout, self._start_timeout = timeout, start_timeout
         self._news = threading.Condition(threading.RLock())
@@ -229,6 +231,10 @@ class WorkerPool:
     def _handle(self, handle: WorkerHandle, event: Event) -> None:
         if isinstance(event, Batch):
             version = handle.ordered.pop(event.serial)
+            ended_ns = event.ended_ns or time.perf_counter_ns()
+            began_ns = ended_ns - round(event.made_s * 1e9)
+            made = MadeBatch(handle.index, handle.generation, event.num_frames, began_ns, ended_ns)
+            self.made.append(made)
             self._deliver(handle, Delivery(event, handle.generation, version))
         elif isinstance(event, Answer):
             handle.answers[event.number] = (event.ok, event.value)

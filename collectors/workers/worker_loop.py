@@ -9,7 +9,7 @@
     collect (block b)                    ->   queue it; plan the blocks at the first, share them
                                          <-   blocks (layout, descriptor)
                                               fill block b
-                                         <-   batch (block b, steps, seconds)
+                                         <-   batch (block b, steps, times)
     call (method, arguments)             ->   between two steps: do it
                                          <-   result
     stop                                 ->   close the environments, leave
@@ -300,7 +300,8 @@ class Worker:
             check_numbers(frames, steps, self.environments)
         count = counters[FRAMES] - before
         made_s = time.monotonic() - began
-        self.pipe.send(("batch", order.block, order.serial, steps, count, made_s))
+        ended_ns = time.perf_counter_ns()
+        self.pipe.send(("batch", order.block, order.serial, steps, count, made_s, ended_ns))
         self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.logging.base import Histogram, Logger, Metrics, RunInfo
+from harness.logging.base import Histogram, Logger, Metrics, RunInfo, Watched
 from harness.logging.jsonl import JsonlLogger
 from harness.registry import loggers
 from harness.run_dir import RunDir
 
-__all__ = ["Histogram", "Logger", "Loggers", "Metrics", "RunInfo", "make_loggers"]
+__all__ = ["Histogram", "Logger", "Loggers", "Metrics", "RunInfo", "Watched", "make_loggers"]
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,18 @@ class Loggers(Logger):
     def log(
         self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram] | None = None
     ) -> None:
+        self._each(lambda logger: logger.log(step, metrics, histograms or {}))
+
+    def start(self, run: Watched) -> None:
+        self._each(lambda logger: logger.start(run))
+
+    def phase(self, work: str, start_s: float, end_s: float) -> None:
+        self._each(lambda logger: logger.phase(work, start_s, end_s))
+
+    def _each(self, call: Callable[[Logger], None]) -> None:
         for logger in list(self._loggers):
             try:
-                logger.log(step, metrics, histograms or {})
+                call(logger)
             except Exception as error:
                 log.info("a logger failed", exc_info=True)
                 log.error("%s failed, it logs no more: %s", type(logger).__name__, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,8 +39,26 @@ class RunInfo:
     resumed: bool = False
 
 
+class Watched(Protocol):
+    """What a logger may look at while a run goes on: the runner."""
+
+    collector: Any  # of which `policy_version`, `made_batches()` and `worker_stages()` may be read
+    sync: Any  # harness.sync_metrics.SyncMeter
+    clock: Any  # harness.metrics.Clock
+    frames: int
+
+
 class Logger(ABC):
     """Receives what a run measures."""
+
+    def start(self, run: Watched) -> None:
+        """The loop begins."""
+
+    def phase(self, work: str, start_s: float, end_s: float) -> None:
+        """The learner has done something: collect, update, publish, log, evaluate or checkpoint.
+
+        Called several times for every batch, with times of `time.perf_counter()`.
+        """
 
     @abstractmethod
     def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:

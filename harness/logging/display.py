@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.tree import Tree
 
+from harness.logging.base import Watched
+from harness.logging.dashboard import Dashboard
+from harness.logging.live import LiveView
 from harness.metrics import PHASES
 
 
 class Display:
-    """A progress bar on a terminal; a line every few seconds where there is none."""
+    """A dashboard on a terminal; a line every few seconds where there is none."""
 
     def __init__(self, total_frames: int, *, print_every_s: float, console: Console | None = None):
         self.console = console or Console(highlight=False)
@@ -25,7 +27,7 @@ class Display:
         self._every_s = print_every_s
         self._printed_at = self._started_at = time.monotonic()
         self._from_frames = 0
-        self._progress: Progress | None = None
+        self._live: LiveView | None = None
 
     def _print(self, *shown: Any, **how: Any) -> None:
         """Show something; once it cannot be written (full disk, closed pipe), show no more."""
@@ -37,27 +39,30 @@ class Display:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self.console.file.fileno())
 
-    def start(self, options: Mapping[str, Any], directory: Any, *, frames: int = 0) -> None:
-        """Show what will run."""
+    def start(
+        self,
+        options: Mapping[str, Any],
+        directory: Any,
+        *,
+        frames: int = 0,
+        run: Watched | None = None,
+    ) -> None:
+        """Show what will run. run: what the dashboard looks at while it goes on."""
         self._from_frames = frames
         self._print(config_tree(options))
         self._print(f"writing to {directory}", soft_wrap=True)
         if self.console.is_terminal:
-            self._progress = Progress(
-                BarColumn(bar_width=10),
-                TextColumn("{task.completed}/{task.total}  {task.fields[words]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self._task = self._progress.add_task("", total=self._total, words="")
-            self._progress.start()
+            collector = options.get("collector")
+            name = collector.get("name", "") if isinstance(collector, Mapping) else ""
+            dashboard = Dashboard(self._total, collector=name)
+            self._live = LiveView(dashboard, self.console, run)
+            self._live.start()
 
     def update(self, frames: int, metrics: Mapping[str, float], *, episode_return: float) -> None:
         """Show how far the run is; cheap enough for every batch."""
         now = time.monotonic()
-        if self._progress is not None:
-            words = describe(metrics, episode_return)
-            self._progress.update(self._task, completed=min(frames, self._total), words=words)
+        if self._live is not None:
+            self._live.record(frames, metrics, episode_return)
         elif now - self._printed_at >= self._every_s:
             self._printed_at = now
             done = frames - self._from_frames
@@ -69,9 +74,9 @@ class Display:
 
     def stop(self) -> None:
         """No more progress."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def finish(self, state: str, summary: Mapping[str, Any]) -> None:
         """The table that every run ends with."""

@@ -3,7 +3,7 @@
 runner                     thread "lockstep-wandb"
 ------                     -----------------------
 log(...)   --queue-->      init, log, log, ...
-finish()   --queue-->      summary, figures and exit code, end W&B's own process
+finish()   --queue-->      summary, figures, files and exit code, end W&B's own process
 waits, at most FINISH_S    an error anywhere: one warning, and all further records are let go
 and then ends W&B's own process, whose answer the thread may wait for
 """
@@ -24,6 +24,7 @@ import numpy as np
 
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
 from harness.logging.figures import draw_run
+from harness.logging.wandb_files import VIDEO, Files, film_run, keep
 from harness.logging.wandb_report import open_png, quiet
 from harness.options.loggers import WandbConfig
 from harness.run_dir import RunDir
@@ -34,6 +35,13 @@ WAITING = 10_000  # records, before a W&B that does not keep up loses some
 FINISH_S = 30.0
 METRICS = "metrics.jsonl"
 SILENT = logging.CRITICAL + 1
+STEP = "global_step"
+# What CleanRL's users look for, beside the names that all loggers have.
+ALIASES = {
+    "charts/episodic_return": "episode/return",
+    "charts/episodic_length": "episode/length",
+    "charts/SPS": "collector/fps",
+}
 
 
 class WandbLogger(Logger):
@@ -48,10 +56,16 @@ class WandbLogger(Logger):
         project: str,
         entity: str | None = None,
         tags: Sequence[str] = (),
+        artifacts: Sequence[str] = (),
+        system_metrics: bool = False,
+        plugins: Sequence[str] = (),
     ):
         self._folder = folder
         self._info = info
         self._tags = list(tags)
+        self._artifacts = list(artifacts)
+        self._system_metrics = system_metrics
+        self._plugins = list(plugins)
         self._where: dict[str, Any] = {"mode": mode, "project": project, "entity": entity}
         self._jobs: queue.Queue[Callable[[Any], None] | None] = queue.Queue(WAITING)
         self._lost = 0
@@ -67,7 +81,9 @@ class WandbLogger(Logger):
         if self._lost:
             log.warning("W&B did not keep up: %d records are in metrics.jsonl alone", self._lost)
         final = dict(summary)
-        self._put(lambda run: _finish(run, final, exit_code, self._folder / METRICS))
+        film = film_run(self._folder, self._plugins) if VIDEO in self._artifacts else None
+        files = Files(self._folder, self._artifacts, film, self._plugins)
+        self._put(lambda run: _finish(run, final, exit_code, files))
         self._put(None)
         self._thread.join(FINISH_S)
         if self._thread.is_alive():
@@ -101,7 +117,7 @@ class WandbLogger(Logger):
 
         # Its log would print a traceback for each line that a full disk does not take.
         logging.getLogger("wandb").setLevel(SILENT)
-        return wandb.init(
+        run = wandb.init(
             dir=str(self._folder),
             name=self._info.name,
             group=self._info.group,
@@ -110,9 +126,12 @@ class WandbLogger(Logger):
             config=self._info.options,
             id=self._info.wandb_id or None,
             resume="allow" if self._info.resumed else None,
-            settings=quiet(init_timeout=FINISH_S),
+            settings=quiet(init_timeout=FINISH_S, x_disable_stats=not self._system_metrics),
             **self._where,
         )
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP)
+        return run
 
 
 def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogram]) -> None:
@@ -122,14 +141,20 @@ def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogr
         name: wandb.Histogram(np_histogram=(np.array(bin.counts), np.array(bin.edges)))
         for name, bin in bins.items()
     }
-    run.log({**metrics, **drawn}, step=step)
+    aliases = {alias: metrics[name] for alias, name in ALIASES.items() if name in metrics}
+    run.log({STEP: step, **metrics, **aliases, **drawn}, step=step)
 
 
-def _finish(run: Any, summary: dict[str, Any], exit_code: int, metrics: Path) -> None:
+def _finish(run: Any, summary: dict[str, Any], exit_code: int, files: Files) -> None:
     for name, value in summary.items():
         run.summary[name] = value
+    metrics = files.folder / METRICS
     if metrics.exists():
         _draw(run, metrics)
+    try:
+        keep(run, files)
+    except (ValueError, OSError) as error:
+        log.warning("the run's files are not in W&B: %s", error)
     run.finish(exit_code=exit_code)
 
 
@@ -179,4 +204,7 @@ def make(options: WandbConfig, run_dir: RunDir, info: RunInfo) -> WandbLogger | 
         project=options.project,
         entity=options.entity,
         tags=options.tags,
+        artifacts=options.artifacts,
+        system_metrics=options.system_metrics,
+        plugins=info.options.get("plugins") or (),
     )

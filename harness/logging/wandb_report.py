@@ -56,13 +56,9 @@ def quiet(**given: Any) -> Any:
     """Settings of W&B that print nothing and record nothing of the machine or the code."""
     import wandb
 
+    defaults = {"x_disable_stats": True}
     return wandb.Settings(
-        silent=True,
-        console="off",
-        disable_git=True,
-        disable_code=True,
-        x_disable_stats=True,
-        **given,
+        silent=True, console="off", disable_git=True, disable_code=True, **{**defaults, **given}
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from harness.options.base import Options
 from harness.options.errors import ConfigError
+from harness.options.typed import Positive
 
 
 @dataclass
@@ -30,6 +31,18 @@ class WandbConfig(LoggerConfig):
     project: str = "lockstep"  # where the run is filed
     entity: str | None = None  # the account or team; null: your own
     tags: list[str] = field(default_factory=list)  # of the run
+    # files of the run to keep there: manifest, code, checkpoint (the last one), video
+    artifacts: list[Literal["manifest", "code", "checkpoint", "video"]] = field(
+        default_factory=list
+    )
+    system_metrics: bool = False  # W&B's own, beside system/* in every record
+
+
+@dataclass
+class TraceConfig(LoggerConfig):
+    """A timeline of learner and workers in trace.json, for Perfetto or chrome://tracing."""
+
+    max_mb: Positive = 64.0  # later events are left out
 
 
 @dataclass

@@ -7,13 +7,17 @@ import logging
 import threading
 from pathlib import Path
 
+import gymnasium as gym
 import psutil
 import pytest
 import wandb
 
+import run
 from harness.logging import Histogram, RunInfo
 from harness.logging.wandb import WandbLogger
 from tests.harness.logging.wandb_file import read
+from tests.harness.painted import Painted
+from tests.harness.small import SMALL
 
 INFO = RunInfo(
     "a-run",
@@ -142,3 +146,62 @@ def test_a_process_of_wandbs_that_hangs_is_killed_and_the_run_ends(tmp_path, cap
     assert not logger._thread.is_alive()
     service.wait(60)
     assert "W&B did not finish within 2 s" in caplog.text
+
+
+def test_frames_are_the_x_axis_and_the_customary_names_are_there(tmp_path):
+    logger = start(tmp_path)
+    logger.log(10, {"episode/return": 21.0, "episode/length": 7.0, "collector/fps": 99.0}, {})
+    logger.finish({}, 0)
+    records = read(tmp_path)
+    (logged,) = (values(r.history.item) for r in records if r.history.item)
+    assert logged["global_step"] == 10
+    assert logged["charts/episodic_return"] == logged["episode/return"] == 21
+    assert logged["charts/episodic_length"] == 7
+    assert logged["charts/SPS"] == 99
+    defined = {
+        r.metric.name or r.metric.glob_name: r.metric for r in records if r.metric.step_metric
+    }
+    assert defined["*"].step_metric == "global_step"
+
+
+def artifacts(folder: Path) -> dict[str, list[str]]:
+    """The files of each artifact by its type."""
+    kept = [r.artifact for r in read(folder) if r.WhichOneof("record_type") == "artifact"]
+    return {one.type: [entry.path for entry in one.manifest.contents] for one in kept}
+
+
+def run_once(*overrides: str) -> Path:
+    folder = Path("run")
+    small = [option for option in SMALL if not option.startswith("logger")]
+    assert run.main([*small, "logger=wandb", *overrides, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def test_a_run_keeps_its_manifest_and_what_else_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = run_once("logger.wandb.artifacts=[manifest,code,checkpoint]")
+    kept = artifacts(folder)
+    assert kept["manifest"] == ["config.yaml", "manifest.json"]
+    assert {"harness/runner.py", "sync/scheme.py", "conf/config.yaml"} <= set(kept["code"])
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    assert kept["checkpoint"] == [checkpoint.name]
+    assert not [file for file in tmp_path.rglob("**/staging/**") if file.is_file()]
+
+
+def test_a_video_is_made_where_the_environment_can_be_rendered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = run_once("env.id=tests.harness.painted:Painted-v0", "logger.wandb.artifacts=[video]")
+    assert artifacts(folder)["video"] == ["evaluation.gif"]
+    logged = [values(r.history.item) for r in read(folder) if r.history.item]
+    assert any("eval/video" in key for record in logged for key in record)
+
+
+def test_without_pictures_the_run_ends_well_and_has_no_video(tmp_path, monkeypatch, caplog):
+    def blind(self):
+        raise gym.error.DependencyNotInstalled("no pygame here")
+
+    monkeypatch.setattr(Painted, "render", blind)
+    monkeypatch.chdir(tmp_path)
+    folder = run_once("env.id=tests.harness.painted:Painted-v0", "logger.wandb.artifacts=[video]")
+    assert "there is no evaluation video" in caplog.text
+    assert artifacts(folder) == {}

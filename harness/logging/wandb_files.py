@@ -1,0 +1,102 @@
+"""The files of a run that W&B keeps as artifacts: manifest, code, last checkpoint, a video."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.files import one_line
+from harness.provenance import ROOT
+
+log = logging.getLogger(__name__)
+
+MANIFEST, CODE, CHECKPOINT, VIDEO = "manifest", "code", "checkpoint", "video"
+PACKAGES = ("harness", "collectors", "sync", "conf")
+CODE_SUFFIXES = (".py", ".yaml")
+VIDEO_FILE = "evaluation.gif"
+VIDEO_STEPS = 1000  # where the episode is cut
+
+
+@dataclass
+class Files:
+    """What is kept of a run. video: the file, if it could be made."""
+
+    folder: Path
+    chosen: Sequence[str]
+    video: Path | None = None
+    plugins: Sequence[str] = ()
+
+
+def keep(run: Any, files: Files) -> None:
+    """Log the chosen files; a file that the run does not have is left out."""
+    import wandb
+
+    for kind in files.chosen:
+        found = dict(_found(files, kind))
+        if not found:
+            continue
+        artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
+        for name, file in found.items():
+            if kind in (MANIFEST, CODE):  # which may change before the run is sent
+                file = _copied(file, Path(run.dir, "artifacts", kind, name))
+            # Else W&B copies the file into the home directory.
+            artifact.add_file(str(file), name=name, policy="immutable")
+        run.log_artifact(artifact)
+    if files.video is not None:
+        run.log({"eval/video": wandb.Video(str(files.video), format="gif")})
+
+
+def _copied(file: Path, place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(file, place))
+
+
+def _found(files: Files, kind: str) -> Iterator[tuple[str, Path]]:
+    """Names and places of the files of one kind."""
+    if kind == MANIFEST:
+        for name in ("manifest.json", "config.yaml"):
+            if (files.folder / name).is_file():
+                yield name, files.folder / name
+    elif kind == CHECKPOINT:
+        saved = sorted((files.folder / "checkpoints").glob("[0-9]*.safetensors"))
+        yield from ((file.name, file) for file in saved[-1:])
+    elif kind == VIDEO and files.video is not None:
+        yield files.video.name, files.video
+    elif kind == CODE:
+        yield from _code(files.plugins)
+
+
+def _code(plugins: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Lockstep's own files, and those of the plugins that the run named."""
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*")):
+            if file.suffix in CODE_SUFFIXES and file.is_file():
+                yield file.relative_to(ROOT).as_posix(), file
+    for plugin in plugins:
+        source = getattr(sys.modules.get(plugin), "__file__", None)
+        if source is not None:
+            yield f"plugins/{plugin}.py", Path(source)
+
+
+def film_run(folder: Path, plugins: Sequence[str]) -> Path | None:
+    """A film of the last checkpoint's policy; None, and a warning, where there can be none."""
+    from harness.play import load, perform, write
+
+    file = folder / VIDEO_FILE
+    try:
+        config, policy, _ = load(folder, import_env=True, plugins=plugins)
+        with contextlib.redirect_stdout(io.StringIO()):  # it tells how each episode went
+            film, fps = perform(config, policy, episodes=1, seed=0, max_steps=VIDEO_STEPS)
+        write(film, file, fps)
+    except Exception as error:
+        log.info("no video", exc_info=True)
+        log.warning("there is no evaluation video: %s", one_line(error))
+        return None
+    return file
