@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "environment_kinds.py"
 
 
@@ -16,6 +18,7 @@ def rows(only: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines()]
 
 
+@pytest.mark.slow
 def test_an_environment_that_works_says_what_was_checked():
     head, _, found = rows("FrozenLake")
     assert len(head) == len(found)

@@ -121,7 +121,9 @@ def checkout(tmp_path) -> Callable[[list[str]], str]:
     return make
 
 
-@pytest.mark.parametrize("how", ["left out", "raises", "dies"])
+@pytest.mark.parametrize(
+    "how", ["left out", *(pytest.param(how, marks=pytest.mark.slow) for how in ("raises", "dies"))]
+)
 def test_a_contestant_that_cannot_go_on_is_named_and_the_others_are_measured(known, how):
     known(how, name="ill")
     known("well", name="sound")

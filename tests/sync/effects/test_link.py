@@ -91,7 +91,7 @@ def test_weights_that_are_not_finite_are_sent_only_without_the_check(kind, check
 
 @EACH
 def test_a_version_published_during_a_transmission_is_replaced_by_a_newer_one(kind):
-    slow = Link(bandwidth_mbps=0.02)  # a quarter of a second and more for this model
+    slow = Link(bandwidth_mbps=0.005)  # a second and more for this model
     with running(scheme := linked(kind, slow), background=True) as (worker,):
         for value in range(1, 11):
             scheme.send_async(policy(value))
@@ -105,7 +105,8 @@ def test_a_version_published_during_a_transmission_is_replaced_by_a_newer_one(ki
 
 @EACH
 def test_each_worker_has_a_link_of_its_own(kind):
-    scheme = linked(kind, Link(bandwidth_mbps=0.02), workers=2)
+    slow = Link(bandwidth_mbps=0.005)  # all are sent while the first is on its way
+    scheme = linked(kind, slow, workers=2)
     with running(scheme, background=True) as workers:
         for value in range(1, 6):
             scheme.send_async(policy(value), worker_ids=[0])
