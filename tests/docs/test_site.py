@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.chromium import SIZES, chromium
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.browser
 
 SITE = ROOT / "site"
-SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 PAGES = sorted(str(file.relative_to(SITE)) for file in SITE.rglob("*.html"))
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -40,15 +38,9 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    """Chromium as it is installed here; it ends with the test, and so do processes that it adds."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
-    program = next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(NAMES)} is installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    """It ends with the test, and so do processes that it adds."""
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.mark.skipif(not PAGES, reason="there is no site: make docs")

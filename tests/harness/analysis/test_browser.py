@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 
 from harness.report import main
+from tests.chromium import SIZES, chromium
 from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
 
 pytestmark = pytest.mark.browser
-
-SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +27,8 @@ def page_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium as it is installed here."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
-    program = next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(NAMES)} is installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
