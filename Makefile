@@ -25,7 +25,10 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
-	@$(BIN)/python run.py $(ARGS)
+	@$(BIN)/python run.py $(or $(ARGS),experiment=ppo_cartpole)
+	@$(if $(ARGS),,printf '%s\n' \
+		'sweep:   $(BIN)/python run.py -m sync.lag=0,8,32 collector=single seed=1,2,3 sweep=mine' \
+		'then:    $(BIN)/python -m harness.report outputs/mine')
 
 test: check ## run the checks, then the tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +29,7 @@ class Display:
         self._every_s = print_every_s
         self._printed_at = self._started_at = time.monotonic()
         self._from_frames = 0
+        self._directory: Path | None = None
         self._live: LiveView | None = None
 
     def _print(self, *shown: Any, **how: Any) -> None:
@@ -48,9 +51,11 @@ class Display:
         run: Watched | None = None,
     ) -> None:
         """Show what will run. run: what the dashboard looks at while it goes on."""
-        self._from_frames = frames
+        self._from_frames, self._directory = frames, Path(directory)
+        if self._directory.is_relative_to(Path.cwd()):
+            self._directory = self._directory.relative_to(Path.cwd())
         self._print(config_tree(options))
-        self._print(f"writing to {directory}", soft_wrap=True)
+        self._print(f"writing to {self._directory}", soft_wrap=True)
         if self.console.is_terminal:
             collector = options.get("collector")
             name = collector.get("name", "") if isinstance(collector, Mapping) else ""
@@ -79,9 +84,11 @@ class Display:
             self._live = None
 
     def finish(self, state: str, summary: Mapping[str, Any]) -> None:
-        """The table that every run ends with."""
+        """The table that every run ends with, and what can be done with the run."""
         self.stop()
         self._print(summary_table(state, summary))
+        if self._directory is not None:
+            self._print(next_commands(state, self._directory), soft_wrap=True, markup=False)
 
 
 def describe(metrics: Mapping[str, float], episode_return: float) -> str:
@@ -140,6 +147,17 @@ def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
         if text is not None:
             table.add_row(label, text)
     return table
+
+
+def next_commands(state: str, directory: Path) -> str:
+    """What to type next."""
+    where = shlex.quote(str(directory))
+    if state == "interrupted":
+        return f"go on:   resume={where}"
+    lines = [f"report:  python -m harness.report {where}"]
+    if state == "done":
+        lines += [f"repeat:  python -m harness.reproduce {where}"]
+    return "\n".join(lines)
 
 
 def _pair(summary: Mapping[str, Any], name: str) -> str | None:

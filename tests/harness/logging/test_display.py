@@ -62,6 +62,19 @@ def test_the_table_at_the_end_leaves_out_what_is_not_known():
     assert "publish" not in printed
 
 
+def test_a_run_ends_with_the_commands_for_its_directory():
+    ends = {}
+    for state in ("done", "interrupted", "failed"):
+        display, text = shown(terminal=False)
+        display.start(OPTIONS, "outputs/a [b]")
+        display.finish(state, {"frames": 1000})
+        ends[state] = text.getvalue().splitlines()[-2:]
+    assert ends["done"][0].endswith("harness.report 'outputs/a [b]'")
+    assert ends["done"][1].endswith("harness.reproduce 'outputs/a [b]'")
+    assert ends["interrupted"][-1].endswith("resume='outputs/a [b]'")
+    assert ends["failed"][-1].endswith("harness.report 'outputs/a [b]'")
+
+
 def test_the_table_at_the_end_shows_lag_in_updates():
     display, text = shown(terminal=False)
     lags = {
