@@ -106,6 +106,7 @@ loggers = Registry("logger", "logger", log.LoggerConfig, several=True)
 loggers.add("jsonl", "harness.logging.jsonl:no_more_loggers", log.JsonlConfig)
 loggers.add("wandb", "harness.logging.wandb:make", log.WandbConfig)
 loggers.add("tensorboard", "harness.logging.tensorboard:make", log.TensorBoardConfig)
+loggers.add("trackio", "harness.logging.trackio:make", log.TrackioConfig)
 loggers.add("trace", "harness.logging.trace:make", log.TraceConfig)
 
 # Made with (options): a harness.callbacks.Callback.

@@ -30,6 +30,7 @@ FAILED = 1
 OUTPUTS = "outputs"
 SOUND = {"done", "pruned"}
 LONGEST_ERROR = 300
+MANY_JOBS = 20  # to compose them takes seconds
 # Launchers and sweepers of other packages: the package, its module, and our extra.
 SUBMITIT = ("hydra-submitit-launcher", "hydra_plugins.hydra_submitit_launcher", "sweep")
 NEEDS = {
@@ -100,6 +101,8 @@ class Sweep:
         """Plan every job, and name those that are left out; how many there are."""
         planned, left_out = 0, {}
         choices = self.config.hydra.runtime.choices
+        if len(jobs) >= MANY_JOBS:
+            print(f"checking {len(jobs)} jobs before the first one starts", flush=True)
         for job in jobs:
             try:
                 with explained(job):

@@ -55,3 +55,16 @@ class TensorBoardConfig(LoggerConfig):
                 "logger=tensorboard needs tensorboard; "
                 "install it with: pip install -e '.[tensorboard]'"
             )
+
+
+@dataclass
+class TrackioConfig(LoggerConfig):
+    """Trackio's dashboard, local and offline: `trackio show --project lockstep` opens it."""
+
+    project: str = "lockstep"  # where the run is filed
+
+    def check(self, config: Any) -> None:
+        if importlib.util.find_spec("trackio") is None:
+            raise ConfigError(
+                "logger=trackio needs trackio; install it with: pip install -e '.[trackio]'"
+            )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = ("docs/options.md", "docs/sync_ablation/report.md")
+GENERATED = ("docs/options.md",)
 # A command begins a line, or comes after a prompt or what sets its environment.
 COMMAND = re.compile(r"(?:^|(?<=\s))(python run\.py|run\.py|python -m [\w.]+|lockstep)(?=\s|$)")
 SUBSTITUTION = re.compile(r"\$\((python .*?)\)")

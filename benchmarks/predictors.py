@@ -1,0 +1,107 @@
+"""Which measure of staleness tells best how much is lost: lag, effective sample size or KL.
+
+    .venv/bin/python benchmarks/predictors.py outputs/staleness outputs/staleness_minatar ...
+
+Each point is a task, an objective and a lag, as the mean over its seeds. Its damage is the mean
+return over training that it lacks against the same objective at lag 0, as a share of the largest
+such loss on the task. The table has Spearman's rank correlation of damage with each measure, within
+every task and over all points; 1 means that the measure orders the points as the damage does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from scipy.stats import spearmanr
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from harness.analysis.read_runs import Run, find_runs  # noqa: E402
+
+RETURN = "episode/return"
+MEASURES = ("lag", "1 - ESS", "KL")
+
+
+@dataclass
+class Point:
+    """The mean over the seeds of one setting."""
+
+    task: str
+    objective: str
+    lag: int
+    score: float
+    measures: tuple[float, ...]  # as in MEASURES
+
+
+def points(runs: Sequence[Run]) -> list[Point]:
+    """All settings with an exact lag, of the runs that are done."""
+    groups: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
+    for run in runs:
+        lag = run.options.get("sync.lag")
+        if run.is_done and isinstance(lag, int):
+            corrected = " with V-trace" if run.options.get("algo.vtrace") else ""
+            objective = f"{run.options['algo.objective']}{corrected}"
+            groups[str(run.options["env.id"]), objective, lag].append(run)
+    return [
+        Point(task, objective, lag, fmean(map(score, found)), measures(lag, found))
+        for (task, objective, lag), found in sorted(groups.items())
+    ]
+
+
+def score(run: Run) -> float:
+    """The area below the curve of returns, divided by its length."""
+    frames, returns = run.curve(RETURN)
+    return float(np.trapezoid(returns, frames) / (frames[-1] - frames[0]))
+
+
+def measures(lag: int, runs: Sequence[Run]) -> tuple[float, ...]:
+    ess = fmean(run.summary["policy/ess"] for run in runs)
+    return (float(lag), 1 - ess, fmean(run.summary["policy/kl"] for run in runs))
+
+
+def damages(found: Sequence[Point]) -> list[float]:
+    """What each point lacks against lag 0, as a share of the task's largest loss."""
+    fresh = {(point.task, point.objective): point.score for point in found if point.lag == 0}
+    lost = [fresh[point.task, point.objective] - point.score for point in found]
+    largest: dict[str, float] = defaultdict(float)
+    for point, loss in zip(found, lost, strict=True):
+        largest[point.task] = max(largest[point.task], loss)
+    return [loss / largest[point.task] for point, loss in zip(found, lost, strict=True)]
+
+
+def lines(found: Sequence[Point]) -> Iterator[str]:
+    """The table, in Markdown. Points at lag 0 have no damage by definition and are left out."""
+    pairs = [
+        (point, damage)
+        for point, damage in zip(found, damages(found), strict=True)
+        if point.lag > 0
+    ]
+    yield f"| task | points | {' | '.join(MEASURES)} |"
+    yield f"|---|--:|{'--:|' * len(MEASURES)}"
+    for task in [*sorted({point.task for point, _ in pairs}), "all"]:
+        chosen = [pair for pair in pairs if task in ("all", pair[0].task)]
+        damage = [damage for _, damage in chosen]
+        cells = [
+            f"{spearmanr([point.measures[column] for point, _ in chosen], damage).statistic:.2f}"
+            for column in range(len(MEASURES))
+        ]
+        yield f"| {task} | {len(chosen)} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps over sync.lag")
+    runs = find_runs(parser.parse_args().sweeps, (RETURN,))
+    print("\n".join(lines(points(runs))))
+
+
+if __name__ == "__main__":
+    main()
