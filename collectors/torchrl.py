@@ -261,13 +261,12 @@ def _supplied(env: Any) -> Iterator[tuple[str, ...]]:
 
 def _box(spec: Any, name: str) -> spaces.Box:
     """The arrays that a spec describes, with its bounds if it has any."""
-    try:
-        dtype = torch.zeros((), dtype=spec.dtype).numpy().dtype
-    except TypeError:
+    if not _kinds(spec) & {"Bounded", "Unbounded", "Categorical", "OneHot"}:
         raise TypeError(
-            f"as_gymnasium: {name!r} is {type(spec).__name__} of {spec.dtype}, which is no array; "
+            f"as_gymnasium: {name!r} is {type(spec).__name__}, which is no array of numbers; "
             "remove or encode it with a transform"
-        ) from None
+        )
+    dtype = torch.zeros((), dtype=spec.dtype).numpy().dtype
     shape = tuple(spec.shape)
     if any(size < 0 for size in shape):
         raise ValueError(f"as_gymnasium: {name!r} has the variable shape {list(shape)}")

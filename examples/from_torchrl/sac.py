@@ -78,7 +78,7 @@ def main(total_frames=12_000):
                     optimizer.step()
                     target.step()
                 collector.update_policy_weights_()
-            if frames % 1000 == 0 and returns:
+            if frames > RANDOM_FRAMES and frames % 1000 == 0:
                 mean = sum(returns[-5:]) / len(returns[-5:])
                 print(f"{frames:6d} frames, mean return {mean:7.1f}, lag {lag}", flush=True)
 

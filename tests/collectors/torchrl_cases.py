@@ -1,6 +1,6 @@
-"""What the adapters for TorchRL promise, run by the interpreter that has TorchRL.
+"""What the adapters for TorchRL promise, run by an interpreter that has TorchRL.
 
-`test_torchrl_bridge.py` runs this file, which prints what each case raised as JSON.
+`test_torchrl.py` runs this file, which prints the traceback of each case as JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -31,12 +32,19 @@ from torchrl.data import (
 from torchrl.envs import (
     EnvBase,
     GymEnv,
+    GymWrapper,
     InitTracker,
     PendulumEnv,
     SerialEnv,
     TransformedEnv,
 )
-from torchrl.modules import GRUModule, NormalParamExtractor, ProbabilisticActor, TanhNormal
+from torchrl.modules import (
+    GRUModule,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    TanhNormal,
+    set_recurrent_mode,
+)
 from torchrl.modules.distributions import OneHotCategorical
 from torchrl.objectives import ClipPPOLoss, SACLoss
 from torchrl.objectives.value import GAE
@@ -249,7 +257,11 @@ def case_every_kind_of_action_is_drawn_as_its_spec_says():
 
 
 def case_gymnasiums_vectors_within_torchrl_are_taken():
-    batch = ours(lambda: GymEnv("CartPole-v1", num_envs=2), one_hot(), 100)
+    def make():
+        members = [lambda: gym.make("CartPole-v1")] * 2
+        return GymWrapper(SyncVectorEnv(members, autoreset_mode=AutoresetMode.DISABLED))
+
+    batch = ours(make, one_hot(), 100)
     assert batch.shape == (2, 50)
     ends = batch["next", "done"][..., 0]
     assert ends.any()
@@ -268,7 +280,7 @@ def case_an_environment_without_state_of_its_own_is_taken():
 
 def case_the_same_seed_gives_the_same_batch():
     make = lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1"))  # noqa: E731
-    first, second, other = (ours(make, one_hot_of(7), 100, seed=s) for s in (1, 1, 2))
+    first, second, other = (ours(make, one_hot_of(7), 40, seed=s) for s in (1, 1, 2))
     assert torch.equal(first["next", "observation"], second["next", "observation"])
     assert not torch.equal(first["observation"], other["observation"])
     assert not torch.equal(first["observation"][0], first["observation"][1])
@@ -296,8 +308,6 @@ def case_a_recurrent_policy_carries_its_state():
         assert not state[starts].any()
         going_on = ~starts[:, 1:]
         assert torch.equal(state[:, 1:][going_on], after[:, :-1][going_on])
-        from torchrl.modules import set_recurrent_mode
-
         with set_recurrent_mode(True), torch.no_grad():
             again = acting(batch.exclude("features", "action").clone())
         assert torch.allclose(again["features"], batch["features"], atol=1e-6)
