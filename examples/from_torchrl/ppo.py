@@ -1,6 +1,6 @@
 """TorchRL's PPO on CartPole, with the batches of a Lockstep collector.
 
-.venv-peers/bin/python examples/from_torchrl/ppo.py [frames]
+PYTHONPATH=. .venv-peers/bin/python examples/from_torchrl/ppo.py [frames]
 """
 
 import sys
@@ -33,7 +33,7 @@ def make_actor():
     )
 
 
-def main(total_frames=60_000):
+def main(total_frames=40_960):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     actor = make_actor()

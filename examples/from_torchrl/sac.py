@@ -1,6 +1,6 @@
 """TorchRL's SAC on Pendulum, while a Lockstep worker collects on its own.
 
-.venv-peers/bin/python examples/from_torchrl/sac.py [frames]
+PYTHONPATH=. .venv-peers/bin/python examples/from_torchrl/sac.py [frames]
 """
 
 import sys
@@ -40,7 +40,7 @@ def make_actor():
     )
 
 
-def main(total_frames=12_000):
+def main(total_frames=8_000):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     actor = make_actor()

@@ -369,6 +369,18 @@ def case_what_cannot_be_taken_is_named():
     assert "'text'" in raised(lambda: as_gymnasium(text))
 
 
+def case_a_resumed_collector_replays_an_episode_that_has_a_seed_or_starts_a_new_one():
+    for frames, exact in ((2, True), (5, False)):
+        options = {"frames_per_batch": frames, "total_frames": 2 * frames, "seed": 3}
+        make = lambda: as_gymnasium(Countdown())  # noqa: E731
+        with Collector(make, policy(), **options) as collector:
+            collector.next()
+            state = collector.state_dict()
+        with Collector(make, policy(), **options) as collector:
+            assert collector.load_state_dict(state) is exact
+            assert collector.next()["observation"][0, 0, 1].item() == (2 if exact else 0)
+
+
 def case_closing_twice_closes_once():
     env = GymEnv("CartPole-v1")
     adapted = as_gymnasium(env)
