@@ -1,4 +1,4 @@
-"""The programs of examples/from_torchrl, in the peers' environment: they learn, and stop cleanly."""
+"""The programs of examples/from_torchrl learn, and stop at Ctrl-C, in the peers' environment."""
 
 from __future__ import annotations
 
