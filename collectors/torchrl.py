@@ -99,7 +99,7 @@ class _Steps:
         _check_one_each(env.full_done_spec[done], env, "done flag")
         self._action = env.full_action_spec[self.action_key]
         vector = bool(env.batch_size)
-        self.action_space = action_space(self._action[0] if vector else self._action)
+        self.action_space = _action_space(self._action[0] if vector else self._action)
         given = env.observation_spec[0] if vector else env.observation_spec
         self.observation_space = _observation_space(given, set(_supplied(env)))
         self._state: Any = None  # what the next step or reset is given
@@ -209,7 +209,7 @@ def _batch_one_hot(space: OneHot, n: int = 1) -> OneHot:
     return OneHot(space.sizes, (n, *space.count))
 
 
-def action_space(spec: Any) -> spaces.Space[Any]:
+def _action_space(spec: Any) -> spaces.Space[Any]:
     """The space of one environment's actions."""
     kinds, shape = _kinds(spec), tuple(spec.shape)
     if "MultiOneHot" in kinds:
