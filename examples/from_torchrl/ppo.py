@@ -33,7 +33,7 @@ def make_actor():
     )
 
 
-def main(total_frames=40_960):
+def main(total_frames=30_720):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     actor = make_actor()
