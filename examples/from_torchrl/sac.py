@@ -40,7 +40,7 @@ def make_actor():
     )
 
 
-def main(total_frames=8_000):
+def main(total_frames=6_000):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     actor = make_actor()
