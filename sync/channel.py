@@ -8,9 +8,9 @@
       poll(): APPLIED, FAILED, LEFT ...  <---          answer(APPLIED or FAILED)
       close()                            --->          sender_gone()
 
-A sender channel reaches all workers of one model; a receiver channel belongs to one worker. Channels
-never wait. `Sender` and `Receiver` wait, with `fds()`, and also handle versions, retries, timeouts,
-failures and statistics. A channel only moves blocks and answers.
+A sender channel reaches all workers of one model; a receiver channel belongs to one worker. A
+channel only moves blocks and answers, and never waits. `Sender` and `Receiver` wait, with `fds()`,
+and handle versions, retries, timeouts, failures and statistics.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class SenderChannel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Tell the workers that no more versions follow, and release everything. Bounded in time."""
+        """Tell the workers that no more versions come, and release everything. Bounded in time."""
 
     # -- what few channels override
 

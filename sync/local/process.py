@@ -68,7 +68,7 @@ class Watch:
         return self.gone
 
     def kill(self) -> None:
-        """Kill the process, and no other one that has its number by now."""
+        """Kill the process, but not another one that has its number by now."""
         with contextlib.suppress(ProcessLookupError):
             if self._fd is not None:
                 signal.pidfd_send_signal(self._fd.fd, signal.SIGKILL)

@@ -113,7 +113,9 @@ def test_what_no_scheme_could_send_is_refused():
             send({0: policy(1)}, worker_ids=1)
         send({0: policy(1)}, worker_ids=0)
         send(worker_ids=1)
-    with pytest.raises(RuntimeError, match="receive is for a receiver; this scheme is sender"):
+    with pytest.raises(
+        RuntimeError, match="receive is for a receiver, but this scheme is a sender"
+    ):
         scheme.receive()
     scheme.shutdown()
     with pytest.raises(RuntimeError, match="send is for a sender; this scheme is neither"):
