@@ -201,10 +201,11 @@ def page(
         "How long a blocking `send` takes with more workers, measured on one machine and predicted "
         "for a cluster.",
         "",
-        f"`make bench BENCH=scaling` writes this page. It ran on {os.cpu_count()} cores "
+        "`make bench BENCH=scaling` writes this page. "
+        f"It ran on {os.cpu_count()} cores "
         f"({platform.machine()}, torch {torch.__version__}), with the {model} model "
-        f"({nbytes / 1e6:.1f} MB) and idle workers on the same machine. Memory is the memory that a "
-        "process does not share with others (USS).",
+        f"({nbytes / 1e6:.1f} MB) and idle workers on the same machine. Memory is the memory that "
+        "a process does not share with others (USS).",
         "",
         "## Measured",
         "",

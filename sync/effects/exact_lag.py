@@ -6,8 +6,8 @@
                      keeps 4 and 5
 
 Workers receive versions unchanged, with their own stamps. Of the versions that were published to a
-worker, it gets the newest one that is old enough and that it does not have yet. The first version is
-delivered at once, because a worker cannot act without weights.
+worker, it gets the newest one that is old enough and that it does not have yet. The first version
+is delivered at once, because a worker cannot act without weights.
 """
 
 from __future__ import annotations

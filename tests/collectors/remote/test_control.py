@@ -46,7 +46,7 @@ from tests.promises.probe import stop, wait_until
         (
             {"collector_class": partial(Collector, init_random_frames=9)},
             ValueError,
-            "init_random_frames in collector_class: tell the collector that hosts it",
+            "init_random_frames in collector_class: set it on the outer collector",
         ),
         ({"preemptive_threshold": 0.5}, ValueError, "cannot cut what others collect"),
         ({"cat_results": "stack"}, ValueError, "cat_results='stack' is not for RPCCollector"),
@@ -62,7 +62,7 @@ from tests.promises.probe import stop, wait_until
         (
             {"num_collectors": 2, "policy_device": ["cuda:0", "cpu"], "cudagraph_policy": True},
             ValueError,
-            "cudagraph_policy=True needs a CUDA policy_device, it is cpu",
+            "cudagraph_policy=True needs a CUDA policy_device, but it is cpu",
         ),
         ({"num_collectors": 2, "max_collectors": 1}, ValueError, "there are 2 at first"),
         ({"port": 65536}, ValueError, "port=65536: expected 0 to 65535"),
