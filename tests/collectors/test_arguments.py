@@ -316,7 +316,9 @@ def test_a_policy_that_cannot_be_called_is_refused():
 def test_what_cannot_travel_is_named(name):
     lock = threading.Lock()
     given = {"create_env_fn": CodeEnv, "policy": CodePolicy(), name: lambda *_: lock}
-    with pytest.raises(TypeError, match=f"^{name} cannot travel to another process: cannot pickle"):
+    with pytest.raises(
+        TypeError, match=f"^{name} cannot be sent to another process: cannot pickle"
+    ):
         MultiSyncCollector(**given, num_workers=1)
 
 
@@ -326,7 +328,7 @@ class TooLarge(CodePolicy):
 
 
 def test_a_policy_for_whose_copy_there_is_no_memory_is_not_called_unfit_to_travel():
-    with pytest.raises(MemoryError, match=r"^policy takes more memory to hand over than there is$"):
+    with pytest.raises(MemoryError, match=r"^policy takes more memory to send than there is$"):
         MultiSyncCollector(CodeEnv, TooLarge(), num_workers=1)
 
 
@@ -427,7 +429,7 @@ def test_schemes_bring_the_weights_of_the_models_they_are_for(kind, scheme):
 def test_weight_sync_schemes_may_be_none_at_all(kind):
     with build(kind, weight_sync_schemes={}) as collector:
         assert (collector.next()["policy_version"] == 0).all()
-        why = r"no weights are sent for model 'policy'.*weight_sync_schemes={} says so"
+        why = r"no weights are sent for model 'policy'.*weight_sync_schemes is empty"
         for told in ({"model_id": "policy"}, {"weights": CodePolicy()}):
             with pytest.raises(ValueError, match=why):
                 collector.update_policy_weights_(**told)

@@ -302,7 +302,7 @@ def test_a_scheme_serves_one_collector():
 def test_weights_to_be_applied_are_not_taken_for_a_time_to_wait(weights):
     with (
         make("single") as collector,
-        pytest.raises(TypeError, match=r"timeout=<\w+>.*update_policy_weights_\(\) takes weights"),
+        pytest.raises(TypeError, match=r"timeout=<\w+>.*call update_policy_weights_\(\)"),
     ):
         collector.receive_weights(weights)
 

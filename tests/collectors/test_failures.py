@@ -85,8 +85,8 @@ def test_an_environment_that_raises_is_named_with_the_workers_traceback(kind, wh
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("shape", "returned the observation 'observation' as float32 [3]; its space says"),
-        ("dtype", "returned the observation 'observation' as int64 [2]; its space says"),
+        ("shape", "returned the observation 'observation' as float32 [3]; its space declares"),
+        ("dtype", "returned the observation 'observation' as int64 [2]; its space declares"),
         ("nan", "'observation' is NaN in environment 0, at step"),
         ("none", "returned the observation 'observation' as"),
     ],

@@ -95,7 +95,7 @@ def test_whether_a_host_can_have_graphs_of_its_policy_only_it_can_tell():
 
 
 def test_what_cannot_travel_to_a_host_is_named():
-    with pytest.raises(TypeError, match=r"^create_env_kwargs cannot travel to another process"):
+    with pytest.raises(TypeError, match=r"^create_env_kwargs cannot be sent to another process"):
         here(create_env_kwargs={"lock": threading.Lock()})
 
 
