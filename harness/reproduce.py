@@ -1,8 +1,8 @@
-"""Run a run again, and say whether the result is the same: `python -m harness.reproduce RUN`.
+"""Repeat a run, and compare the results: `python -m harness.reproduce RUN`.
 
-The same seed gives the same bits, if nothing depends on who is faster. An asynchronous run has
-recorded what did, its schedule, and is replayed in one process. `--set` changes options of the run
-that is done again: the same schedule, but another learner.
+The same seed gives the same bits if nothing depends on timing. An asynchronous run has recorded its
+schedule, and is replayed in one process. `--set` changes options of the new run: the same schedule,
+but another learner.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONGEST = 100  # characters of a value from a manifest
 
 @dataclass
 class Verdict:
-    """What was found, and the exit status that says so."""
+    """The result of the comparison, and the exit status."""
 
     word: str  # identical, within the interval, different
     why: str

@@ -100,7 +100,7 @@ def test_an_mp4_is_written_by_ffmpeg(tmp_path):
 def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert play.main([str(tmp_path), "--out", "film.mp4"]) == 2
-    assert "takes ffmpeg to write; expected a .gif" in capsys.readouterr().err
+    assert "needs ffmpeg; without it, use a .gif" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

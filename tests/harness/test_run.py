@@ -48,9 +48,9 @@ PAIRS = [
 ]
 
 IMPOSSIBLE = {
-    ("none", "multi_sync"): "its workers would keep the weights they start with",
-    ("none", "multi_async"): "its workers would keep the weights they start with",
-    ("hogwild", "single"): "one process has nobody to share its memory with",
+    ("none", "multi_sync"): "its workers would keep their initial weights",
+    ("none", "multi_async"): "its workers would keep their initial weights",
+    ("hogwild", "single"): "there is no other process to share memory with",
 }
 
 # What only the clock and the machine decide.

@@ -284,4 +284,4 @@ def test_another_runs_checkpoint_is_refused(directory, resume, tmp_path):
         file.rename(directory / "checkpoints" / file.name)
     said = resume()
     assert said.status == 2
-    assert "is another run's" in said.err
+    assert "belongs to another run" in said.err
