@@ -297,7 +297,9 @@ def test_too_few_or_many_factories_are_refused():
 def test_one_worker_takes_one_factory_also_in_a_list():
     with Collector([CodeEnv], CodePolicy(), frames_per_batch=4) as collector:
         assert collector.next().batch_size == (1, 4)
-    with pytest.raises(ValueError, match="create_env_fn has 2 factories, and Collector one worker"):
+    with pytest.raises(
+        ValueError, match="create_env_fn has 2 factories, but Collector has one worker"
+    ):
         Collector([CodeEnv, CodeEnv], CodePolicy())
 
 

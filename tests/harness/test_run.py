@@ -359,7 +359,7 @@ def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
     assert run.main([f"resume={directory}", "collector=multi_sync"]) == 2
     assert "keeps its parts" in capsys.readouterr().err
     assert run.main([f"resume={directory}", "sync.max_lag=1"]) == 2
-    assert "say algo.max_lag" in capsys.readouterr().err
+    assert "set algo.max_lag" in capsys.readouterr().err
     assert run.main([f"resume={directory}", "total_frames=512"]) == 0
     assert read_json(directory / "summary.json")["frames"] == 512
     assert ["eval/return" in record for record in records(directory)].count(True) == 2
@@ -378,7 +378,7 @@ def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
 def test_what_its_checkpoint_holds_a_resumed_run_keeps(ended, option, capsys):
     before = picture(ended)
     assert run.main([f"resume={ended}", option]) == 2
-    assert f"{option}: the run began with " in capsys.readouterr().err
+    assert f"{option}: a resumed run keeps " in capsys.readouterr().err
     assert picture(ended) == before
 
 
