@@ -123,7 +123,7 @@ REFUSED = [
     ),
     (("sync",), {"cat_results": 1, "trajs_per_batch": 3}, ValueError, "cat_results.*trajs_per_ba"),
     (EACH, {"split_trajs": True, "trajs_per_batch": 3}, ValueError, "leave split_trajs out"),
-    (EACH, {"set_truncated": True, "trajs_per_batch": 3}, ValueError, "trajs_per_batch.*give one"),
+    (EACH, {"set_truncated": True, "trajs_per_batch": 3}, ValueError, "trajs_per_batch exclude each other"),
     (
         ("single",),
         {"use_buffers": False, "copy": False},

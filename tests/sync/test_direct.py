@@ -118,7 +118,7 @@ def test_what_no_scheme_could_send_is_refused():
     ):
         scheme.receive()
     scheme.shutdown()
-    with pytest.raises(RuntimeError, match="send is for a sender; this scheme is neither"):
+    with pytest.raises(RuntimeError, match="send is for a sender, but this scheme is not initialised"):
         scheme.send()
 
 
@@ -126,5 +126,5 @@ def test_a_receiver_sends_nothing():
     scheme = NoWeightSyncScheme()
     scheme.init_on_receiver(model=policy(1), worker_idx=0)
     for call in (scheme.send, scheme.send_async, scheme.wait_async):
-        with pytest.raises(RuntimeError, match="is for a sender; this scheme is receiver"):
+        with pytest.raises(RuntimeError, match="is for a sender, but this scheme is a receiver"):
             call()
