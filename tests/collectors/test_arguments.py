@@ -94,7 +94,7 @@ REFUSED = [
             EACH,
             {"apply_at": "episode", "weight_sync_schemes": {"policy": scheme()}},
             ValueError,
-            f"apply_at='episode'.*{scheme.__name__} change at once",
+            f"apply_at='episode'.*{scheme.__name__}, weights change at once",
         )
         for scheme in (HogwildWeightSyncScheme, NoWeightSyncScheme)
     ),
@@ -123,7 +123,12 @@ REFUSED = [
     ),
     (("sync",), {"cat_results": 1, "trajs_per_batch": 3}, ValueError, "cat_results.*trajs_per_ba"),
     (EACH, {"split_trajs": True, "trajs_per_batch": 3}, ValueError, "leave split_trajs out"),
-    (EACH, {"set_truncated": True, "trajs_per_batch": 3}, ValueError, "trajs_per_batch exclude each other"),
+    (
+        EACH,
+        {"set_truncated": True, "trajs_per_batch": 3},
+        ValueError,
+        "trajs_per_batch exclude each other",
+    ),
     (
         ("single",),
         {"use_buffers": False, "copy": False},

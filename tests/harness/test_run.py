@@ -480,7 +480,7 @@ def test_told_so_a_sweep_leaves_out_what_is_impossible_and_says_why(capsys):
     given = ("collector=single,multi_sync", "sync=none", "sweep=mine", "skip_impossible=true")
     assert run.main(["-m", *SMALL, *given]) == 0
     said = capsys.readouterr().out
-    assert "left out: sync=none collector=multi_sync" in said
+    assert "skipped: sync=none collector=multi_sync" in said
     assert "outputs/mine: 1 done" in said
     jobs = [path.name for path in Path("outputs/mine").iterdir() if path.is_dir()]
     assert jobs == ["collector=single"]

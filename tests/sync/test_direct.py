@@ -118,7 +118,9 @@ def test_what_no_scheme_could_send_is_refused():
     ):
         scheme.receive()
     scheme.shutdown()
-    with pytest.raises(RuntimeError, match="send is for a sender, but this scheme is not initialised"):
+    with pytest.raises(
+        RuntimeError, match="send is for a sender, but this scheme is not initialised"
+    ):
         scheme.send()
 
 
