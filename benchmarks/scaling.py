@@ -198,15 +198,18 @@ def page(
     lines = [
         "# Scaling of `send`",
         "",
-        f"Made by `benchmarks/scaling.py` (`make bench BENCH=scaling`) on {os.cpu_count()} cores "
-        f"({platform.machine()}, torch {torch.__version__}); run it to make this page anew.",
+        "How long a blocking `send` takes with more workers, measured on one machine and predicted "
+        "for a cluster.",
         "",
-        f"A blocking `send` of the {model} model ({nbytes / 1e6:.1f} MB) to idle workers of this "
-        "machine. Memory is what each process has for itself alone (USS).",
+        "`make bench BENCH=scaling` writes this page. "
+        f"It ran on {os.cpu_count()} cores "
+        f"({platform.machine()}, torch {torch.__version__}), with the {model} model "
+        f"({nbytes / 1e6:.1f} MB) and idle workers on the same machine. Memory is the memory that "
+        "a process does not share with others (USS).",
         "",
         "## Measured",
         "",
-        "| scheme | workers | p50 ms | p95 ms | trainer MB | a worker MB |",
+        "| scheme | workers | p50 ms | p95 ms | trainer MB | MB per worker |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for kind, points in results.items():
@@ -219,11 +222,11 @@ def page(
         "",
         "## Fitted",
         "",
-        "`p50 = fixed + each × workers`. With more workers than cores, what is fitted is mostly "
-        "waiting for a core, which a cluster's nodes do not do for each other: read `each` as an "
-        "upper bound.",
+        "`p50 = fixed + each × workers`. With more workers than cores, most of this time is spent "
+        "waiting for a core. The nodes of a cluster do not wait for each other in this way, so "
+        "`each` is an upper bound.",
         "",
-        "| scheme | fixed ms | each ms | worst error of the fit |",
+        "| scheme | fixed ms | each ms | largest error of the fit |",
         "|---|---:|---:|---:|",
     ]
     lines += [
@@ -244,8 +247,8 @@ def prediction(
         "",
         f"## Predicted: {on.workers:,} workers on {on.nodes} nodes, {on.gbit:g} Gbit/s",
         "",
-        "| scheme | send ms | links alone, ms | out of the trainer MB | a node's "
-        f"{on.on_a_node:g} workers MB |",
+        "| scheme | send ms | links alone, ms | MB sent by the trainer | MB of memory of a node's "
+        f"{on.on_a_node:g} workers |",
         "|---|---:|---:|---:|---:|",
     ]
     for kind in fits:
@@ -262,18 +265,18 @@ def prediction(
 
 
 ASSUMPTIONS = [
-    "- One receiver a node; the node's workers share what arrived through shared memory, at the "
-    "cost that was measured for `shared` with as many workers here.",
-    "- With `distributed` and `rpc` the trainer sends a block to each node over its own link.",
-    "- `ray` fetches a block from any node that has it, so the nodes that have it double with each "
-    "step: ⌈log₂(nodes + 1)⌉ transfers deep.",
-    "- The trainer calls each node and hears its answer: `fixed + each × nodes` of its processor, "
-    "with `each` as measured here, where sending blocks is part of it. The slower of links and "
-    "processor counts. Two link latencies are added.",
-    "- Links are empty otherwise, nodes are alike, nobody is busy: a worker in the middle of a "
-    "policy call answers after it, which adds up to one call.",
-    "- Nothing beyond 16 workers on one machine was measured; treat a prediction as an order of "
-    "magnitude until it has been tried.",
+    "- Each node has one receiver. The workers of the node share each version through shared "
+    "memory, at the cost measured for `shared` with as many workers.",
+    "- With `distributed` and `rpc`, the trainer sends a block to each node over its own link.",
+    "- With `ray`, a node fetches a block from any node that has it. The number of nodes that have "
+    "it doubles with each step, so there are ⌈log₂(nodes + 1)⌉ steps.",
+    "- The trainer calls each node and reads its answer. This takes `fixed + each × nodes` of "
+    "processor time, with `each` as measured above, which includes sending the block. The slower "
+    "of links and processor counts. Two link latencies are added.",
+    "- Links carry nothing else, all nodes are equal, and workers are idle. A worker that is in "
+    "the middle of a policy call answers after it, which adds up to the time of one call.",
+    "- More than 16 workers, and more than one machine, were not measured. Treat a prediction as "
+    "an order of magnitude.",
 ]
 
 

@@ -1,9 +1,9 @@
-"""Rollout workers and the batches they hand over.
+"""Rollout workers and the batches of frames that they collect.
 
 A collector steps gymnasium environments with a policy, in one process or in several workers, and
 stamps every frame with the version of the weights that computed its action. Start with `base.py`
-(what all collectors do) and `rollout/loop.py` (which makes frames); `workers/channel.py` draws what
-goes between a worker and the trainer.
+(what all collectors share) and `rollout/loop.py` (which makes frames). `workers/channel.py` draws
+the messages between a worker and the trainer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for only then: a worker needs little of this package."""
+    """Import names on first use: a worker needs little of this package."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,4 +1,4 @@
-"""What all collectors share: iteration, counting, weights, running free, control."""
+"""The base of all collectors: iteration, counting, weights, background collection, control."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 def ends_on_interrupt(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Have an interrupt (Ctrl-C) in this method of a collector shut the collector down."""
+    """Shut the collector down if an interrupt (Ctrl-C) ends this method."""
 
     @functools.wraps(method)
     def call(self: BaseCollector, *args: Any, **kwargs: Any) -> Result:
@@ -57,13 +57,13 @@ def ends_on_interrupt(method: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class BaseCollector(ABC):
-    """Steps environments with a policy, and hands over batches of frames.
+    """Steps environments with a policy, and returns batches of frames.
 
-    create_env_fn: makes a gymnasium environment or vector of them; or a list, one for each worker.
+    create_env_fn: creates a gymnasium environment or a vector; or a list, one for each worker.
     policy: a module, a TensorDictModule, a function, or None for random actions. It is the source
         of the weights that `update_policy_weights_` publishes; workers have copies.
 
-    The other arguments are in `options.py`, each with a word about it.
+    `options.py` describes the other arguments.
     """
 
     kind = "Collector"
@@ -88,7 +88,7 @@ class BaseCollector(ABC):
         self.tracked = PolicyVersion.of(self.options.track_policy_version)
         self.frames = 0  # delivered, also before a resumed run
         self._lock = FairLock()
-        self._pauses = 0  # that whoever has the turn is in
+        self._pauses = 0  # how many `pause` blocks the thread with the lock is in
         self._assembler = TrajectoryAssembler()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -113,7 +113,7 @@ class BaseCollector(ABC):
         self._warn_of_overshoot()
 
     def _source(self) -> Any:
-        """The policy whose weights are published: what was given, or what a factory makes."""
+        """The policy whose weights are published: the given one, or the result of a factory."""
         options, source = self.options, self.policy
         if source is None and options.policy_factory is not None:
             source = per_worker(options.policy_factory, self.num_workers, "policy_factory")[0]()
@@ -135,28 +135,28 @@ class BaseCollector(ABC):
 
     @abstractmethod
     def _gather(self) -> TensorDict:
-        """The next batch, from workers or from here."""
+        """The next batch."""
 
     @abstractmethod
     def _call(self, method: str, *args: Any) -> list[Any]:
-        """Have every worker do something between two steps; their results, in worker order."""
+        """Call a method of every worker between two steps; the results, in worker order."""
 
     @abstractmethod
     def _worker_states(self) -> list[dict[str, Any]]:
-        """Where each worker is."""
+        """The state of each worker, for `state_dict`."""
 
     @abstractmethod
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
-        """Bring each worker there, where versions are counted from `base` on; whether that worked
-        to the bit."""
+        """Restore each worker's state, with versions counted from `base`; whether each one was
+        restored to the bit."""
 
     @abstractmethod
     def _trajectory_states(self) -> list[dict[str, Any]]:
-        """How far the trajectories of each worker are numbered."""
+        """The numbering of each worker's trajectories, for `state_dict`."""
 
     @abstractmethod
     def _counters(self) -> dict[str, Any]:
-        """How many frames were collected, delivered, dropped, and are in flight."""
+        """How many frames were collected, delivered or dropped, or are in flight."""
 
     @abstractmethod
     def _close(self, timeout: float, close_env: bool) -> None:
@@ -174,11 +174,11 @@ class BaseCollector(ABC):
             yield self.next()
 
     def __len__(self) -> int:
-        """How many batches there will be in all, if none are masked."""
+        """The number of batches in all, if no frames are masked."""
         if self.options.total_frames < 0:
-            raise TypeError("a collector without total_frames has no length: it goes on for ever")
+            raise TypeError("a collector without total_frames has no length: it never ends")
         if self.options.trajs_per_batch is not None:
-            raise TypeError("a collector with trajs_per_batch has no length: episodes have any")
+            raise TypeError("a collector with trajs_per_batch has no length: episodes vary")
         return math.ceil(self.options.total_frames / self.frames_per_batch)
 
     def _is_done(self) -> bool:
@@ -188,20 +188,20 @@ class BaseCollector(ABC):
 
     @ends_on_interrupt
     def next(self) -> Any:
-        """The next batch, also after `total_frames`, which end iteration and running free.
+        """The next batch, also after `total_frames`, which only limits iteration and `start`.
 
-        With a `replay_buffer` it goes there, and None is returned.
+        With a `replay_buffer`, the batch is stored there, and None is returned.
         """
         if self.running:
-            raise RuntimeError("the collector runs free: batches go to its replay buffer")
+            raise RuntimeError("next() after start(): batches go to the replay buffer")
         return self._next()
 
     def _next(self) -> Any:
-        """The next batch, as it is handed out; None if it went into the replay buffer."""
+        """The next batch, as the user gets it; None if it went into the replay buffer."""
         self._raise_error()
         self.receive_weights()
         while True:
-            with self._lock:  # whoever has it next finds the batch counted, and in the buffer
+            with self._lock:  # the next thread finds the batch both counted and in the buffer
                 batch = self._gathered()
                 if batch is not None and self.options.replay_buffer is not None:
                     self._store(self._finish(batch))
@@ -210,12 +210,12 @@ class BaseCollector(ABC):
                 return self._finish(batch)
 
     def _gathered(self) -> TensorDict | None:
-        """The next batch; None where more frames are needed for one of whole trajectories."""
+        """The next batch; None if a batch of whole trajectories needs more frames."""
         wanted = self.options.trajs_per_batch
         if wanted is not None and (whole := self._assembler.take(wanted)) is not None:
             return whole
         if self._pauses:
-            raise RuntimeError("the collector is paused: leave `with pause()` first")
+            raise RuntimeError("the collector is paused: leave `with collector.pause()` first")
         began = time.monotonic()
         batch = self._gather()
         if self._receivers and self.tracked is not None:
@@ -225,7 +225,7 @@ class BaseCollector(ABC):
         self._wait_s += time.monotonic() - began
         if not frames and not self.options.reset_when_done:
             raise RuntimeError(
-                "all episodes have ended, and with reset_when_done=False none is started: "
+                "all episodes have ended, and reset_when_done=False starts no new ones: "
                 "call reset()"
             )
         if wanted is None:
@@ -270,13 +270,13 @@ class BaseCollector(ABC):
         worker_ids: int | Sequence[int] | None = None,
         model_id: str | None = None,
     ) -> None:
-        """Publish weights as the next version: the policy's own, or those that are given.
+        """Publish weights as the next version: the given ones, or those of the policy.
 
-        weights_dict: weights by model, where several are sent. worker_ids: publish to these only.
+        weights_dict: weights by model, for several models. worker_ids: publish only to these.
         """
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
         if len(given) > 1:
-            raise ValueError("give the weights once: in first place, as weights= or as policy=")
+            raise ValueError("pass the weights once: as first argument, weights= or policy=")
         self._raise_error()
         by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
         self._note_above(self.publisher.version + 1)  # before any worker can have it
@@ -293,7 +293,7 @@ class BaseCollector(ABC):
         return self.get_policy_version()
 
     def get_policy_version(self) -> int | str:
-        """The version last published, in the form that `track_policy_version` says."""
+        """The version last published, in the form set by `track_policy_version`."""
         number = self._version
         if self.tracked is None or self.tracked.version_type == "int":
             return number
@@ -304,13 +304,13 @@ class BaseCollector(ABC):
         return self._above.newest if self._receivers else self.publisher.version
 
     def _note_above(self, version: int) -> None:
-        """From this version of its own on, the collector has the weights that came from above."""
+        """Note that from its version `version` on, the collector has the outer weights."""
         if self._receivers:
             main = self._receivers.get(POLICY) or next(iter(self._receivers.values()))
             self._above.note(version, max(0, main.version))
 
     def increment_version(self) -> None:
-        """Publish the weights as they are under the next version."""
+        """Publish the current weights as the next version."""
         self.update_policy_weights_()
 
     def get_model(self, model_id: str = "policy") -> Any:
@@ -324,10 +324,10 @@ class BaseCollector(ABC):
 
     @ends_on_interrupt
     def register_scheme_receiver(self, weight_recv_schemes: Mapping[str, WeightSyncScheme]) -> None:
-        """Take weights from above: they are passed on to this collector's own workers.
+        """Receive weights from an outer sender, and pass them on to this collector's workers.
 
-        Versions are counted as there from now on. The schemes were initialised by their sender, in
-        another process or, where these are copies of them, in this one.
+        Versions are then counted as by that sender. The sender must have initialised the schemes,
+        in another process or, if these are copies, in this one.
         """
         for model_id, scheme in weight_recv_schemes.items():
             scheme.init_on_receiver(model_id=model_id, context=self, worker_idx=self.worker_idx)
@@ -336,21 +336,21 @@ class BaseCollector(ABC):
 
     @ends_on_interrupt
     def receive_weights(self, timeout: float | None = None) -> bool:
-        """Take what came from above, if anything did; whether something had."""
+        """Apply weights that arrived from the outer sender; whether there were any."""
         if timeout is not None and not isinstance(timeout, Real):
             raise TypeError(
-                f"receive_weights(timeout={shown(timeout)}): expected seconds; it takes what came "
-                "from above, and update_policy_weights_() takes weights"
+                f"receive_weights(timeout={shown(timeout)}): expected seconds; to pass weights, "
+                "call update_policy_weights_()"
             )
         received = [scheme.receive(timeout) for scheme in self._receivers.values()]
         return any(weights is not None for weights in received)
 
-    # -- running free
+    # -- collecting in the background
 
     def start(self) -> None:
         """Collect in the background into the replay buffer, until `shutdown` or `total_frames`."""
         if self.options.replay_buffer is None:
-            raise RuntimeError("start() collects into a replay buffer: give replay_buffer=...")
+            raise RuntimeError("start() needs a replay buffer: pass replay_buffer=...")
         self._raise_error()
         if self.running:
             raise RuntimeError("the collector is running already")
@@ -376,13 +376,13 @@ class BaseCollector(ABC):
             self._tell_buffer("end")
 
     def _tell_buffer(self, what: str, *args: Any) -> None:
-        """Tell the replay buffer, if it is one that listens."""
+        """Call a method of the replay buffer, if it has that method."""
         if hasattr(self.options.replay_buffer, what):
             getattr(self.options.replay_buffer, what)(*args)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """`with collector.pause():` no environment is stepped, and no batch is on its way."""
+        """Inside `with collector.pause():`, no environment is stepped and no batch is in flight."""
         self._raise_if_shut()
         with self._lock:
             self._pauses += 1
@@ -400,7 +400,7 @@ class BaseCollector(ABC):
         self._hold(still)
 
     def _hold(self, still: bool) -> None:
-        """Have those stop, or go on, who collect on their own."""
+        """Stop asynchronous workers, or let them continue."""
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -410,20 +410,21 @@ class BaseCollector(ABC):
     def _raise_if_shut(self) -> None:
         if self._pid != os.getpid():
             raise RuntimeError(
-                f"the collector is process {self._pid}'s, of which this is a fork: make one here"
+                f"this process was forked from process {self._pid}, which owns the collector: "
+                "create another collector here"
             )
         if self._shut:
-            why = ", since a call was interrupted" if self._interrupted else ""
+            why = " because a call was interrupted" if self._interrupted else ""
             raise RuntimeError(f"the collector was shut down{why}")
 
     # -- control
 
     @ends_on_interrupt
     def counts(self) -> dict[str, Any]:
-        """The counters in `stats` alone, which are cheaper to have where there are many workers."""
+        """Only the counters of `stats`; cheaper with many workers."""
         self._raise_if_shut()
         counters = self._counters()
-        gathered = self._assembler.frames  # for a batch of whole trajectories, which is not out yet
+        gathered = self._assembler.frames  # for a batch of whole trajectories, not yet returned
         counters["delivered"] -= gathered
         counters["in_flight"] += gathered
         return counters
@@ -461,21 +462,21 @@ class BaseCollector(ABC):
     def worker_stages(self) -> list[str]:
         """What each worker is doing now: "acting", "idle", "taking weights", ...
 
-        Read without waiting. "" for workers that do not say; empty without worker processes.
+        Does not wait. "" for workers that do not report it; empty without worker processes.
         """
         return []
 
     def made_batches(self) -> list[MadeBatch]:
-        """When workers made the batches that came since the last call: of these the newest."""
+        """When workers made the batches that arrived since the last call; only the newest."""
         return []
 
     # -- saving
 
     @ends_on_interrupt
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a collector made alike needs to go on from here: tensors and numbers.
+        """All tensors and numbers that an equal collector needs to continue from here.
 
-        Weights are not in it, but their version is.
+        It contains the version of the weights, but not the weights.
         """
         self._raise_error()
         with self._lock:
@@ -495,15 +496,16 @@ class BaseCollector(ABC):
 
     @ends_on_interrupt
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Go on from there; publish the weights first. False if some episodes had to start anew.
+        """Continue from a saved state; publish the weights first.
 
-        Environments are brought back by repeating their episodes, where they allow that.
+        Environments are restored by replaying their episodes, if possible. Returns False if some
+        episodes had to start again.
         """
         self._raise_error()
         for name, mine in (("kind", self.kind), ("num_workers", self.num_workers)):
             if state[name] != mine:
                 raise ValueError(
-                    f"the saved collector has {name}={state[name]!r}, this one {mine!r}"
+                    f"the saved collector has {name}={state[name]!r}, but this one has {mine!r}"
                 )
         with self._lock:
             ahead = int(state["policy_version"]) - self.publisher.version
@@ -523,7 +525,7 @@ class BaseCollector(ABC):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """End everything, within `timeout` seconds; a second call does what an interrupt left."""
+        """End everything within `timeout` seconds. A second call finishes an interrupted one."""
         if self._is_ended or self._pid != os.getpid():  # a forked child has no workers to end
             return
         self._shut, self._stopping, self._cut_short = True, True, False
@@ -540,7 +542,7 @@ class BaseCollector(ABC):
         return self._shut and not self._cut_short
 
     def _end(self, seconds: float, close_env: bool, raise_on_error: bool) -> None:
-        with contextlib.ExitStack() as after:  # in reverse, whatever one of them raises
+        with contextlib.ExitStack() as after:  # in reverse order, even if one of them raises
             if self._threads_before is not None:
                 after.callback(torch.set_num_threads, self._threads_before)
             if hasattr(self, "publisher"):
@@ -556,7 +558,7 @@ class BaseCollector(ABC):
                     raise
 
     def async_shutdown(self, timeout: float | None = None) -> None:
-        """End a collector that runs free; what it raised meanwhile is raised now."""
+        """End a collector after `start`; raises the error of its background thread, if any."""
         self.shutdown(timeout)
 
     def __enter__(self) -> Self:
@@ -574,14 +576,14 @@ class BaseCollector(ABC):
         if total > 0 and total % each:
             more = math.ceil(total / each) * each
             warnings.warn(
-                f"total_frames={total} is no multiple of the {each} frames of a batch: "
+                f"total_frames={total} is not a multiple of the {each} frames of a batch: "
                 f"{more} will be collected",
                 stacklevel=3,
             )
 
 
 def as_mask(chosen: Any, num_envs: int) -> np.ndarray[Any, Any]:
-    """Which environments are meant, from their numbers or a mask."""
+    """A mask of the chosen environments, from their numbers or a mask."""
     which, indices = np.zeros(num_envs, bool), np.asarray(chosen)
     which[indices if indices.size else []] = True
     return which
@@ -592,6 +594,6 @@ _OPEN: weakref.WeakSet[BaseCollector] = weakref.WeakSet()
 
 @atexit.register
 def _shut_down_the_rest() -> None:
-    """Before multiprocessing waits for workers that wait for orders."""
+    """Shut down open collectors before multiprocessing waits for their workers at exit."""
     for collector in list(_OPEN):
         collector.shutdown(timeout=1.0, raise_on_error=False)

@@ -1,4 +1,4 @@
-"""The collectors of several worker processes: all together (sync), or each on its own (async)."""
+"""Collectors with worker processes: all together (sync), or each at its own pace (async)."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ class _LocalCollector(PooledCollector):
 
 
 class MultiSyncCollector(_LocalCollector):
-    """All workers make one batch together: the next is begun when it is asked for.
+    """All workers make one batch together, which starts when it is requested.
 
-    Its frames are made with weights no older than those published before that.
+    Its weights are no older than the last version published before the request.
     """
 
     kind = SYNC
@@ -121,7 +121,8 @@ class MultiSyncCollector(_LocalCollector):
         how, counts = self.options.cat_results, [handle.num_envs for handle in self.handles]
         if how not in (None, 0) and len(set(counts)) > 1:
             raise ValueError(
-                f"cat_results={how!r} needs workers with as many environments each, not {counts}"
+                f"cat_results={how!r} needs the same number of environments in each worker, "
+                f"not {counts}"
             )
 
     def _enough(self) -> int:
@@ -161,9 +162,9 @@ class MultiSyncCollector(_LocalCollector):
 
 
 class MultiAsyncCollector(_LocalCollector):
-    """Workers fill blocks on their own; batches come one worker's at a time, the first full first.
+    """Workers collect at their own pace; each batch is from one worker, first finished first.
 
-    A worker runs ahead of the learner by `batches_ahead`, then waits: nothing is dropped.
+    A worker runs ahead of the learner by `batches_ahead` batches, then waits. Nothing is dropped.
     """
 
     kind = ASYNC
@@ -198,7 +199,7 @@ def _check_alike(parts: Sequence[Part]) -> None:
             ):
                 raise ValueError(
                     f"worker 0 and worker {part.worker} differ in {'/'.join(field.key)!r}: one "
-                    "batch cannot hold both (MultiAsyncCollector hands them over apart)"
+                    "batch cannot hold both (MultiAsyncCollector returns them separately)"
                 )
 
 

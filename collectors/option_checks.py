@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-# Where a type says too little.
+# Descriptions of options for which the type is not clear enough.
 _BETTER_WORDS = {
     "info_keys": "names of entries of info, or a dict of them with a value for missing ones"
 }

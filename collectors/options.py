@@ -167,22 +167,22 @@ class Options:
         raises, stores = self.on_worker_failure == "raise", self.replay_buffer is not None
         clashes = [
             (None not in senders, "weight_updater and weight_sync_schemes exclude each other"),
-            (split and whole, "trajs_per_batch splits trajectories, too: leave split_trajs out"),
-            (self.set_truncated and whole, "set_truncated cuts, trajs_per_batch joins: give one"),
+            (split and whole, "trajs_per_batch also splits trajectories: leave split_trajs out"),
+            (self.set_truncated and whole, "set_truncated and trajs_per_batch exclude each other"),
             (by_worker and split, "cat_results sorts by worker, split_trajs by trajectory"),
             (by_worker and whole, "cat_results sorts by worker, trajs_per_batch by trajectory"),
-            (views and no_buffers, "copy=False hands out buffers, use_buffers=False has none"),
-            (views and (split or whole), "copy=False hands out views, trajectories are copies"),
-            (endless and limited, f"max_frames_per_traj cuts by a reset, {_NO_RESETS}"),
-            (endless and whole, f"trajs_per_batch waits for many episodes, {_NO_RESETS}"),
-            (hosts and preempts, "preemptive_threshold cannot cut a batch of a collector_class"),
+            (views and no_buffers, "copy=False returns buffers, but use_buffers=False has none"),
+            (views and (split or whole), "copy=False returns views, but trajectories are copies"),
+            (endless and limited, f"max_frames_per_traj needs resets, {_NO_RESETS}"),
+            (endless and whole, f"trajs_per_batch needs many episodes, {_NO_RESETS}"),
+            (hosts and preempts, "preemptive_threshold cannot stop a batch of a collector_class"),
             (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
             (raises and self.max_restarts != 10, 'max_restarts is for on_worker_failure="restart"'),
             (kind in (ASYNC, SIMULATED) and endless, NEVER_DONE.format(kind)),
             (kind in REMOTE and finals, _LOCAL_FINALS.format(kind)),
             (
                 self.record_schedule is not None and self.track_policy_version is False,
-                "record_schedule records versions: leave track_policy_version=False out",
+                "record_schedule needs versions, but track_policy_version=False turns them off",
             ),
             (finals and split, _NOT_WITH_FINALS.format("split_trajs")),
             (finals and whole, _NOT_WITH_FINALS.format("trajs_per_batch")),
@@ -196,7 +196,7 @@ class Options:
         for scheme in dict(self.weight_sync_schemes or {}).values():
             if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
                 name = type(scheme).__name__
-                raise ValueError(f"apply_at='episode': the weights of a {name} change at once")
+                raise ValueError(f"apply_at='episode': with {name}, weights change at once")
 
     def _check_devices(self, kind: str) -> None:
         for name in _DEVICES:
@@ -208,7 +208,7 @@ class Options:
         stored = self.storing()
         if self.no_cuda_sync and (stored is None or stored.type != "cuda"):
             given = stored or "cpu"
-            raise ValueError(f"no_cuda_sync=True needs a CUDA storing_device, it is {given}")
+            raise ValueError(f"no_cuda_sync=True needs a CUDA storing_device, but it is {given}")
         if self.cudagraph_policy and kind not in REMOTE:  # nodes have devices of their own
             check_graphs(each(self.device if self.policy_device is None else self.policy_device))
 
@@ -226,7 +226,7 @@ class Options:
                 raise ValueError(f"{name}: {NO_POLICY}")
 
     def check_without_weights(self) -> None:
-        """Refuse options that need weights to send."""
+        """Refuse options that need weights to be sent."""
         reason = "the policy has none" if self.weight_sync_schemes is None else "there is no scheme"
         for name in ("weight_updater", "update_at_each_batch"):
             if self._is_set(name):
@@ -244,7 +244,7 @@ class Options:
         devices = {str(as_device(one, "storing_device")) for one in each(given)}
         if len(devices) > 1:
             raise ValueError(
-                f"storing_device: a batch is in one place, not in {', '.join(sorted(devices))}"
+                f"storing_device: a batch is on one device, not on {', '.join(sorted(devices))}"
             )
         return as_device(each(given)[0], "storing_device")
 
@@ -274,13 +274,13 @@ _ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
     "preemptive_threshold": ((SYNC,), "no worker waits for another"),
     "max_lag": ((ASYNC,), "its batches have the newest weights"),
     "batches_ahead": ((ASYNC,), "a batch is started when it is asked for"),
-    "record_schedule": ((ASYNC,), "the same seed gives the same batches without a record"),
+    "record_schedule": ((ASYNC,), "the same seed already gives the same batches"),
     "cat_results": ((SYNC,), "a batch has frames of one worker"),
 }
 _AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
 NEVER_DONE = (
     f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
-    "one whose episodes have ended has nothing to hand over"
+    "a worker whose episodes have ended has no frames"
 )
 _NO_RESETS = "and reset_when_done=False forbids resets"
 _NOT_WITH_FINALS = 'next_observation="final" and {} exclude each other: it needs whole frames'
@@ -320,7 +320,7 @@ def check_hosted(collector_class: Any) -> None:
     """Refuse options that the outer collector sets for those that it runs."""
     for name in getattr(collector_class, "keywords", ()):
         if name in _OF_THE_OUTER:
-            raise ValueError(f"{name} in collector_class: tell the collector that hosts it, not it")
+            raise ValueError(f"{name} in collector_class: set it on the outer collector instead")
 
 
 def check_graphs(devices: Iterable[Any]) -> None:
@@ -328,7 +328,7 @@ def check_graphs(devices: Iterable[Any]) -> None:
     for one in devices:
         if one is None or torch.device(one).type != "cuda":
             given = one or "cpu"
-            raise ValueError(f"cudagraph_policy=True needs a CUDA policy_device, it is {given}")
+            raise ValueError(f"cudagraph_policy=True needs a CUDA policy_device, but it is {given}")
 
 
 def per_worker(value: Any, count: int, name: str, whose: str = "workers") -> list[Any]:
@@ -348,20 +348,22 @@ def count_workers(kind: str, create_env_fn: Any, num_workers: int | None) -> int
     if not count:
         raise ValueError("create_env_fn is an empty list: give one factory for each worker")
     if kind == SINGLE and count > 1:
-        raise ValueError(f"create_env_fn has {count} factories, and {kind} one worker")
+        raise ValueError(f"create_env_fn has {count} factories, but {kind} has one worker")
     if num_workers not in (None, count):
         raise ValueError(f"num_workers={num_workers}, but create_env_fn has {count} factories")
     return count
 
 
 def check_factory(create_env_fn: Any) -> None:
-    """Refuse what is no function, or list of functions."""
+    """Refuse anything but a function or a list of functions."""
     for one in each(create_env_fn):
         if is_list(one):  # those of a hosted collector's workers
             check_factory(one)
         elif not callable(one):
             kind = type(one).__name__
-            raise TypeError(f"create_env_fn must be a function that makes environments, got {kind}")
+            raise TypeError(
+                f"create_env_fn must be a function that creates environments, got {kind}"
+            )
 
 
 def share_frames(

@@ -1,4 +1,4 @@
-"""What collectors with several workers share, wherever these run: orders, recovery, control."""
+"""The base of collectors with several workers, local or remote: orders, recovery, control."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PooledCollector(BaseCollector):
     """
 
     shares_batch = True
-    on_nodes = False  # whether each worker is a collector of its own, elsewhere
+    on_nodes = False  # whether each worker is a collector on a node
     pool: WorkerPool | None = None
     _frames_of: Sequence[int]  # of each worker in a batch
 
@@ -83,11 +83,11 @@ class PooledCollector(BaseCollector):
         return self._assembled(taken)
 
     def _enough(self) -> int:
-        """After how many workers the rest is cut short."""
+        """The number of finished workers after which the others are stopped."""
         return len(self.handles)
 
     def _cut_the_rest(self) -> None:
-        """Have workers that have not finished hand over what they have."""
+        """Tell unfinished workers to return the frames that they have."""
 
     def _wait_for(self, enough: int) -> None:
         """Wait until so many workers have finished a batch, replacing those that fail."""
@@ -108,7 +108,7 @@ class PooledCollector(BaseCollector):
 
     def _gather_first(self) -> TensorDict:
         pool, pacing, recorder = self._pool, self._pacing, self._recorder
-        pool.look()  # others may deliver so fast that nobody ever waits
+        pool.look()  # other workers may deliver so fast that no call ever waits
         while True:
             self._see_to_failures()
             pacing.order()
@@ -175,7 +175,7 @@ class PooledCollector(BaseCollector):
     # -- failures
 
     def _see_to_failures(self) -> None:
-        """Replace failed workers if that is wanted; else raise what went wrong."""
+        """Replace failed workers if `on_worker_failure` says so; else raise their failures."""
         pool = self._pool
         with self._recovering:
             while failed := pool.failed():
@@ -189,12 +189,14 @@ class PooledCollector(BaseCollector):
                 ):
                     self._record_failure(failed[0])
                     if not getattr(failure, "__notes__", None):
-                        failure.add_note(f"max_restarts={self.options.max_restarts} are used up")
+                        failure.add_note(
+                            f"all max_restarts={self.options.max_restarts} are used up"
+                        )
                     raise failure
                 pool.replace(failed[0])
 
     def _record_failure(self, handle: WorkerHandle) -> None:
-        """Note what the worker was doing, so that a replay can fail like it."""
+        """Record what the worker was doing, so that a replay fails in the same way."""
         if self.shares_batch or self._recorder is None:
             return
         channel = handle.channel
@@ -215,12 +217,12 @@ class PooledCollector(BaseCollector):
     def _recover(
         self, error: WorkerError, generations: Mapping[int, int], *lost: type[WorkerError]
     ) -> None:
-        """See to the workers that failed in these generations; raise what else the error says.
+        """Replace the workers that failed in these generations; raise other failures.
 
         lost: the kinds of errors after which a worker counts as failed.
         """
         pool = self._pool
-        pool.wait(lambda: bool(pool.failed()), 0.2)  # the worker's own words come first
+        pool.wait(lambda: bool(pool.failed()), 0.2)  # prefer the worker's own error
         with self._recovering:
             others = pool.note(error, generations, lost)
             self._see_to_failures()
@@ -229,8 +231,8 @@ class PooledCollector(BaseCollector):
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         generations = self._pool.generations()
-        # An episode may last for long, or until the next batch is ordered. A worker that is held
-        # in mid-batch applies weights when that is done. Neither is waited for.
+        # An episode may last long, or until the next batch is ordered. A worker that is paused
+        # during a batch applies weights after it. Do not wait for either.
         at = self.options.apply_at
         wait = False if at == "episode" or (at == "batch" and self._pool.held) else None
         everybody = None
@@ -239,7 +241,7 @@ class PooledCollector(BaseCollector):
             worker_ids = _present(everybody, worker_ids)
         try:
             self.publisher.publish(by_model, worker_ids, wait=wait, everybody=everybody)
-        except WorkerError as error:  # a successor takes the newest weights when it starts
+        except WorkerError as error:  # a replacement gets the newest weights when it starts
             self._recover(error, generations, WorkerDied)
 
     # -- control
@@ -254,7 +256,7 @@ class PooledCollector(BaseCollector):
         chosen: Sequence[WorkerHandle] | None = None,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Have workers do something; those that are lost over it are replaced, and asked again."""
+        """Call a method of workers. Workers that fail are replaced and called again."""
         self._raise_error()
         restarts = self.options.on_worker_failure == "restart"
         lost = (WorkerDied, WorkerTimeout) if restarts else ()
@@ -307,8 +309,8 @@ class PooledCollector(BaseCollector):
         return [handle.trajectories.state_dict() for handle in self.handles]
 
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
-        # On their own, workers are ahead of what was delivered: what lay between is gone, and so is
-        # what they collected here before.
+        # Asynchronous workers were ahead of what was delivered. Those frames are gone, and so are
+        # the frames that they collected here before.
         of = dict(zip(self.handles, states, strict=True))
         timeout, held = self.options.timeout + self.options.resume_timeout, self._pool.held
         self._pool.hold(True)  # no frames are expected of a worker that replays episodes
@@ -338,7 +340,7 @@ class PooledCollector(BaseCollector):
 
 
 def _present(there: Sequence[int], worker_ids: Any) -> list[int] | None:
-    """Who is named, if all of them are there."""
+    """The workers in `worker_ids`, if all of them exist."""
     if worker_ids is None:
         return None
     chosen = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Arguments(Options):
-    """What every collector takes."""
+    """The arguments of every collector."""
 
     create_env_fn: Callable[..., Any] | Sequence[Any]
     policy: Any = None
@@ -29,7 +29,7 @@ class Arguments(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiArguments(Arguments):
-    """What `MultiCollector` takes."""
+    """The arguments of `MultiCollector`."""
 
     sync: bool
 

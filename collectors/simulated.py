@@ -1,4 +1,4 @@
-"""Asynchronous workers without processes: a schedule says who is next, this process computes it.
+"""Asynchronous workers without processes: this process computes what a schedule decides.
 
     next()
       schedule.next_batch()        whose batch the learner takes now, and which versions it had
@@ -8,7 +8,7 @@
       schedule.publish(version)    the clock learns of it
 
 A worker's frames depend on its random streams and on the version at each step, and on nothing else.
-So a batch is computed when it is taken: by then the schedule has decided every one of its versions.
+So a batch is computed when it is taken; by then the schedule has decided all of its versions.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from sync import SimulatedWeightSyncScheme
 
 
 class SimulatedCollector(BaseCollector):
-    """What a `MultiAsyncCollector` collects under a given schedule, to the bit.
+    """Collects the same bits as a `MultiAsyncCollector` under a given schedule.
 
     schedule: a `RecordedSchedule`, or a `Simulator` for the same number of workers and steps.
-    on_nodes: seed each worker as a collector on a node of its own is seeded.
+    on_nodes: seed each worker like a collector on its own node.
 
-    A worker's environments are made when its first batch is computed.
+    A worker's environments are created when its first batch is computed.
     """
 
     kind = SIMULATED
@@ -72,7 +72,7 @@ class SimulatedCollector(BaseCollector):
             schemes = {"policy": SimulatedWeightSyncScheme()}
         if not schemes:
             raise ValueError(
-                f"{self.kind} needs a policy with weights: it times how these get to workers"
+                f"{self.kind} needs a policy with weights: it simulates how they reach workers"
             )
         return Publisher(source, schemes, devices=options.devices(n))
 
@@ -96,7 +96,7 @@ class SimulatedCollector(BaseCollector):
         self._steps = steps_of(self.frames_per_batch, self.num_envs // n)
 
     def _acting_policy(self) -> Any:
-        """The workers' policy; one is enough, since it is given the weights of whoever acts."""
+        """The policy of all workers; the weights of the acting worker are loaded into it."""
         given = self.publisher.policy
         try:
             policy = copy.deepcopy(given)
@@ -113,7 +113,7 @@ class SimulatedCollector(BaseCollector):
     # -- workers
 
     def _worker(self, index: int, generation: int) -> VirtualWorker:
-        """The worker, in this generation; a new one takes the place of an older."""
+        """The worker in this generation; it replaces one of an earlier generation."""
         worker = self._workers.get(index)
         if worker is not None and worker.generation == generation:
             return worker
@@ -142,7 +142,7 @@ class SimulatedCollector(BaseCollector):
         if self.num_envs and environments.num_envs * self.num_workers != self.num_envs:
             raise ValueError(
                 f"worker {index} has {environments.num_envs} environments and worker 0 has "
-                f"{self.num_envs // self.num_workers}: virtual workers are all alike"
+                f"{self.num_envs // self.num_workers}: virtual workers must be equal"
             )
         names = tuple(leaf.key for leaf in environments.observations)
         if self._policy is not None and names not in self._callers:
@@ -206,7 +206,7 @@ class SimulatedCollector(BaseCollector):
 
     @ends_on_interrupt
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed environments and policies, and start new episodes. The schedule is as it was."""
+        """Seed environments and policies, and start new episodes. The schedule is unchanged."""
         self._raise_if_shut()
         self.seed = check_seed(seed)
         with self._lock:
@@ -248,7 +248,7 @@ class SimulatedCollector(BaseCollector):
 
     @ends_on_interrupt
     def state_dict(self) -> dict[str, Any]:
-        """As of every collector; with the schedule, and the weights that are on their way."""
+        """The state of every collector, and also the schedule and the weights in flight."""
         return {
             **super().state_dict(),
             "schedule": self.schedule.state_dict(),

@@ -1,4 +1,4 @@
-"""The collector of one process: environments and policy live here."""
+"""The collector of one process, which steps environments and calls the policy itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sync.errors import WorkerTimeout
 
 
 class Collector(BaseCollector):
-    """Collects in this process, a batch at a time, when asked.
+    """Collects in this process, one batch at a time, when it is requested.
 
     It has a copy of the policy, so that training steps reach it only through
     `update_policy_weights_`; with `NoWeightSyncScheme` it uses the policy object itself.
@@ -69,7 +69,7 @@ class Collector(BaseCollector):
         self._shared_counters = SharedCounters()
         self._trajectories = Trajectories()
         self._delivered = self._dropped = 0
-        self._accounts = threading.Lock()  # a block leaves one count and enters another at once
+        self._accounts = threading.Lock()  # frames move from one count to another atomically
         self._receiver, self._acting_policy = self._take_weights(device)
         acting = None
         if self._acting_policy is not None:
@@ -97,7 +97,7 @@ class Collector(BaseCollector):
                 counters=self._shared_counters,
                 poll_control=lambda _: not self._stopping,
             )
-            if options.compile_policy:  # here, where whoever hosts this collector allows for it
+            if options.compile_policy:  # now, while an outer collector allows time for it
                 self._rollout.plan(self._steps)
             self._streams = Streams()
         self._block: FrameBlock | None = None
@@ -105,7 +105,7 @@ class Collector(BaseCollector):
             options.weight_updater.register_collector(self)
 
     def _take_weights(self, device: torch.device | None) -> tuple[WeightReceiver, Any]:
-        """The policy that acts here, and how new weights get into it."""
+        """The policy that acts here, and the receiver of its weights."""
         publisher, options = self.publisher, self.options
         if not publisher.schemes or publisher.is_direct:
             policy = publisher.policy
@@ -131,7 +131,7 @@ class Collector(BaseCollector):
         return SchemeReceiver(receivers), policy
 
     def _take_due(self) -> None:
-        """Take all that was published, waiting for what is on its way."""
+        """Apply all published versions, waiting for those in flight."""
         if isinstance(self._receiver, SchemeReceiver):
             self._receiver.take_at_least(self.publisher.promised[0], self.options.timeout)
 
@@ -190,10 +190,10 @@ class Collector(BaseCollector):
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
         if not isinstance(self._receiver, SchemeReceiver) or self.options.apply_at == "episode":
-            return  # an episode may be under way, and go on for long
+            return  # the current episode may last long
         schemes = [self.publisher.schemes[model_id] for model_id in by_model]
         deadline = time.monotonic() + self.options.timeout
-        while True:  # a thread that collects takes them between two steps; else this one does
+        while True:  # a collecting thread applies them between two steps; else this one does
             if self._lock.acquire(0.0):
                 try:
                     self._receiver.take()
@@ -211,7 +211,7 @@ class Collector(BaseCollector):
 
     @ends_on_interrupt
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed environments and policy, start new episodes; the seed to use for what follows."""
+        """Seed environments and policy, and start new episodes; returns the next seed to use."""
         self._raise_if_shut()
         self.seed = check_seed(seed)
         with self._lock, untouched_streams():
@@ -274,7 +274,7 @@ class Collector(BaseCollector):
 
 
 class Direct(WeightReceiver):
-    """The trainer's own policy: its version is what was last announced."""
+    """The trainer's own policy: its version is the one last published."""
 
     def __init__(self, publisher: Publisher):
         self._publisher = publisher
@@ -285,7 +285,7 @@ class Direct(WeightReceiver):
 
 
 def _copied(policy: Any) -> Any:
-    """A policy of its own for the rollout, however it can be copied."""
+    """A copy of the policy for the rollout, by any means that works."""
     try:
         return copy.deepcopy(policy)
     except Exception:  # noqa: BLE001 - some modules only pickle
@@ -293,7 +293,7 @@ def _copied(policy: Any) -> Any:
 
 
 def _meet(sender: Any, receiver: Any) -> None:
-    """Connect both ends of a scheme that are in one process."""
+    """Connect both ends of a scheme within one process."""
     raised: list[BaseException] = []
 
     def connect() -> None:

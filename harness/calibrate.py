@@ -1,13 +1,13 @@
-"""Read the costs of a real run for a simulated one: `python -m harness.calibrate RUN`.
+"""Measure the costs of a real run for a simulation: `python -m harness.calibrate RUN`.
 
-RUN is the directory of a run with collector=multi_async. What is printed are overrides for run.py;
-with the other options of that run, the simulated cluster is as fast and lags as much as it did:
+RUN is the directory of a run with collector=multi_async. The command prints overrides for run.py.
+Together with the other options of that run, they simulate a cluster of the same speed and lag:
 
     python run.py $(python -m harness.calibrate RUN --lines) env=cartpole total_frames=1e6
 
-Without --lines they are one line, quoted, to be pasted into a shell.
+Without --lines they are printed on one line, quoted for a shell.
 
-Where workers and learner share cores, the costs contain that, and hold for as many workers.
+If workers and learner share cores, the costs include this and only hold for as many workers.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def calibrate(directory: Path) -> Calibration:
     collector, sync = read_parts(read_options(directory))
     recording = read_recording(directory)
     if recording.frames_per_batch != collector.frames_per_batch:
-        raise ValueError(f"{directory}: {SCHEDULE} is of batches of other sizes than config.yaml")
+        raise ValueError(f"{directory}: {SCHEDULE} and config.yaml have different batch sizes")
     if len(recording.at_s) < FEWEST:
         batches = len(recording.at_s)
         raise ValueError(f"{directory}: {batches} batches are too few, expected {FEWEST} or more")
@@ -188,7 +188,7 @@ def unexplained_ms(found: Calibration, run: Run) -> float:
     counts = ~np.isin(np.arange(1, len(gaps) + 1), evaluated)
     counts[:WARM_UP] = False
     if not counts.any():
-        raise ValueError(f"{run.name} evaluates after every batch: its pace cannot be told")
+        raise ValueError(f"{run.name} evaluates after every batch: its pace cannot be measured")
     predicted = found.predict(max(FEWEST, min(SIMULATED, len(gaps))))
     by_pace = gaps[counts].mean() - recording.frames_per_batch / predicted.fps
     collect_ms = per_batch(run, "time/collect_s", recording)
@@ -208,7 +208,7 @@ def per_batch(run: Run, name: str, recording: Recording) -> np.ndarray:
     usable = np.isfinite(values) & (values >= 0) & (batches >= 1) & ~evaluated
     usable &= np.cumsum(batches) > WARM_UP
     if not usable.any():
-        raise ValueError(f"{run.name}/metrics.jsonl holds no {name} to go by")
+        raise ValueError(f"{run.name}/metrics.jsonl has no values of {name}")
     repeats = np.minimum(batches[usable], MOST_BATCHES).astype(int)
     return np.repeat(values[usable] / batches[usable] * 1e3, repeats)
 
@@ -249,7 +249,7 @@ def read_parts(options: dict[str, Any]) -> tuple[MultiAsyncConfig, SyncConfig]:
     assert kind is not None
     scheme: Any = build(kind, sync, "sync")
     if not scheme.versions_travel:
-        raise ValueError(f"sync={scheme.name}: no versions travel that could be simulated")
+        raise ValueError(f"sync={scheme.name}: it sends no versions that could be simulated")
     return build(MultiAsyncConfig, collector, "collector"), scheme
 
 
@@ -268,7 +268,7 @@ def read_recording(directory: Path) -> Recording:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; the exit status."""
+    """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
     try:
         found = calibrate(options.run_dir)
@@ -289,7 +289,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 the overrides are printed; 2 the run cannot be read.",
     )
     found.add_argument("run_dir", type=Path, metavar="RUN", help="the run's directory")
-    found.add_argument("--lines", action="store_true", help="one a line, and nothing quoted")
+    found.add_argument("--lines", action="store_true", help="one per line, without quotes")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that a run calls at its stages.
+"""Callbacks: your own code, which a run calls at its stages.
 
     @callbacks.register("mean_reward", options=MeanRewardConfig)
     class MeanReward(Callback):
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Run(Protocol):
-    """What a callback sees of the run that it is called by: the runner."""
+    """The attributes of the runner that a callback can use."""
 
     config: Any  # the whole config, harness.options.Config
     directory: Path  # of the run
@@ -41,10 +41,10 @@ class Callback:
         self.options = options
 
     def on_run_start(self, run: Run) -> None:
-        """Everything is built, and nothing is collected yet."""
+        """Everything is built; nothing is collected yet."""
 
     def on_batch(self, run: Run, batch: TensorDictBase) -> None:
-        """A batch was collected, and is learned from next."""
+        """A batch was collected; the learner learns from it next."""
 
     def on_update(self, run: Run, metrics: dict[str, float]) -> None:
         """The learner has learned from it; metrics may be added or changed."""
@@ -59,7 +59,7 @@ class Callback:
         """A checkpoint was written."""
 
     def on_run_end(self, run: Run, summary: dict[str, Any]) -> None:
-        """The run has ended, however it did; the summary may be added to or changed."""
+        """The run has ended, for whatever reason; the summary may be changed."""
 
 
 class Callbacks:

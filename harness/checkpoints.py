@@ -7,8 +7,8 @@ file's name holds that frame, too, and the start of the file's SHA-256:
 
     checkpoints/000000102400-1f2e3d4c5b6a7988.safetensors
 
-The hash tells damage, not forgery: whoever can write a file can compute it. A forged checkpoint can
-hold wrong numbers, but nothing in it is executed.
+The hash detects damage but not forgery, since anyone can compute it. A forged checkpoint can
+contain wrong numbers, but nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Checkpoints:
         return sorted((f for f in found if NAME.fullmatch(f.name)), key=frames_of)
 
     def save(self, frames: int, state: State) -> Path:
-        """Write the state as of `frames` frames; returns once it would outlast a power cut."""
+        """Write the state after `frames` frames; returns when it would survive a power cut."""
         self.folder.mkdir(exist_ok=True)  # but not the run directory: somebody moved it
         beside = self.folder / f".writing-{os.getpid()}"
         try:
@@ -80,13 +80,13 @@ class Checkpoints:
         return file
 
     def load(self) -> tuple[int, State]:
-        """The newest sound checkpoint: its frame and state. What is damaged is said aloud."""
+        """The newest valid checkpoint: its frame and state. Damaged ones are logged."""
         files = self.files()
         for file in reversed(files):
             try:
                 return frames_of(file), read(file, run=self.run)
             except CheckpointError as error:
-                log.error("%s; falling back to the one before", error)
+                log.error("%s; trying the previous one", error)
         tried = f"none of the {len(files)} there can be read" if files else "there is none"
         raise CheckpointError(f"no checkpoint to load in {self.folder}: {tried}")
 
@@ -124,7 +124,7 @@ def read(file: Path, *, run: str | None = None) -> State:
     try:
         check_ordinary(file)
         if digest(file) != match[2]:
-            raise CheckpointError(f"{file} is damaged: its hash is not that in its name")
+            raise CheckpointError(f"{file} is damaged: its hash differs from that in its name")
         with safe_open(file, framework="pt") as stored:
             header = stored.metadata() or {}
             _check_header(header, file, run)
@@ -147,7 +147,7 @@ def _check_header(header: dict[str, str], file: Path, run: str | None) -> None:
         raise CheckpointError(f"{file} was written at frame {one_line(header.get('frames'))}")
     if run is not None and header.get("run") != run:
         writer = one_line(header.get("run") or "no run that is known")
-        raise CheckpointError(f"{file} is another run's: {writer} wrote it, this is {run}")
+        raise CheckpointError(f"{file} belongs to another run: {writer}, but this is {run}")
 
 
 def digest(file: Path) -> str:

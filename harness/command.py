@@ -1,4 +1,4 @@
-"""The console command `lockstep`, which is what run.py does.
+"""The console command `lockstep`, which does the same as run.py.
 
 Nothing heavy is imported here: every worker process imports the command's file once more.
 """
@@ -14,7 +14,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says; the exit status."""
+    """Run the command; returns its exit status."""
     from harness.config.application import main as application
 
     return application(arguments)

@@ -1,4 +1,4 @@
-"""Whether two runs are the same to the bit, and where they part first if they are not."""
+"""Whether two runs agree to the bit, and where they first differ."""
 
 from __future__ import annotations
 

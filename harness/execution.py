@@ -1,4 +1,4 @@
-"""One run from start to end: its directory, its parts, its end and what is said of it."""
+"""One run from start to end: its directory, its parts, and how it ended."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def execute(plan: RunPlan) -> Outcome:
-    """Do the run. Only `ConfigError` comes out of here; all else is in the outcome."""
+    """Do the run. It raises only `ConfigError`; any other error is in the outcome."""
     if collects_for_another(plan.config):
         try:
             collect_for_another(plan.config)
@@ -161,7 +161,7 @@ class Execution:
         self.summary: dict[str, Any] = {}
 
     def outcome(self) -> Outcome:
-        """Run, and whatever happens leave a directory behind that says what did."""
+        """Run, and always leave a directory that says how the run ended."""
         status, state = 0, "done"
         error: BaseException | None = None
         try:

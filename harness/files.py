@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read within bounds.
+"""Files: written completely or not at all, and read within bounds.
 
 What is written goes beside its place, is synced, then renamed into it. What is read may come from
 anywhere: only ordinary files of a bounded size are opened, links are not followed (they may lead

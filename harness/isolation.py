@@ -1,4 +1,4 @@
-"""The random streams and thread count of one run, restored for the next one in the process."""
+"""Sets the random streams and thread count of one run, and restores them after it."""
 
 from __future__ import annotations
 

@@ -41,21 +41,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="a run's directory")
     parser.add_argument("--out", type=Path, help="the .gif or .mp4 to write; <run dir>/play.gif")
     parser.add_argument("--episodes", type=int, default=1, help="how many, one after another")
-    parser.add_argument("--seed", type=int, default=0, help="of the first episode")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first episode")
     parser.add_argument(
-        "--max-steps", type=int, default=5000, help="where an episode that goes on is cut; 5000"
+        "--max-steps", type=int, default=5000, help="end an episode after this many steps; 5000"
     )
     parser.add_argument(
         "--import-env",
         action="store_true",
-        help="import what the run's env.id and env.wrappers name; its code runs",
+        help="import what the run's env.id and env.wrappers name; its code is executed",
     )
     parser.add_argument(
         "--plugin",
         action="append",
         default=[],
         metavar="MODULE",
-        help="import a plugin that the run was done with; its code runs (may be repeated)",
+        help="import a plugin that the run used; its code is executed (may be repeated)",
     )
     options = parser.parse_args(arguments)
     out = options.out or options.run_dir / "play.gif"
@@ -134,7 +134,7 @@ def look(env: gym.Env) -> Image.Image:
     """What the environment shows now, no wider than `WIDTH`."""
     shown: Any = env.render()
     if not isinstance(shown, np.ndarray):
-        raise CannotPlay(f"{env} shows no picture: its render() gave {type(shown).__name__}")
+        raise CannotPlay(f"{env} shows no picture: render() returned {type(shown).__name__}")
     picture = Image.fromarray(shown)
     if picture.width > WIDTH:
         picture = picture.resize((WIDTH, picture.height * WIDTH // picture.width))
@@ -146,7 +146,7 @@ def check_format(out: Path) -> None:
     if out.suffix not in (".gif", ".mp4"):
         raise CannotPlay(f"--out is {out}, expected a name that ends in .gif or .mp4")
     if out.suffix == ".mp4" and shutil.which("ffmpeg") is None:
-        raise CannotPlay(f"--out is {out}, which takes ffmpeg to write; expected a .gif without it")
+        raise CannotPlay(f"--out is {out}, which needs ffmpeg; without it, use a .gif")
 
 
 def write(film: list[Image.Image], out: Path, fps: int) -> None:

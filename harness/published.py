@@ -1,4 +1,4 @@
-"""The weights that workers still act with, or will: kept so that a resumed run sends them again."""
+"""The weights with which workers act now or will act, so that a resumed run can send them again."""
 
 from __future__ import annotations
 

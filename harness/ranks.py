@@ -1,4 +1,4 @@
-"""Ranks that a launcher started to collect: all but the first serve, and do no run of their own."""
+"""Ranks that a launcher started: all but the first are hosts, which collect for rank 0."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def collects_for_another(config: Config) -> bool:
 
 
 def collect_for_another(config: Config) -> None:
-    """Be a host until the trainer says stop, or is gone.
+    """Run a host until the trainer stops it or is gone.
 
-    It ends with its trainer, and not by the signals that launchers send to all ranks: the trainer
-    needs its hosts to end a run with a checkpoint.
+    It ignores the signals that launchers send to all ranks, because the trainer needs its hosts to
+    end the run with a checkpoint.
     """
     assert isinstance(config.collector, JoiningCollectorConfig)
     remote = config.collector.remote

@@ -1,4 +1,4 @@
-"""What can be named in a config: algorithms, models, schemes, ... Add to it from any package.
+"""Registries of everything that a config can name: algorithms, models, schemes, and so on.
 
     from harness.registry import algorithms
 

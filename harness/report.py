@@ -1,4 +1,4 @@
-"""Turn run directories into a report: numbers with their intervals, figures, what went wrong."""
+"""Turn run directories into a report: numbers with intervals, figures, and failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m harness.report",
         description=__doc__,
-        epilog="Writes report.html (one page that needs nothing else), report.md, figures/ and "
+        epilog="Writes report.html (one self-contained page), report.md, figures/ and "
         "data/. Exit status: 0 written, 2 nothing to report on.",
     )
     add = found.add_argument
@@ -56,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="where to write; by default <the first dir>/report")
     add("--title", help="title of the page; by default the names of the dirs")
     add("--x", metavar="OPTION", help="draw the score over this option: --x sync.lag")
-    add("--hue", metavar="OPTION", help="a line for each of its values; several as a+b")
-    add("--facet", metavar="OPTION", help="a panel for each of its values; several as a+b")
+    add("--hue", metavar="OPTION", help="one line per value of this option; several as a+b")
+    add("--facet", metavar="OPTION", help="one panel per value of this option; several as a+b")
     score = "what the verdict is about: mean over training (default), its last tenth, or evaluation"
     add("--score", choices=SCORES, help=score)
     baseline = "what others are compared with: a setting's name, a part of it, or option=value"
@@ -102,7 +102,7 @@ def make(options: argparse.Namespace) -> bool:
     if options.compare and len(places) < 2:
         raise ValueError(f"--compare got {len(places)} directory, expected 2 or more")
     if options.compare and options.baseline:
-        raise ValueError("--compare takes no --baseline: the first directory is what others meet")
+        raise ValueError("--compare takes no --baseline: the first directory is the baseline")
     if options.x is None and (options.hue or options.facet):
         raise ValueError("--hue and --facet need --x: the option on the x axis")
     out = options.out or places[0] / "report"

@@ -1,8 +1,8 @@
-"""Run a run again, and say whether the result is the same: `python -m harness.reproduce RUN`.
+"""Repeat a run, and compare the results: `python -m harness.reproduce RUN`.
 
-The same seed gives the same bits, if nothing depends on who is faster. An asynchronous run has
-recorded what did, its schedule, and is replayed in one process. `--set` changes options of the run
-that is done again: the same schedule, but another learner.
+The same seed gives the same bits if nothing depends on timing. An asynchronous run has recorded its
+schedule, and is replayed in one process. `--set` changes options of the new run: the same schedule,
+but another learner.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LONGEST = 100  # characters of a value from a manifest
 
 @dataclass
 class Verdict:
-    """What was found, and the exit status that says so."""
+    """The result of the comparison, and the exit status."""
 
     word: str  # identical, within the interval, different
     why: str
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="python -m harness.reproduce",
         description=(__doc__ or "").replace("`", ""),
-        epilog="Exit status: 0 identical, or within the interval; 1 different, or not to be told; "
+        epilog="Exit status: 0 identical, or within the interval; 1 different, or undecided; "
         "2 it cannot be run or compared.",
     )
     found.add_argument("run_dir", type=Path, help="the run's directory")
@@ -233,9 +233,7 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
         print(f"first difference: {one_line(difference)}")
     if repeatable and read_json(original / "manifest.json").get("resumed"):
         why = "it was resumed, and the stored config is that of its last part"
-        return Verdict(
-            "not to be told", f"{why}: earlier ones may have had other options", DIFFERENT
-        )
+        return Verdict("undecided", f"{why}: earlier ones may have had other options", DIFFERENT)
     if repeatable:
         return Verdict("different", "this config promises the same bits for a seed", DIFFERENT)
     return within(objective(read_json(original / "summary.json")), scores)
@@ -330,7 +328,7 @@ def within(score: float, again: Sequence[float]) -> Verdict:
     what = f"return {score:g} against {shown}, of the same config and seed"
     if len(again) < 2 or not all(map(math.isfinite, (score, *again))):
         why = f"{what}: too few numbers for an interval; --repeats 3 makes more"
-        return Verdict("not to be told", why, DIFFERENT)
+        return Verdict("undecided", why, DIFFERENT)
     middle = statistics.fmean(again)
     spread = statistics.stdev(again) * math.sqrt(1 + 1 / len(again))
     reach = float(stats.t.ppf((1 + LEVEL) / 2, len(again) - 1)) * spread

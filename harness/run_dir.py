@@ -1,4 +1,4 @@
-"""The directory of one run: what it always holds, and who may write to it."""
+"""The directory of one run: its files, and a lock against a second writer."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Stand(NamedTuple):
 
 
 class Runner:
-    """Owns the loop and its counters; every part is handed in."""
+    """Owns the loop and its counters; all parts are passed in."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Runner:
         return batch
 
     def update(self, batch: TensorDictBase) -> None:
-        """Let the learner learn from it."""
+        """Update the policy with the batch."""
         version = int(self.collector.policy_version)
         with self.clock.phase("train", "update"):
             metrics = self.learner.learn(batch, version)
@@ -144,7 +144,7 @@ class Runner:
         self.lags.add(batch, version)
 
     def publish(self) -> None:
-        """Bring what was learned to the workers."""
+        """Publish the weights to the workers."""
         if self.updates % self.config.sync.interval:
             return
         with self.clock.phase("sync", "publish"), self.sync.publishing():
@@ -309,7 +309,7 @@ class Runner:
         self._published.publish_again(self.collector)
         self.learner.load_state_dict(state["learner"])
         if not self.collector.load_state_dict(state["collector"]):
-            log.warning("some environments cannot be brought back: their episodes start anew")
+            log.warning("some environments cannot be restored: their episodes start again")
         self.frames = int(state["frames"])
         self.updates = int(state["updates"])
         self.dropped = int(state["dropped"])

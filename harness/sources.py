@@ -1,4 +1,4 @@
-"""Where the runner's batches come from: from the collector in turn, or from what it collects alone.
+"""Sources of the runner's batches: a collector in turn with the learner, or in the background.
 
 in turn        the learner asks, and gets a batch
 free running   the collector fills the replay buffer in the background; the learner is shown

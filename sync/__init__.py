@@ -1,4 +1,4 @@
-"""Weight synchronisation: versioned snapshots of a model, brought from a trainer to its workers.
+"""Weight synchronisation: moves versioned snapshots of a model from a trainer to its workers.
 
 Start with `scheme.py` (the lifecycle), then `schemes/shared_mem.py` (the scheme most people want)
 and `channel.py` (what a scheme of your own implements).

@@ -8,9 +8,9 @@
       poll(): APPLIED, FAILED, LEFT ...  <---          answer(APPLIED or FAILED)
       close()                            --->          sender_gone()
 
-A sender channel reaches all workers of one model; a receiver channel belongs to one worker. Neither
-ever waits: `Sender` and `Receiver` do, with `fds()`. Versions, retries, timeouts, failures and
-statistics are theirs too, so a channel only moves blocks and answers.
+A sender channel reaches all workers of one model; a receiver channel belongs to one worker. A
+channel only moves blocks and answers, and never waits. `Sender` and `Receiver` wait, with `fds()`,
+and handle versions, retries, timeouts, failures and statistics.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ now_ns = time.perf_counter_ns  # one clock for all processes of a machine
 
 
 class Answer(NamedTuple):
-    """What a worker says, or what the channel found out about it.
+    """What a worker reports, or what the channel found out about it.
 
-    JOINED: a process (`pid`) now serves as the worker; whatever came before was its predecessor.
+    JOINED: a process (`pid`) now serves as the worker; earlier answers came from its predecessor.
     APPLIED: it uses `version`. FAILED: it could not apply `version`; `text` is its traceback.
-    LEFT: it shut its scheme down. LOST: it is gone or out of reach; `text` says how, if known.
+    LEFT: it shut its scheme down. LOST: it died or cannot be reached; `text` says how, if known.
     """
 
     worker: int
@@ -47,19 +47,19 @@ class Answer(NamedTuple):
     retries: int = 0
     pid: int = 0
     text: str = ""
-    return_ns: int = 0  # what the answer took on its way back, if that is known
-    verified_calls: int = 0  # since its last answer, with `verify`
+    return_ns: int = 0  # how long the answer travelled, if known
+    verified_calls: int = 0  # with `verify`: checked since the last answer
 
 
 class Part(NamedTuple):
     """A block ready to be published, and the workers that can read it.
 
-    Without workers it tells only the channel that made it that the block is published.
+    A part without workers only tells the channel that made it that the block is published.
 
-    nbytes: how much travels; None if that is the block.
-    max_error, relative_error: what a lossy wire format did to the numbers.
-    source: what to prepare again for a process that takes a worker's place; None if that is the
-        block that was prepared.
+    nbytes: the number of bytes that travel; None for those of the block.
+    max_error, relative_error: the error of a lossy wire format.
+    source: the block to prepare again for a process that replaces a worker; None for the block that
+        was prepared.
     """
 
     block: Snapshot
@@ -74,7 +74,7 @@ class SenderChannel(ABC):
     """The trainer's half. Calls come one at a time; `Sender` holds a lock around each.
 
     mechanism: how versions travel, in a few words; `scheme.stats` reports it.
-    handout: what a worker's process needs to make its half; it is pickled with the scheme.
+    handout: what a worker's process needs to create its half; it is pickled with the scheme.
     """
 
     mechanism: str = "unnamed"
@@ -89,11 +89,11 @@ class SenderChannel(ABC):
     def pack(
         self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
     ) -> None:
-        """Write the weights into a free block. `own`: they are those of the registered model."""
+        """Write the weights into a free block. `own`: whether they are the registered model's."""
         binding.pack(block, version, check_finite=check)
 
     def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        """Turn a written block into what travels. May refuse it (`ValueError`); sends nothing."""
+        """Turn a written block into the parts that travel, or raise `ValueError`. Sends nothing."""
         return [Part(block, workers)]
 
     @abstractmethod
@@ -104,7 +104,7 @@ class SenderChannel(ABC):
 
     @abstractmethod
     def poll(self) -> list[Answer]:
-        """The answers since the last call, in order; also makes progress on what is queued."""
+        """The answers since the last call, in order. Also makes progress on queued versions."""
 
     @abstractmethod
     def fds(self) -> list[int]:
@@ -112,9 +112,9 @@ class SenderChannel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Tell the workers that nothing more comes, and release everything. Bounded in time."""
+        """Tell the workers that no more versions come, and release everything. Bounded in time."""
 
-    # -- what most channels leave as it is
+    # -- what few channels override
 
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
         """A block to write the next version into: none of `keep`, and none still being read.
@@ -138,18 +138,18 @@ class SenderChannel(ABC):
         return []
 
     def busy(self) -> bool:
-        """Whether something waits here that only `poll` can move on."""
+        """Whether something is queued on which only `poll` can make progress."""
         return False
 
     def due_ns(self) -> int | None:
-        """When `poll` has something to do although no descriptor says so, by `now_ns`."""
+        """When to call `poll` even if no descriptor is readable, by `now_ns`."""
         return None
 
     def expect(self, worker: int) -> None:
-        """Before a rendezvous: another process may take the place of a lost worker."""
+        """Before a rendezvous: another process may replace a lost worker."""
 
     def rendezvous_pending(self, worker: int) -> bool:
-        """After `expect`: whether it is not known yet which process serves as the worker."""
+        """After `expect`: whether it is still unknown which process serves as the worker."""
         return False
 
     def describe(self, worker: int) -> str:
@@ -157,11 +157,11 @@ class SenderChannel(ABC):
         return ""
 
     def hint(self, worker: int) -> str:
-        """What to add to the error if the worker does not answer in time."""
+        """A hint to add to the error if the worker does not answer in time."""
         return ""
 
     def stats(self, worker: int) -> dict[str, Any]:
-        """What this channel adds to the worker's entry in `scheme.stats`."""
+        """Entries to add to the worker's part of `scheme.stats`."""
         return {}
 
     def moved(self) -> dict[str, dict[str, int]]:
@@ -169,7 +169,7 @@ class SenderChannel(ABC):
         return {mechanism: dict(counts) for mechanism, counts in self._moved.items()}
 
     def count_moved(self, nbytes: int, mechanism: str = "") -> None:
-        """Note that one version was moved: to one worker, or to all at once."""
+        """Count one version that was moved, to one worker or to all at once."""
         counts = self._moved.setdefault(mechanism or self.mechanism, {"versions": 0, "bytes": 0})
         counts["versions"] += 1
         counts["bytes"] += nbytes
@@ -178,8 +178,8 @@ class SenderChannel(ABC):
 class ReceiverChannel(ABC):
     """One worker's half, in the worker's process. `handout` is that of the sender's half.
 
-    Only the thread that waits for versions calls `has_news`, `sender_gone` and `sleeping`, since
-    they may read what would wake it. Another may call `take`, and then answers.
+    Only the thread that waits for versions may call `has_news`, `sender_gone` and `sleeping`, since
+    they may consume what would wake it. Another thread may call `take`; that thread then answers.
     """
 
     def __init__(self, handout: Any, layout: Layout, worker: int):
@@ -189,19 +189,19 @@ class ReceiverChannel(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Tell the sender that this process serves as the worker from now on. Does not wait."""
+        """Tell the sender that this process now serves as the worker. Does not wait."""
 
     @abstractmethod
     def take(self) -> Snapshot | None:
-        """The newest version, if it was not taken yet. It stays as it is until `answer`."""
+        """The newest version, if it was not taken yet. It does not change until `answer`."""
 
     @abstractmethod
     def answer(self, answer: Answer) -> None:
-        """Tell the sender what became of the version that was taken."""
+        """Tell the sender whether the version that was taken could be applied."""
 
     @abstractmethod
     def has_news(self) -> bool:
-        """Whether `take` may find something; cheap enough to ask before every step."""
+        """Whether `take` may find something; cheap enough to call before every step."""
 
     @abstractmethod
     def fds(self) -> list[int]:
@@ -209,14 +209,14 @@ class ReceiverChannel(ABC):
 
     @abstractmethod
     def sender_gone(self) -> str:
-        """Why nothing more can come; empty while something can."""
+        """Why no more versions can come; empty as long as they can."""
 
     @abstractmethod
     def close(self) -> None:
-        """Tell the sender that this worker reads no more, and release everything."""
+        """Tell the sender that this worker stops reading, and release everything."""
 
     def keep_block(self) -> None:
-        """The model points at the block that was taken: leave it as it is until another is kept."""
+        """The model points at the block that was taken: keep it until another one is kept."""
         raise NotImplementedError(f"{type(self).__name__} has no blocks that a model can point at")
 
     def sleeping(self) -> contextlib.AbstractContextManager[Any]:

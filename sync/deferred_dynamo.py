@@ -1,8 +1,8 @@
 """Imports tensordict without loading torch's compiler (dynamo), until something is compiled.
 
-When tensordict is imported it marks a few functions for the compiler, which loads the compiler:
-half of everything that a process imports here. So the marks are deferred until it is loaded. This
-module must be imported before tensordict. `docs/internals.md` says what it relies on.
+When tensordict is imported, it marks a few functions for the compiler. This loads the compiler,
+which is slow and large, so the marks are deferred until something else loads it. Import this module
+before tensordict. `docs/internals.md` says what it relies on.
 """
 
 from __future__ import annotations

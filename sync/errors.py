@@ -1,4 +1,4 @@
-"""What goes wrong between a sender and its workers, as exceptions that name the worker."""
+"""Exceptions between a sender and its workers; each names the worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 class WorkerError(RuntimeError):
-    """A worker did not do what was asked. `worker_idx` names the first; `failures` has all."""
+    """One or more workers failed. `worker_idx` is the first one; `failures` has all of them."""
 
     def __init__(self, worker_idx: int, message: str, failures: Mapping[int, WorkerError] = {}):
         super().__init__(message)
@@ -23,17 +23,17 @@ class WorkerDied(WorkerError):
 
 
 class WorkerRaised(WorkerError):
-    """The worker raised; the message carries its own traceback."""
+    """The worker raised an error; the message includes its traceback."""
 
 
 class WorkerTimeout(WorkerError):
-    """The worker is alive, as far as can be told, and did not answer in time."""
+    """The worker seems to be alive, but did not answer in time."""
 
 
 class WeightsDiffer(RuntimeError):
-    """A worker does not hold the weights that were published; see `verify.py`.
+    """A worker does not have the weights that were published; see `verify.py`.
 
-    It is raised in the worker. `tensors` are the names of those that differ, `how` says since when.
+    Raised in the worker. `tensors` names those that differ; `how` says when the check found it.
     """
 
     def __init__(self, worker_idx: int, version: int, tensors: Sequence[str], how: str):

@@ -1,4 +1,4 @@
-"""The ways of saying, at `init_on_sender`, what is sent and to whom."""
+"""The forms of `init_on_sender`: which weights are sent, and to which workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMS_IN_WORDS = "; ".join(" + ".join(sorted(form, reverse=True)) for form in _
 
 @dataclass(frozen=True)
 class SenderForm:
-    """What is sent: one source for all workers, one each, or one mapped for each."""
+    """The source of weights: one for all workers, one for each, or one mapped for each."""
 
     devices: tuple[torch.device | None, ...]
     source: Weights | None = None
@@ -65,7 +65,7 @@ class SenderForm:
         return self.by_worker is None and self.device_map_fn is None
 
     def weights_for(self, worker: int, weights: Weights | None = None) -> Weights:
-        """What `worker` is sent: its registered weights, or its share of the given ones."""
+        """The weights for `worker`: its registered ones, or its part of the given ones."""
         found: Any = weights
         if found is None:
             found = self.source if self.by_worker is None else self.by_worker[worker]
@@ -127,7 +127,7 @@ def _check_devices(devices: Any) -> None:
     if isinstance(devices, str | torch.device | int):
         one = devices if isinstance(devices, int) else str(devices)
         raise ValueError(
-            f"devices={devices!r} is one device; it takes one for each worker: "
+            f"devices={devices!r} is one device; pass one for each worker: "
             f"devices=[{one!r}] for one, devices=[{one!r}] * 4 for four"
         )
 

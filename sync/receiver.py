@@ -1,4 +1,4 @@
-"""The receiving end of a scheme: takes the newest version into use, as a whole."""
+"""The receiving end of a scheme: applies the newest version, always as a whole."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _CLOSE_S = 5.0  # how long closing waits for a thread that is using the model
 
 
 class Receiver:
-    """One worker's model, and the channel that brings its weights.
+    """One worker's model, and the channel through which its weights arrive.
 
-    Either the owner calls `receive` between uses of the model, or a thread applies what comes; then
-    `reading` keeps the weights as they are while the model is used.
+    Either the owner calls `receive` between uses of the model, or a thread applies new versions. In
+    the second case `reading` keeps the weights unchanged while the model is used.
 
     pass_on: called with the weights after each version, before it is acknowledged.
     verifier: compares the model with what was published.
@@ -78,7 +78,7 @@ class Receiver:
     # -- connecting
 
     def connect(self, timeout: float, *, background: bool) -> None:
-        """Tell the sender that this worker is here, and take the first version into use."""
+        """Tell the sender that this worker is ready, and apply the first version."""
         with self._lock:
             self.channel.open()
             self._opened = True
@@ -118,7 +118,7 @@ class Receiver:
         return binding
 
     def _own_weights(self) -> Weights:
-        """Weights to receive into where there is no model."""
+        """Weights to receive into if there is no model."""
         tensors = {
             leaf.name: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
             for leaf in self._layout.leaves
@@ -126,10 +126,10 @@ class Receiver:
         weights: Weights = self._strategy.assemble(tensors, {})
         return weights
 
-    # -- taking versions into use
+    # -- applying versions
 
     def receive(self, timeout: float | None) -> Any:
-        """Apply the newest version, waiting for one if told; its weights, or None if none came."""
+        """Apply the newest version, waiting up to `timeout`; its weights, or None if none came."""
         with self._lock:
             self._apply_newest()
             if timeout and self.version == self._returned:
@@ -142,10 +142,10 @@ class Receiver:
     def _wait(self, deadline: float) -> None:
         while self.version == self._returned:
             self._check_open()
-            # A thread that sleeps must read for itself what wakes it.
+            # A thread that sleeps must itself read what wakes it.
             if self.channel.sender_gone() if self._thread is None else self._thread_ended:
                 raise ConnectionError(
-                    f"{self}: the sender is gone; no version after {self.version} comes"
+                    f"{self}: the sender is gone; there is no version after {self.version}"
                 )
             remaining = min(deadline - awake_s(), SLICE_S)
             if remaining <= 0:
@@ -158,7 +158,7 @@ class Receiver:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:
-        """Keep the newest weights as they are; gives their version. May be nested."""
+        """Keep the newest weights unchanged; yields their version. May be nested."""
         with self._lock:
             outer, self._reading = self._reading, True
             try:
@@ -238,32 +238,32 @@ class Receiver:
             return True
 
     def _sleep(self, timeout: float, fds: Collection[int] = ()) -> list[int]:
-        """Return when there may be news, one of `fds` is readable, or time is over."""
+        """Return when there may be news, one of `fds` is readable, or the time is over."""
         with self.channel.sleeping():
             if self.channel.has_news():
                 timeout = 0.0
             return wait_for([self._stop.fd, *self.channel.fds(), *fds], timeout)
 
     def channel_alone(self, call: str) -> ReceiverChannel:
-        """The channel, if no background thread waits for what it brings."""
+        """The channel, if no background thread reads from it."""
         if self._thread is not None:
             raise RuntimeError(
-                f"{call}: the background thread takes what is new; connect(background=False)"
+                f"{call}: the background thread applies new versions; use connect(background=False)"
             )
         return self.channel
 
     def _check_open(self) -> None:
         if self._stopping:
-            raise RuntimeError(f"{self}: another thread called shutdown() meanwhile")
+            raise RuntimeError(f"{self}: another thread has called shutdown()")
 
     def _run(self) -> None:
-        """The background thread: apply what comes until the sender or the owner says stop."""
+        """The background thread: apply versions until the sender or the owner stops it."""
         try:
             while not self._stopping:
                 self._sleep(60.0)
                 if self._stopping or (not self._apply_and_report() and self.channel.sender_gone()):
                     return
-        except Exception:  # no descriptors are left, for instance: nothing is applied any more
+        except Exception:  # for instance, no descriptors are left: nothing more is applied
             self._answer_failed(NEVER)
             raise
         finally:
@@ -282,19 +282,19 @@ class Receiver:
             return True
 
     def has_news(self) -> bool:
-        """Whether `receive` may find something; nothing is left for it by a background thread."""
+        """Whether `receive` may find a version; never with a background thread."""
         return self._thread is None and self.channel.has_news()
 
-    # -- letting go
+    # -- releasing memory
 
     def own_memory(self) -> None:
-        """Give the model's parameters memory of their own until the next version comes."""
+        """Give the model's parameters their own memory until the next version arrives."""
         with self._lock:
             if self.binding is not None and self._zero_copy:
                 self.binding.detach_from_snapshots()
 
     def close(self) -> None:
-        """Stop applying, and let the sender have its memory back. The model keeps its weights.
+        """Stop applying versions, and release the sender's memory. The model keeps its weights.
 
         If a thread does not leave `reading()` in time, that thread does the rest.
         """
@@ -310,16 +310,16 @@ class Receiver:
             self._lock.release()
 
     def _let_go(self) -> None:
-        """Under the lock, also twice."""
+        """Call it with the lock; a second call does nothing."""
         try:
             self.own_memory()
         finally:
             self.channel.close()
 
-    # -- forks of this process, whose copy of the model nobody updates
+    # -- forks of this process, whose copy of the model is not updated
 
     def copy_for_fork(self) -> list[torch.Tensor]:
-        """What a forked child's model is to hold: the block may be written again by then."""
+        """Copies for a forked child's model, because the block may soon be overwritten."""
         alone = self._lock.acquire(timeout=1.0)
         try:
             assert self.binding is not None
@@ -329,7 +329,7 @@ class Receiver:
                 self._lock.release()
 
     def become_fork(self, values: list[torch.Tensor]) -> None:
-        """In the child: give the model memory of its own."""
+        """In the child: give the model its own memory."""
         if self.binding is not None:
             self.binding.replace_memory(values)
 
@@ -338,7 +338,7 @@ _POINTING: weakref.WeakSet[Receiver] = weakref.WeakSet()
 
 
 class _Forking(threading.local):
-    """The copies for the child of the fork that this thread makes."""
+    """The copies for the child that this thread is forking."""
 
     copies: Mapping[Receiver, list[torch.Tensor]] = {}
 

@@ -12,7 +12,7 @@ SCHEMES: dict[str, Any] = {}
 
 
 def register(*names: str) -> Callable[[Kind], Kind]:
-    """Class decorator: make a scheme known under these names."""
+    """Class decorator: register a scheme under these names."""
 
     def add(kind: Kind) -> Kind:
         for name in names:
@@ -25,7 +25,7 @@ def register(*names: str) -> Callable[[Kind], Kind]:
 
 
 def scheme_class(name: str) -> Any:
-    """The class registered under a name; an unknown name is an error that lists the known ones."""
+    """The class registered under a name. An unknown name raises an error that lists all names."""
     if name not in SCHEMES:
         near = difflib.get_close_matches(name, SCHEMES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -4,13 +4,13 @@
     -------                                     ------------------------
     scheme = SharedMemWeightSyncScheme()
     scheme.init_on_sender(model=..., devices=[...])
-    start workers, handing them `scheme`  --->  scheme.init_on_receiver(model=..., worker_idx=i)
+    start workers, passing them `scheme`  --->  scheme.init_on_receiver(model=..., worker_idx=i)
     scheme.connect()                      <-->  scheme.connect()           (version 0 in use)
     scheme.send()                         --->  scheme.receive()           (or in the background)
     scheme.shutdown()                           scheme.shutdown()
 
-`sender.py` and `receiver.py` are the two ends. How a version travels is a pair of channels
-(`channel.py`), which each kind of scheme makes: `schemes/` has one file for each.
+`sender.py` and `receiver.py` are the two ends. A pair of channels (`channel.py`) moves versions
+between them. Each kind of scheme creates its own: `schemes/` has one file for each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ R = TypeVar("R")
 
 
 def closes_on_interrupt(call: Callable[P, R]) -> Callable[P, R]:
-    """Shut the scheme down if Ctrl-C ends the call: what it was doing may be half done."""
+    """Shut the scheme down if Ctrl-C ends the call, which may have left it half done."""
 
     @functools.wraps(call)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,25 +69,25 @@ def closes_on_interrupt(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class WeightSyncScheme:
-    """Brings the weights of one model from a trainer to its workers, version by version.
+    """Moves the weights of one model from a trainer to its workers, version by version.
 
     strategy: "tensordict", "state_dict" or a `WeightStrategy`.
-    sync: whether `send` waits until every addressed worker has the new version in use.
-    timeout, connect_timeout: seconds after which a send or a rendezvous is an error.
-    check_finite: refuse to send NaN and infinite parameters; "all" refuses such buffers, too.
-    wire: how numbers are written while they travel: "float32" (as they are), "bfloat16", "float16",
-        "int8" or "delta"; `effects/wire.py` says what each does to them.
-    link: delay versions as this network would, a `Link` or the name of a preset.
-    lag: give workers versions that are older by this number, or by a `Lag` that is drawn.
-    tear: compose each version from itself and an older one, as a `Tear` says.
+    sync: whether `send` waits until every addressed worker uses the new version.
+    timeout, connect_timeout: seconds after which a send or a connect is an error.
+    check_finite: refuse to send NaN and infinite parameters; "all" also refuses such buffers.
+    wire: the number format in which weights travel: "float32" (unchanged), "bfloat16", "float16",
+        "int8" or "delta"; see `effects/wire.py`.
+    link: delay versions like this network, a `Link` or the name of a preset.
+    lag: send versions that are older by this number, or by a random `Lag`.
+    tear: compose each version from itself and an older one, see `Tear`.
     verify: "every" or "sampled": workers compare their weights with what was published, at each
         policy call or at one in a hundred, and whenever they apply a version (`verify.py`).
 
-    first_version: what version 0 is in the count of the run, if this scheme goes on from another
-        one: lags and tears are drawn by that count. Set it before `init_on_sender`.
+    first_version: the number of version 0 in the count of the run, if this scheme continues another
+        one. Lags and tears are drawn by that count. Set it before `init_on_sender`.
 
-    A kind of scheme names the two halves of its mechanism. `moves_weights` is False if there is
-    nothing that could be encoded, delayed or torn.
+    A subclass names the two channel classes of its mechanism. `moves_weights` is False if no
+    weights travel that could be encoded, delayed or torn.
     """
 
     sender_channel: ClassVar[type[SenderChannel]]
@@ -135,8 +135,8 @@ class WeightSyncScheme:
         self.verify = check_verify(verify)
         if not self.moves_weights and self.verify != "off":
             raise ValueError(
-                f"verify={verify!r}: with {type(self).__name__} nothing is published that could be "
-                "compared; take SharedMemWeightSyncScheme"
+                f"verify={verify!r}: {type(self).__name__} publishes no weights that could be "
+                "compared; use SharedMemWeightSyncScheme"
             )
         self.model_id: str | None = None
         self._layout: Layout | None = None
@@ -145,23 +145,23 @@ class WeightSyncScheme:
         self._leave_process()
 
     def _refuse_effects(self, **given: Any) -> None:
-        """Raise if something is to be done to versions, of which there are none."""
+        """Raise if an effect on versions is requested, but no versions travel."""
         nothing = {"wire": "float32", "link": None, "lag": None, "tear": None}
         for name, value in nothing.items():
             if getattr(self, name) != value:
                 raise ValueError(
-                    f"{name}={given[name]!r}: with {type(self).__name__} nothing travels that "
-                    "could be encoded, delayed or torn; take SharedMemWeightSyncScheme"
+                    f"{name}={given[name]!r}: {type(self).__name__} moves no weights that "
+                    "could be encoded, delayed or torn; use SharedMemWeightSyncScheme"
                 )
 
     @property
     def history(self) -> int:
-        """How many versions before the newest one decide what workers get next."""
+        """How many versions before the newest one are needed to decide what workers get next."""
         lag = 0 if self.lag is None else self.lag.largest
         return lag + (0 if self.tear is None else self.tear.span)
 
     def _leave_process(self) -> None:
-        """Set what belongs to one process, and travels to no other, to its beginnings."""
+        """Reset the attributes that belong to one process and are not pickled."""
         self._pid = os.getpid()
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
@@ -169,24 +169,24 @@ class WeightSyncScheme:
         self._shut = False
         self._last_version = NEVER
 
-    # -- what a kind of scheme defines
+    # -- what a subclass defines
 
     def _make_sender(self, layout: Layout, num_workers: int) -> SenderChannel:
-        """The sender's half of the mechanism, for blocks of this layout."""
+        """The sender's channel, for blocks of this layout."""
         return self.sender_channel(layout, num_workers)
 
     def _make_receiver(self, handout: Any, layout: Layout, worker: int) -> ReceiverChannel:
-        """The worker's half."""
+        """The worker's channel."""
         return self.receiver_channel(handout, layout, worker)
 
     def _check_form(self, form: SenderForm) -> None:
         """Raise if this scheme cannot send what `init_on_sender` describes."""
 
     def _check_ready(self) -> None:
-        """Raise, before a sender connects, if something is missing."""
+        """Raise if a sender lacks something that it needs to connect."""
 
     def _check_by_worker(self) -> None:
-        """Raise if this scheme, as it was set up, cannot send each worker its own weights."""
+        """Raise if this scheme, with its options, cannot send each worker its own weights."""
 
     # -- the sender's side
 
@@ -203,7 +203,7 @@ class WeightSyncScheme:
         num_workers: int | None = None,
         ctx: Any = None,
     ) -> None:
-        """Say what will be sent, and to how many workers. Nothing is communicated yet.
+        """Declare what will be sent, and to how many workers. Does not communicate yet.
 
         One of: `model_id` + `context`; `params_map`; `weights` or `model` + `devices` (one for each
         worker); `weights` or `model` + `device_map_fn` + `num_workers`. `ctx` is the context that
@@ -239,7 +239,7 @@ class WeightSyncScheme:
         _OPEN.add(self)
 
     def _open_channel(self, layout: Layout, num_workers: int) -> SenderChannel:
-        """The mechanism, and around it the slow link, the wire format, lag and tearing."""
+        """The channel, wrapped by the slow link, the wire format, lag and tearing."""
         encoder = make_encoder(self.wire, layout, num_workers)
         channel = self._make_sender(layout if encoder is None else encoder.layout, num_workers)
         if self.link is not None:
@@ -268,7 +268,7 @@ class WeightSyncScheme:
         return int(worker_idx)
 
     def describe_worker(self, worker_idx: int, label: str) -> None:
-        """What error messages say about a worker besides its number and device."""
+        """Add a description of a worker to error messages, besides its number and device."""
         self.worker(worker_idx, call="describe_worker").label = label
 
     def worker(self, worker_idx: int, *, call: str = "worker") -> WorkerRecord:
@@ -284,8 +284,8 @@ class WeightSyncScheme:
     ) -> None:
         """Publish the weights as the next version, to all workers or only to `worker_ids`.
 
-        weights: of the registered model if None; a module, a TensorDict or a dict; or a dict of
-        these by worker. With `sync=True`, returns when every addressed worker has them in use.
+        weights: a module, a TensorDict or a dict, or a dict of these by worker. If None, those of
+        the registered model. With `sync=True`, returns when every addressed worker uses them.
         """
         workers = self._publish("send", weights, worker_ids, wait=self.sync)
         if self.sync:
@@ -297,14 +297,14 @@ class WeightSyncScheme:
         weights: Weights | Mapping[int, Weights] | None = None,
         worker_ids: int | Sequence[int] | None = None,
     ) -> None:
-        """Publish and return at once, whatever `sync` says; `wait_async` waits."""
+        """Publish and return at once, even with `sync=True`; see `wait_async`."""
         self._publish("send_async", weights, worker_ids, wait=False)
 
     @closes_on_interrupt
     def wait_async(
         self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
     ) -> None:
-        """Wait until all workers, or `worker_ids`, use the newest version that they were sent."""
+        """Wait until all workers, or `worker_ids`, use the newest version sent to them."""
         sender = self._need_sender("wait_async")
         sender.settle(sender.chosen(worker_ids), timeout, call="wait_async")
 
@@ -332,19 +332,19 @@ class WeightSyncScheme:
         model: Any = None,
         worker_idx: int | None = None,
     ) -> None:
-        """Say which model of this process takes the weights. Nothing is communicated yet.
+        """Declare which model of this process receives the weights. Does not communicate yet.
 
-        model: a module, a TensorDict or a dict; or `model_id` + `context`. Without any, `receive`
-        returns weights of its own.
+        Pass `model` (a module, a TensorDict or a dict), or `model_id` + `context`. Without either,
+        `receive` returns weights in new memory.
         """
         if self._is_sender and not self._shut:
             raise RuntimeError(
-                "this process is the sender: hand the scheme to the worker's process, or a "
-                "copy.deepcopy of it to a worker in this one"
+                "this process is the sender: pass the scheme to the worker's process, or a "
+                "copy.deepcopy of it to a worker in this process"
             )
         if self._layout is None:
             raise RuntimeError(
-                "init_on_receiver(): this scheme did not go through init_on_sender()"
+                "init_on_receiver(): call init_on_sender() on this scheme first, in the trainer"
             )
         if context is not None:
             model_id = model_id or self.model_id
@@ -369,16 +369,16 @@ class WeightSyncScheme:
         )
 
     def _pass_on(self, weights: Any) -> None:
-        """Hand weights that arrived down to the workers of this worker."""
+        """Pass received weights on to the workers of this worker."""
         context = self._context()
         if context is not None:
             context.update_policy_weights_(weights, model_id=self.model_id)
 
     @closes_on_interrupt
     def receive(self, timeout: float | None = None) -> Any:
-        """Take the newest version into use and return its weights; None if there is no newer one.
+        """Apply the newest version and return its weights; None if there is no newer one.
 
-        timeout: seconds to wait for one; without it, only look.
+        timeout: seconds to wait for one; None does not wait.
         """
         return self._need_connected("receive").receive(timeout)
 
@@ -387,13 +387,13 @@ class WeightSyncScheme:
         return self._receiver is not None and self._receiver.reported_error is error
 
     def reading(self) -> AbstractContextManager[int]:
-        """`with scheme.reading() as version:` the weights stay as they are, at that version."""
+        """Inside `with scheme.reading() as version:`, the weights stay at that version."""
         return self._need_connected("reading").reading()
 
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What a receiver should call in the place of `call`, which uses the model.
+        """The function that a receiver should call instead of `call`, which uses the model.
 
-        That is `call` itself, unless this scheme checks the weights that such calls use.
+        It is `call` itself, unless this scheme checks the weights at such calls.
         """
         if self.verify == "off":
             return call
@@ -405,25 +405,25 @@ class WeightSyncScheme:
         return verified
 
     def has_news(self) -> bool:
-        """Whether there may be something newer to `receive`. Cheap enough to ask at every step."""
+        """Whether there may be a newer version to `receive`. Cheap enough to call at every step."""
         return self._need_receiver("has_news").has_news()
 
     @closes_on_interrupt
     def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
-        """Sleep until there is news, the sender is gone, or one of `fds` is readable; `has_news()`.
+        """Sleep until there is news, the sender is gone, or one of `fds` is readable.
 
-        timeout: seconds after which to return in any case.
+        timeout: seconds after which to return in any case. Returns `has_news()`.
         """
         return self._need_receiver("wait_for_news").wait_for_news(timeout, fds)
 
     def news_fds(self) -> list[int]:
-        """What `wait_for_news` polls, for a poll of one's own inside `sleeping()`."""
+        """The descriptors that `wait_for_news` polls, to poll them yourself inside `sleeping()`."""
         return self._need_receiver("news_fds").channel_alone("news_fds").fds()
 
     def sleeping(self) -> AbstractContextManager[None]:
-        """`with scheme.sleeping():` look at `has_news()`, then poll `news_fds()`.
+        """Inside `with scheme.sleeping():`, check `has_news()`, then poll `news_fds()`.
 
-        Outside of it a publish may wake nobody, since waking costs the sender a system call.
+        Outside of it, a publish does not wake this worker, to save the sender a system call.
         """
         return self._need_receiver("sleeping").channel_alone("sleeping").sleeping()
 
@@ -437,12 +437,12 @@ class WeightSyncScheme:
         weights: Weights | None = None,
         background: bool = True,
     ) -> None:
-        """Meet the other side and hand over the initial weights, within `connect_timeout`.
+        """Connect to the other side and exchange the initial weights, within `connect_timeout`.
 
-        On the sender: wait for all workers, or for one (also one that takes a dead one's place).
-        On a receiver: wait for the initial weights. Then, with `background`, a thread applies what
-        comes, so take `reading()` around every use of the model; without it, call `receive()`
-        between uses.
+        On the sender: wait for all workers, or for one (also for the replacement of a dead one).
+        On a receiver: wait for the initial weights. With `background`, a thread then applies new
+        versions, so use the model only inside `reading()`. Without it, call `receive()` between
+        uses of the model.
         """
         if self._is_sender:
             sender = self._need_sender("connect")
@@ -453,12 +453,12 @@ class WeightSyncScheme:
         if worker_idx is not None and worker_idx != self.worker_idx:
             raise ValueError(f"this receiver is worker {self.worker_idx}, not {worker_idx}")
         if weights is not None:
-            raise ValueError("connect(weights=...) is for the sender: a receiver is given weights")
+            raise ValueError("connect(weights=...) is for the sender, not for a receiver")
         receiver.connect(self.connect_timeout, background=background)
 
     @property
     def _is_sender(self) -> bool:
-        """Also false in a process forked from the sender's."""
+        """Whether this is the sender's process; false in a process forked from it."""
         return self._sender is not None and self._pid == os.getpid()
 
     @property
@@ -491,7 +491,7 @@ class WeightSyncScheme:
     def version(self) -> int:
         """The version last published (on the sender) or in use (on a receiver); -1 before any.
 
-        After `shutdown` it is the last there was.
+        After `shutdown`, it is the last version.
         """
         end = self._sender if self._is_sender else self._receiver
         return self._last_version if end is None else end.version
@@ -511,20 +511,20 @@ class WeightSyncScheme:
 
     @property
     def send_stats(self) -> SendStats:
-        """What `stats` sums up of the sends, as it is kept: looking at it costs nothing."""
+        """The records of sends that `stats` summarises. Reading them is cheap."""
         return self._need_sender("send_stats").stats
 
     @property
     def stats(self) -> dict[str, Any]:
         """Bytes, times (ms) and counts of all sends, and for each worker.
 
-        "moved" says by which mechanism versions and bytes travelled.
+        "moved" counts versions and bytes by mechanism.
         """
         return self._need_sender("stats").summary()
 
     @property
     def verified_calls(self) -> int:
-        """How many policy calls `verify` has checked, as the workers' last answers say."""
+        """How many policy calls `verify` has checked, up to the workers' last answers."""
         sender = self._need_sender("verified_calls")
         sender.collect()
         return sum(record.stats.verified_calls for record in sender.workers)
@@ -562,7 +562,7 @@ class WeightSyncScheme:
         strategy: WeightStrategy | None = None,
         context: Any = None,
     ) -> Any:
-        """Weights in the strategy's form: of what is given, else of `context`, else the model's."""
+        """Weights in the strategy's form: the given ones, else those of `context` or the model."""
         if weights is None and context is not None:
             weights = resolve_model(context, model_id or self.model_id or "")
         if weights is None:
@@ -570,7 +570,7 @@ class WeightSyncScheme:
         return None if weights is None else (strategy or self.strategy).extract_weights(weights)
 
     def apply_weights(self, weights: Weights, inplace: bool = True) -> None:
-        """Put weights into this side's model, without any communication."""
+        """Copy weights into this side's model, without any communication."""
         model = self.model if self.model is not None else self.weights
         if model is None:
             raise RuntimeError("apply_weights() needs init_on_sender() or init_on_receiver() first")
@@ -581,14 +581,14 @@ class WeightSyncScheme:
     def create_transport(self, *, worker_idx: int = 0) -> SchemeTransport:
         """This scheme as the transport of one worker."""
         if self._layout is None:
-            raise RuntimeError("create_transport() is for between init_on_sender() and shutdown()")
+            raise RuntimeError("call create_transport() between init_on_sender() and shutdown()")
         return SchemeTransport(self, self._check_worker(worker_idx))
 
     def shutdown(self) -> None:
-        """Let the other side go, and release everything. Bounded; a second call does nothing.
+        """Disconnect from the other side and release everything. A second call does nothing.
 
-        The scheme lets go of the model, which keeps its weights in memory of its own, and of every
-        block; of all it knew, `version` and `model_id` stay.
+        The model keeps its weights, in its own memory. Of the scheme's state, only `version` and
+        `model_id` remain. The time is bounded.
         """
         if self._shut or self._pid != os.getpid():
             return
@@ -619,18 +619,20 @@ class WeightSyncScheme:
 
     def _need_sender(self, call: str) -> Sender:
         if self._sender is None or self._shut or self._pid != os.getpid():
-            raise RuntimeError(f"{call} is for the sender, between init_on_sender() and shutdown()")
+            raise RuntimeError(
+                f"{call} is for the sender: call it between init_on_sender() and shutdown()"
+            )
         return self._sender
 
     def _need_receiver(self, call: str) -> Receiver:
         if self._receiver is None or self._shut:
             raise RuntimeError(
-                f"{call} is for a receiver, between init_on_receiver() and shutdown()"
+                f"{call} is for a receiver: call it between init_on_receiver() and shutdown()"
             )
         if self._pid != os.getpid():
             raise RuntimeError(
-                f"{call} is for the receiver: this process was forked from its, and has a copy of "
-                "the model, which no version reaches"
+                f"{call} is for the receiver: this process was forked from it, and its copy of the "
+                "model receives no versions"
             )
         return self._receiver
 
@@ -648,11 +650,11 @@ class WeightSyncScheme:
         return make_scheme(name, **kwargs)
 
     def init_on_worker(self, **kwargs: Any) -> None:
-        """`init_on_receiver`, as it was called once."""
+        """The older name of `init_on_receiver`."""
         self.init_on_receiver(**kwargs)
 
     def synchronize_weights(self, **kwargs: Any) -> None:
-        """`connect`, as it was called once."""
+        """The older name of `connect`."""
         self.connect(**kwargs)
 
     def create_sender(self) -> WeightSender:

@@ -1,4 +1,4 @@
-"""The sending end of a scheme: makes versions, publishes them, and waits for the workers.
+"""The sending end of a scheme: creates versions, publishes them, and waits for the workers.
 
 send():  pack the weights into a free block     (version n)
          channel.publish(block, workers)
@@ -32,7 +32,7 @@ Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent
 
 
 class Sender:
-    """Publishes versions over a channel and keeps track of its workers. Calls take turns."""
+    """Publishes versions over a channel and keeps track of its workers. One call at a time."""
 
     channel: SenderChannel
 
@@ -67,7 +67,7 @@ class Sender:
         self.broken: Exception | None = None  # what ended the service thread
 
     def open(self, channel: SenderChannel) -> None:
-        """Take the channel, which was made for `layout`."""
+        """Use this channel, which was created for `layout`."""
         self.channel = channel
 
     @contextmanager
@@ -79,7 +79,7 @@ class Sender:
 
     def _check_open(self, call: str) -> None:
         if self._closed:
-            raise RuntimeError(f"{call}: another thread called shutdown() meanwhile")
+            raise RuntimeError(f"{call}: another thread has called shutdown()")
         if self.broken is not None:
             raise self.broken
 
@@ -111,8 +111,8 @@ class Sender:
         if self.form.same_for_all:
             self._publish(self._plan(workers, weights), version)
             return
-        # Each has weights of its own. They are made and handed over one after the other, so that
-        # there is one copy at a time however many workers there are.
+        # Each worker has its own weights. They are created and sent one after the other, so that
+        # there is only one copy at a time.
         for worker in workers:
             self._publish(self._plan([worker], weights), version)
             if worker in connecting:
@@ -123,10 +123,10 @@ class Sender:
     def send(
         self, weights: Any, worker_ids: int | Sequence[int] | None, *, by_worker: bool, wait: bool
     ) -> list[int]:
-        """Publish the next version; returns the workers that it went to. Waits for nobody.
+        """Publish the next version; returns the workers that it was sent to. Does not wait.
 
-        Unless `wait`, since `settle` follows, a failure of these workers since the last send is
-        raised after the version was published.
+        Without `wait`, a failure of these workers since the last send is raised after the version
+        was published. With `wait`, `settle` follows and raises it.
         """
         with self._exclusive("send"):
             if self.version == NEVER:
@@ -151,13 +151,13 @@ class Sender:
             return workers
 
     def _plan(self, workers: list[int], weights: Weights | None) -> Plan:
-        """What each of these workers is sent."""
+        """The weights for each of these workers."""
         if self.form.same_for_all:
             return [(self.form.weights_for(0, weights), workers)]
         return [(self.form.weights_for(worker, weights), [worker]) for worker in workers]
 
     def _publish(self, plan: Plan, version: int) -> None:
-        """Write and prepare everything first: if one set of weights is refused, nobody gets any."""
+        """Write and prepare everything first: if some weights are refused, nothing is sent."""
         addressed = {worker for _, workers in plan for worker in workers}
         keep = [
             record.last
@@ -207,14 +207,14 @@ class Sender:
             if known is not None and known.target is weights:
                 return known
         binding = Binding(weights, self._strategy, self.layout)
-        if isinstance(weights, nn.Module):  # likely to be sent again; anything else is let go
+        if isinstance(weights, nn.Module):  # likely to be sent again; nothing else is kept
             self._recent = binding
         return binding
 
-    # -- hearing from the workers
+    # -- answers of the workers
 
     def _collect(self) -> None:
-        """Book what the channel has heard, and send newcomers what their predecessors had."""
+        """Record the channel's answers, and send new processes the weights of their worker."""
         newcomers: set[int] = set()
         for answer in self.channel.poll():
             self.workers[answer.worker].book(answer)
@@ -231,12 +231,12 @@ class Sender:
     def settle(
         self, workers: Iterable[int], timeout: float | None = None, *, call: str = "send"
     ) -> None:
-        """Wait until these workers use what they were sent last; raise what went wrong."""
+        """Wait until these workers use the version they were sent last; raise their failures."""
         timeout = self._timeout if timeout is None else timeout
         with self._exclusive(call):
             pending = [self.workers[worker] for worker in workers]
             failures = self._await(pending, timeout, call)
-            self._serve()  # something may still wait for other workers
+            self._serve()  # versions for other workers may still be queued
             self._failures(failures)  # they are reported now
             if failures:
                 raise combine(failures)
@@ -268,13 +268,13 @@ class Sender:
             )
 
     def _is_due(self, record: WorkerRecord) -> bool:
-        """Whether something is still to be heard from the worker."""
+        """Whether an answer of the worker is outstanding."""
         return (
             record.waiting or not record.connected or self.channel.rendezvous_pending(record.index)
         )
 
     def _poll_timeout(self, longest_s: float) -> float:
-        """How long to wait for descriptors, given what is due without one."""
+        """How long to poll, given what the channel has to do without a readable descriptor."""
         due = self.channel.due_ns()
         return longest_s if due is None else min(longest_s, max(0.0, (due - now_ns()) * 1e-9))
 
@@ -283,18 +283,18 @@ class Sender:
         return record.overdue(timeout, who, hint)
 
     def _failures(self, workers: Iterable[int]) -> dict[int, WorkerError]:
-        """What is wrong with these workers, which the caller raises."""
+        """The failures of these workers, for the caller to raise."""
         found = {worker: self.workers[worker].report() for worker in workers}
         return {worker: failure for worker, failure in found.items() if failure is not None}
 
     def what_to_wait_for(self) -> tuple[list[int], float]:
-        """The descriptors and the longest time until the channel has something to do by itself."""
+        """The descriptors to poll, and the longest time until the channel has to be called."""
         with self._lock:
             busy = not self._closed and self.channel.busy()
             return (self.channel.fds(), self._poll_timeout(60.0)) if busy else ([], 60.0)
 
     def collect(self) -> None:
-        """Take in answers, unless another thread is doing so."""
+        """Read answers, unless another thread is doing so."""
         if self._lock.acquire(blocking=False):
             try:
                 if not self._closed:
@@ -304,24 +304,24 @@ class Sender:
                 self._lock.release()
 
     def serve_once(self) -> None:
-        """Take in answers and move on what waits, for the service thread."""
+        """Read answers and make progress on queued versions, for the service thread."""
         with self._lock:
             if not self._closed:
                 self._collect()
 
     def _serve(self) -> None:
-        """Have a thread move on what waits in the channel, once nobody waits for it here."""
+        """Let a thread make progress on queued versions while no call waits for them."""
         if not self._closed and self.channel.busy():
             if self._service is None:
                 self._service = Service(self)
             self._service.wake()
 
     def chosen(self, worker_ids: int | Iterable[int] | None) -> list[int]:
-        """The addressed workers, checked."""
+        """The addressed workers; `ValueError` for one that does not exist."""
         return chosen_workers(worker_ids, len(self.workers))
 
     def summary(self) -> dict[str, Any]:
-        """What `scheme.stats` says."""
+        """The content of `scheme.stats`."""
         self.collect()
         sent = self.stats.worker_summaries(len(self.workers))
         workers = {
@@ -341,7 +341,7 @@ class Sender:
         }
 
     def close(self) -> None:
-        """End calls of other threads, then let the workers go."""
+        """End calls of other threads, then disconnect the workers."""
         self._closed = True
         self._bell.ring()
         alone = self._lock.acquire(timeout=_CLOSE_S)
@@ -358,7 +358,7 @@ class Sender:
 
 
 class Service:
-    """A thread that polls the channel while something waits in it and no call does."""
+    """A thread that polls the channel while versions are queued in it and no call waits."""
 
     def __init__(self, sender: Sender):
         self._sender = sender
@@ -388,7 +388,7 @@ class Service:
 
 
 def _distinct(plan: Plan) -> Plan:
-    """The same, with each set of weights named once."""
+    """The same plan, with each set of weights only once."""
     groups: dict[int, tuple[Weights, list[int]]] = {}
     for weights, workers in plan:
         groups.setdefault(id(weights), (weights, []))[1].extend(workers)
@@ -396,7 +396,7 @@ def _distinct(plan: Plan) -> Plan:
 
 
 def chosen_workers(worker_ids: int | Iterable[int] | None, num_workers: int) -> list[int]:
-    """The workers that `worker_ids` names, all if None; a `ValueError` for one that is not."""
+    """The workers in `worker_ids`, or all if None; `ValueError` for one that does not exist."""
     if worker_ids is None:
         return list(range(num_workers))
     chosen: list[Any] = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]

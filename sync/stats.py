@@ -1,4 +1,4 @@
-"""What every send cost: recorded when it happens, summarised when asked for."""
+"""Times and sizes of every send: recorded at once, summarised on request."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-KEPT = 2_000  # newest sends, and answers of each worker, that percentiles are of
+KEPT = 2_000  # how many sends, and answers of each worker, percentiles cover
 
 
 class Sent(NamedTuple):
     """One published block: the time to pack it, and then to hand it to the channel.
 
-    max_error, relative_error: what the wire format did to the numbers (`effects/formats.py`).
+    max_error, relative_error: the error of the wire format (`effects/formats.py`).
     """
 
     version: int
@@ -39,10 +39,10 @@ class Applied(NamedTuple):
 
 
 class WorkerStats:
-    """What became of the versions that one worker was sent.
+    """Counts and times of the versions that one worker was sent.
 
-    saved_bytes: how much less was sent to it than the versions take as they are.
-    verified_calls: those whose weights it had checked (`verify`) when it applied a version last.
+    saved_bytes: how many bytes the wire format saved.
+    verified_calls: policy calls that `verify` had checked when it last applied a version.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class WorkerStats:
         again: bool,
         published_ns: int = 0,
     ) -> None:
-        """`again`: a newcomer took a version that its predecessor had answered."""
+        """`again`: a new process applied a version that its predecessor had answered."""
         self.applied += not again
         self.retries += retries
         self._recent.append(
@@ -101,7 +101,7 @@ class WorkerStats:
 
 
 class SendStats:
-    """What was published. `whole_bytes`: the size of a block that no wire format encoded."""
+    """All published blocks. `whole_bytes`: the size of a block without a wire format."""
 
     def __init__(self, whole_bytes: int = 0) -> None:
         self.whole_bytes = whole_bytes
@@ -139,7 +139,7 @@ class SendStats:
         return {"sends": self.sends, "bytes": self.nbytes, **_sending_times(self.recent)}
 
     def worker_summaries(self, num_workers: int) -> list[dict[str, Any]]:
-        """The times of those sends that went to each worker."""
+        """For each worker, the times of the sends that went to it."""
         sends: list[list[Sent]] = [[] for _ in range(num_workers)]
         for sent in self.recent:
             for worker in sent.workers:
@@ -151,10 +151,10 @@ class SendStats:
         return self.sends * self.whole_bytes - self.nbytes
 
     def wire_summary(self) -> dict[str, Any]:
-        """What the wire format saved and cost.
+        """The bytes that the wire format saved, and its error.
 
-        error: the mean over the newest publishes, relative to the weights; max_error: the largest
-        absolute one of all.
+        error: the mean over the newest publishes, relative to the weights. max_error: the largest
+        absolute error so far.
         """
         errors = [sent.relative_error for sent in self.recent]
         return {

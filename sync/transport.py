@@ -1,7 +1,7 @@
-"""Transports: one worker's weights, one call each way, for code written against that interface.
+"""Transports: TorchRL's older interface, which moves the weights of a single worker.
 
-`scheme.create_transport(worker_idx=i)` is a scheme as the transport of one worker. `MPTransport`
-needs no scheme: it works over any pair of queues.
+`scheme.create_transport(worker_idx=i)` presents a scheme as the transport of one worker.
+`MPTransport` needs no scheme: it works over any pair of queues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sync.model.strategy import Weights, WeightStrategy
 
 @runtime_checkable
 class TransportBackend(Protocol):
-    """What every transport can do."""
+    """The methods of every transport."""
 
     def send_weights(self, weights: Weights) -> None: ...
 
@@ -50,7 +50,7 @@ class TransportBackend(Protocol):
 
 
 class SchemeTransport:
-    """A scheme as the transport of one of its workers."""
+    """Presents a scheme as the transport of one of its workers."""
 
     def __init__(self, scheme: Any, worker_idx: int):
         self.scheme = scheme
@@ -70,7 +70,7 @@ class SchemeTransport:
         self.scheme.wait_async(worker_ids=[self.worker_idx])
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Meet the worker and give it the current weights."""
+        """Connect to the worker and send it the current weights."""
         self.scheme.connect(worker_idx=self.worker_idx)
 
     def setup_connection_and_weights_on_receiver(
@@ -99,8 +99,8 @@ class SchemeTransport:
     ) -> Any:
         """Apply the newest version and return it; None if there is none.
 
-        It goes into what was given when the connection was set up, and also into `model` or
-        `weights` if that is something else.
+        It is applied to the model or weights given when the connection was set up, and also to
+        `model` or `weights` if they are different objects.
         """
         received = self.scheme.receive(timeout)
         target = model if model is not None else weights
@@ -113,8 +113,8 @@ class SchemeTransport:
 class MPTransport:
     """One worker's weights over queues, without a scheme. Messages carry the bytes themselves.
 
-    weight_queue: any queue with `put` and `get`; an unread version is replaced by a newer one.
-    ack_queue: where the worker answers; without one, sends are not waited for.
+    weight_queue: any queue with `put` and `get`; a newer version replaces an unread one.
+    ack_queue: the queue for the worker's answers; without it, sends do not wait.
     """
 
     def __init__(self, weight_queue: Any, ack_queue: Any = None, timeout: float = 10.0):
@@ -141,7 +141,7 @@ class MPTransport:
         block = private_snapshot(layout)
         self.addressed += 1
         self._binding.pack(block, self.addressed, check_finite=True)
-        _newest(self.weight_queue)  # nobody has read it: the new one takes its place
+        _newest(self.weight_queue)  # remove an unread version, which the new one replaces
         self.weight_queue.put((layout, block.buffer.numpy().tobytes()))
 
     def wait_ack(self) -> None:
@@ -211,7 +211,7 @@ class MPTransport:
 
 
 def _newest(messages: Any, timeout: float | None = None) -> Any:
-    """The newest item of a queue, the older ones dropped; None if there is none in time."""
+    """The newest item of a queue; older ones are dropped. None if there is none in time."""
     newest = None
     with contextlib.suppress(queue.Empty):
         newest = messages.get(timeout=timeout) if timeout else messages.get_nowait()

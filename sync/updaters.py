@@ -1,6 +1,7 @@
-"""Pull- and push-style updaters: the older way of saying how weights get to workers.
+"""Pull- and push-style updaters: TorchRL's older interface for moving weights to workers.
 
-An updater decides which weights, for whom, mapped how; a scheme moves them. New code uses a scheme.
+An updater decides which weights go to which workers, and how they are mapped. A scheme moves them.
+New code should use a scheme.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from sync.schemes.shared_mem import SharedMemWeightSyncScheme
 
 
 class _Updater:
-    """Belongs to at most one collector, which it does not keep alive."""
+    """An updater serves at most one collector, and does not keep it alive."""
 
     _collector: weakref.ref[Any] | None = None
 
     def register_collector(self, collector: Any) -> None:
-        """Tell the updater whose workers it serves; once."""
+        """Set the collector whose workers the updater serves. Call it only once."""
         if self._collector is not None:
             raise RuntimeError(f"{type(self).__name__} already serves a collector")
         self._collector = weakref.ref(collector)
 
     @property
     def collector(self) -> Any:
-        """The collector, or None if there is none (any more)."""
+        """The collector, or None if there is none or it is gone."""
         return None if self._collector is None else self._collector()
 
 
@@ -47,14 +48,14 @@ class LocalWeightUpdaterBase(_Updater, ABC):
         """The weights to be updated."""
 
     def _maybe_map_weights(self, server_weights: Weights, local_weights: Weights) -> Weights:
-        """The server's weights as they go to this worker; unchanged unless overridden."""
+        """The server's weights for this worker; unchanged unless overridden."""
         return server_weights
 
     def _update_local_weights(self, local_weights: Weights, mapped_weights: Weights) -> None:
         WeightStrategy().apply_weights(local_weights, mapped_weights)
 
     def update_weights(self, weights: Weights | None = None) -> None:
-        """Pull, map, apply; what is given need not be pulled."""
+        """Pull, map and apply weights. Given `weights` are not pulled."""
         local_weights = self._get_local_weights()
         server_weights = self._get_server_weights() if weights is None else weights
         mapped_weights = self._maybe_map_weights(server_weights, local_weights)
@@ -83,7 +84,7 @@ class RemoteWeightUpdaterBase(_Updater, ABC):
 
     @abstractmethod
     def _sync_weights_with_worker(self, worker_id: int, server_weights: Weights) -> None:
-        """Bring these weights to one worker."""
+        """Send these weights to one worker."""
 
     @abstractmethod
     def _get_server_weights(self) -> Weights:
@@ -91,10 +92,10 @@ class RemoteWeightUpdaterBase(_Updater, ABC):
 
     @abstractmethod
     def all_worker_ids(self) -> Sequence[int]:
-        """Whom `update_weights()` addresses when it is not told."""
+        """The workers that `update_weights()` addresses by default."""
 
     def _maybe_map_weights(self, server_weights: Weights) -> Weights:
-        """The weights as they go to workers; unchanged unless overridden."""
+        """The weights for the workers; unchanged unless overridden."""
         return server_weights
 
     def _skip_update(self, worker_id: int) -> bool:
@@ -122,11 +123,11 @@ class MultiProcessedRemoteWeightUpdate(RemoteWeightUpdaterBase):
     """Pushes to the workers of this machine through a `SharedMemWeightSyncScheme`.
 
     get_server_weights: returns the weights to push when none are given.
-    policy_weights: the weights that workers on each device start from.
-    devices: the device of each worker; unless told, those of the collector that gets this as its
-        `weight_updater`, and without one, one worker a device.
+    policy_weights: the initial weights of workers on each device.
+    devices: the device of each worker. By default those of the collector that has this as its
+        `weight_updater`; without a collector, one worker per device.
 
-    `scheme` is what workers are handed: they call its `init_on_receiver` and `connect`.
+    Pass `scheme` to the workers, which call its `init_on_receiver` and `connect`.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class MultiProcessedRemoteWeightUpdate(RemoteWeightUpdaterBase):
         self._place(by_device if devices is None else map(torch.device, devices))
 
     def serve(self, devices: Iterable[torch.device | None]) -> None:
-        """Have a worker on each of these devices, unless it was told of its workers.
+        """Serve one worker on each of these devices, unless `devices` was given.
 
-        One without a device has the only weights there are, else those of the CPU.
+        A worker without a device gets the only weights there are, else those of the CPU.
         """
         if not self._told and self.scheme.version == NEVER:
             known = list(self.policy_weights)
@@ -181,11 +182,10 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
 
     policy_weights: the weights to push when none are given, and those that workers start from.
     remote_collectors: the actors' handles; worker i is the i-th. None: the actors of the
-        `RayCollector` that gets this as its `weight_updater`; they start from its policy.
-    max_interval: how many updates in a row a worker may be left out: with 3, every fourth call
-        reaches it.
+        `RayCollector` that has this as its `weight_updater`; they start with its policy.
+    max_interval: how many updates in a row skip a worker: with 3, every fourth call updates it.
 
-    `scheme` is what actors are handed: they call its `init_on_receiver` and `connect`.
+    Pass `scheme` to the actors, which call its `init_on_receiver` and `connect`.
     """
 
     def __init__(
@@ -210,10 +210,10 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
     def all_worker_ids(self) -> Sequence[int]:
         if not self.scheme.initialized_on_sender:
             raise RuntimeError(
-                "RayRemoteWeightUpdater has no workers: give it remote_collectors, or give it to a "
+                "RayRemoteWeightUpdater has no workers: pass it remote_collectors, or pass it to a "
                 "RayCollector as weight_updater"
             )
-        if self.collector is not None:  # it may have places that nobody has taken
+        if self.collector is not None:  # it may have places without an actor
             return [handle.index for handle in self.collector.handles]
         return range(self.scheme.num_workers)
 
@@ -221,7 +221,7 @@ class RayRemoteWeightUpdater(RemoteWeightUpdaterBase):
         return self.policy_weights
 
     def _skip_update(self, worker_id: int) -> bool:
-        """Whether this worker's turn is still to come."""
+        """Whether this worker is skipped this time."""
         left_out = self._left_out.get(worker_id, self.max_interval)
         skip = left_out < self.max_interval
         self._left_out[worker_id] = left_out + 1 if skip else 0

@@ -10,18 +10,18 @@
                                                      before the next version is applied: once more
 
 "every" checks each policy call, "sampled" one call in a hundred; both check each version. A
-difference is a `WeightsDiffer` that names the worker, the version and the tensors. What a check
-finds, by the step that fails:
+difference raises a `WeightsDiffer` that names the worker, the version and the tensors. Its cause
+depends on the step that fails:
 
-- on arrival: a transport that damaged a block, or a sender that wrote to it too early. The worker
-  keeps the version it has.
-- after applying: a block that was written while it was read, or a model that does not take what it
-  is given (two of its tensors share memory, say). From then on the worker refuses to act.
-- before a call: somebody else writes the worker's parameters (aliasing), or the policy does.
+- on arrival: a transport damaged the block, or the sender overwrote it too early. The worker
+  keeps its version.
+- after applying: the block was overwritten while it was read, or the model does not store what it
+  is given (because two of its tensors share memory, for example). The worker then refuses to act.
+- before a call: other code writes to the worker's parameters (aliasing), or the policy does.
 
-Checksums are CRC-32, of what a worker is to hold: with a lossy wire format of the numbers as they
-are decoded, which the sender computes, too. Buffers are compared when a version is applied and not
-afterwards, since a forward pass may change them by design (running statistics, counters). Extra
+Checksums are CRC-32 of the values that a worker must have. With a lossy wire format these are the
+decoded values, which the sender computes as well. Buffers are only compared when a version is
+applied, because a forward pass may change them by design (running statistics, counters). Extra
 state and the version itself are compared on arrival.
 """
 
@@ -32,7 +32,7 @@ from sync.model.binding import Binding
 from sync.model.snapshot import NEVER, Snapshot
 
 VERIFY = ("off", "sampled", "every")
-SAMPLED = 100  # one call of so many
+SAMPLED = 100  # "sampled" checks one call in this many
 
 
 def check_verify(verify: str) -> str:
@@ -45,7 +45,7 @@ def check_verify(verify: str) -> str:
 class Verifier:
     """The checks of one worker.
 
-    verified_calls: how many uses of the model were checked since `take_count` was called.
+    verified_calls: how many uses of the model were checked since the last `take_count`.
     """
 
     def __init__(self, verify: str, worker: int):
@@ -58,12 +58,12 @@ class Verifier:
         self._failure: WeightsDiffer | None = None
 
     def take_count(self) -> int:
-        """`verified_calls`, which begin anew."""
+        """Return `verified_calls` and reset it."""
         count, self.verified_calls = self.verified_calls, 0
         return count
 
     def check_arrived(self, block: Snapshot) -> None:
-        """Raise unless the block holds what its checksums say."""
+        """Raise unless the block matches its checksums."""
         expected, found = block.checksums, block.current_checksums()
         names = [*(leaf.name for leaf in block.layout.leaves), "version or extra state"]
         if len(expected) != len(found):
@@ -75,12 +75,12 @@ class Verifier:
             raise WeightsDiffer(self._worker, block.version, differing, "arrived damaged")
 
     def check_applied(self, binding: Binding, block: Snapshot) -> None:
-        """Raise unless the model holds what the block's checksums say; remember them."""
+        """Raise unless the model matches the block's checksums; remember them."""
         self._version, self._expected = block.version, block.checksums
         self._check(binding, "are not in the model as they arrived", buffers=True)
 
     def check_call(self, binding: Binding) -> None:
-        """Before a use of the model: raise if it is to be checked, and its parameters changed."""
+        """Before a use of the model: raise if a check is due and its parameters have changed."""
         if self._failure is not None:
             raise self._failure
         self._calls += 1
@@ -91,7 +91,7 @@ class Verifier:
     def check_parameters(self, binding: Binding) -> None:
         """Raise if the model's parameters are no longer those of the version in use."""
         how = (
-            "changed in the worker after the version was applied; its policy or somebody else "
+            "changed in the worker after the version was applied; its policy or other code "
             "writes to its parameters"
         )
         self._check(binding, how, buffers=False)

@@ -1,4 +1,4 @@
-"""Small views of one end of a scheme, for code in the older spelling."""
+"""Small views of one end of a scheme, for code that uses the older names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sender knows about one worker."""
+"""The sender's record of one worker."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sync.stats import WorkerStats
 
 
 class WorkerRecord:
-    """The versions that a worker was sent and answered to, and what is wrong with it.
+    """The versions that a worker was sent and has acknowledged, and its failure.
 
     addressed, acknowledged: the version it was sent last, and the newest that it is known to use.
-    last: the block of the version it was sent last, for a process that takes its place.
+    last: the block of the version it was sent last, for a process that replaces it.
     """
 
     def __init__(self, index: int, device: torch.device | None):
@@ -41,7 +41,7 @@ class WorkerRecord:
 
     @property
     def failure(self) -> WorkerError | None:
-        """What is wrong with it. That it died is no failure if it has acknowledged everything."""
+        """Its failure. A death is not a failure if it had acknowledged everything."""
         return self._raised or (self._dead if self.waiting or not self.connected else None)
 
     @property
@@ -49,19 +49,19 @@ class WorkerRecord:
         return self.connected and self._dead is None
 
     def report(self) -> WorkerError | None:
-        """The failure, to be raised. A living worker may try again; a dead one stays dead."""
+        """Its failure, to be raised. It is then cleared, unless the worker is dead."""
         failure = self.failure
         self._reported |= failure is not None
         self._raised = None
         return failure
 
     def reset_for_successor(self) -> None:
-        """Before a rendezvous: forget a failure, so that another process can take the place.
+        """Before a rendezvous: forget a failure, so that another process can replace the worker.
 
-        What a process raised that never got any weights is kept until it is reported, and so is the
-        death of the first one.
+        The error of a process that never got any weights is kept until it is reported, and so is
+        the death of the first process.
         """
-        if not self._joined:  # nobody has served as this worker yet
+        if not self._joined:  # no process has served as this worker yet
             self._dead = None
         died_after_another = bool(self.stats.applied) and self._raised is None
         if self._served or self._reported or died_after_another:
@@ -78,7 +78,7 @@ class WorkerRecord:
         return self.last is not None and self.last.version == self.addressed
 
     def book(self, answer: Answer) -> None:
-        """Note what the worker said or what became of it."""
+        """Record an answer of the worker."""
         if answer.kind == JOINED:
             self.stats.restarts += self.acknowledged != NEVER
             self._joined, self._served, self._reported = True, False, False
@@ -120,7 +120,7 @@ class WorkerRecord:
         )
 
     def overdue(self, seconds: float, who: str, hint: str) -> WorkerTimeout:
-        """The error if it did not answer in time; `who` and `hint` are what the channel adds."""
+        """The error if it did not answer in time. `who` and `hint` come from the channel."""
         if not self.connected:
             started = f"does {who} call" if who else "was its process started, and does it call"
             text = (

@@ -77,18 +77,18 @@ class ReplayBuffer:
             raise ValueError("sample() takes a batch_size or places, not both")
         size = self.batch_size if batch_size is None else batch_size
         if places is None and size is None:
-            raise ValueError("sample() needs a batch_size, here or when the buffer is made")
+            raise ValueError("sample() needs a batch_size, here or in the constructor")
         if size is not None:
             _check_count("batch_size", size, 0)
         with self._changed:
             self._raise_failure()
             if not len(self):
-                raise RuntimeError("the replay buffer is empty: there is nothing to sample yet")
+                raise RuntimeError("the replay buffer is still empty: nothing can be sampled")
             if places is None:
                 assert size is not None
                 places = self._draw(size)
             elif not bool(((places >= 0) & (places < len(self))).all()):
-                raise IndexError(f"places: the frames lie in places 0 to {len(self) - 1}")
+                raise IndexError(f"places: expected 0 to {len(self) - 1}")
             return self._samples(places)
 
     def __getitem__(self, index: Any) -> TensorDict:
@@ -144,7 +144,7 @@ class ReplayBuffer:
         """Take over another buffer's frames, and its position in the ring."""
         if state["capacity"] != self.capacity:
             raise ValueError(
-                f"this buffer holds {self.capacity} frames, the saved one {state['capacity']}"
+                f"this buffer has capacity={self.capacity}, but the saved one {state['capacity']}"
             )
         with self._changed:
             self.written = int(state["written"])
@@ -180,7 +180,7 @@ class ReplayBuffer:
 
 def _check_count(name: str, value: Any, minimum: int) -> None:
     if not is_whole(value) or value < minimum:
-        raise ValueError(f"{name}={value!r}: a whole number of frames, at least {minimum}")
+        raise ValueError(f"{name}={value!r}: expected a whole number of frames, at least {minimum}")
 
 
 def _check_alike(given: TensorDictBase, stored: TensorDictBase) -> None:

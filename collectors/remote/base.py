@@ -1,4 +1,4 @@
-"""Collectors on other machines: what is the same over torch.distributed, RPC and Ray."""
+"""The base of collectors on other machines, over torch.distributed, RPC or Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sync import WeightSyncScheme
 
 
 class RemoteCollector(PooledCollector):
-    """Nodes, each with a local collector, make batches together (sync) or each on its own.
+    """Nodes, each with a local collector, make batches together (sync) or separately.
 
     `worker_ids`, `stats()["workers"]`, errors and a frame's ("collector", "worker") all count
     nodes; environments are counted over all of them. `num_collectors`, `num_workers_per_collector`,
@@ -72,11 +72,11 @@ class RemoteCollector(PooledCollector):
             raise ValueError(NEVER_DONE.format(f"{self.kind} with sync=False"))
         if options.get("record_schedule") is not None and per_node > 1:
             raise ValueError(
-                f"record_schedule with num_workers_per_collector={per_node}: what several workers "
-                "of one node do together is not recorded; take one worker for each node"
+                f"record_schedule with num_workers_per_collector={per_node}: the schedule of "
+                "several workers on one node is not recorded; use one worker per node"
             )
         if options.get("copy") is False:
-            raise ValueError("copy=False hands out views of memory that other machines do not have")
+            raise ValueError("copy=False returns views of shared memory: it needs local workers")
         super().__init__(factories, policy, num_workers=n, **options)
 
     @abstractmethod
@@ -120,8 +120,8 @@ class RemoteCollector(PooledCollector):
                 )
             if updater is not None and scheme.initialized_on_sender:
                 raise ValueError(
-                    f"{name} has workers already, and {self.kind} makes its own: leave "
-                    "remote_collectors out"
+                    f"{name} already has workers, but {self.kind} creates its own: omit "
+                    "remote_collectors"
                 )
         return schemes
 
@@ -228,7 +228,7 @@ _REFUSED = {
     "them, num_workers_per_collector={value}",
     "start_method": "start_method={value!r}: {kind} starts no workers here",
     "cat_results": "cat_results={value!r} is not for {kind}, whose batches lie one below the other",
-    "preemptive_threshold": "preemptive_threshold={value}: {kind} cannot cut what others collect",
+    "preemptive_threshold": "preemptive_threshold={value}: {kind} cannot stop remote batches early",
 }
 
 
@@ -260,5 +260,5 @@ def _check_alike(batches: Sequence[TensorDict], nodes: Sequence[int]) -> None:
             if first.get(key) != other.get(key):
                 raise ValueError(
                     f"collector {nodes[0]} and collector {node} differ in {name_of(key)!r}: one "
-                    "batch cannot hold both (sync=False hands them apart)"
+                    "batch cannot hold both (sync=False returns them separately)"
                 )

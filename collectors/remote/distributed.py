@@ -1,4 +1,4 @@
-"""Nodes over torch.distributed: started here, or one a rank by torchrun or a job scheduler."""
+"""Nodes over torch.distributed: started here, or one per rank by torchrun or a job scheduler."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class DistributedCollector(ProcessGroupCollector):
 
 
 def serve_rank(**options: Any) -> str:
-    """Be this rank's node until the trainer ends or stops it; says which."""
+    """Run this rank's node until the trainer ends or stops it; returns which."""
     return process_group.serve_rank(gloo.serve, **options)

@@ -1,4 +1,4 @@
-"""What starts the processes of nodes, and the engine that calls into them."""
+"""Launchers: start the processes of nodes, and provide the engine that calls them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sync.remote.engine import Engine
 
 
 class Launcher(ABC):
-    """Processes for nodes, started when it is made; node i is the engine's peer i."""
+    """Processes for nodes, started by the constructor; node i is the engine's peer i."""
 
     engine: Engine
     as_arrays = False  # batches travel best as NumPy arrays
@@ -19,4 +19,4 @@ class Launcher(ABC):
 
     @abstractmethod
     def close(self, timeout: float) -> None:
-        """End what was started here, and nothing else; harmless when done twice."""
+        """End the processes that were started here; a second call does nothing."""

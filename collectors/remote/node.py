@@ -1,4 +1,4 @@
-"""A node: a local collector in a process elsewhere, which a trainer calls through an engine.
+"""A node: a local collector in a remote process, which a trainer calls through an engine.
 
     trainer (node_channel.py)                   node's process
     -------------------------                   --------------
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
 @dataclass
 class NodeSpec(WorkerSpec):
-    """What a node is told to do."""
+    """The specification of a node."""
 
     index: int = 0
     num_workers: int = 1

@@ -1,7 +1,7 @@
-"""A node elsewhere as one worker of a pool: every message is a call through the engine.
+"""A remote node as one worker of a pool: every message is a call through the engine.
 
-What a call returns is queued by the engine's threads until the pool receives it. A thread, the
-pulse, asks every node for its frame counts, so that each side knows that the other is alive.
+The engine's threads queue the results of calls until the pool receives them. A thread, the pulse,
+asks every node for its frame counts, so that each side knows that the other is alive.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class RemoteOptions:
                 f"workers; take collector_class={SYNC}"
             )
         if kind == ASYNC and self.sync:
-            raise ValueError(f"collector_class={ASYNC} runs ahead of sync=True: take sync=False")
+            raise ValueError(f"collector_class={ASYNC} runs ahead, so it needs sync=False")
 
     def hosted(self) -> Callable[..., Any]:
         """The collector that each node runs."""

@@ -19,7 +19,7 @@ from collectors.workers.start_process import ignore_signals
 
 
 class ProcessGroupLauncher(Launcher):
-    """Starts a process for each node, or meets the ranks that somebody else started.
+    """Starts a process for each node, or connects to ranks that a launcher started.
 
     engine: waits for the processes to join.
     serve: what a process calls to join, and to serve its node.
@@ -59,15 +59,15 @@ class ProcessGroupLauncher(Launcher):
     def replace(self, node: int) -> None:
         if self._processes is None:
             raise CannotReplace(
-                "only who started the ranks can start another; torchrun --max-restarts starts the "
-                "whole run again"
+                "only the launcher of the ranks can start another one; torchrun --max-restarts "
+                "restarts the whole run"
             )
         self._end(node)
         self._start(node)
         try:
             self._processes.await_meeting([node], functools.partial(self._engine.admit, node))
         except BaseException:
-            self._end(node)  # else others would wait for it to join
+            self._end(node)  # otherwise others would wait for it to join
             raise
 
     def _end(self, node: int) -> None:
@@ -87,10 +87,10 @@ class ProcessGroupLauncher(Launcher):
 class JoiningOptions:
     """How processes join.
 
-    launcher: "local" starts them here; "env" takes the ranks that torchrun or a scheduler started:
-        rank 0 makes this collector, all others call `serve_rank`. None: "env" if there are ranks.
-    host, port: where the trainer's store is ("local"); port 0 takes a free one.
-    address: what this process's connections bind to; `host` unless told.
+    launcher: "local" starts them here; "env" uses the ranks that torchrun or a scheduler started:
+        rank 0 creates this collector, all others call `serve_rank`. None: "env" if there are ranks.
+    host, port: the address of the trainer's store ("local"); port 0 takes a free one.
+    address: the address that this process's connections bind to; by default `host`.
     """
 
     launcher: Literal["local", "env"] | None = None
@@ -121,7 +121,7 @@ class ProcessGroupCollector(RemoteCollector):
             self._ranks = ranks = Ranks.of()
             if ranks.rank != 0:
                 raise ValueError(
-                    f"RANK={ranks.rank}: rank 0 makes the collector, all others call serve_rank()"
+                    f"RANK={ranks.rank}: rank 0 creates the collector, all others call serve_rank()"
                 )
             if (asked := options.setdefault("num_collectors", ranks.num_nodes)) != ranks.num_nodes:
                 raise ValueError(
@@ -149,7 +149,7 @@ def serve_rank(
     timeout: float = 60.0,
     silence_s: float = 60.0,
 ) -> str:
-    """Be this rank's node until the trainer ends or stops it; says which."""
+    """Run this rank's node until the trainer ends or stops it; returns which."""
     ranks = Ranks.of()
     ignore_signals()
     try:

@@ -1,4 +1,4 @@
-"""Nodes as actors of a Ray cluster: one that runs already, or one started here."""
+"""Nodes as actors of a Ray cluster: a running one, or one that is started here."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authenticat
 
 MAX_CONCURRENCY = 16  # calls that an actor serves at a time: batches, weights, questions
 TRY_S = 45.0  # how long Ray tries once to reach a cluster
-_WHOLE_S = 30.0  # in which a cluster of our own starts or ends
+_WHOLE_S = 30.0  # the time in which our own cluster starts or ends
 _TRIES = "RAY_gcs_server_port_wait_time_s"  # a number of tries, whatever its name says
 _JOINING = threading.Lock()
 _REFUSED = ("max_concurrency", "max_restarts", "name", "lifetime")
 
 
 class NodeActor:
-    """A process for a node; all it does is called into it."""
+    """A process for a node; everything in it is called from outside."""
 
 
 class Places(RayEngine):
@@ -157,7 +157,7 @@ def _join(
     if ray.is_initialized():
         if address is not None or init_config:
             given = f"address={address!r}" if address is not None else "ray_init_config"
-            raise ValueError(f"{given}: this process is connected with a Ray cluster already")
+            raise ValueError(f"{given}: this process is already connected to a Ray cluster")
         return Membership.current
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is not None:
@@ -182,7 +182,7 @@ def _join_running(options: Mapping[str, Any], address: str, timeout: float) -> M
         return Membership(options, 0.0)
     except OSError as error:
         why = str(error.__cause__ or error).strip().splitlines()[-1]
-        raise ConnectionError(f"no Ray cluster lets us in at address={address!r}: {why}") from None
+        raise ConnectionError(f"cannot join a Ray cluster at address={address!r}: {why}") from None
     finally:
         if before is None:
             del os.environ[_TRIES]
@@ -240,12 +240,12 @@ def _is_worth_printing(record: logging.LogRecord) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Which Ray cluster, and what of it.
+    """The Ray cluster, and the resources that actors reserve.
 
-    address: of the cluster ("auto" for the one of this machine). None: the one that this process is
-        connected with, or one that is started here, and ended with the last collector in it.
+    address: the address of the cluster ("auto" for the one of this machine). None: the cluster that
+        this process is connected to, or one that is started here and ended with its last collector.
     ray_init_config: further arguments of `ray.init`.
-    remote_configs: what an actor takes of the cluster, as `num_cpus`, `num_gpus`, `resources` and
+    remote_configs: options of an actor, such as `num_cpus`, `num_gpus`, `resources` and
         `scheduling_strategy`; one for all, or a list with one for each collector.
     """
 
@@ -279,7 +279,7 @@ class RayCollector(RemoteCollector):
         for config in [self._configs] if isinstance(self._configs, Mapping) else self._configs:
             for name in _REFUSED:
                 if name in config:
-                    raise ValueError(f"remote_configs: {name} is the collector's own to say")
+                    raise ValueError(f"remote_configs: {name} is set by the collector")
         super().__init__(create_env_fn, policy, **options)
 
     def _launch(self, num_nodes: int) -> Launcher:
@@ -301,7 +301,7 @@ class RayCollector(RemoteCollector):
             free = next((index for index in range(self.capacity) if index not in taken), None)
             if free is None:
                 raise RuntimeError(
-                    f"all {self.capacity} places are taken: give max_collectors more, or remove one"
+                    f"all {self.capacity} places are taken: raise max_collectors, or remove one"
                 )
             self.launcher.add(free)
             try:

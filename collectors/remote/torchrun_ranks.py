@@ -1,4 +1,4 @@
-"""Processes that somebody else started, one a rank: torchrun, or a script of SLURM's."""
+"""Processes that a launcher started, one per rank: torchrun, or a SLURM script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks(NamedTuple):
-    """Which of how many processes this is. Rank 0 trains; rank i + 1 is node i."""
+    """The rank of this process and the number of ranks. Rank 0 trains; rank i + 1 is node i."""
 
     rank: int
     world_size: int
@@ -26,14 +26,14 @@ class Ranks(NamedTuple):
         if missing := [name for name in _NEEDED if not env.get(name)]:
             raise ValueError(
                 f"launcher='env' needs {', '.join(_NEEDED)}, and {', '.join(missing)} is not set: "
-                "start it with torchrun, or take launcher='local'"
+                "start it with torchrun, or use launcher='local'"
             )
         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
             if not env[name].isdecimal():
                 raise ValueError(f"{name}={env[name]!r}: it must be a whole number")
         if int(env["WORLD_SIZE"]) < 2:
             raise ValueError(
-                "WORLD_SIZE=1: rank 0 trains and the others collect, so there must be two or more"
+                "WORLD_SIZE=1: rank 0 trains and the others collect, so start two or more"
             )
         return cls(
             int(env["RANK"]),
@@ -87,12 +87,12 @@ class Ranks(NamedTuple):
 
 
 def check_launcher(launcher: str | None) -> str:
-    """The launcher that is meant; None means "env" if there are ranks."""
+    """The launcher to use; None means "env" if there are ranks."""
     if launcher is None:
         return "env" if all(os.environ.get(name) for name in _NEEDED) else "local"
     if launcher not in ("local", "env"):
         raise ValueError(
-            f"launcher={launcher!r}: it is 'local', 'env', or None for 'env' where RANK and "
+            f"launcher={launcher!r}: expected 'local', 'env', or None for 'env' if RANK and "
             "WORLD_SIZE are set"
         )
     return launcher

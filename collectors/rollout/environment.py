@@ -28,11 +28,11 @@ _RETURNED = {
 
 
 class Environments(ABC):
-    """All the environments of one worker. Those whose episodes end are reset here.
+    """All environments of one worker. It resets those whose episodes end.
 
     max_frames: truncate trajectories that reach this length.
-    halting: an environment makes no frames after its episode's end until `reset`. A vector steps
-        all of its members nevertheless; what those without frames do is masked.
+    halting: an environment makes no frames after the end of its episode, until `reset`. A vector
+        still steps all its environments; the results of halted ones are masked.
     """
 
     can_reset_some = True
@@ -52,7 +52,7 @@ class Environments(ABC):
         self.rewards = np.zeros(num_envs, np.float32)  # of the last step
         self.halted = np.zeros(num_envs, bool)
         self.infos: Infos | None = None
-        self.history: EpisodeReplay | None = None  # if episodes under way can be replayed
+        self.history: EpisodeReplay | None = None  # if the current episodes can be replayed
 
     @abstractmethod
     def attribute(self, name: str) -> Any:
@@ -154,7 +154,7 @@ class Environments(ABC):
     def cut(
         self, frames: FrameBlock, t: int, seeds: Sequence[int] | None, which: Array | None
     ) -> None:
-        """Start new episodes at row `t`; those under way end as truncated, if they have a frame."""
+        """Start new episodes at row `t`. Current ones that have a frame end as truncated."""
         self.end(frames, t)
         self.reset(seeds, which)
         if t > 0:
@@ -216,19 +216,19 @@ class Environments(ABC):
             if value.shape != shape + leaf.shape or value.dtype.kind != leaf.dtype.kind:
                 raise ValueError(
                     f"{self} returned the observation {'/'.join(leaf.key)!r} as {value.dtype} "
-                    f"{list(value.shape)}; its space says {leaf.dtype} {[*shape, *leaf.shape]}"
+                    f"{list(value.shape)}; its space declares {leaf.dtype} {[*shape, *leaf.shape]}"
                 )
             array[row] = value  # casts float64 to float32, for instance
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call `step` or `reset`, and check that it returns as many values as gymnasium says."""
+        """Call `step` or `reset`, and check the number of values that it returns."""
         returned = getattr(self.env, method)(*args, **kwargs)
         is_tuple = isinstance(returned, tuple | list)
         if is_tuple and len(returned) == len(_RETURNED[method]):
             return returned
         shown = f"{len(returned)} values" if is_tuple else reprlib.repr(returned)
         expected = ", ".join(_RETURNED[method])
-        raise TypeError(f"{self}: {method}() returned {shown}; gymnasium's form is ({expected})")
+        raise TypeError(f"{self}: {method}() returned {shown}; gymnasium expects ({expected})")
 
     def _check_values(self, name: str, value: Any) -> None:
         """Refuse a reward or an end that is not one number or flag for each environment."""

@@ -1,4 +1,4 @@
-"""Replays the episodes under way of a saved collector.
+"""Replays the current episodes of a saved collector.
 
 A gymnasium environment cannot be saved. A replay restores the random stream from before the reset,
 resets, and repeats the actions. The caller compares the outcome with the saved one.
@@ -30,7 +30,7 @@ def writes_files(env: Any) -> bool:
 
 
 class EpisodeReplay:
-    """The start and the actions of each member's episode under way."""
+    """The start and the actions of the current episode of each environment."""
 
     def __init__(self, members: list[Any]):
         self.members = members

@@ -1,10 +1,10 @@
-"""A collector inside a worker, in the place of a plain rollout.
+"""A collector inside a worker, instead of a plain rollout.
 
     trainer's scheme  --->  this worker's receiver  --->  the hosted collector's own schemes
     trainer's block   <---  rows, versions translated  <---  its batches
 
-Messages and weights are handled between two batches. A thread shows the trainer the progress in
-between.
+Messages and weights are handled between two batches. During a batch, a thread reports its progress
+to the trainer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The entries of `info` that a user names."""
+"""The entries of `info` that `info_keys` names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Array = np.ndarray[Any, Any]
 class Infos:
     """Writes the named entries of each step's info into a block.
 
-    keys: names of numbers, which are NaN where a step lacks them; or a mapping from each name to
-    the value that stands there, which sets the type and the shape.
+    keys: names of numbers, which are NaN if a step lacks them; or a mapping from each name to the
+    value for steps that lack the entry, which also sets the dtype and the shape.
     """
 
     def __init__(self, keys: Iterable[str] | Mapping[str, Any], leaves: Iterable[Leaf], owner: str):
         if any(leaf.key[0] == "info" for leaf in leaves):
-            raise ValueError("info_keys: an observation is named 'info', as their place; rename it")
+            raise ValueError("info_keys: an observation is named 'info', too; rename it")
         self._owner = owner
         self._expected = [] if isinstance(keys, Mapping) else list(keys)  # of the first step
         given = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, float("nan"))
@@ -55,7 +55,7 @@ class Infos:
             known = ", ".join(repr(n) for n in told if not n.startswith("_")) or "nothing"
             raise ValueError(
                 f"info_keys: the info of the first step of {self._owner} has no {missing[0]!r}, it "
-                f"has {known}; if only some steps have it, give its value at the others, as in "
+                f"has {known}; if only some steps have it, give a value for the others, as in "
                 f"info_keys={{{missing[0]!r}: False}}"
             )
         self._expected.clear()
@@ -65,8 +65,8 @@ class Infos:
         array = np.asarray(value)
         if array.shape != like.shape or not np.can_cast(array.dtype, like.dtype, "same_kind"):
             raise ValueError(
-                f"info_keys: {self._owner} told {name!r} as {array.dtype} {list(array.shape)}, and "
-                f"batches hold {like.dtype} {list(like.shape)}; give a value of its type and "
+                f"info_keys: {self._owner} returned {name!r} as {array.dtype} {list(array.shape)}, "
+                f"but batches have {like.dtype} {list(like.shape)}; give a value of its dtype and "
                 f"shape, as in info_keys={{{name!r}: np.zeros(3)}}"
             )
         return array

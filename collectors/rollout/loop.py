@@ -42,12 +42,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Rollout:
-    """One worker's environments and policy, and where they are in their episodes.
+    """One worker's environments and policy, and the state of their episodes.
 
     acting: None for random actions.
-    weights: brings new versions of the policy. With apply_at="step" it is asked before every step,
-        with "episode" where an episode starts. Before a batch, the caller takes new weights.
-    take_at_start: takes new weights where an episode starts; `weights.take` if not given.
+    weights: receives new versions of the policy. With apply_at="step" it is checked before every
+        step, with "episode" at the start of an episode. Before a batch, the caller applies new
+        weights.
+    take_at_start: applies new weights at the start of an episode; by default `weights.take`.
     state_on_update: "zero" clears the policy's state whenever new weights are used.
     poll_control: called before every step; False ends the block early.
     """
@@ -90,13 +91,13 @@ class Rollout:
         self.counters = (counters or SharedCounters()).values
         self.poll_control = poll_control
         self.layout: FrameLayout | None = None
-        self.frames: FrameBlock | None = None  # the block under way
-        self.t = 0  # its row under way
+        self.frames: FrameBlock | None = None  # the current block
+        self.t = 0  # its current row
         self.state: dict[Key, Tensor] = {}
         # The policy's outputs for the next row, and the random streams before it was called.
         self._first: tuple[dict[Key, Tensor], Streams] | None = None
         self._observed = [leaf.key for leaf in environments.observations]
-        self._outputs: Collection[Key] = ()  # what the policy put out when it was first called
+        self._outputs: Collection[Key] = ()  # what the policy returned at its first call
         self._used_version = 0  # of the weights in the policy's last call
         self._begun = False
         self._lost = False  # an error left the episodes in an unknown state
@@ -123,7 +124,7 @@ class Rollout:
             self.restart(seeds=seeds.environments(self.environments.num_envs))
 
     def restart(self, which: Array | None = None, seeds: Sequence[int] | None = None) -> None:
-        """Start new episodes now; those under way end as truncated."""
+        """Start new episodes now; current ones end as truncated."""
         if which is not None and not which.any():
             return
         if self.frames is not None:
@@ -133,7 +134,7 @@ class Rollout:
         self._clear_state(which)
 
     def lose(self) -> None:
-        """The last block is discarded after an error: the next one starts new episodes."""
+        """After an error, discard the last block; the next one starts new episodes."""
         self._lost = True
 
     def _begin_episodes(self) -> None:
@@ -191,8 +192,8 @@ class Rollout:
             outputs = acting(self._inputs(acting, rows, nothing, self.environments.fresh))
         except Exception as error:
             error.add_note(
-                f"the policy was called once with None (in a TensorDict: without) to learn the "
-                f"shape of {shown(acting.state_keys)}; it should start with zeros then"
+                f"the policy was called once with None (with a TensorDict: without an entry) to "
+                f"find the shape of {shown(acting.state_keys)}; it should then start with zeros"
             )
             raise
         streams.resume()
@@ -203,8 +204,8 @@ class Rollout:
         for key, value in outputs.items():
             if is_reserved(key, self._observed):
                 raise ValueError(
-                    f"the policy's output {'/'.join(key)!r} has the name of something that "
-                    "batches hold already; rename it"
+                    f"the policy's output {'/'.join(key)!r} has the name of another entry of "
+                    "batches; rename it"
                 )
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
                 what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -219,14 +220,14 @@ class Rollout:
         if action.shape[1:] != leaf.shape and action.shape[1:].numel() != math.prod(leaf.shape):
             raise ValueError(
                 f"the policy's actions are {list(action.shape)}; "
-                f"the action space says {[self.environments.num_envs, *leaf.shape]}"
+                f"the action space requires {[self.environments.num_envs, *leaf.shape]}"
             )
         if action.is_floating_point() and leaf.dtype.kind != "f":
             kind = str(action.dtype).removeprefix("torch.")
-            raise ValueError(f"the policy's actions are {kind}; the action space says {leaf.dtype}")
+            raise ValueError(f"the policy's actions are {kind}, but the space has {leaf.dtype}")
 
     def collect(self, frames: FrameBlock) -> int:
-        """Fill the block; how many rows are filled, fewer only if `poll_control` said to stop."""
+        """Fill the block; returns the number of rows, fewer only if `poll_control` ended it."""
         self._begin_episodes()
         environments = self.environments
         frames.begin()
@@ -306,8 +307,8 @@ class Rollout:
             outputs = acting(self._inputs(acting, rows, self.state, starts))
         if outputs.keys() != self._outputs:
             raise ValueError(
-                f"the policy put out {shown(outputs)}, and {shown(self._outputs)} when it was "
-                "first called: batches hold the same at every step"
+                f"the policy returned {shown(outputs)}, but {shown(self._outputs)} at its first "
+                "call: it must return the same keys at every step"
             )
         action, target = outputs[ACTION], targets[ACTION]
         if action.shape != target.shape or action.dtype != target.dtype:
@@ -355,10 +356,10 @@ class Rollout:
     def load_state_dict(
         self, state: dict[str, Any], *, goes_on: bool = True, has_weights: bool = False
     ) -> bool:
-        """Go on from there; False if the environments had to start new episodes instead.
+        """Continue from a saved state; False if the environments had to start new episodes.
 
-        They do so without `goes_on`, and in the middle of a block. With apply_at="episode" they do
-        so too, unless `has_weights`: the weights that the episodes began with are still here.
+        They start new ones without `goes_on` and in the middle of a block. With apply_at="episode"
+        they also do, unless `has_weights`: the weights of the current episodes are still here.
         """
         self.seeds = Seeds(**state["seeds"])
         self.random_frames = int(state["random_frames"])
@@ -389,24 +390,22 @@ def check_apply_at(apply_at: str, environments: Environments) -> None:
     """Refuse apply_at="episode" where several episodes start at different steps."""
     if apply_at == "episode" and environments.num_envs > 1:
         raise ValueError(
-            f"apply_at='episode' needs one environment a worker, and this one has "
+            f"apply_at='episode' needs one environment per worker, but this worker has "
             f"{environments.num_envs} ({environments}), whose episodes start at different steps; "
-            "use one environment for each worker, or apply_at='step' or 'batch'"
+            "use one environment per worker, or apply_at='step' or 'batch'"
         )
 
 
 def _check_unchanged(observations: Sequence[Tensor]) -> None:
-    """Refuse a policy that writes into observations, which batches hold."""
+    """Refuse a policy that writes to observations, which are part of batches."""
     if any(one._version for one in observations if not one.is_inference()):
-        raise ValueError(
-            "the policy wrote into an observation that it was given; it should work on a copy"
-        )
+        raise ValueError("the policy wrote to an observation; it should work on a copy")
 
 
 def _write(key: Key, target: Tensor, value: Tensor) -> None:
     if value.shape != target.shape:
         raise ValueError(
-            f"the policy's output {'/'.join(key)!r} is {list(value.shape)}, and was "
-            f"{list(target.shape)} when it was first called: batches hold one shape"
+            f"the policy's output {'/'.join(key)!r} has the shape {list(value.shape)}, but "
+            f"{list(target.shape)} at the first call: it must be the same at every step"
         )
     target.copy_(value)

@@ -41,7 +41,7 @@ def make_environments(
     if max_frames is not None and not environments.can_reset_some:
         environments.close()
         raise ValueError(
-            f"max_frames_per_traj={max_frames}: {environments} can only be reset as a whole"
+            f"max_frames_per_traj={max_frames}: {environments} can only be reset all at once"
         )
     environments.max_frames = max_frames
     environments.halting = halting
@@ -55,7 +55,7 @@ def make_environments(
 
 
 def _accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Those arguments that the factory has parameters for, without a default of its own."""
+    """The arguments for which the factory has a parameter without a default of its own."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # unknown, as for some built-in functions
@@ -77,7 +77,7 @@ def _warn_of_what_is_lost(env: Any, environments: Environments) -> None:
         warnings.warn(
             f"{environments}: the statistics of {name} differ between workers and are lost on "
             "resume. With run.py, algo.normalise_observations=true and algo.normalise_rewards=true "
-            "(PPO) keep one set, which travels with the weights and is in checkpoints",
+            "(PPO) keep one set of statistics, which is sent with the weights and checkpointed",
             stacklevel=2,
         )
 
@@ -97,6 +97,6 @@ def _adapt(env: Any) -> Environments:
     if isinstance(env, gym.Env):
         return OneEnv(env)
     raise TypeError(
-        f"create_env_fn must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
-        f"it made a {type(env).__module__}.{type(env).__qualname__}"
+        f"create_env_fn must return a gymnasium.Env or a gymnasium.vector.VectorEnv, "
+        f"it returned a {type(env).__module__}.{type(env).__qualname__}"
     )

@@ -1,8 +1,8 @@
 """Policies of any form, called with tensors.
 
-`in_keys` names a policy's inputs and `out_keys` its outputs. State carried from step to step is an
-output ("next", key) and an input key. It is zero where an episode starts; to learn its shape, the
-policy is called once with None.
+`in_keys` names a policy's inputs and `out_keys` its outputs. State that is carried from step to
+step is an output ("next", key) and an input key. It is zero at the start of an episode. To find its
+shape, the policy is called once with None.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNUSED: Key = ("_",)  # tensordict's name for an output to discard
 _ALPHA_DROPOUTS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, *_ALPHA_DROPOUTS)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# A policy in another thread may explore otherwise; tensordict 0.14 has one setting for all threads.
+# Policies in other threads may explore differently; tensordict 0.14 has one setting for all.
 _PER_THREAD = "thread_local" in inspect.signature(set_interaction_type).parameters
 
 
@@ -68,10 +68,10 @@ class PolicyCaller:
         known = {*names, IS_INIT, *self.state_keys}
         if missing := [key for key in self.in_keys if key not in known]:
             raise ValueError(
-                f"the policy wants {shown(missing)}; the environment gives {shown(names)}"
+                f"the policy needs {shown(missing)}, but the environment has {shown(names)}"
             )
         if self.out_keys is not None and ACTION not in self.out_keys:
-            raise ValueError(f"the policy puts out {shown(self.out_keys)}, but no 'action'")
+            raise ValueError(f"the policy returns {shown(self.out_keys)}, but no 'action'")
         self.call = self._calling(policy, trusted)
         self.compiles = bool(compile_policy)  # in its first call
         if compile_policy:
@@ -96,7 +96,7 @@ class PolicyCaller:
             if len(keys) != len(result):
                 expected = "no out_keys" if self.out_keys is None else shown(self.out_keys)
                 raise ValueError(
-                    f"the policy returned {len(result)} tensors and has {expected}: give it an "
+                    f"the policy returned {len(result)} tensors, but has {expected}: give it an "
                     "attribute `out_keys` with a name for each"
                 )
             return {k: v for k, v in zip(keys, result, strict=True) if k != _UNUSED}
@@ -109,7 +109,7 @@ class PolicyCaller:
         given = {as_key(key): value for key, value in result.items(*nested)}
         keys = self.out_keys or [key for key in given if key not in self.in_keys]
         if ACTION not in keys or ACTION not in given:
-            raise ValueError(f"the policy put out {shown(given)}, but no 'action'")
+            raise ValueError(f"the policy returned {shown(given)}, but no 'action'")
         return {key: given[key] for key in keys}
 
     def _calling(self, policy: Any, trusted: bool) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a schedule says: whose batch the learner takes next, and which versions its steps had."""
+"""The entries of a schedule: whose batch the learner takes next, with which versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EndOfSchedule(Exception):
 
 
 class Schedule(Protocol):
-    """Decides who is next. It is told what is published, and knows nothing of frames."""
+    """Decides which worker is next. It knows published versions, but no frames."""
 
     exact: bool
     """Whether `versions` are those that acted; else those that had arrived, for `apply_at`."""
@@ -41,7 +41,7 @@ class Schedule(Protocol):
         """The learner publishes a version to these workers."""
 
     def oldest_needed(self) -> int:
-        """No batch to come names a version older than this one."""
+        """The oldest version that a later batch may need."""
 
     def counts(self) -> dict[str, int]:
         """Steps that workers have "collected", "dropped" (by failures) and "in_flight", and
@@ -51,4 +51,4 @@ class Schedule(Protocol):
         """Plain numbers and lists."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Continue from a state that `state_dict` returned."""

@@ -1,4 +1,4 @@
-"""A recorded schedule, to be followed again."""
+"""A recorded schedule, to be replayed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecordedSchedule:
         self.path = Path(path)
         lines = list(_lines(self.path))
         if not lines:
-            raise ValueError(f"{self.path} is empty: there is no schedule to follow")
+            raise ValueError(f"{self.path} is empty: there is no schedule to replay")
         self.header = _header(lines[0], f"{self.path}, line 1")
         self.batches: list[PlannedBatch] = []
         self.at_s: list[float] = []  # when the learner took each
@@ -46,8 +46,8 @@ class RecordedSchedule:
             where = f"{self.path}, line {number}"
             if "format" in line:
                 raise ValueError(
-                    f"{where}: the run was resumed here, and what its workers did before is not "
-                    "in the recording; only a run in one piece can be followed"
+                    f"{where}: the run was resumed here, and the recording lacks what its workers "
+                    "did before; only a run that was not resumed can be replayed"
                 )
             batch, at_s, made_s = self._batch(line, where)
             self.batches.append(batch)

@@ -1,4 +1,4 @@
-"""The workers of a simulation: what each has to do, when its steps end, and what it may take.
+"""The workers of a simulation: their orders, the times of their steps, and their versions.
 
     order()   --> [orders] --> begin: at once if it rests, but not before the versions that were
                      |         published to it by the time of the order have arrived
@@ -26,7 +26,7 @@ ApplyAt = Literal["step", "batch", "episode"]
 
 
 class Failure(NamedTuple):
-    """A worker dies at a time, and is back after another."""
+    """A worker dies at a time, and comes back later."""
 
     worker: int
     at_s: float

@@ -39,7 +39,7 @@ from sync.effects.slow_link import Link
 
 
 class Span(NamedTuple):
-    """Something that took virtual time: of the learner, whose worker is -1, or of a worker."""
+    """A span of virtual time, of a worker or of the learner (worker -1)."""
 
     worker: int
     name: str
@@ -217,7 +217,7 @@ class Simulator:
         return {**self._calls.state_dict(), "time_ns": self._clock.now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Simulate the calls again. `ValueError` if that takes another time than it took."""
+        """Simulate the calls again. `ValueError` if the resulting time differs."""
         self._start()
         everybody = range(self.num_workers)
         for takes, version, nbytes, workers in expanded(state["rounds"]):

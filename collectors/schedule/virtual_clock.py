@@ -1,4 +1,4 @@
-"""A virtual clock: events happen in the order of their times, and none of it takes time."""
+"""A virtual clock: events happen in the order of their times, without taking real time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class VirtualClock:
         return self.now
 
     def at(self, time_ns: int, action: Callable[..., None], *args: Any) -> None:
-        """Have something happen then, or now if that is past."""
+        """Schedule an event at this time, or now if that is past."""
         self._added += 1
         heapq.heappush(self._events, (max(time_ns, self.now), self._added, action, args))
 
     def step(self) -> None:
         """Go on to the next event. `LookupError` if none is left."""
         if not self._events:
-            raise LookupError("the simulation has no event left: everybody waits for somebody else")
+            raise LookupError("the simulation has no event left: it is deadlocked")
         self.now, _, action, args = heapq.heappop(self._events)
         action(*args)
 
     def advance(self, duration_ns: int) -> None:
-        """Let this much time pass, and happen what happens by then."""
+        """Advance the clock, and process all events until then."""
         end = self.now + duration_ns
         while self._events and self._events[0][0] <= end:
             self.step()

@@ -62,7 +62,7 @@ class PlannedReceiver(WeightReceiver):
 class VirtualWorker:
     """Computes the frames of one worker's batches, in the order in which it makes them.
 
-    What it draws from the process's random streams are its own: nobody else's are changed.
+    It has its own random streams, and leaves those of the process unchanged.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Weights on their way from the trainer's policy to the rollout's."""
+"""Moving weights from the trainer's policy to the policies of workers."""

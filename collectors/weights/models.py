@@ -29,7 +29,7 @@ def check_apart(policy: Any, schemes: Mapping[str, WeightSyncScheme]) -> None:
             owner = owners.setdefault(id(slot.tensor), model_id)
             if owner != model_id:
                 raise ValueError(
-                    f"weight_sync_schemes: {slot.name!r} of {model_id!r} is in {owner!r}, too: "
+                    f"weight_sync_schemes: {slot.name!r} of {model_id!r} is also in {owner!r}: "
                     "send each tensor through one scheme"
                 )
 

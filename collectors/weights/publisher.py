@@ -50,7 +50,7 @@ class Publisher:
                 )
             elif scheme.version != NEVER:
                 raise ValueError(
-                    f"the scheme of {model_id!r} serves another collector: give each its own"
+                    f"the scheme of {model_id!r} serves another collector: create one for each"
                 )
             elif scheme.num_workers != len(devices):
                 raise ValueError(
@@ -82,7 +82,7 @@ class Publisher:
         """The weights to publish by model; None for a model's own."""
         if weights_dict is not None:
             if weights is not None or model_id is not None:
-                raise ValueError("weights_dict= names all weights: leave weights and model_id out")
+                raise ValueError("weights_dict= excludes the arguments weights and model_id")
             by_model = dict(weights_dict)
         elif model_id is not None:
             by_model = {model_id: weights}
@@ -100,7 +100,7 @@ class Publisher:
 
     def _why_none(self) -> str:
         if isinstance(self.policy, nn.Module):
-            return "weight_sync_schemes={} says so"
+            return "weight_sync_schemes is empty"
         return (
             f"the policy is a {type(self.policy).__name__}, not an nn.Module; name a module in it, "
             "as weight_sync_schemes={'net': SharedMemWeightSyncScheme()}"
@@ -116,8 +116,8 @@ class Publisher:
     ) -> None:
         """Publish the next version of these models, then raise the errors of workers.
 
-        wait: False does not wait for workers, whatever the schemes say.
-        everybody: the existing workers, where places are free for more.
+        wait: False does not wait for workers, even if the schemes have `sync=True`.
+        everybody: the existing workers, if there are free places for more.
         """
         failures: dict[int, WorkerError] = {}
         for model_id, weights in by_model.items():

@@ -74,7 +74,7 @@ class SchemeReceiver(WeightReceiver):
                 self._receive(model_id, timeout)
                 if scheme.version == before and model_id not in self._refused:
                     raise TimeoutError(
-                        f"version {version} of {model_id!r} did not come within {timeout:g} s; "
+                        f"version {version} of {model_id!r} did not arrive within {timeout:g} s; "
                         f"this worker has version {before}"
                     )
         self.version = self.base + self._main.version

@@ -1,4 +1,4 @@
-"""The trainer's connection to one worker, whether that is a process here or a node elsewhere.
+"""The trainer's connection to one worker: a process on this machine, or a node on another one.
 
     pool                                channel                          worker
     ----                                -------                          ------
@@ -12,7 +12,7 @@
                                    <-   Answer                      <-
     tell_to_stop(), end(timeout)   ->   stop                        ->   leave
 
-What the worker says is queued until the pool calls `receive`, which never waits.
+Messages of the worker are queued until the pool calls `receive`, which never waits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sync.errors import WorkerError
 
 
 class CannotReplace(RuntimeError):
-    """Nothing here can start a process in the place of a lost one."""
+    """This process cannot start a replacement for a lost process."""
 
 
 class Hello(NamedTuple):
-    """The worker has made its policy and environments."""
+    """The worker has created its policy and environments."""
 
     num_envs: int
     environment: str
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The worker raised; or, with `died`, it is gone. The text follows its name in the message."""
+    """The worker raised an error or, with `died`, is gone. Messages add the text to its name."""
 
     text: str
     died: bool = False
@@ -92,19 +92,19 @@ class WorkerChannel(ABC):
 
     @abstractmethod
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
-        """Have one batch collected with weights no older than these versions, by model."""
+        """Request one batch, with weights no older than these versions, by model."""
 
     @abstractmethod
     def release(self, batch: Batch) -> None:
-        """The content of the batch is not needed any more: its memory can be written again."""
+        """The batch is no longer needed: its memory can be overwritten."""
 
     @abstractmethod
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
-        """Have the worker do something between two steps."""
+        """Call a method of the worker between two steps."""
 
     @abstractmethod
     def receive(self) -> list[Event]:
-        """All that has come since the last call."""
+        """All events since the last call."""
 
     @abstractmethod
     def fds(self) -> list[int]:
@@ -124,19 +124,19 @@ class WorkerChannel(ABC):
 
     @abstractmethod
     def is_busy(self) -> bool:
-        """Whether the worker is known to do something that no batch was ordered for."""
+        """Whether the worker is known to be busy with something other than a batch."""
 
     @abstractmethod
     def activity(self) -> str:
         """What the worker does, as it follows "it" in a message."""
 
     def patience(self, timeout: float) -> float:
-        """For how long the worker may do what it does without any progress."""
+        """How long the worker may go on with its current activity without progress."""
         return timeout
 
     @abstractmethod
     def stuck(self, timeout: float) -> str:
-        """What the worker does without any progress for so long, as it follows its name."""
+        """The error text for a worker without progress, as it follows its name."""
 
     @abstractmethod
     def frame_counts(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class WorkerChannel(ABC):
         return None
 
     def stamps_so_far(self, serial: int) -> Tensor | None:
-        """The same for a batch under way, with that of the step under way."""
+        """The same for the current batch, including the current step."""
         return None
 
     def refresh(self) -> None:
@@ -170,4 +170,4 @@ class WorkerChannel(ABC):
         self.end(0.0)
 
     def close(self) -> None:
-        """Let go of what the channel itself holds."""
+        """Release the resources of the channel itself."""

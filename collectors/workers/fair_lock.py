@@ -1,4 +1,4 @@
-"""A lock for a collector that several threads use: the first that waits is the next to have it."""
+"""A lock for a collector that several threads use: first come, first served."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections import deque
 
 
 class FairLock:
-    """A re-entrant lock that is handed on in the order of requests.
+    """A re-entrant lock that threads get in the order of their requests.
 
-    A thread that collects all the time would else take an ordinary lock again at once.
+    With an ordinary lock, a thread that collects all the time would take it again at once.
     """
 
     def __init__(self) -> None:

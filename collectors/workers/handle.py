@@ -1,4 +1,4 @@
-"""One worker as the trainer knows it: its channel, its batches, and where its frames are."""
+"""The trainer's record of one worker: its channel, its batches, and its frame counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Delivery(NamedTuple):
 class MadeBatch(NamedTuple):
     """When a worker made a batch, by this machine's `time.perf_counter_ns()`.
 
-    A worker elsewhere has a clock of its own: its batches end when they are heard of.
+    Other machines have other clocks: a batch of a remote worker ends when it is reported.
     """
 
     worker: int
@@ -109,7 +109,7 @@ class WorkerHandle:
             self.taken += frames
 
     def start_generation(self) -> None:
-        """The worker is gone: what it collected and did not hand over is dropped."""
+        """The worker is gone: frames that it collected but did not deliver are dropped."""
         counts = self.channel.frame_counts()
         waiting = sum(d.batch.num_frames for d in self._of_this_generation())
         self.earlier += counts["collected"]

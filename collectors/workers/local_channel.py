@@ -1,4 +1,4 @@
-"""A worker process of this machine: messages by a pipe, counters and frames in shared memory."""
+"""A worker process on this machine: messages in a pipe, counters and frames in shared memory."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ KILL_AFTER_S = 5.0
 
 # A worker that has imported the script sends what it raises.
 _NOT_IMPORTED = (
-    ". It could not import the script, as it printed: what makes a collector must stand below "
-    "`if __name__ == '__main__':`, since workers import the rest"
+    ". It could not import the script (see its output): create the collector below "
+    "`if __name__ == '__main__':`, because workers import the script"
 )
 
 
@@ -98,8 +98,8 @@ class LocalChannel(WorkerChannel):
             except (EOFError, ConnectionError, ChildProcessError) as error:
                 raise RuntimeError(
                     f"worker {self._index} could not be started: the fork server, which starts "
-                    f"workers, died at it, or belongs to the process that this one was forked from "
-                    f"({type(error).__name__}: {error}); start_method='spawn' does without"
+                    f"workers, has died, or belongs to the process that this one was forked from "
+                    f"({type(error).__name__}: {error}); start_method='spawn' does not need it"
                 ) from error
             self.process, self._watch = process, Watch(process.pid)
         far.close()
@@ -158,7 +158,7 @@ class LocalChannel(WorkerChannel):
         try:
             self._blocks = _map_blocks(layout, count, nbytes, fds)
         except OSError as error:
-            return [Failed(f"cannot hand over its frames, whose memory cannot be had: {error}")]
+            return [Failed(f"cannot return its frames: their memory cannot be mapped: {error}")]
         return []
 
     def fds(self) -> list[int]:
@@ -244,7 +244,7 @@ class LocalChannel(WorkerChannel):
         if process is None:
             return
         if watch is not None and not watch.wait(timeout):
-            watch.kill()  # not by `process`, which knows nobody any more if the fork server died
+            watch.kill()  # `process.kill` fails if the fork server died
             watch.wait(KILL_AFTER_S)
         process.join(KILL_AFTER_S)
         with contextlib.suppress(ValueError):

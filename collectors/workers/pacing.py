@@ -1,4 +1,4 @@
-"""Asynchronous workers: how many batches they are ahead, and whose batch the learner takes next."""
+"""Pacing of asynchronous workers: how far they run ahead, and whose batch is taken next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Finished(Protocol):
 
 
 class Worker(Protocol):
-    """What pacing knows of a worker."""
+    """The attributes of a worker that pacing uses."""
 
     @property
     def serial(self) -> int:

@@ -1,7 +1,7 @@
-"""A two-way line for messages between the trainer and one worker.
+"""A two-way pipe for messages between the trainer and one worker.
 
-Whole messages only: one that a process died in the middle of is never seen, and nobody waits for
-its rest. File descriptors can travel with a message.
+Only complete messages are received. If a process dies in the middle of one, it is dropped, and no
+call waits for the rest. Messages can carry file descriptors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _MAX_FDS = 16
 
 
 class PipeClosed(ConnectionError):
-    """Nobody is at the other end."""
+    """The other end is closed."""
 
 
 class Pipe(SharedFd):
-    """One end. It can be handed to a child process when that is started."""
+    """One end. It can be passed to a child process when that is started."""
 
     def __init__(self, fd: int):
         super().__init__(fd)
@@ -46,7 +46,7 @@ class Pipe(SharedFd):
         self.ended = False  # the other end is closed, and all that it sent was received
 
     def send(self, message: Any, *, timeout: float = 60.0, fds: tuple[int, ...] = ()) -> None:
-        """Send one message; `PipeClosed` if there is nobody, `TimeoutError` if nobody reads."""
+        """Send one message. `PipeClosed` if the other end is closed, `TimeoutError` if unread."""
         payload = dumps(message)
         data = memoryview(_HEADER.pack(len(payload), len(fds)) + payload)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

@@ -1,4 +1,4 @@
-"""All workers of one collector: starting, listening to, asking, watching and replacing them.
+"""All workers of one collector: starts, watches, calls and replaces them.
 
 One thread at a time receives messages, for all threads that wait. A worker that raises, dies or
 makes no progress gets a `failure`. The waiting threads return then, and the collector raises the
@@ -131,7 +131,7 @@ class WorkerPool:
             raise combine(failures)
 
     def replace(self, handle: WorkerHandle) -> None:
-        """Start a new worker in the place of a failed one. It may fail in its turn."""
+        """Start a replacement for a failed worker. It may fail as well."""
         self._raise_if_closed()
         try:
             with self._ending:
@@ -157,7 +157,7 @@ class WorkerPool:
             handle.failure = handle.failure or error
 
     def remove(self, handle: WorkerHandle, timeout: float) -> None:
-        """End a worker for good; what it collected and did not hand over is dropped."""
+        """End a worker for good; frames that it collected but did not deliver are dropped."""
         handle.channel.tell_to_stop(timeout, True)
         self._end(handle, timeout)
         with self._news:
@@ -191,7 +191,7 @@ class WorkerPool:
                 self._watch()
 
     def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
-        """Receive what workers sent, waiting up to `timeout` for it; not if `unless()` is true."""
+        """Receive messages of workers, waiting up to `timeout`; not if `unless()` is true."""
         me, ready = threading.get_ident(), set[int]()
         with self._news:
             if unless():
@@ -267,7 +267,7 @@ class WorkerPool:
         self.release(handle, delivery)
 
     def _watch(self) -> None:
-        """A worker that owes something and makes no progress has failed."""
+        """Mark workers that owe a batch but make no progress as failed."""
         now = awake_s()
         for handle in self.handles:
             channel = handle.channel
@@ -282,7 +282,7 @@ class WorkerPool:
                 handle.failure = WorkerTimeout(handle.index, text)
 
     def look(self) -> None:
-        """Notice who failed or hangs, without waiting."""
+        """Notice workers that failed or hang, without waiting."""
         self.listen()
         self._watch()
 
@@ -296,7 +296,7 @@ class WorkerPool:
         return {handle.index: handle.failure for handle in handles if handle.failure is not None}
 
     def raise_failures(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the failures of workers, if there are any."""
         if failures := self._failures(self.handles):
             raise combine(failures)
 
@@ -336,7 +336,7 @@ class WorkerPool:
         return self.publisher.version
 
     def order(self, handle: WorkerHandle) -> None:
-        """Have one more batch collected, with weights no older than those published by now."""
+        """Request one more batch, with weights no older than those published by now."""
         with self._news:
             if not handle.owed:
                 handle.moved_at = awake_s()  # until now it owed nothing
@@ -420,7 +420,7 @@ class WorkerPool:
         for handle in chosen:
             ok, value = answers[handle.index]
             if not ok:
-                text = f"{handle}, asked to {method}: {value}"
+                text = f"{handle} failed in {method}: {value}"
                 raise WorkerRaised(handle.index, text)
             results.append(pickle.loads(value))
         return results
@@ -489,7 +489,7 @@ class WorkerPool:
                 handle.channel.tell_to_stop(timeout / 2, close_env)
             for handle in self.handles:
                 self._end(handle, max(0.0, deadline - awake_s()))
-        except BaseException:  # an interrupt: nobody is waited for any more
+        except BaseException:  # an interrupt: wait no longer
             for handle in self.handles:
                 self._end(handle, 0.0)
             raise

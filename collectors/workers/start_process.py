@@ -30,8 +30,8 @@ def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -
         return multiprocessing.get_context(start_method)
     if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
         raise ValueError(
-            f"start_method={start_method!r}: workers import the script, and this one came by "
-            "stdin; save it in a file, or take start_method='fork'"
+            f"start_method={start_method!r}: workers import the script, but this script was read "
+            "from stdin; save it in a file, or use start_method='fork'"
         )
     ctx = multiprocessing.get_context(start_method)
     resource_tracker.ensure_running()  # its start would unblock what `sigint_blocked` blocks
@@ -41,16 +41,17 @@ def context(start_method: str | None = None, preload: Sequence[str] = PRELOAD) -
 
 
 def default_start_method() -> str:
-    """How this process starts others unless told; asking does not settle it."""
+    """The start method that this process uses by default. Calling this does not fix it."""
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 @contextlib.contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Have a process that starts now block SIGINT until it has decided what to do about it.
+    """Let a process that starts now block SIGINT until it has installed its own handling.
 
-    One that comes here meanwhile is raised afterwards: cut short, a start leaves half a process.
+    A SIGINT of this process is raised afterwards, because an interrupted start leaves half a
+    process.
     """
     came: list[int] = []
     own = signal.getsignal(signal.SIGINT)

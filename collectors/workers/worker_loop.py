@@ -1,4 +1,4 @@
-"""A worker's process: one loop in one thread.
+"""The process of a worker: one loop in one thread.
 
     trainer                                   worker
     -------                                   ------
@@ -64,7 +64,7 @@ from sync.local.waiting import wait_for
 
 @dataclass
 class Setup:
-    """What a worker is handed when its process starts."""
+    """The arguments of a worker's process."""
 
     worker_idx: int
     trainer_pid: int
@@ -86,12 +86,12 @@ class Order:
 
 
 class _Stop(Exception):
-    """The trainer said so."""
+    """The trainer asked the worker to stop."""
 
 
 def main(setup: Setup) -> None:
-    """Be a worker until the trainer says stop, or is gone."""
-    gc.freeze()  # what a fork brought along is the trainer's to clear away: Ray's handles, say
+    """Run a worker until the trainer stops it or is gone."""
+    gc.freeze()  # objects inherited by a fork are for the trainer to release, e.g. Ray's handles
     settle_in(setup.start_method)
     worker: Worker | None = None
     status = 0
@@ -253,7 +253,7 @@ class Worker:
             self._collect(self._orders.popleft())
 
     def _rest(self) -> None:
-        """Sleep until there is a message or a version to take, and see to it."""
+        """Sleep until there is a message or a version to apply, and handle it."""
         self.counters.values[STAGE] = IDLE
         between = self.rollout.may_take
         if between:
@@ -261,13 +261,13 @@ class Worker:
         else:  # versions that come now are for after this batch or episode
             wait_for([self.pipe.fd], 60.0)
         if self.pipe.ended:
-            raise PipeClosed("the trainer hung up")
+            raise PipeClosed("the trainer closed the connection")
         self._read_messages()
         if between:
             self._take()
 
     def _take(self) -> None:
-        """Take new weights into use, if there are any."""
+        """Apply new weights, if there are any."""
         if self.receiver.has_news():
             self.counters.values[STAGE] = TAKING_WEIGHTS
             self.receiver.take()
@@ -275,7 +275,7 @@ class Worker:
             self.rollout.follow(self.receiver)
 
     def _take_due(self) -> None:
-        """Take new weights, waiting for those that the order names."""
+        """Apply new weights, waiting for the versions that the order names."""
         if isinstance(self.receiver, SchemeReceiver) and self._order is not None:
             self.counters.values[STAGE] = TAKING_WEIGHTS
             self.receiver.take_at_least(self._order.versions, self._timeout)
@@ -305,7 +305,7 @@ class Worker:
         self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:
-        """Make the blocks, and send the trainer their memory."""
+        """Create the blocks, and send their memory to the trainer."""
         nbytes = -(-layout.nbytes // 4096) * 4096
         self._memory = AnonymousMemory(nbytes * self.spec.num_blocks)
         whole = self._memory.map(0, self._memory.nbytes, writable=True)
@@ -320,7 +320,7 @@ class Worker:
     # -- between two steps
 
     def _poll_control(self, rollout: Any) -> bool:
-        """See to messages; False if the block is to be cut short here."""
+        """Handle messages; False if the block must end here."""
         counters = self.counters.values
         if counters[MESSAGES] != self._seen:
             self._read_messages()
@@ -406,7 +406,7 @@ class Worker:
 
 
 def check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
-    """Raise if policy or environment gave NaN: what is trained on must be numbers."""
+    """Raise if the policy or an environment returned NaN."""
     ended = frames.terminated[:steps] | frames.truncated[:steps]
     places = frames.final_places(ended)
     live = frames.live[:steps]

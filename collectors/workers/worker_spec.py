@@ -1,4 +1,4 @@
-"""What a worker is told to do, as it travels to the worker's process."""
+"""The specification of a worker, as it is sent to the worker's process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSED_ON = (
 
 @dataclass
 class WorkerSpec:
-    """What a worker is told to do. It travels as one cloudpickle."""
+    """The specification of a worker. It is sent as one cloudpickle."""
 
     create_env_fn: Any
     create_env_kwargs: Any
@@ -62,11 +62,11 @@ class WorkerSpec:
         try:
             cloudpickle.dumps(getattr(self, name))
         except MemoryError as error:
-            text = f"{name} takes more memory to hand over than there is"
+            text = f"{name} takes more memory to send than there is"
             raise MemoryError(text) from error
         except Exception as error:
-            instead = "; policy_factory makes one there" if name == "policy" else ""
-            text = f"{name} cannot travel to another process: {error}{instead}"
+            instead = "; policy_factory creates it there" if name == "policy" else ""
+            text = f"{name} cannot be sent to another process: {error}{instead}"
             raise TypeError(text) from error
 
     def pack(self) -> AnonymousMemory:

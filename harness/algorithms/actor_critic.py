@@ -15,9 +15,9 @@ from harness.options.models import ModelConfig
 
 
 class Actor(nn.Module):
-    """What acts, and what workers get: observation to action, and the action's log-probability.
+    """The module that is sent to workers: computes an action and its log-probability.
 
-    What it scales observations by is part of it, and travels with the weights.
+    It includes the statistics that scale observations, which are sent with the weights.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Actor(nn.Module):
         if config.normalise_observations:
             if self.is_image:
                 raise ValueError(
-                    f"algo.normalise_observations=true model={model.name}: it scales its images "
-                    "itself; expected false"
+                    f"algo.normalise_observations=true model={model.name}: this model scales "
+                    "images itself; expected false"
                 )
             self.normaliser = Normaliser(tuple(observation_space.shape or ()))
         self.in_keys = ["observation"]
@@ -52,7 +52,7 @@ class Actor(nn.Module):
         inputs = self.prepare(observation)
         carried: tuple[Tensor, ...] = ()
         if isinstance(self.encoder, RecurrentEncoder):
-            if state is None:  # as a collector asks for the first one
+            if state is None:  # a collector asks for the initial state
                 state = self.encoder.initial_state(len(inputs))
             features, after = self.encoder(inputs, state)
             carried = (after,)
@@ -63,7 +63,7 @@ class Actor(nn.Module):
         return (action, self.head.log_prob(parameters, action), *carried)
 
     def initial_state(self, num_envs: int) -> dict[str, Tensor]:
-        """The state that episodes start with, by in_key."""
+        """The initial state of an episode, by in_key."""
         if isinstance(self.encoder, RecurrentEncoder):
             return {"state": self.encoder.initial_state(num_envs)}
         return {}
@@ -79,7 +79,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """What an observation is worth, from an encoder of its own or from the policy's features."""
+    """The value of an observation, from its own encoder or from the policy's features."""
 
     def __init__(self, model: ModelConfig, observation_space: Space, num_features: int):
         super().__init__()

@@ -38,7 +38,7 @@ class QNetwork(nn.Module):
     def __init__(self, model: ModelConfig, space: Space, num_actions: int, *, duelling: bool):
         super().__init__()
         if model.recurrent:
-            raise ValueError(f"algo=dqn replays single frames, got model={model.name} with memory")
+            raise ValueError(f"algo=dqn replays single frames, but model={model.name} has memory")
         self.encoder = encoder(model, space)
         self.observation_dims = len(space.shape or ())
         width = self.encoder.num_features
@@ -63,10 +63,10 @@ class QNetwork(nn.Module):
 
 
 class DQNPolicy(nn.Module):
-    """What acts, and what workers get: the best action or, with probability epsilon, a random one.
+    """The module that is sent to workers: acts best or, with probability epsilon, at random.
 
-    epsilon: a buffer, which travels with the weights: one number for all workers, or one for each.
-    worker_idx: the worker that this policy acts in, which says so.
+    epsilon: a buffer, which is sent with the weights: one number for all workers, or one for each.
+    worker_idx: the worker that this policy acts in, which sets it.
     """
 
     epsilon: Tensor
@@ -109,7 +109,7 @@ class DQN:
         check_annealing(config.anneal_learning_rate, setup)
         actions = setup.action_space
         if not isinstance(actions, Discrete):
-            raise ValueError(f"algo=dqn acts in Discrete spaces, and this is {actions}")
+            raise ValueError(f"algo=dqn needs a Discrete action space, but this is {actions}")
         self.config = config
         self.device = setup.device
         self.frames_to_learn = max(1, setup.total_frames - config.learning_starts)
@@ -137,11 +137,11 @@ class DQN:
 
     @property
     def done(self) -> float:
-        """Which share of the frames to learn from was collected."""
+        """The share of the frames to learn from that was already collected."""
         return min(1.0, self.frames / self.frames_to_learn)
 
     def updates_due(self, num_frames: int) -> int:
-        """How many updates to do now that so many more frames were collected."""
+        """The number of updates to do after this many new frames."""
         self.frames += num_frames
         if not self.config.epsilon_per_worker:
             start, end = self.config.epsilon_start, self.config.epsilon_end
@@ -209,7 +209,7 @@ class DQN:
             target.lerp_(parameter, self.config.target_tau)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on from here, but the replay buffer."""
+        """Everything that a later process needs to continue, except the replay buffer."""
         return {
             "policy": weights(self.policy),
             "target_network": weights(self.target_network),

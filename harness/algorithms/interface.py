@@ -1,4 +1,4 @@
-"""What an algorithm is given, and what it has to be.
+"""The interface of algorithms, and the arguments of their constructors.
 
 @algorithms.register("reinforce", options=ReinforceConfig)
 class Reinforce:
@@ -20,7 +20,7 @@ from harness.options.models import MLPConfig, ModelConfig
 
 @dataclass
 class Setup:
-    """What the algorithm is made for: the spaces, the model's options, and the run's."""
+    """The spaces, the model's options and the run's options that an algorithm is created for."""
 
     observation_space: Space[Any]  # of one environment
     action_space: Space[Any]
@@ -39,7 +39,7 @@ class Ratios(NamedTuple):
 
 
 def check_annealing(anneals: bool, setup: Setup) -> None:
-    """Raise if a learning rate is to reach zero at the end of a run that has none."""
+    """Raise if a learning rate must reach zero at the end of a run without an end."""
     if anneals and setup.total_frames < 1:
         raise ValueError(
             f"algo.anneal_learning_rate is true and total_frames is {setup.total_frames}, "

@@ -1,7 +1,7 @@
-"""What the runner's loop sees of an algorithm: batches go in, metrics come out.
+"""The runner's view of an algorithm: batches go in, metrics come out.
 
-An on-policy algorithm learns from each batch once. An off-policy one keeps the batches in a replay
-buffer and takes so many samples for each new frame.
+An on-policy algorithm learns from each batch once. An off-policy one keeps batches in a replay
+buffer and draws a number of samples for each new frame.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 
 class SACPolicy(nn.Module):
-    """What acts, and what workers get: a Gaussian, squashed into the bounds of the action space.
+    """The module that is sent to workers: a Gaussian, squashed into the bounds of the action space.
 
     normalise: whether to scale observations by running statistics, which are part of it.
     """
@@ -51,7 +51,7 @@ class SACPolicy(nn.Module):
         low, high = action_space.low, action_space.high
         if not np.isfinite([low, high]).all() or not (low < high).all():
             raise ValueError(
-                f"algo=sac needs bounds on every action, and room between them, and this is "
+                f"algo=sac needs finite bounds with low < high for every action, but this is "
                 f"{action_space}"
             )
         self.in_keys = ["observation"]

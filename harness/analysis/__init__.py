@@ -1,1 +1,1 @@
-"""What is made of the runs: statistics."""
+"""Analysis of runs: statistics, figures and reports."""

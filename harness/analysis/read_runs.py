@@ -92,7 +92,7 @@ def find_runs(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
             found.setdefault(directory.resolve(), (place, directory))
     if not found:
         named = ", ".join(str(place) for place in places)
-        raise ValueError(f"no run in {named}: a run's directory holds {FILES[0]} or {FILES[1]}")
+        raise ValueError(f"no run in {named}: a run directory has {FILES[0]} or {FILES[1]}")
     sources = {place: place.resolve().name or "runs" for place in places}
     if len(set(sources.values())) < len(sources):
         sources = {place: str(place) for place in places}
@@ -140,7 +140,7 @@ def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str
     """What can be read of a run; of its records the `wanted` metrics."""
     run = Run(name, source)
     if not any((directory / file).exists() for file in FILES):
-        run.problems.append("it holds no file of a run")
+        run.problems.append("it has no file of a run")
         return run
     run.manifest = _read_mapping(run, directory / "manifest.json")
     _take_status(run, _read_mapping(run, directory / "status.json"))
@@ -172,7 +172,7 @@ def _take_status(run: Run, status: dict[str, Any]) -> None:
     here = run.manifest.get("host") in (None, socket.gethostname())
     if state == "running" and here and not is_alive(status.get("pid")):
         run.state = "interrupted"
-        run.error = "its process is gone and left no word"
+        run.error = "its process is gone and reported no reason"
 
 
 def _read_text(run: Run, file: Path, most: int) -> str:

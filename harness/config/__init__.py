@@ -1,1 +1,1 @@
-"""From the command line to a checked plan of a run: the Hydra application and what is around it."""
+"""From the command line to a checked plan of a run: the Hydra application and its helpers."""

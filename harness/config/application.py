@@ -44,7 +44,7 @@ class Status:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; the exit status."""
+    """Run the command; returns its exit status."""
     arguments = quoted(sys.argv[1:] if arguments is None else arguments)
     try:
         status = _command(arguments)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:  # before there was a run to end
         return INTERRUPTED
-    except BrokenPipeError:  # nobody reads what was asked for: `--help | head`
+    except BrokenPipeError:  # the reader has closed the pipe: `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
 
@@ -89,7 +89,7 @@ def _command(arguments: list[str]) -> int:
 
 
 def _flags() -> argparse.ArgumentParser:
-    """Those of Hydra's flags that matter before Hydra reads them."""
+    """Hydra's flags that are needed before Hydra itself parses them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--config-dir", "-cd")
@@ -150,7 +150,7 @@ OmegaConf.register_new_resolver("lockstep.manual", manual, replace=True)
 
 
 class RunFailed(RuntimeError):
-    """A single run that did not end well; it has said why itself."""
+    """A single run did not succeed; it has already printed why."""
 
     def __init__(self, state: str, exit_status: int):
         self.exit_status = exit_status
@@ -184,7 +184,7 @@ def application(composed: DictConfig) -> float:
             raise SystemExit(USAGE_ERROR) from None
         if isinstance(error, ImpossiblePair):
             return math.nan
-        # Found too late to refuse the whole sweep: the other jobs go on.
+        # It is too late to refuse the whole sweep: the other jobs continue.
         run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
         run_dir.end("failed", summary={}, error=error)
         return math.nan
@@ -198,14 +198,14 @@ def application(composed: DictConfig) -> float:
 
 
 def no_run(directory: Path) -> float:
-    """Remove the directory that Hydra made for a run that is not done; keep one with files."""
+    """Remove the empty directory that Hydra created for a run that does not start."""
     with suppress(OSError):
         directory.rmdir()
     return math.nan
 
 
 class CheckFirst(Callback):
-    """Refuses what cannot work before Hydra makes a directory or starts a job."""
+    """Refuses invalid configs before Hydra creates a directory or starts a job."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from harness.config.plan import make_folder, plan_from
@@ -227,7 +227,7 @@ class CheckFirst(Callback):
 
 @contextmanager
 def refused(overrides: Sequence[str]) -> Iterator[None]:
-    """End the process with one line for what cannot work.
+    """End the process with one line that says what is wrong.
 
     Hydra turns exceptions of its callbacks into warnings, but not SystemExit.
     """

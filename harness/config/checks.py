@@ -10,8 +10,8 @@ from harness.options.run import Config
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first thing in the config that cannot work.
 
-    A part's own options are checked by its class: `validate` for values, `check` for what does not
-    go together with the rest of the config.
+    Each class of options checks its own: `validate` checks values, and `check` checks combinations
+    with the rest of the config.
     """
     for part in config.parts():
         part.validate()
@@ -27,8 +27,8 @@ def _check_evaluation(config: Config) -> None:
     plays = evaluation.at_end or evaluation.every_frames is not None
     if plays and env.vectorisation == "native" and find(env.id).entry_point is None:
         raise ConfigError(
-            f"env.id={env.id} exists as a vector only, and evaluation plays single environments; "
-            "say evaluation.at_end=false evaluation.every_frames=null"
+            f"env.id={env.id} exists only as a vector, but evaluation needs single environments; "
+            "use evaluation.at_end=false evaluation.every_frames=null"
         )
 
 

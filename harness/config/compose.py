@@ -29,7 +29,7 @@ def prepare(overrides: Sequence[str], **flags: Any) -> str:
 
 
 def _check_depth(overrides: Sequence[str]) -> None:
-    """Refuse deeply nested values, over which Hydra's parser takes gigabytes of memory."""
+    """Refuse deeply nested values, for which Hydra's parser needs gigabytes of memory."""
     for text in overrides:
         depth = 0
         for character in text:
@@ -48,7 +48,7 @@ def compose_run(overrides: Sequence[str]) -> tuple[DictConfig, Any]:
 
 
 def task_overrides(hydra_config: Any) -> list[str]:
-    """What the command line says of the options, as it was typed."""
+    """The options on the command line, as typed."""
     found = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
     assert isinstance(found, list)
     return [str(text) for text in found]

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors as one line that names the nearest right thing."""
+"""Turns errors of Hydra and OmegaConf into one line with the nearest correct alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--help`: a manual page made of the registered parts, conf/ and the comments of the options."""
+"""`--help`: a manual page generated from the registered parts, conf/ and the options' comments."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ python run.py resume=RUN_DIRECTORY [option=value ...]"""
 
 DESCRIPTION = """\
 Rollout workers step environments with a policy, a learner trains that policy, and a sync scheme
-brings its weights to the workers. Every frame says which version of the weights produced it.
-What takes each part is chosen from a group; every option can be set by its dotted name. A run
-writes to a directory below outputs/, whatever else logs it. This is a Hydra application: values
-are written as in YAML (a list is [a,b], nothing is null), and Hydra's flags and overrides work.
-What cannot work is refused at once, in one line."""
+sends its weights to the workers. Every frame records which version of the weights produced it.
+Choose each part from a group, and set any option by its dotted name. Each run writes to a
+directory below outputs/. This is a Hydra application: values are written as in YAML (a list is
+[a,b], no value is null), and Hydra's flags and overrides work. A config that cannot work is
+refused at once, with one line."""
 
 EXAMPLES = [
     ("PPO on CartPole, two workers ahead of the learner", ""),
     (
-        "the same, the learner and the workers waiting for each other; the weights by message",
+        "the same, but learner and workers wait for each other, and weights are sent as messages",
         "collector=multi_sync sync=multiprocess",
     ),
     (
-        "SAC with committed settings, in another of gymnasium's environments",
+        "SAC with stored settings, in another gymnasium environment",
         "experiment=sac_pendulum env.id=MountainCarContinuous-v0",
     ),
-    ("each worker's policy on a GPU of its own", "collector.devices.policy=[cuda:0,cuda:1]"),
+    ("each worker's policy on its own GPU", "collector.devices.policy=[cuda:0,cuda:1]"),
     (
-        "a sweep of two schemes and three seeds, without the jobs that are done already",
+        "a sweep of two schemes and three seeds, skipping jobs that are done",
         "-m sync=shared_mem,hogwild seed=1,2,3 sweep=schemes skip_done=true",
     ),
 ]
@@ -60,7 +60,7 @@ FLAGS = [
     ),
     ("-i, --info [WHAT]", "how the config was composed: defaults-tree, searchpath, plugins, ..."),
     ("-cd, --config-dir DIR", "a config directory of your own, searched first"),
-    ("-cn, --config-name NAME", "a primary config of your own in place of config.yaml"),
+    ("-cn, --config-name NAME", "a primary config of your own instead of config.yaml"),
     ("-sc, --shell-completion", 'completion: eval "$(python run.py -sc install=bash)"'),
     ("--hydra-help", "all flags of Hydra"),
 ]
@@ -71,7 +71,7 @@ by SIGTERM, both with a checkpoint. A second Ctrl-C ends at once."""
 
 
 class UnknownGroup(ValueError):
-    """Nobody knows a group of this name."""
+    """There is no group of this name."""
 
 
 def page(topic: str | None = None) -> str:
@@ -112,7 +112,7 @@ def _sentence(file: Path) -> str:
 
 
 def _chosen() -> dict[str, str]:
-    """What config.yaml chooses from each group."""
+    """The choice of config.yaml from each group."""
     entries = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
     pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
     return {str(group): name for group, name in pairs if not str(group).startswith("override")}
@@ -128,7 +128,7 @@ def _manual() -> Iterator[str]:
         for name, text in choices.items():
             mark = "*" if chosen.get(group) == name else " "
             yield from _entry(f"    {mark} {name}", text, 31)
-    yield "    (* what is taken if nothing is said)"
+    yield "    (* the default)"
     for registry in (wrappers, objectives):
         yield from _entry(f"    {registry.group}", ", ".join(registry.names()), 31)
     yield from ("", "OPTIONS (besides those of the groups)")

@@ -1,4 +1,4 @@
-"""A composed config as the plan of a run: typed, checked, and where it writes."""
+"""The plan of a run: its composed config, typed and checked, and its directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.search import Trial
 
 @dataclass
 class RunPlan:
-    """What one run will do, known to make sense before anything is started."""
+    """A run that was checked before anything is started."""
 
     config: Config
     options: dict[str, Any]  # the same, plain, as stored in config.yaml

@@ -1,8 +1,8 @@
 """`resume=RUN`: the config that a run directory stores, with single options changed.
 
-The stored config takes the place of conf/config.yaml, and Hydra applies the command line to it. Who
-wrote a run directory is not trusted: the file is read as plain data, and what would import a
-package must be named again by the person who resumes.
+The stored config replaces conf/config.yaml, and Hydra applies the command line to it. Run
+directories are not trusted: the file is read as plain data, and the user must name again everything
+that would import a package.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_options(directory: Path) -> dict[str, Any]:
     try:
         options = parse_yaml(read_text(file, MOST_BYTES_YAML))
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{directory} is no run directory: it holds no config.yaml") from None
+        raise ConfigError(f"{directory} is not a run directory: it has no config.yaml") from None
     except DamagedError as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     except (OSError, ValueError) as error:
@@ -95,8 +95,8 @@ def check_stored_imports(
             continue
         allow = f"{say_plugins} {module}" if is_plugin else say.format(option=option, name=name)
         raise ConfigError(
-            f"{option}={name}, stored in {directory}, would import {module}, and its code would "
-            f"run; if you trust it, say {allow}"
+            f"{option}={name}, stored in {directory}, would import {module} and execute its code; "
+            f"if you trust it, use {allow}"
         )
 
 
@@ -121,13 +121,13 @@ def check_resumed(directory: Path, options: dict[str, Any], overrides: Sequence[
     given = {text.partition("=")[0].lstrip("+"): text for text in overrides}
     if "sync.max_lag" in given:
         raise ConfigError(
-            f"{given['sync.max_lag']}: algo.max_lag took its value when the run began, and is what "
-            "counts; say algo.max_lag"
+            f"{given['sync.max_lag']}: the run was started with algo.max_lag, which has priority; "
+            "set algo.max_lag"
         )
     for key in KEPT:
         began = _found(stored, key.split("."))
         if key in given and _found(options, key.split(".")) != began:
-            raise ConfigError(f"{given[key]}: the run began with {key}={began} and goes on with it")
+            raise ConfigError(f"{given[key]}: a resumed run keeps {key}={began}")
 
 
 def check_named_again(directory: Path, stored: Mapping[str, Any], overrides: Sequence[str]) -> None:

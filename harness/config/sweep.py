@@ -1,4 +1,4 @@
-"""A sweep: every job is planned before the first one starts, and counted at the end."""
+"""A sweep: all jobs are checked before the first one starts, and counted at the end."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Sweep:
             except ImpossiblePair as error:
                 if not plain(composed).get("skip_impossible"):
                     raise ImpossiblePair(
-                        f"{error} (in the job {' '.join(job)}; skip_impossible=true leaves it out)"
+                        f"{error} (in the job {' '.join(job)}; skip_impossible=true skips it)"
                     ) from None
                 left_out[str(error)] = error
             except ConfigError as error:
@@ -121,7 +121,7 @@ class Sweep:
         if left_out and not planned:
             raise next(iter(left_out.values()))
         for reason in left_out:
-            print(f"left out: {reason}")
+            print(f"skipped: {reason}")
         return planned
 
     def _name_jobs(self) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation: a deterministic policy in environments and with seeds of its own."""
+"""Evaluation of the deterministic policy, in separate environments with their own seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments as a config describes them, made by factories that travel to the workers."""
+"""Environments from a config, created by factories that are sent to the workers."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def check_environment(config: EnvConfig) -> None:
     if native and spec.vector_entry_point is None:
         raise ConfigError(
             f"env.id={config.id} env.vectorisation=native: it has no vector form of its own; "
-            "take env.vectorisation=sync"
+            "use env.vectorisation=sync"
         )
     for wrapper in chosen_wrappers(config):
         if native and wrapper.vector is None:
             raise ConfigError(
                 f"env.wrappers: {wrapper.name!r} cannot wrap a native vector; "
-                "take env.vectorisation=sync"
+                "use env.vectorisation=sync"
             )
         if wrapper.name in WRAPPERS_NEED:
             _check_installed(f"env.wrappers: {wrapper.name!r}", *WRAPPERS_NEED[wrapper.name])

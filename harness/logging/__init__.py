@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Loggers(Logger):
-    """Several loggers as one; one that fails is left out from then on, with a warning."""
+    """Several loggers as one. A logger that fails is turned off, with a warning."""
 
     def __init__(self, loggers: Sequence[Logger]):
         self._loggers = list(loggers)
@@ -39,7 +39,7 @@ class Loggers(Logger):
                 call(logger)
             except Exception as error:
                 log.info("a logger failed", exc_info=True)
-                log.error("%s failed, it logs no more: %s", type(logger).__name__, error)
+                log.error("%s failed and is turned off: %s", type(logger).__name__, error)
                 self._loggers.remove(logger)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:

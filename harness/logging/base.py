@@ -1,4 +1,4 @@
-"""What every logger understands: flat metrics at a frame, histograms, and the end of the run."""
+"""The interface of loggers: flat metrics at a frame, histograms, and the end of the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Histogram:
 
 @dataclass
 class RunInfo:
-    """What a logger is told about the run at its start."""
+    """Information about the run for loggers."""
 
     name: str
     options: dict[str, Any]
@@ -62,7 +62,7 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
-        """Record metrics as of `step` frames. Never blocks for long, and never raises for good."""
+        """Record metrics after `step` frames. Must not block for long."""
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """The run is over; write everything out."""
+        """The run has ended; write everything out."""

@@ -1,6 +1,6 @@
-"""The picture of a run that goes on: progress, return, learner, workers, lag, latency, verdict.
+"""The dashboard of a run: progress, return, learner, workers, lag, latency, verdict.
 
-It holds what it was told, and rich renders that at any width. One thread uses it at a time.
+It stores the newest values, and rich renders them at any width. One thread uses it at a time.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class JsonlLogger(Logger):
             self._write()
         except OSError as error:
             if not self._waits:
-                log.error("%s cannot be written, its records wait: %s", self._file, error)
+                log.error("%s cannot be written, records are kept: %s", self._file, error)
             self._waits = True
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
@@ -49,7 +49,7 @@ class JsonlLogger(Logger):
             written = self._stream.write(self._unwritten)
             self._unwritten = self._unwritten[written:]
         if self._waits:
-            log.warning("%s is written again, and nothing is missing", self._file)
+            log.warning("%s can be written again; no record was lost", self._file)
             self._waits = False
 
 

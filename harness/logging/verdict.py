@@ -1,4 +1,4 @@
-"""What holds a run up: the learner, the environments, weight synchronisation, or the log."""
+"""What limits the speed of a run: learner, environments, weight synchronisation or logging."""
 
 from __future__ import annotations
 

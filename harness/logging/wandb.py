@@ -1,4 +1,4 @@
-"""Weights & Biases, from a thread of its own: the run neither waits for it nor fails with it.
+"""Weights & Biases, in its own thread: the run does not wait for it and does not fail with it.
 
 runner                     thread "lockstep-wandb"
 ------                     -----------------------
@@ -79,7 +79,7 @@ class WandbLogger(Logger):
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         if self._lost:
-            log.warning("W&B did not keep up: %d records are in metrics.jsonl alone", self._lost)
+            log.warning("W&B did not keep up: %d records are only in metrics.jsonl", self._lost)
         final = dict(summary)
         film = film_run(self._folder, self._plugins) if VIDEO in self._artifacts else None
         files = Files(self._folder, self._artifacts, film, self._plugins)
@@ -87,7 +87,7 @@ class WandbLogger(Logger):
         self._put(None)
         self._thread.join(FINISH_S)
         if self._thread.is_alive():
-            log.warning("W&B did not finish within %g s; metrics.jsonl is whole", FINISH_S)
+            log.warning("W&B did not finish within %g s; metrics.jsonl is complete", FINISH_S)
             _kill_service()
             self._thread.join(FINISH_S / 10)
 
@@ -104,7 +104,7 @@ class WandbLogger(Logger):
             while (job := self._jobs.get()) is not None:
                 job(run)
         except Exception as error:  # noqa: BLE001, whatever happens in there, the run goes on
-            log.warning("W&B failed, the run goes on without it: %s", error)
+            log.warning("W&B failed, and the run continues without it: %s", error)
             if run is None:  # there is nothing to be finished
                 _kill_service()
             while self._jobs.get() is not None:

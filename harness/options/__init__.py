@@ -1,7 +1,7 @@
 """Every option of a run, as dataclasses: its name, type, bounds, default and one line of comment.
 
-`--help`, the reference page and the checks are made from these classes. Nothing here imports torch,
-gymnasium or hydra when it loads, so that `--help` and completion answer at once.
+`--help`, the reference page and the checks are generated from these classes. Loading them imports
+neither torch nor gymnasium nor hydra, so that `--help` and completion are fast.
 """
 
 from harness.options.algorithms import (

@@ -27,20 +27,20 @@ class AlgorithmConfig(Options):
 
     @property
     def sampled_frames(self) -> int:
-        """How many observations the algorithm is shown before anything is published."""
+        """How many observations the algorithm gets before version 0 is published."""
         return 0
 
     def check(self, config: Any) -> None:
         if not self.replays and config.collector.fills_replay_buffer:
             raise ConfigError(
                 f"collector.free_running=true algo={self.name}: it has no replay buffer to fill; "
-                "take algo=sac or algo=dqn"
+                "use algo=sac or algo=dqn"
             )
 
 
 @dataclass
 class PPOConfig(AlgorithmConfig):
-    """Proximal policy optimisation: on-policy, with switches for data that lags behind."""
+    """Proximal policy optimisation: on-policy, with options for lagging data."""
 
     name: str = "ppo"
     learning_rate: Positive = 2.5e-4  # of Adam
@@ -66,7 +66,7 @@ class PPOConfig(AlgorithmConfig):
     objective: str | dict[str, Any] = "behaviour"
     # the loss, by torch.compile: a slower start, then faster updates; not for recurrent models
     compile: bool = False
-    vtrace: bool = False  # V-trace returns, corrected for the lag, in place of GAE
+    vtrace: bool = False  # V-trace returns, corrected for lag, instead of GAE
     vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
     vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
     # versions; frames that lag more are dropped, and counted
@@ -82,14 +82,14 @@ class IMPALAConfig(AlgorithmConfig):
     """IMPALA, an actor-critic with V-trace: one gradient step on each batch, corrected for lag."""
 
     name: str = "impala"
-    optimiser: Literal["rmsprop", "adam"] = "rmsprop"  # what follows the gradients
+    optimiser: Literal["rmsprop", "adam"] = "rmsprop"  # the gradient method
     learning_rate: Positive = 6e-4  # of the optimiser
     anneal_learning_rate: bool = True  # linearly, to zero at the last frame
     rmsprop_alpha: Share = 0.99  # optimiser=rmsprop: decay of the running mean square
     # optimiser=rmsprop: added to the root of the mean square. Losses are means over frames: divide
     # values meant for sums, as in the paper, by the frames of a batch
     rmsprop_eps: Positive = 1e-5
-    rmsprop_momentum: Share = 0.0  # optimiser=rmsprop: share of the last step that goes on
+    rmsprop_momentum: Share = 0.0  # optimiser=rmsprop: momentum
     epochs: Count = 1  # gradient steps on each batch, each with all of its frames
     gamma: Share = 0.99  # discount
     rho_bar: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
@@ -98,7 +98,7 @@ class IMPALAConfig(AlgorithmConfig):
     entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
     value_weight: NonNegative = 0.5  # weight of the value loss
     max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
-    clip_rewards: bool = False  # learn from rewards cut to -1..1; recorded returns stay as they are
+    clip_rewards: bool = False  # learn from rewards clipped to -1..1; logged returns do not change
     normalise_observations: bool = False  # by running statistics, which travel with the weights
     # versions; frames that lag more are dropped, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
@@ -133,12 +133,12 @@ class ReplayConfig(AlgorithmConfig):
             )
 
     def check(self, config: Any) -> None:
-        """Refuse what does not go together with single frames."""
+        """Refuse options that do not work with single frames."""
         super().check(config)
         name, known = self.name, self.name.upper()
         if config.model.recurrent:
             raise ConfigError(
-                f"algo={name} model={config.model.name}: {known} replays single frames; take "
+                f"algo={name} model={config.model.name}: {known} replays single frames; use "
                 f"model={self.models}"
             )
         if config.collector.next_observation == "final":
@@ -180,7 +180,7 @@ class SACConfig(ReplayConfig):
         super().check(config)
         if isinstance(config.model, ImageConfig):
             raise ConfigError(
-                f"algo=sac model={config.model.name}: SAC reads vectors; take model=mlp"
+                f"algo=sac model={config.model.name}: SAC reads vectors; use model=mlp"
             )
 
 
@@ -199,9 +199,9 @@ class DQNConfig(ReplayConfig):
     learning_starts: NonNegativeInt = 5_000  # random frames before the first update
     updates_per_frame: Positive = 0.25  # gradient steps for each collected frame
     max_grad_norm: NonNegative = 10.0  # of all gradients together; 0: no limit
-    double: bool = True  # the network chooses the next action, and the target network values it
-    duelling: bool = False  # values of states apart from advantages of actions
-    n_steps: Count = 1  # rewards that a return adds up before it bootstraps
+    double: bool = True  # the network chooses the next action, the target network evaluates it
+    duelling: bool = False  # separate estimates for state values and action advantages
+    n_steps: Count = 1  # rewards that a return sums before it bootstraps
     target_interval: Count = 500  # updates between two updates of the target network
     # how far the target network moves to the network each time; 1: a copy
     target_tau: Annotated[float, Range(0, 1, above=True)] = 1.0
@@ -211,9 +211,9 @@ class DQNConfig(ReplayConfig):
     # constant probabilities instead, as in Ape-X: of worker i among n,
     # epsilon_base ** (1 + epsilon_power * i / (n - 1))
     epsilon_per_worker: bool = False
-    epsilon_base: Share = 0.4  # epsilon_per_worker=true: that of the first worker
-    epsilon_power: NonNegative = 7.0  # epsilon_per_worker=true: how far the others' spread
-    prioritised: bool = False  # draw frames by how wrong their values were
+    epsilon_base: Share = 0.4  # epsilon_per_worker=true: epsilon of the first worker
+    epsilon_power: NonNegative = 7.0  # epsilon_per_worker=true: spread over the other workers
+    prioritised: bool = False  # draw frames with large errors more often
     priority_exponent: Share = 0.6  # 0: uniformly; 1: in proportion to the error
     # of the importance weights at first; it grows linearly, to 1 at the last frame
     weight_exponent: Share = 0.4

@@ -1,4 +1,4 @@
-"""What all options have in common: a default for the config, a comment, and two checks."""
+"""The base of all options: a default for the config, a comment, and two checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Options:
     group: ClassVar[str] = ""  # where they lie in the config
 
     def validate(self) -> None:
-        """Raise `ConfigError` for a value that is wrong by itself, whatever else is chosen."""
+        """Raise `ConfigError` for a value that is wrong whatever the other options are."""
         check_values(self, self.group)
 
     def check(self, config: Any) -> None:

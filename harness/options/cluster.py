@@ -1,4 +1,4 @@
-"""`collector=simulated`: what a simulated cluster is like: costs, network, failures."""
+"""`collector=simulated`: the simulated cluster's costs, network and failures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Milliseconds = Annotated[float, Range(0, 1e9)]
 
 @dataclass
 class CostConfig(Options):
-    """A cost that varies: a distribution."""
+    """A random cost, with its distribution."""
 
     kind: Literal["constant", "uniform", "normal", "lognormal", "exponential", "gamma"] = "constant"
-    mean: Milliseconds = 0.0  # in milliseconds
+    mean: Milliseconds = 0.0  # mean in milliseconds
     cv: NonNegative | None = None  # standard deviation / mean
-    each: Literal["step", "batch"] = "step"  # whether a worker draws for each step or batch
+    each: Literal["step", "batch"] = "step"  # draw once per step or once per batch
 
 
 @dataclass
@@ -29,7 +29,7 @@ class StragglersConfig(Options):
 
     group: ClassVar[str] = "collector.costs.stragglers"
 
-    share: Share = 0.0  # of the workers, the last ones
+    share: Share = 0.0  # share of the workers that are slow: the last ones
     factor: Positive = 1.0  # how many times as long they take
 
 
@@ -39,15 +39,15 @@ class CostsConfig(Options):
 
     group: ClassVar[str] = "collector.costs"
 
-    # worker: one step of its environments; instead of a number, this and the others may be
-    # {kind:gamma,mean:1,cv:0.5,each:step}: constant, uniform, normal, lognormal, exponential or
-    # gamma; of this mean and cv (standard deviation / mean); drawn for each step, or each batch
+    # worker: one step of its environments. This and the others are numbers or distributions such as
+    # {kind:gamma,mean:1,cv:0.5,each:step}. kind: constant, uniform, normal, lognormal, exponential
+    # or gamma; cv: standard deviation / mean; each: draw per step or per batch
     step_ms: Milliseconds | CostConfig = 1.0
     policy_ms: Milliseconds | CostConfig = 0.3  # worker: one policy call
     take_ms: Milliseconds | CostConfig = 0.5  # learner: assembling a batch
     update_ms: Milliseconds | CostConfig = 20.0  # learner: training on a batch
     publish_ms: Milliseconds | CostConfig = 0.5  # learner: publishing a version
-    log_ms: Milliseconds | CostConfig = 0.0  # learner: whatever else it does for each batch
+    log_ms: Milliseconds | CostConfig = 0.0  # learner: everything else, per batch
     stragglers: StragglersConfig = field(default_factory=StragglersConfig)
 
     def make(self) -> Any:
@@ -68,15 +68,15 @@ class CostsConfig(Options):
 
 @dataclass
 class NetworkConfig(Options):
-    """How versions are sent to the workers; what each worker's own link is like is sync.link."""
+    """How versions are sent to the workers. `sync.link` describes the link of each worker."""
 
     group: ClassVar[str] = "collector.network"
 
-    # megabits a second that the learner sends to all workers together, one after another; and each
-    # worker that forwards; null: no limit
+    # megabits per second at the port of the learner, which sends to one worker after another, and
+    # of each worker that forwards; null: no limit
     port_mbps: Positive | None = None
-    topology: Literal["star", "tree"] = "star"  # the learner sends to all; or workers forward
-    fan_out: Count = 2  # to how many each sends in a tree
+    topology: Literal["star", "tree"] = "star"  # tree: workers forward versions to others
+    fan_out: Count = 2  # tree: the number of workers that each one sends to
 
     def make(self) -> Any:
         """The `Network`."""
@@ -87,7 +87,7 @@ class NetworkConfig(Options):
 
 @dataclass
 class FailureConfig(Options):
-    """A worker that dies at a time, and is back after another."""
+    """A worker that dies and comes back later."""
 
     worker: NonNegativeInt
     at_s: NonNegative  # virtual time since the start

@@ -1,4 +1,4 @@
-"""`collector=`: the options of who steps the environments, and how many frames make a batch."""
+"""`collector=`: options of collectors: who steps the environments, and the size of batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Workers = Annotated[int, Range(1, 4096)]
 
 @dataclass
 class DevicesConfig(Options):
-    """Where workers compute, and where their batches are put."""
+    """Where workers compute, and where their batches are stored."""
 
     group: ClassVar[str] = "collector.devices"
 
-    policy: str | list[str] = "cpu"  # where actions are computed; one for each is [cuda:0,cuda:1]
-    storing: str = "cpu"  # where batches are handed over
+    policy: str | list[str] = "cpu"  # where actions are computed; one per worker: [cuda:0,cuda:1]
+    storing: str = "cpu"  # where batches are stored
 
 
 @dataclass
@@ -35,11 +35,11 @@ class CollectorConfig(Options):
     name: str = ""  # the registered name
     frames_per_batch: Count = 1024  # frames of one batch
     devices: DevicesConfig = field(default_factory=DevicesConfig)
-    max_frames_per_traj: Count | None = None  # cut longer episodes, as truncated
+    max_frames_per_traj: Count | None = None  # truncate longer episodes
     # how actions are taken
     exploration: Literal["random", "mode", "mean", "deterministic"] = "random"
     reset_at_each_iter: bool = False  # start every batch with new episodes
-    # final: batches hold next observations only at ends, in half the memory (algo=ppo)
+    # final: store next observations only at ends, which halves the memory (algo=ppo)
     next_observation: Literal["all", "final"] = "all"
     resume_episodes: bool = True  # a resumed run replays its unfinished episodes; false: new ones
     compile_policy: bool = False  # torch.compile in the workers
@@ -53,7 +53,7 @@ class CollectorConfig(Options):
 
     @property
     def nodes(self) -> int:
-        """How many nodes the workers are spread over; 0 where they are this machine's."""
+        """How many nodes the workers are spread over; 0 if all run on this machine."""
         return 0
 
     @property
@@ -68,28 +68,28 @@ class CollectorConfig(Options):
 
     @property
     def fills_replay_buffer(self) -> bool:
-        """Whether it fills the replay buffer beside the learner, not in turn with it."""
+        """Whether it fills the replay buffer in the background while the learner trains."""
         return False
 
     @property
     def preempts(self) -> bool:
-        """Whether a batch may leave out what slow workers have not finished."""
+        """Whether a batch may omit frames that slow workers have not finished."""
         return False
 
     @property
     def simulates(self) -> bool:
-        """Whether its workers are virtual, so that a scheme moves nothing."""
+        """Whether its workers are virtual, so that no weights travel."""
         return False
 
     @property
     def records_schedule(self) -> bool:
-        """Whether the order of its batches is written down, so that it can be followed again."""
+        """Whether it records its schedule, which can then be replayed."""
         single_workers = self.nodes in (0, self.workers)  # nodes of several are not recorded
         turns = self.asynchronous and not self.fills_replay_buffer and not self.simulates
         return turns and single_workers
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """What the collector's constructor is called with, beside environments, policy, scheme."""
+        """The constructor's arguments, besides environments, policy and scheme."""
         return {
             "frames_per_batch": self.frames_per_batch,
             "policy_device": self.devices.policy,
@@ -106,7 +106,7 @@ class CollectorConfig(Options):
         }
 
     def pacing(self, config: Any, batches_ahead: int) -> dict[str, Any]:
-        """How far asynchronous workers may be ahead of the learner, as arguments."""
+        """The arguments that limit how far asynchronous workers run ahead of the learner."""
         waits = config.sync.on_stale == "wait"
         return {
             "batches_ahead": batches_ahead,
@@ -122,8 +122,8 @@ class CollectorConfig(Options):
             if len(self.devices.policy) != places:
                 raise ConfigError(
                     f"collector.devices.policy=[{','.join(self.devices.policy)}] names "
-                    f"{len(self.devices.policy)} devices for {places} {who}: name one, or one for "
-                    "each"
+                    f"{len(self.devices.policy)} devices for {places} {who}: name one, or as many "
+                    f"as there are {who}"
                 )
 
     def _check_frames(self, num_envs: int) -> None:
@@ -135,7 +135,7 @@ class CollectorConfig(Options):
             near = most if frames - least > most - frames or not least else least
             who = f"{together} workers with {num_envs}" if together > 1 else f"{num_envs}"
             raise ConfigError(
-                f"collector.frames_per_batch={frames} cannot be shared by {who} environments; "
+                f"collector.frames_per_batch={frames} cannot be divided among {who} environments; "
                 f"the nearest that can is {near}"
             )
 
@@ -149,13 +149,13 @@ class SingleConfig(CollectorConfig):
 
 @dataclass
 class WorkersConfig(CollectorConfig):
-    """Options of collectors with worker processes: derive from this for one of your own."""
+    """Options of collectors with worker processes. Derive from this for your own collector."""
 
     num_workers: Workers = 2  # processes that step environments
-    free_running: bool = False  # fill the replay buffer beside the learner (algo=sac, algo=dqn)
+    free_running: bool = False  # fill the replay buffer in the background (algo=sac, algo=dqn)
     num_threads: Threads = 1  # torch threads of each worker
-    on_worker_failure: Literal["raise", "restart"] = "raise"  # what a dead worker does to the run
-    max_restarts: NonNegativeInt = 3  # of all workers together; then its failure is the run's
+    on_worker_failure: Literal["raise", "restart"] = "raise"  # end the run, or replace the worker
+    max_restarts: NonNegativeInt = 3  # of all workers together; the next failure ends the run
 
     @property
     def workers(self) -> int:
@@ -182,7 +182,7 @@ class MultiSyncConfig(WorkersConfig):
 
     name: str = "multi_sync"
     frames_per_batch: Count = 1024  # frames of one batch, all workers together
-    # go on when this share of the workers has finished; null: wait for all
+    # stop the other workers when this share has finished; null: wait for all
     preemptive_threshold: Annotated[float, Range(0, 1, above=True)] | None = None
 
     @property
@@ -220,46 +220,46 @@ class MultiAsyncConfig(WorkersConfig):
 
 @dataclass
 class NodesConfig(Options):
-    """How many nodes there are, and how they take part in a batch."""
+    """The number of nodes, and how they contribute to a batch."""
 
     group: ClassVar[str] = "collector.remote"
 
-    # nodes, which the workers are spread over evenly; null: one for each worker, or for each rank
+    # nodes, over which the workers are spread evenly; null: one per worker, or one per rank
     num_collectors: Count | None = None
-    asynchronous: bool = False  # each node collects at its own pace; else all together
+    asynchronous: bool = False  # whether each node collects at its own pace, not all together
     start_timeout_s: Seconds = 120.0  # until all nodes have their environments and weights
 
 
 @dataclass
 class JoiningConfig(NodesConfig):
-    """Nodes that join the trainer: who starts them, and where they find it."""
+    """Nodes that connect to the trainer: who starts them, and the trainer's address."""
 
-    # local: start the nodes here; env: torchrun or a script started them; null: env if one did
+    # local: start the nodes here; env: torchrun or a script started them; null: detect which
     launcher: Literal["local", "env"] | None = None
-    host: str = "127.0.0.1"  # where nodes find this process (launcher=local; torchrun says it)
-    port: Annotated[int, Range(0, 65535)] = 0  # and at which port; 0 takes a free one
-    address: str | None = None  # what this process's own connections bind to; null: host
+    host: str = "127.0.0.1"  # launcher=local: the address at which nodes reach the trainer
+    port: Annotated[int, Range(0, 65535)] = 0  # launcher=local: its port; 0: a free one
+    address: str | None = None  # the address that this process's connections bind to; null: host
 
 
 @dataclass
 class RayConfig(NodesConfig):
-    """Which Ray cluster, and what each node takes of it."""
+    """The Ray cluster, and the resources that each node reserves."""
 
     address: str | None = None  # a running cluster: auto or host:port; null: start one here
-    num_cpus: NonNegative = 1.0  # of the cluster, for each worker
-    num_gpus: NonNegative = 0.0  # of the cluster, for each node
-    # and whatever else of the cluster's, for each node
+    num_cpus: NonNegative = 1.0  # CPUs to reserve for each worker
+    num_gpus: NonNegative = 0.0  # GPUs to reserve for each node
+    # other resources of the cluster to reserve for each node
     resources: dict[str, float] = field(default_factory=dict)
 
 
 def ranks() -> int | None:
-    """How many processes a launcher started, if one did."""
+    """The number of processes that a launcher started; None without a launcher."""
     found = os.environ.get("WORLD_SIZE", "")
     return int(found) if "RANK" in os.environ and found.isdigit() else None
 
 
 def nodes_started(otherwise: int) -> int:
-    """One node for each rank besides the trainer's, or as many as are said."""
+    """One node for each rank besides the trainer's; without ranks, `otherwise`."""
     return max(1, (ranks() or otherwise + 1) - 1)
 
 
@@ -303,20 +303,20 @@ class RemoteCollectorConfig(WorkersConfig):
         super().check(config)
         if self.next_observation == "final":
             raise ConfigError(
-                f"collector.next_observation=final collector={self.name}: whole frames travel "
-                "between machines; it is for collectors of this one, as collector=multi_async"
+                f"collector.next_observation=final collector={self.name}: it is only for "
+                "collectors on one machine, such as collector=multi_async"
             )
         if self.batches_ahead != 2 and not self.asynchronous:
             raise ConfigError(
                 f"collector.batches_ahead={self.batches_ahead} needs "
-                "collector.remote.asynchronous=true, or collector=multi_async: with this one a "
-                "batch is begun when the learner asks for it"
+                "collector.remote.asynchronous=true or collector=multi_async: otherwise a batch "
+                "is started when the learner requests it"
             )
 
 
 @dataclass
 class JoiningCollectorConfig(RemoteCollectorConfig):
-    """Options of collectors whose nodes join the trainer."""
+    """Options of collectors whose nodes connect to the trainer."""
 
     # rollout workers on all nodes
     num_workers: Workers = field(default=2, metadata=linked("${lockstep.nodes:2}"))
@@ -343,24 +343,24 @@ class JoiningCollectorConfig(RemoteCollectorConfig):
         if self.remote.launcher == "env" and started is None:
             raise ConfigError(
                 "collector.remote.launcher=env: RANK and WORLD_SIZE are not set; start it with "
-                "torchrun, or take launcher=local"
+                "torchrun, or use collector.remote.launcher=local"
             )
         if started is not None and self.joins_ranks:
             if started < 2:
                 raise ConfigError(
-                    "WORLD_SIZE=1: rank 0 trains and the others collect; start two processes or "
-                    "more"
+                    "WORLD_SIZE=1: rank 0 trains and the others collect; start at least two "
+                    "processes"
                 )
             if self.nodes != started - 1:
                 raise ConfigError(
-                    f"WORLD_SIZE={started}, so there are {started - 1} hosts, and not "
-                    f"{self.nodes}: take collector.remote.num_collectors={started - 1}"
+                    f"WORLD_SIZE={started}, so there are {started - 1} hosts, not "
+                    f"{self.nodes}: use collector.remote.num_collectors={started - 1}"
                 )
 
 
 @dataclass
 class DistributedCollectorConfig(JoiningCollectorConfig):
-    """Workers on nodes that torch.distributed joins: started here, or by torchrun or SLURM."""
+    """Workers on nodes over torch.distributed, started by this command, torchrun or SLURM."""
 
     scheme: ClassVar[str | None] = "distributed"
 
@@ -369,7 +369,7 @@ class DistributedCollectorConfig(JoiningCollectorConfig):
 
 @dataclass
 class RPCCollectorConfig(JoiningCollectorConfig):
-    """Workers on nodes that torch.distributed.rpc joins: started here, or by torchrun or SLURM."""
+    """Workers on nodes over torch's RPC, started by this command, torchrun or SLURM."""
 
     scheme: ClassVar[str | None] = "rpc"
 
@@ -378,7 +378,7 @@ class RPCCollectorConfig(JoiningCollectorConfig):
 
 @dataclass
 class RayCollectorConfig(RemoteCollectorConfig):
-    """Workers on a Ray cluster: one that runs already, or one started for this run."""
+    """Workers on a Ray cluster: a running one, or one that is started for this run."""
 
     scheme: ClassVar[str | None] = "ray"
 

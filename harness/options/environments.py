@@ -12,7 +12,7 @@ from harness.options.typed import Count, Range
 
 @dataclass
 class EnvConfig(Options):
-    """Any environment of gymnasium's: name it with env.id."""
+    """Any environment that is registered with gymnasium, selected by env.id."""
 
     group: ClassVar[str] = "env"
 

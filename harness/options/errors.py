@@ -1,4 +1,4 @@
-"""Mistakes in a config: one line each, which names the nearest right thing."""
+"""Errors in a config: one line each, with the nearest correct alternative."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ConfigError(ValueError):
 
 
 class ImpossiblePair(ConfigError):
-    """A scheme and a collector that cannot go together, each sound by itself."""
+    """A scheme and a collector that do not work together, each valid on its own."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""`logger=`: the options of what receives metrics besides metrics.jsonl. Several: logger=[a,b]."""
+"""`logger=`: options of loggers, in addition to metrics.jsonl. Several: logger=[a,b]."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LoggerConfig(Options):
 
 @dataclass
 class JsonlConfig(LoggerConfig):
-    """metrics.jsonl alone, which every run writes."""
+    """Only metrics.jsonl, which every run writes."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class WandbConfig(LoggerConfig):
     """Weights & Biases, offline unless told otherwise."""
 
     mode: Literal["offline", "online", "disabled"] = "offline"  # offline runs can be synced later
-    project: str = "lockstep"  # where the run is filed
+    project: str = "lockstep"  # the project of the run
     entity: str | None = None  # the account or team; null: your own
     tags: list[str] = field(default_factory=list)  # of the run
     # files of the run to keep there: manifest, code, checkpoint (the last one), video
@@ -42,7 +42,7 @@ class WandbConfig(LoggerConfig):
 class TraceConfig(LoggerConfig):
     """A timeline of learner and workers in trace.json, for Perfetto or chrome://tracing."""
 
-    max_mb: Positive = 64.0  # later events are left out
+    max_mb: Positive = 64.0  # the largest size; later events are dropped
 
 
 @dataclass

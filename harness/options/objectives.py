@@ -10,10 +10,10 @@ from harness.options.typed import NonNegative, Positive, Range
 
 @dataclass
 class DecoupledConfig:
-    """Clipped against the proximal policy, weighted by how far that is from the acting weights."""
+    """Clipped against the proximal policy, weighted by its ratio to the weights that acted."""
 
-    weight_cap: Positive = 5.0  # no frame weighs more than this
-    # what a frame weighs that is above the cap: as much as the cap, or (mask) nothing
+    weight_cap: Positive = 5.0  # the largest weight of a frame
+    # frames above the cap: weight them by the cap, or (mask) not at all
     above_cap: Literal["truncate", "mask"] = "truncate"
 
 

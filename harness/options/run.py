@@ -1,4 +1,4 @@
-"""The options of a run as a whole, and of the command that starts it."""
+"""Options of the whole run, and of the command that starts it."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from harness.options.typed import Count, NonNegativeInt, Range, Seconds
 
 @dataclass
 class EvaluationConfig(Options):
-    """Episodes of the deterministic policy, in environments and with seeds of their own."""
+    """Episodes of the deterministic policy, in separate environments with their own seeds."""
 
     every_frames: Count | None = None  # evaluate this often; null: not during training
-    num_episodes: Count = 10  # each time
-    max_steps: Count = 100_000  # cut an episode that has not ended by then
-    at_end: bool = True  # and once after training
+    num_episodes: Count = 10  # episodes of one evaluation
+    max_steps: Count = 100_000  # end an evaluation episode after this many steps
+    at_end: bool = True  # evaluate once after training
 
 
 @dataclass
 class CheckpointConfig(Options):
-    """When to write what a resumed run needs, and how many to keep."""
+    """When to write checkpoints, and how many to keep."""
 
     every_frames: Count | None = None  # write one this often; null: not during training
-    at_end: bool = True  # and at the end, also when interrupted
+    at_end: bool = True  # write one at the end, also when interrupted
     keep: Count = 3  # how many of the newest to keep
 
 
 @dataclass
 class RunConfig:
-    """What belongs to no group, and is stored in the run directory."""
+    """Options that belong to no group and are stored in the run directory."""
 
-    name: str = "${algo.name}-${env.id}"  # ends the name of the run directory
+    name: str = "${algo.name}-${env.id}"  # the last part of the run directory's name
     total_frames: Count = 300_000  # stop after this many environment steps
-    seed: NonNegativeInt = 1  # of everything random
+    seed: NonNegativeInt = 1  # seed of all randomness
     device: str = "cpu"  # where the learner computes: cpu, cuda, cuda:1, ...
     num_threads: Annotated[int, Range(1, 4096)] = 1  # torch threads of the learner
-    # a record at the first batch after this many frames, at evaluations and at the end
+    # write a record every so many frames, at evaluations and at the end
     log_every_frames: Count = 1
-    print_every_s: Seconds = 5.0  # a line this often where there is no terminal
+    print_every_s: Seconds = 5.0  # without a terminal: print a line this often
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    plugins: list[str] = field(default_factory=list)  # modules to import, which register parts
+    plugins: list[str] = field(default_factory=list)  # modules to import that register parts
 
 
 @dataclass
 class CommandConfig:
-    """What is asked of the command, and is not stored."""
+    """Options of the command, which are not stored."""
 
     resume: str | None = None  # a run directory: continue from its newest checkpoint
-    skip_done: bool = False  # leave out a job whose directory holds a finished run of its config
-    skip_impossible: bool = False  # leave out pairs of scheme and collector that cannot work
+    skip_done: bool = False  # skip jobs whose directory holds a finished run of the same config
+    skip_impossible: bool = False  # skip pairs of scheme and collector that do not work together
     # start no further job of a sweep after this many have failed; null: never
     stop_after_failures: Count | None = None
     # index into values that vary together, ${zip:1e-3,3e-4}: --multirun point=0,1

@@ -1,4 +1,4 @@
-"""`collector=simulated`: asynchronous workers in virtual time, or a recorded schedule again."""
+"""`collector=simulated`: asynchronous workers in virtual time, or a replay of a schedule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SimulatedConfig(CollectorConfig):
     network: NetworkConfig = field(default_factory=NetworkConfig)
     # workers that die: [{worker:0,at_s:10,back_after_s:5}], in virtual time
     failures: list[FailureConfig] = field(default_factory=list)
-    # a run directory whose recorded schedule is followed, in place of costs, network and failures
+    # a run directory whose recorded schedule is replayed, instead of costs, network and failures
     replay: str | None = None
 
     @property
@@ -54,7 +54,7 @@ class SimulatedConfig(CollectorConfig):
         return given | {"schedule": schedule, "on_nodes": schedule.header.on_nodes}
 
     def simulator(self, config: Any) -> Any:
-        """The schedule that is made. `ConfigError` for impossible costs or failures."""
+        """The simulated schedule. `ConfigError` for impossible costs or failures."""
         from collectors.schedule.simulator import Simulator
 
         link = getattr(config.sync, "link", None)
@@ -82,8 +82,8 @@ class SimulatedConfig(CollectorConfig):
             return RecordedSchedule(file)
         except FileNotFoundError:
             raise ConfigError(
-                f"collector.replay={directory}: it holds no {SCHEDULE}; asynchronous runs, such "
-                "as those of collector=multi_async, have one"
+                f"collector.replay={directory}: there is no {SCHEDULE}; only asynchronous runs, "
+                "such as those of collector=multi_async, write one"
             ) from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"collector.replay={directory}: {error}") from None
@@ -92,7 +92,7 @@ class SimulatedConfig(CollectorConfig):
         super().check(config)
         if isinstance(self.devices.policy, list):
             raise ConfigError(
-                "collector.devices.policy is a list: virtual workers compute in one process; name "
+                "collector.devices.policy is a list, but virtual workers run in one process; name "
                 "one device"
             )
         self.costs.make()
@@ -113,5 +113,5 @@ class SimulatedConfig(CollectorConfig):
         if any(given != recorded for given, recorded in wanted.values()):
             needed = " ".join(f"{name}={recorded}" for name, (_, recorded) in wanted.items())
             raise ConfigError(
-                f"collector.replay={replay}: it was recorded with other sizes; say {needed}"
+                f"collector.replay={replay}: it was recorded with other sizes; use {needed}"
             )

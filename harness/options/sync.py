@@ -1,4 +1,4 @@
-"""`sync=`: the options of the schemes by which weights reach the workers."""
+"""`sync=`: options of the schemes that move weights to the workers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from harness.options.typed import (
 
 @dataclass
 class LinkConfig(Options):
-    """The network between learner and workers to emulate: a preset, and what differs from it."""
+    """The network to emulate between learner and workers: a preset, and changes to it."""
 
     group: ClassVar[str] = "sync.link"
 
     preset: Literal["lan", "datacenter", "wan"] | None = (
-        None  # a typical network; options set beside it win
+        None  # a typical network; other options override it
     )
-    latency_ms: NonNegative | None = None  # each way
-    jitter_ms: NonNegative | None = None  # up to this much more on the way there, at random
-    bandwidth_mbps: Positive | None = None  # megabits a second
+    latency_ms: NonNegative | None = None  # latency in each direction
+    jitter_ms: NonNegative | None = None  # the largest random extra latency towards the worker
+    bandwidth_mbps: Positive | None = None  # megabits per second
     loss: Share | None = None  # the share of packets that have to be sent again
     seed: int = field(default=0, metadata=linked("${seed}"))  # of jitter and loss
 
@@ -52,9 +52,9 @@ class TearConfig(Options):
 
     group: ClassVar[str] = "sync.tear"
 
-    share: Share = 0.0  # of the tensors or elements of each version that are older
-    span: Count = 1  # so many versions older
-    unit: Literal["tensor", "element"] = "tensor"  # whether tensors are older as a whole
+    share: Share = 0.0  # the share of tensors or elements of each version that are older
+    span: Count = 1  # how many versions older they are
+    unit: Literal["tensor", "element"] = "tensor"  # choose whole tensors, or single elements
     seed: int = field(default=0, metadata=linked("${seed}"))  # of the choice
 
     def make(self) -> Any:
@@ -66,7 +66,7 @@ class TearConfig(Options):
 
 @dataclass
 class SyncConfig(Options):
-    """Options that every scheme has. What a class adds is passed to its scheme's constructor."""
+    """Options of every scheme. Fields that a subclass adds go to its scheme's constructor."""
 
     group: ClassVar[str] = "sync"
     versions_travel: ClassVar[bool] = True  # else workers see each change of the weights at once
@@ -74,23 +74,23 @@ class SyncConfig(Options):
 
     name: str = ""  # the registered name
     blocking: bool = False  # whether publishing waits until every worker uses the new version
-    interval: Count = 1  # publish after every so many updates
+    interval: Count = 1  # publish after this many updates
     # when workers look for a new version: before each step, batch or episode (env.num_envs=1)
     apply_at: Literal["step", "batch", "episode"] = "step"
-    # what an update in mid-episode does to the state of a recurrent policy
+    # the state of a recurrent policy when new weights are applied during an episode
     state_on_update: Literal["keep", "zero"] = "keep"
-    max_lag: NonNegativeInt | None = None  # train on no frame whose weights are more versions old
-    # how max_lag is kept: drop such frames, or let asynchronous workers wait so that there are none
+    max_lag: NonNegativeInt | None = None  # the largest lag of frames to train on, in versions
+    # how max_lag is enforced: drop such frames, or let asynchronous workers wait
     on_stale: Literal["drop", "wait"] = "drop"
-    # how a model is turned into weights
+    # which weights of a model are sent; state_dict: without non-persistent buffers
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
-    # refuse to publish NaN and infinite parameters; all: buffers, too
+    # refuse to publish NaN and infinite parameters; all: also in buffers
     check_finite: bool | Literal["all"] = True
-    timeout_s: Seconds = 10.0  # an unanswered publish is an error after this long
-    connect_timeout_s: Seconds = 60.0  # and so is a worker that does not come up
+    timeout_s: Seconds = 10.0  # a publish without acknowledgement is an error after this long
+    connect_timeout_s: Seconds = 60.0  # a worker that does not connect is an error after this long
 
     def arguments(self) -> dict[str, Any]:
-        """What the scheme's constructor is called with."""
+        """The arguments of the scheme's constructor."""
         common = {field.name for field in fields(SyncConfig)}
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in common}
         return {
@@ -107,17 +107,17 @@ class SyncConfig(Options):
         if self.apply_at == "episode" and config.env.num_envs != 1:
             raise ConfigError(
                 f"sync.apply_at=episode env.num_envs={config.env.num_envs}: episodes of several "
-                "environments start at different steps; take env.num_envs=1 and more workers"
+                "environments start at different steps; use env.num_envs=1 and more workers"
             )
         if self.apply_at == "episode" and not self.versions_travel:
             raise ConfigError(
-                f"sync.apply_at=episode sync={self.name}: its weights change at once, in an "
-                "episode too; take sync=shared_mem"
+                f"sync.apply_at=episode sync={self.name}: its weights change at once, also during "
+                "an episode; use sync=shared_mem"
             )
         if self.state_on_update == "zero" and not config.model.recurrent:
             raise ConfigError(
-                f"sync.state_on_update=zero model={config.model.name}: it carries no state; "
-                "take model=lstm"
+                f"sync.state_on_update=zero model={config.model.name}: it has no state; "
+                "use model=lstm"
             )
         if self.on_stale == "wait" and (self.max_lag is None or not config.collector.asynchronous):
             missing = "sync.max_lag" if self.max_lag is None else "collector=multi_async"
@@ -133,23 +133,23 @@ class SyncConfig(Options):
             if not self.versions_travel:
                 raise ImpossiblePair(
                     f"{pair}: its workers see every change of the learner's weights at once, which "
-                    "no simulated clock can time; take sync=shared_mem"
+                    "cannot be simulated; use sync=shared_mem"
                 )
             return
         if collector.scheme is not None and self.name != collector.scheme:
             raise ImpossiblePair(
-                f"{pair}: this collector has a scheme of its own; take sync={collector.scheme}"
+                f"{pair}: this collector needs its own scheme; use sync={collector.scheme}"
             )
         if self.collector is not None and collector.name != self.collector:
             raise ImpossiblePair(
-                f"{pair}: its workers are on this machine; "
-                f"take sync=shared_mem, or collector={self.collector}"
+                f"{pair}: the collector's workers are on this machine; "
+                f"use sync=shared_mem, or collector={self.collector}"
             )
 
 
 @dataclass
 class NoneConfig(SyncConfig):
-    """Nothing is sent: the policy that acts is the learner's own. For collector=single."""
+    """Nothing is sent: the learner's own policy acts. For collector=single."""
 
     versions_travel: ClassVar[bool] = False
 
@@ -159,8 +159,8 @@ class NoneConfig(SyncConfig):
         super()._check_pair(collector)
         if collector.name != "single":
             raise ImpossiblePair(
-                f"sync=none collector={collector.name}: its workers would keep the weights they "
-                "start with for ever; take sync=shared_mem, or collector=single"
+                f"sync=none collector={collector.name}: its workers would keep their initial "
+                "weights forever; use sync=shared_mem, or collector=single"
             )
 
 
@@ -182,32 +182,32 @@ class HogwildConfig(SyncConfig):
             if any(device != "cpu" for device in (named if isinstance(named, list) else [named])):
                 raise ConfigError(
                     f"sync=hogwild with {place}={named}: its workers read the learner's own "
-                    "memory, so both must be cpu; take sync=shared_mem"
+                    "memory, so both must be cpu; use sync=shared_mem"
                 )
 
     def _check_pair(self, collector: Any) -> None:
         super()._check_pair(collector)
         if collector.name == "single":
             raise ImpossiblePair(
-                "sync=hogwild collector=single: one process has nobody to share its memory with; "
-                "take sync=none, where the policy is the learner's own"
+                "sync=hogwild collector=single: there is no other process to share memory with; "
+                "use sync=none, with which the learner's own policy acts"
             )
 
 
 @dataclass
 class SendingConfig(SyncConfig):
-    """Options of schemes that send versions: derive from this for a scheme of your own."""
+    """Options of schemes that send versions. Derive from this for your own scheme."""
 
-    # how numbers travel: float32 (as they are), bfloat16, float16, int8 or delta
+    # number format in which weights travel: float32 (unchanged), bfloat16, float16, int8 or delta
     wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"
-    # let versions arrive as late as over a network (docs/slow-links.md)
+    # emulate a slow network (docs/slow-links.md)
     link: LinkConfig = field(default_factory=LinkConfig)
-    # updates between the weights that act and the learner's: a number, or a distribution, as
+    # updates between the weights that act and the learner's: a number, or a distribution such as
     # {kind: uniform, low: 0, high: 8}; also geometric (mean, most), cycle (values), two_point (low,
     # high, share of high); per: version draws for each version, per: worker once for each worker
     lag: NonNegativeInt | dict[str, Any] = 0
     lag_seed: int = field(default=0, metadata=linked("${seed}"))  # of lags that are drawn
-    # let each version be older in part
+    # make a part of each version older
     tear: TearConfig = field(default_factory=TearConfig)
     # workers compare their weights with what was published: at each policy call, or one in 100
     verify: Literal["off", "sampled", "every", False] = "off"
@@ -241,22 +241,22 @@ class SendingConfig(SyncConfig):
             self._check_lag(lag)
 
     def _check_lag(self, lag: Any) -> None:
-        """Raise `ConfigError` if the lag cannot be what it says."""
+        """Raise `ConfigError` if other options contradict the lag."""
         given = f"sync.lag={show(self.lag)}"
         if self.interval > 1:
             raise ConfigError(
-                f"{given} sync.interval={self.interval}: lag counts updates, of which the interval "
-                "leaves most unpublished; take sync.interval=1"
+                f"{given} sync.interval={self.interval}: an exact lag needs every update to be "
+                "published; use sync.interval=1"
             )
         if self.on_stale == "wait":
             raise ConfigError(
-                f"{given} sync.on_stale=wait: a worker that waits gets no newer weights, since lag "
-                "counts updates; take sync.on_stale=drop"
+                f"{given} sync.on_stale=wait: a waiting worker would get no newer weights, because "
+                "lag counts updates; use sync.on_stale=drop"
             )
         if self.max_lag is not None and self.max_lag < lag.smallest:
             raise ConfigError(
-                f"{given} sync.max_lag={self.max_lag}: all frames would be dropped but the first; "
-                f"take sync.max_lag={lag.largest} or more"
+                f"{given} sync.max_lag={self.max_lag}: all frames but the first would be dropped; "
+                f"use sync.max_lag={lag.largest} or more"
             )
 
 
@@ -273,20 +273,20 @@ class SharedMemConfig(SendingConfig):
         if self.zero_copy and self.wire != "float32":
             raise ConfigError(
                 f"sync.zero_copy=true sync.wire={self.wire}: encoded versions must be decoded into "
-                "other memory; take sync.wire=float32"
+                "other memory; use sync.wire=float32"
             )
 
 
 @dataclass
 class MultiProcessConfig(SendingConfig):
-    """Each version is announced to each worker by a message."""
+    """Each worker gets a message for each version."""
 
     name: str = "multiprocess"
 
 
 @dataclass
 class DistributedConfig(SendingConfig):
-    """Sent once to each node by torch.distributed, and shared by its workers."""
+    """Sent to each node once over torch.distributed; the node's workers share it."""
 
     collector: ClassVar[str | None] = "distributed"
 
@@ -295,7 +295,7 @@ class DistributedConfig(SendingConfig):
 
 @dataclass
 class RPCConfig(SendingConfig):
-    """Sent once to each node by torch.distributed.rpc, and shared by its workers."""
+    """Sent to each node once over torch's RPC; the node's workers share it."""
 
     collector: ClassVar[str | None] = "rpc"
 
@@ -304,7 +304,7 @@ class RPCConfig(SendingConfig):
 
 @dataclass
 class RaySyncConfig(SendingConfig):
-    """Put into Ray's object store, which brings each version to each node once."""
+    """Put into Ray's object store, which sends each version to each node once."""
 
     collector: ClassVar[str | None] = "ray"
 

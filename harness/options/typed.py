@@ -1,4 +1,4 @@
-"""Plain data into dataclasses, with every key, type and bound checked on the way.
+"""Converts plain data into dataclasses, and checks every key, type and bound.
 
 Annotations may be bool, int, float, str, None, Literal, list[...], dict[str, ...], dataclasses,
 unions of these, and `Annotated[..., Range(...)]`.

@@ -127,7 +127,7 @@ class DeltaDecoder(Decoder):
         if base != NEVER and base not in self._held:
             raise RuntimeError(
                 f"version {block.version} builds on version {base}, which this worker does not "
-                "hold: the channel delivered what was published for the worker's predecessor"
+                "have: the channel delivered a block for the worker's predecessor"
             )
         held = {version: whole for version, whole in self._held.items() if version >= base}
         whole = next(w for w in self._pool if all(w is not kept for kept in held.values()))

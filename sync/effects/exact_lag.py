@@ -5,9 +5,9 @@
     LagSender        keeps 5, and delivers 3   --->         take(): 3, stamped 3
                      keeps 4 and 5
 
-What a worker gets is a version as it was published, with its own stamp. Of the versions that were
-published to a worker, it gets the newest that is old enough and that it does not have already. The
-first version is delivered at once, since a worker cannot act without weights.
+Workers receive versions unchanged, with their own stamps. Of the versions that were published to a
+worker, it gets the newest one that is old enough and that it does not have yet. The first version
+is delivered at once, because a worker cannot act without weights.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Lag:
     per: "version" draws a lag for each version that is published, "worker" one for each worker.
     seed: of the draws. They depend on it and on the version or worker, and on nothing else.
 
-    A worker never goes back to older weights than it has. So with draws per version its lag grows
-    by at most one from version to version, and larger draws are reached step by step or not at all.
+    A worker never goes back to older weights. So with draws per version, its lag grows by at most
+    one from version to version, and it reaches a larger draw step by step or not at all.
     """
 
     kind: Literal["constant", "uniform", "geometric", "cycle", "two_point"] = "constant"
@@ -111,13 +111,13 @@ class Lag:
 
     @property
     def smallest(self) -> int:
-        """No lag is smaller."""
+        """The smallest possible lag."""
         of_kind = {"constant": self.k, "geometric": 0, "cycle": min(self.values, default=0)}
         return of_kind.get(self.kind, self.low if self.share < 1 else self.high)
 
     @property
     def largest(self) -> int:
-        """No lag is larger: so many versions are kept."""
+        """The largest possible lag, which is the number of versions to keep."""
         if self.kind == "geometric":
             return math.ceil(8 * self.mean) if self.most is None else self.most
         of_kind = {"constant": self.k, "cycle": max(self.values, default=0)}
@@ -150,7 +150,7 @@ class _Prepared(NamedTuple):
 class LagSender(SenderWrapper):
     """Keeps what is published, and delivers what is old enough.
 
-    first_version: what version 0 of this channel is in the count of the whole run.
+    first_version: the number of this channel's version 0 in the count of the whole run.
     """
 
     def __init__(self, inner: SenderChannel, lag: Lag, first_version: int = 0):
@@ -168,10 +168,10 @@ class LagSender(SenderWrapper):
         return [*kept, *self._delivered.values()]
 
     def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        # What is still here for these workers was prepared by a publish that was refused.
+        # Anything still prepared for these workers is left over from a refused publish.
         self._prepared = [p for p in self._prepared if set(workers).isdisjoint(p.part.workers)]
         if all(self._delivered.get(worker) is block for worker in workers):
-            return self._deliver(block, workers)  # again, to a process that takes a place
+            return self._deliver(block, workers)  # again, to a process that replaces a worker
         self._announced[id(block)] = workers
         due: dict[int, tuple[Snapshot, list[int]]] = {}
         for worker in workers:
@@ -181,7 +181,7 @@ class LagSender(SenderWrapper):
         return [Part(block, ()), *parts]
 
     def _due(self, newest: Snapshot, worker: int) -> Snapshot | None:
-        """What the worker gets when `newest` is published to it; None if it keeps what it has."""
+        """The version to deliver when `newest` is published; None if the worker keeps its own."""
         published = [*self._kept[worker], newest]
         if worker not in self._delivered:
             return published[0]

@@ -31,13 +31,13 @@ class Encoder(ABC):
         """
 
     def checksums(self, whole: Snapshot) -> list[int]:
-        """Those of the model that workers decode, after `encode`; empty if `whole` has none.
+        """The checksums of the model that workers decode; empty if `whole` has none.
 
-        An exact format leaves it at those of the model itself.
+        Call it after `encode`. For an exact format they are those of the model itself.
         """
         return whole.checksums
 
-    # What a format overrides if its blocks depend on what a worker already holds.
+    # To be overridden by a format whose blocks depend on what a worker already has.
 
     def split(self, workers: Sequence[int]) -> list[Sequence[int]]:
         """Group the workers that can decode the same block."""
@@ -47,7 +47,7 @@ class Encoder(ABC):
         """`block`, encoded from `whole`, is about to be published to these workers."""
 
     def heard(self, answer: Answer) -> None:
-        """The channel reports what became of a worker or of a version."""
+        """The channel reports an answer of a worker."""
 
     def bases(self) -> list[Snapshot]:
         """The whole models that later blocks may build on; they must not be overwritten."""

@@ -1,13 +1,13 @@
 """A lossless encoding of the difference between two blocks of 32-bit words.
 
-    | changed chunks, lengths | one bit a chunk of 16 words | four planes of bytes |
+    | changed chunks, lengths | one bit per chunk of 16 words | four planes of bytes |
 
 The difference is the exclusive or of the words, so it is zero where the blocks agree to the last
 bit, whatever the words mean. Chunks without a change are left out. The bytes of the others are
 regrouped: the first bytes of all words form one plane, the second bytes the next, and so on. After
 a small training step, the sign and exponent of a float are rarely changed, so the planes of the
-upper bytes are mostly zero. A plane is written as it is, or as one bit a byte and the bytes that
-are not zero, whichever is shorter.
+upper bytes are mostly zero. A plane is written unchanged, or as one bit per byte followed by the
+bytes that are not zero, whichever is shorter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lossy wire formats: two bytes a number, or one byte a number and a scale for each row.
+"""Lossy wire formats: two bytes per number, or one byte per number and a scale for each row.
 
 A row of an int8 leaf holds the weights of one output of its layer: a row of a matrix, or one filter
 of a convolution. Vectors, and matrices with rows of fewer than four numbers, have a single scale.
@@ -56,7 +56,7 @@ class RoundedFormat(ABC):
 
 
 class HalfPrecision(RoundedFormat):
-    """`bfloat16` and `float16`: two bytes a number."""
+    """`bfloat16` and `float16`: two bytes per number."""
 
     def __init__(self, model: Layout, dtype: torch.dtype):
         self.dtype = dtype
@@ -77,7 +77,7 @@ class HalfPrecision(RoundedFormat):
 
 
 class Int8(RoundedFormat):
-    """One byte a number. The largest number of a row is 127 times the scale of the row."""
+    """One byte per number. The largest number of a row is 127 times the scale of the row."""
 
     name = "int8"
 
@@ -123,7 +123,7 @@ def _require_finite(leaf: Leaf, summary: Tensor, numbers: Tensor) -> None:
     if (leaf.dtype.is_floating_point or leaf.dtype.is_complex) and count_non_finite(summary):
         raise ValueError(
             f"send refused: {leaf.name!r} holds {count_non_finite(numbers)} NaN or infinite "
-            "value(s), and workers stay on the last good version (int8 has no such)"
+            "value(s), which int8 cannot represent, and workers keep the last good version"
         )
 
 
@@ -164,8 +164,8 @@ class RoundingEncoder(Encoder):
                 largest = float(sent[torch.isfinite(sent)].abs().amax())
                 raise ValueError(
                     f"send refused: {leaf.name!r} holds {lost} value(s) too large for "
-                    f"wire={self._format.name} (up to {largest:.4g}), and workers stay on the "
-                    f"last good version; take {_wider_format(self._format.name)}"
+                    f"wire={self._format.name} (up to {largest:.4g}), and workers keep the "
+                    f"last good version; use {_wider_format(self._format.name)}"
                 )
 
 

@@ -7,11 +7,10 @@
                         -> [in flight: latency + jitter, in order]  --->  take(), apply
     poll(): APPLIED  <- [latency]  <------------------------------------  answer()
 
-Each worker has a link of its own. During a transmission, the newest of the versions that are
-published meanwhile waits, as in a socket with room for one message. A lost packet is sent again one
-round trip later. What is under way lies in private memory, and is written into a block of the inner
-channel when it arrives. Version and time of publication travel inside the block, so stamps and
-latencies are those of a version that really was that late.
+Each worker has its own link. During a transmission, only the newest published version waits, as in
+a socket with room for one message. A lost packet is sent again one round trip later. Versions in
+flight are kept in private memory, and written into a block of the inner channel when they arrive.
+Version and time of publication travel inside the block, so stamps and latencies include the delay.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ PRESETS = {
 
 
 class Block(Protocol):
-    """What travels, as far as a link looks at it."""
+    """The part of a block that a link uses."""
 
     @property
     def wire_bytes(self) -> int:
@@ -107,7 +106,7 @@ class Message(Generic[AnyBlock]):
 
 
 class WorkerLink(Generic[AnyBlock]):
-    """The link to one worker: what is under way on it, and what became of the rest.
+    """The link to one worker: versions in flight, and counts of earlier ones.
 
     clock: returns the time in nanoseconds; `now_ns` if there is none.
     sent: messages whose transmission began.
@@ -126,7 +125,7 @@ class WorkerLink(Generic[AnyBlock]):
         self.reset(connected=False)
 
     def reset(self, *, connected: bool) -> None:
-        """End the connection, and with it everything that is under way. Begin another if told."""
+        """Drop the connection and everything in flight. `connected`: open a new one."""
         self._connected = connected
         self._waiting: Message[AnyBlock] | None = None
         self._in_flight: deque[Message[AnyBlock]] = deque()
@@ -136,9 +135,9 @@ class WorkerLink(Generic[AnyBlock]):
     # -- to the worker
 
     def send(self, block: AnyBlock) -> None:
-        """Transmit this block as soon as the link is free; one that waits is replaced.
+        """Transmit this block as soon as the link is free; it replaces a block that waits.
 
-        Without a connection it is dropped. Whoever connects is sent the newest again.
+        Without a connection it is dropped. A process that connects is sent the newest version.
         """
         if not self._connected:
             return
@@ -183,7 +182,7 @@ class WorkerLink(Generic[AnyBlock]):
         self._transmit(now)
         while self._in_flight and self._in_flight[0].arrives_ns <= now:
             message = self._in_flight[0]
-            yield message  # if that raises, it is delivered the next time
+            yield message  # if the caller raises, it is delivered the next time
             self._in_flight.popleft()
             self.delivered += 1
             self.delays_ns.append(self._clock() - message.sent_ns)
@@ -220,7 +219,7 @@ class WorkerLink(Generic[AnyBlock]):
 
     @property
     def due_ns(self) -> int | None:
-        """When something happens next."""
+        """When the next event is due."""
         due = [self._in_flight[0].arrives_ns] if self._in_flight else []
         if self._waiting is not None and len(self._in_flight) < WINDOW:
             due.append(self._free_at_ns)
@@ -241,7 +240,7 @@ class WorkerLink(Generic[AnyBlock]):
 
 
 class SlowLinkSender(SenderWrapper):
-    """Puts a link of its own between `inner` and each worker.
+    """Puts a separate link between `inner` and each worker.
 
     links: by worker.
     """
@@ -275,7 +274,7 @@ class SlowLinkSender(SenderWrapper):
         return heard
 
     def _deliver(self, now: int) -> None:
-        """Hand what has arrived to the inner channel."""
+        """Publish blocks that have arrived through the inner channel."""
         for worker, link in self.links.items():
             for message in link.arrived(now):
                 block = self.inner.free_block([])

@@ -6,9 +6,9 @@
                              4: w4 b4 v4 s4
                              composes w5 b4 v4 s5   --->         take(): stamped 5
 
-That is what a worker reads while a trainer without synchronisation writes (`schemes/hogwild.py`),
-but how much is torn is chosen here, and two runs of one seed are torn alike. A worker's first
-version is whole.
+A worker that reads while a trainer writes without synchronisation (`schemes/hogwild.py`) gets such
+weights. Here the amount is chosen, and two runs with the same seed are torn in the same way. A
+worker's first version is not torn.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PURPOSE = 1_000_003  # of the random stream: no other effect draws from [seed, 
 class Tear:
     """How much of each version is older than the rest.
 
-    share: of the tensors or elements that are older, to the nearest one that a draw decides.
-    span: so many versions older.
+    share: the share of tensors or elements that are older; a draw rounds it to a whole number.
+    span: how many versions older they are.
     unit: "tensor" (parameters and buffers, each whole) or "element" (single numbers of them).
     seed: of the choice. It depends on it and on the version, and on nothing else.
     """
@@ -54,7 +54,7 @@ class Tear:
 
     @classmethod
     def of(cls, given: Tear | None) -> Tear | None:
-        """What was given; None if nothing would be torn."""
+        """The same `Tear`; None if nothing would be torn."""
         if not isinstance(given, Tear | None):
             raise ValueError(f"tear={given!r}: expected a Tear")
         return None if given is None or given.share == 0 else given
@@ -78,14 +78,14 @@ class _Prepared(NamedTuple):
 class TearSender(SenderWrapper):
     """Composes each version from itself and from an older one that the worker was sent.
 
-    first_version: what version 0 of this channel is in the count of the whole run.
+    first_version: the number of this channel's version 0 in the count of the whole run.
     """
 
     def __init__(self, inner: SenderChannel, tear: Tear, first_version: int = 0):
         super().__init__(inner)
         self._tear = tear
         self._first_version = first_version
-        # By worker: what it was sent, as far back as the next versions need.
+        # By worker: the versions it was sent, as far back as the next versions need.
         self._sent: dict[int, deque[Snapshot]] = {w: deque() for w in range(inner.num_workers)}
         self._prepared: list[_Prepared] = []
 
@@ -93,7 +93,7 @@ class TearSender(SenderWrapper):
         return [block for blocks in self._sent.values() for block in blocks]
 
     def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        # What is still here for these workers was prepared by a publish that was refused.
+        # Anything still prepared for these workers is left over from a refused publish.
         self._prepared = [p for p in self._prepared if set(workers).isdisjoint(p.workers)]
         if not any(block is mine for mine in self._pool):
             return self.inner.prepare(block, workers)  # an inner channel delivers its own again
@@ -104,7 +104,7 @@ class TearSender(SenderWrapper):
         return [part for old, group in groups.values() for part in self._compose(block, old, group)]
 
     def _older(self, newest: Snapshot, worker: int) -> Snapshot:
-        """Of what the worker was sent, the newest of at least `span` versions ago, or the first."""
+        """The newest version sent to the worker at least `span` versions ago, or the first one."""
         sent = self._sent[worker]
         old = [block for block in sent if block.version <= newest.version - self._tear.span]
         return old[-1] if old else sent[0] if sent else newest

@@ -90,7 +90,7 @@ class EncodedSender(SenderWrapper):
         super().pack(binding, block, version, check=check, own=own)
 
     def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        # What is still here for these workers was prepared by a publish that was refused.
+        # Anything still prepared for these workers is left over from a refused publish.
         self._prepared = [p for p in self._prepared if set(workers).isdisjoint(p.part.workers)]
         groups = self._encoder.split(workers)
         return [part for group in groups for part in self._encode(block, group)]
@@ -121,7 +121,7 @@ class EncodedSender(SenderWrapper):
 
 
 class EncodedReceiver(ReceiverChannel):
-    """Decodes what `inner` brings into private memory, so the worker never borrows a block."""
+    """Decodes what `inner` receives into private memory, so a worker never uses a shared block."""
 
     def __init__(self, inner: ReceiverChannel, decoder: Decoder, model_layout: Layout):
         super().__init__(inner.handout, model_layout, inner.worker)

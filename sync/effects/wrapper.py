@@ -9,7 +9,7 @@ from sync.model.layout import Layout
 
 
 class SenderWrapper(SenderChannel):
-    """The caller writes into private blocks. What a subclass does not define is passed on.
+    """The caller writes into private blocks. Other calls go to the inner channel.
 
     layout: of these blocks; that of the inner channel may differ.
     """

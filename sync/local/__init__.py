@@ -1,1 +1,1 @@
-"""What processes of one machine share: memory, doorbells, connections, and news of their ends."""
+"""Building blocks for one machine: shared memory, doorbells, connections, process monitoring."""

@@ -1,9 +1,9 @@
 """The notice board of the shared-memory scheme: a few 64-bit words for each worker.
 
-`latest` says which block holds the newest version; the two pins say which blocks the worker looks
-at, so that the sender writes elsewhere. Every word has one writer, except `asleep`, which the
-sender takes back when it wakes the worker. An aligned 64-bit word is read and written whole.
-`fence` keeps a store before a later load of another word.
+`latest` names the block that holds the newest version. The two pins name the blocks that the worker
+reads, so that the sender does not overwrite them. Every word has a single writer, except `asleep`,
+which the sender clears when it wakes the worker. Reads and writes of an aligned 64-bit word are
+atomic. `fence` orders a store before a later load of another word.
 
     sender                                worker
     ------                                ------
@@ -44,7 +44,7 @@ class Word(NamedTuple):
 
 
 class Board:
-    """One row of words for each worker. `memory` and `fence` are another process's, or new."""
+    """One row of words for each worker, in new memory or in the `memory` of another process."""
 
     def __init__(
         self, num_workers: int, memory: AnonymousMemory | None = None, fence: Fence | None = None
@@ -73,7 +73,7 @@ class Row:
     # -- the sender's side
 
     def clear(self) -> None:
-        """Make the row ready for another process: nothing is announced or pinned."""
+        """Prepare the row for another process: nothing is announced or pinned."""
         self._words[_PINS] = self._words[_PINS + 1] = FREE
         self._words[_LATEST] = self._words[_ASLEEP] = 0
 
@@ -81,14 +81,14 @@ class Row:
         self._words[_LATEST] = Word(block.version, block.number).packed()
 
     def clear_asleep(self) -> bool:
-        """Whether the worker sleeps and is now to be woken."""
+        """Clear the word `asleep`; returns whether the worker was asleep and has to be woken."""
         asleep = bool(self._words[_ASLEEP])
         if asleep:
             self._words[_ASLEEP] = 0
         return asleep
 
     def held(self) -> set[int]:
-        """The blocks that this worker looks at or may be about to look at."""
+        """The blocks that this worker reads or may be about to read."""
         words = self._words
         held = {words[_PINS], words[_PINS + 1]}
         if words[_LATEST]:
@@ -118,7 +118,7 @@ class Row:
         raise AssertionError("`latest` changed a million times while one word was read")
 
     def unpin(self, which: int) -> None:
-        self._fence()  # what was read from the block was read before
+        self._fence()  # all reads of the block come before this store
         self._words[_PINS + which] = FREE
 
     def sleep(self, asleep: bool) -> None:

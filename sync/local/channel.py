@@ -1,4 +1,4 @@
-"""What the schemes of one machine have in common: meeting workers, their answers, their deaths.
+"""The common part of schemes within one machine: connecting workers, answers, noticing deaths.
 
 Blocks lie in a pool of shared memory, which workers map read-only. A scheme adds how a worker
 learns of a version: `schemes/shared_mem.py` and `schemes/multiprocess.py`.
@@ -43,13 +43,13 @@ class Peer:
     connection: Connection
     watch: Watch
     polled: list[int]  # the descriptors of both
-    left: bool = False  # it said that it leaves, or its connection ended
+    left: bool = False  # it announced that it leaves, or its connection ended
 
 
 class LocalSender(SenderChannel):
-    """Meets workers, hears their answers and notices their deaths.
+    """Connects workers, receives their answers and notices their deaths.
 
-    blocks_per_worker: how many blocks one worker can keep from being written, at most.
+    blocks_per_worker: the largest number of blocks that one worker can protect from being written.
     """
 
     def __init__(self, layout: Layout, num_workers: int, blocks_per_worker: int):
@@ -68,11 +68,11 @@ class LocalSender(SenderChannel):
 
     @abstractmethod
     def _shared_fds(self) -> list[int]:
-        """The descriptors that a worker is welcomed with."""
+        """The descriptors that a worker receives when it connects."""
 
     @abstractmethod
     def _reset(self, worker: int) -> None:
-        """Another process becomes this worker: nothing is announced to it or on its way."""
+        """Another process becomes this worker: forget what was announced or sent to the old one."""
 
     def _answered(self, answer: Answer) -> None:
         """The worker applied a version, or could not."""
@@ -109,7 +109,7 @@ class LocalSender(SenderChannel):
         return answers
 
     def _read_peer(self, peer: Peer, ready: set[int], answers: list[Answer]) -> None:
-        """Read what a worker said, then see whether its process still runs."""
+        """Read a worker's messages, then check whether its process still runs."""
         connection, watch = peer.connection, peer.watch
         watch.notice(ready)
         if connection.fd in ready or watch.gone:
@@ -152,7 +152,7 @@ class LocalSender(SenderChannel):
         peer.connection.close()
 
     def _meet(self, fd: int, answers: list[Answer]) -> None:
-        """Let a process in that says which worker it is."""
+        """Accept a process that says which worker it is."""
         connection = self._unidentified[fd]
         messages = connection.receive()
         if not messages and not connection.ended:
@@ -180,7 +180,7 @@ class LocalSender(SenderChannel):
         self._read_peer(peer, {fd}, answers)
 
     def _refusal(self, hello: Message) -> str:
-        """Why the process that said this cannot serve as a worker; empty if it can."""
+        """Why the process that sent this cannot serve as a worker; empty if it can."""
         worker = hello.numbers[0]
         if not self._listener.is_known(hello) or worker not in range(self.num_workers):
             return "the sender does not know this process"
@@ -197,7 +197,7 @@ class LocalSender(SenderChannel):
         self.slots.close()
 
     def release(self) -> None:
-        """Close every socket, without a word to anybody."""
+        """Close every socket without telling the other side."""
         self._closed = True
         self._listener.close()
         for peer in self._peers.values():
@@ -212,7 +212,7 @@ _SENDERS: weakref.WeakSet[LocalSender] = weakref.WeakSet()
 
 
 def _release_in_child() -> None:
-    """A forked child is no sender, and must not keep the connections of its parent open."""
+    """A forked child is not a sender, and must not keep its parent's connections open."""
     for sender in list(_SENDERS):
         sender.release()
 
@@ -231,7 +231,7 @@ class LocalReceiver(ReceiverChannel):
         self._watch: Watch | None = None
         self._welcome = False
         self._gone = ""
-        self._reading = threading.Lock()  # a background thread may listen, too
+        self._reading = threading.Lock()  # a background thread may read as well
 
     # -- what a scheme defines
 
@@ -240,7 +240,7 @@ class LocalReceiver(ReceiverChannel):
         """Open the memory that the sender shares."""
 
     def _on_message(self, message: Message) -> None:
-        """A message that only this scheme knows."""
+        """Handle a message that only this scheme has."""
 
     # -- the same for all
 
@@ -258,7 +258,7 @@ class LocalReceiver(ReceiverChannel):
         return self._connection
 
     def listen(self) -> None:
-        """Read what the sender said."""
+        """Read the sender's messages."""
         with self._reading:
             if not self._gone and self._connection is not None and self._poll.poll(0):
                 self._read(self._connection)
@@ -307,4 +307,4 @@ class LocalReceiver(ReceiverChannel):
             self._connection = None
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a receiver belongs to its process: hand over the scheme")
+        raise TypeError("a receiver cannot be pickled: pass the scheme to the other process")

@@ -9,11 +9,11 @@ from sync.local.memory import SharedFd
 
 
 class Doorbell(SharedFd):
-    """Wakes whoever polls it. Ringing never blocks and takes no lock that a dying process keeps."""
+    """Wakes every process that polls it. Ringing never blocks, also if another process died."""
 
     def __init__(self, fd: int | None = None):
         self._ring_fd: SharedFd | None = None
-        if fd is not None:  # one that was received from another process
+        if fd is not None:  # received from another process
             super().__init__(fd)
         elif hasattr(os, "eventfd"):
             super().__init__(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -25,7 +25,7 @@ class Doorbell(SharedFd):
             self._ring_fd = SharedFd(writer)
 
     def ring(self) -> None:
-        """Make it readable until it is silenced."""
+        """Make the descriptor readable until it is silenced."""
         try:
             if self._ring_fd is None:
                 os.eventfd_write(self.fd, 1)
@@ -36,10 +36,10 @@ class Doorbell(SharedFd):
         except (OSError, ValueError):
             if self.fd >= 0:
                 raise
-            return  # it is closed: nobody waits for it
+            return  # it is closed: no process waits for it
 
     def silence(self) -> None:
-        """Make it unreadable until the next ring."""
+        """Make the descriptor unreadable until the next ring."""
         try:
             if self._ring_fd is None:
                 os.read(self.fd, 8)
@@ -62,11 +62,11 @@ class Doorbell(SharedFd):
 class Fence:
     """A store-load barrier between processes.
 
-    `fence()` makes what this process wrote to shared memory before the call visible to every other
-    process before this one reads on, on any processor. Python has no such instruction. A write to
-    one eventfd (or pipe) that all of them share takes the kernel's lock of that object, and two
-    holders of one lock see each other's earlier writes. A process that is stopped or killed cannot
-    keep that lock.
+    `fence()` orders memory accesses on every kind of processor: all earlier writes of this process
+    to shared memory are visible to other processes before its later reads. Python has no such
+    instruction. Writing to an eventfd (or pipe) that all processes share takes the kernel's lock of
+    that object, and a process that takes the lock sees what earlier holders wrote. A process that
+    is stopped or killed cannot keep that lock.
     """
 
     def __init__(self, fds: list[int] | None = None):
@@ -93,4 +93,4 @@ class Fence:
             os.write(writer, b"\0")
             os.read(reader, 1)
         except BlockingIOError:
-            return  # another process took the byte; the pipe's lock was held all the same
+            return  # another process read the byte, but the pipe's lock was taken

@@ -1,7 +1,7 @@
 """Anonymous shared memory, passed from process to process by file descriptor.
 
-It has no name in the file system, so nothing can be left behind: the kernel frees it with the last
-process that holds it, however that process ended.
+It has no name in the file system, so nothing can be left behind: the kernel frees it when the last
+process that has it ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 class SharedFd:
     """A file descriptor that can be pickled for a process that is being started.
 
-    A deep copy holds a duplicate of it, for another user in the same process.
+    A deep copy holds a duplicate of it, for another object in the same process.
     """
 
     fd = -1
@@ -57,9 +57,9 @@ class SharedFd:
 
 
 class AnonymousMemory(SharedFd):
-    """`nbytes` of zeroed shared memory. The machine provides pages when they are first written.
+    """`nbytes` of zeroed shared memory. Pages use memory only after they are first written.
 
-    fd: memory that another process made and whose descriptor was received here.
+    fd: the descriptor of memory that another process created.
     """
 
     def __init__(self, nbytes: int, fd: int | None = None):
@@ -95,7 +95,7 @@ class AnonymousMemory(SharedFd):
 
 @contextlib.contextmanager
 def _naming_the_size(nbytes: int) -> Iterator[None]:
-    """Let an error say what could not be had, since there is no file to name."""
+    """Add the requested size to an error, since there is no file name to show."""
     try:
         yield
     except OSError as error:
@@ -110,7 +110,7 @@ def as_bytes(buffer: Tensor) -> memoryview:
 
 
 class _ClaimedWritable:
-    """Presents an array to torch as writable: torch has no read-only tensors and warns of them."""
+    """Presents an array to torch as writable: torch has no read-only tensors and would warn."""
 
     def __init__(self, array: np.ndarray[Any, Any]):
         interface = array.__array_interface__

@@ -1,4 +1,4 @@
-"""Whether another process of this machine still runs, and how it ended."""
+"""Tells whether another process on this machine still runs, and how it ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LOOK_S = 0.05
 
 
 class Watch:
-    """Tells whether a process is gone; pollable where the kernel offers that (pidfd).
+    """Tells whether a process is gone; pollable if the kernel supports it (pidfd).
 
-    Elsewhere, or where no descriptor can be had, the process is looked up by its number.
+    Otherwise, or if no descriptor is available, the process is looked up by its number.
     """
 
     def __init__(self, pid: int):
@@ -33,12 +33,12 @@ class Watch:
         except ProcessLookupError:
             self._note_end()
         except OSError:
-            pass  # no descriptors are left, or a sandbox forbids it: it is looked up
+            pass  # no descriptors are left, or a sandbox forbids it: look it up instead
         if self._fd is None and not self.gone:
             _LOOKED_UP.add(self)
 
     def notice(self, ready: Collection[int]) -> None:
-        """Take in which descriptors a poll found readable."""
+        """Use the result of a poll: the descriptors that were readable."""
         if not self.gone and (self._fd.fd in ready if self._fd else not _exists(self.pid)):
             self._note_end()
 
@@ -68,7 +68,7 @@ class Watch:
         return self.gone
 
     def kill(self) -> None:
-        """End the process, even if its number was given to another since."""
+        """Kill the process, but not another one that has its number by now."""
         with contextlib.suppress(ProcessLookupError):
             if self._fd is not None:
                 signal.pidfd_send_signal(self._fd.fd, signal.SIGKILL)
@@ -80,7 +80,7 @@ _LOOKED_UP: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 def must_look() -> bool:
-    """Whether there are processes whose end no poll shows."""
+    """Whether there are processes whose end cannot be polled."""
     return bool(_LOOKED_UP)
 
 
@@ -103,7 +103,7 @@ def _exists(pid: int) -> bool:
 
 
 def _ending(pid: int) -> str:
-    """How a child that was not waited for yet ended; unknown for any other process."""
+    """How a child ended that was not waited for yet; empty for any other process."""
     ended = _ended_child(pid)
     if ended is None:
         return ""

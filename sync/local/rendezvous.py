@@ -8,8 +8,8 @@
       or REFUSED, with the reason
 
 The address is plain data, so a scheme can be pickled any number of times and in any way. On Linux
-the socket is in the abstract namespace: it has no file, and vanishes with its process. Only
-processes of the same user that were handed the address are let in.
+the socket is in the abstract namespace: it has no file and disappears with its process. Only
+processes of the same user that know the address and its secret are accepted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CONNECT_S = 10.0
 
 
 class Address(NamedTuple):
-    """Where a sender listens, and the secret that lets a worker in."""
+    """Where a sender listens, and the secret that a worker has to present."""
 
     name: str
     secret: str
@@ -93,7 +93,7 @@ class Listener:
                 connected.close()
 
     def is_known(self, hello: Message) -> bool:
-        """Whether whoever said this was handed the address."""
+        """Whether the process that sent this knows the secret of the address."""
         secret, said = self.address.secret.encode(), hello.text.encode(errors="replace")
         return hello.kind == HELLO and hmac.compare_digest(said, secret)
 
@@ -104,7 +104,7 @@ class Listener:
 
 
 def connect(address: Address, worker: int) -> Connection:
-    """Connect to the sender and say who this is; `ConnectionError` if no sender listens there."""
+    """Connect to the sender as this worker; `ConnectionError` if no sender listens there."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connected.settimeout(_CONNECT_S)
@@ -118,7 +118,7 @@ def connect(address: Address, worker: int) -> Connection:
 
 
 class Connection:
-    """Small messages in both directions. Nothing waits, and nothing is pickled."""
+    """Small messages in both directions. It never blocks and pickles nothing."""
 
     def __init__(self, connected: socket.socket):
         connected.setblocking(False)
@@ -133,8 +133,8 @@ class Connection:
     def send(self, kind: int, *numbers: int, text: str = "", fds: Sequence[int] = ()) -> None:
         """Send at once. A message to a closed connection is dropped; see `ended`.
 
-        At most a few messages are unread at a time, which a socket has room for; one that finds no
-        room because a process is suspended is dropped, too.
+        Only a few messages are unread at a time, for which a socket has room. If a process is
+        suspended and there is no room, the message is dropped, too.
         """
         data = text.encode(errors="backslashreplace")[-TEXT_BYTES:]
         padded = numbers + (0,) * (_NUMBERS - len(numbers))
@@ -173,7 +173,7 @@ class Connection:
                 self.ended = True
 
     def receive_with_fds(self) -> tuple[list[Message], list[int]]:
-        """The same where the first message may bring descriptors."""
+        """Like `receive`, if the first message may carry descriptors."""
         try:
             head, fds, _, _ = socket.recv_fds(self._socket, _HEAD.size, _MOST_FDS)
         except BlockingIOError:

@@ -1,8 +1,8 @@
 """A pool of blocks in one piece of shared memory: written by the sender, read by workers.
 
 The pool has more blocks than can ever be in use at once, so that a sender never waits for a reader.
-The machine provides memory only for blocks that were written, and the sender writes the lowest free
-one, so with workers that keep up two or three blocks cost memory.
+Only blocks that were written take memory, and the sender always writes the lowest free one. If
+workers keep up, only two or three blocks take memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sync.model.snapshot import Snapshot
 class Slots:
     """`capacity` blocks of one layout.
 
-    fd: the memory of another process's pool, whose blocks are then read-only here.
+    fd: the memory of another process's pool; its blocks are read-only here.
     """
 
     def __init__(self, layout: Layout, capacity: int, fd: int | None = None):
@@ -50,10 +50,10 @@ class Slots:
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory the pool has taken from the machine so far."""
+        """How much memory the pool has taken so far."""
         return len(self._mapped) * self._stride
 
     def close(self) -> None:
-        """Release it here. Whoever still looks into a block keeps that block's memory."""
+        """Release the memory in this process. Existing views of a block keep its memory."""
         self._mapped.clear()
         self._memory.close()

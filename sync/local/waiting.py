@@ -1,9 +1,9 @@
 """Bounded waits, and a clock that does not run while this process is suspended.
 
-Ctrl-Z, a batch scheduler and a paused container stop all processes of a run together. When they
-continue, no worker has been silent for that long. So timeouts are measured with `awake_s`, which
-leaves out the time for which this process was seen to be stopped. Time for which it merely got no
-processor, on an overloaded machine, counts: Linux reports it apart (`schedstat`).
+Ctrl-Z, a batch scheduler or a paused container stops all processes of a run together, and the pause
+must not count as silence of a worker. So timeouts are measured with `awake_s`, which leaves out the
+time during which this process was stopped. Time during which it only waited for a processor, on an
+overloaded machine, does count; Linux reports it separately (`schedstat`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Iterable
 
 from sync.local.process import must_look
 
-LONGEST_S = 1e9  # every wait is bounded, and clocks do not count much further
-SLICE_S = 1.0  # code that measures the silence of others waits no longer than this at a time
+LONGEST_S = 1e9  # every wait is bounded, and clocks overflow not far beyond this
+SLICE_S = 1.0  # code that measures how long others are silent waits in slices of this length
 _FRESH_S = 0.5
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class AwakeClock:
-    """Seconds like `time.monotonic`, less those for which this process was seen to be stopped."""
+    """Seconds like `time.monotonic`, without those during which this process was stopped."""
 
     def __init__(self) -> None:
         self._stopped_s = self._seen_until = 0.0
@@ -58,14 +58,14 @@ class AwakeClock:
 
 
 class _RunQueueDelay(threading.local):
-    """What `_queued_s` said last in this thread, and when."""
+    """The last result of `_queued_s` in this thread, and its time."""
 
     seconds = 0.0
     read_at = float("-inf")
 
 
 def _queued_s() -> float:
-    """For how long this thread was ready to run and got no processor; 0 where it is not known."""
+    """How long this thread has waited for a processor while ready to run; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(_SCHEDSTAT) as file:
         return int(file.read().split()[1]) * 1e-9
     return 0.0
@@ -77,7 +77,7 @@ awake_s = AwakeClock()
 def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
     """The descriptors that are or become readable within `timeout_s`.
 
-    Returns after 50 ms at most if there are processes whose end no descriptor shows.
+    Returns after at most 50 ms if there are processes whose end cannot be polled.
     """
     poll = select.poll()
     for fd in fds:

@@ -1,7 +1,7 @@
 """A model bound to a layout: packed into blocks by the sender, loaded from them by a receiver.
 
-Names are looked up once, when the model is bound. After that a publish or an apply walks plain
-lists, and only checks that the tensors in them are still those that the model uses.
+Names are looked up once, when the model is bound. After that, a publish or an apply walks plain
+lists and only checks that the model still uses the tensors in them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Binding:
     def pack(self, snapshot: Snapshot, version: int, *, check_finite: CheckFinite) -> None:
         """Write the model into `snapshot` as `version`.
 
-        Until that is done the block holds no version; if it is refused, it still does not.
+        Until this is done, the block holds no version. If the weights are refused, it stays so.
         """
         leaves, extra = self.leaves(), self.extra()
         checked = self.layout.checked(check_finite)
@@ -107,7 +107,7 @@ class Binding:
         snapshot.stamp(version, extra)
 
     def load(self, snapshot: Snapshot) -> None:
-        """Copy `snapshot` into the model's own memory: addresses stay, nothing is shared."""
+        """Copy `snapshot` into the model's own memory. Addresses stay the same."""
         leaves = self.leaves()
         self._load_extra(snapshot)
         unchecked = self.layout.checked(False)
@@ -117,14 +117,14 @@ class Binding:
             copy_leaves(leaves, snapshot.views, unchecked)
 
     def after_use(self) -> None:
-        """Let the next `load` wait for what this thread has launched on the model's devices.
+        """Let the next `load` wait for the work that this thread has queued on the devices.
 
         For a model that one thread uses and another one loads; a no-op on the CPU.
         """
         self._cuda.after_use(self._cuda_devices)
 
     def differing(self, checksums: Sequence[int], *, buffers: bool) -> list[str]:
-        """The names of the tensors that have other checksums. `buffers`: look at those, too."""
+        """The names of the tensors with other checksums. `buffers`: whether to check buffers."""
         leaves = self.leaves()
         return [
             slot.name
@@ -189,7 +189,7 @@ class Binding:
         self._sizes = []
 
     def copies(self) -> list[Tensor]:
-        """What the model holds, for `replace_memory` in a forked child."""
+        """Copies of the model's tensors, for `replace_memory` in a forked child."""
         with torch.inference_mode(False):
             return [slot.tensor.data.clone() for slot in self._slots]
 
@@ -201,13 +201,13 @@ class Binding:
 
 
 def _place(slot: Slot) -> tuple[Any, str, Tensor, int, tuple[int, ...], tuple[int, ...]]:
-    """Where the model keeps a tensor, and where the tensor keeps its numbers."""
+    """Where the model keeps a tensor, and the memory of the tensor."""
     tensor = slot.tensor
     return slot.owner, slot.key, tensor, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def dump_extra(extra: dict[str, Any]) -> bytes:
-    """Extra state as a snapshot carries it."""
+    """Extra state in the form in which a snapshot stores it."""
     return pickle.dumps(extra) if extra else b""
 
 

@@ -1,7 +1,7 @@
 """Copies of a model's tensors in CPU memory, on one thread, in pieces that fit into its cache.
 
-Packing and loading both copy in this way. While a piece is packed it can be checked for NaN and
-infinite values, so that it is read from memory once for both.
+Packing and loading both copy in this way. While a piece is packed, it can also be checked for NaN
+and infinite values, so that memory is read only once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 # Torch spreads a copy or a sum of 32,768 elements or more over its threads, which then wait for
-# each other at a barrier. With a busy worker on every core one of them is not scheduled, and a copy
-# of 0.3 ms was seen to take 23 ms.
+# each other at a barrier. With a busy worker on every core, one of them is not scheduled: a copy
+# that takes 0.3 ms took 23 ms.
 PIECE = 32_000
 
 
@@ -43,7 +43,7 @@ def copy_leaves(
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its numbers are one piece of CPU memory."""
+    """Whether it is contiguous CPU memory."""
     on_cpu = tensor.device.type == "cpu"
     return on_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
@@ -62,7 +62,7 @@ def _pieces(target: Tensor, source: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _split(tensor: Tensor) -> list[Tensor]:
-    """Cut in a way that depends on the shape alone."""
+    """Split it in a way that depends only on the shape."""
     row = tensor.numel() // len(tensor)
     if row > PIECE:
         return [piece for part in tensor for piece in _split(part)]
@@ -75,7 +75,7 @@ def count_non_finite(tensor: Tensor) -> int:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """A tensor of small numbers in a type that torch can sum and that does not soon overflow."""
+    """A tensor of a small dtype in a dtype that torch can sum without overflow."""
     if tensor.dtype == torch.complex32:
         return tensor.to(torch.complex64)
     return tensor.float() if tensor.element_size() < 4 else tensor

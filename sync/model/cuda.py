@@ -1,8 +1,9 @@
 """Copies between a block and a model of which some tensors are on CUDA devices.
 
 They run on a side stream of each device. It first waits for everything that the calling thread has
-launched there, and for every use of the model that `after_use` was told of. The host then waits for
-the copies. So whatever any thread launches later comes after them, and the block may be rewritten.
+launched on the device, and for every use of the model that was reported to `after_use`. Then the
+host waits for the copies. So everything that any thread launches later runs after the copies, and
+the block may be rewritten.
 
 Nothing here touches CUDA before the first copy, so workers of a CPU model may be forked.
 """
@@ -33,7 +34,7 @@ class CudaCopies:
         self._uses: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
     def after_use(self, devices: Iterable[torch.device]) -> None:
-        """Let the next copy wait for what the calling thread has launched on these devices."""
+        """Let the next copy wait for the work that the calling thread has queued on the devices."""
         for device in devices:
             stream = torch.cuda.current_stream(device)
             self._uses[stream] = stream.record_event()
@@ -45,7 +46,7 @@ class CudaCopies:
         sources: Sequence[Tensor],
         checked: Sequence[bool],
     ) -> bool:
-        """`copy_leaves` between the block's views and leaves of which some are on a device."""
+        """Like `copy_leaves`, between the views of a block and leaves that may be on a device."""
         on_device: dict[torch.device, list[_Copy]] = {}
         on_cpu: list[_Copy] = []
         for copy in zip(targets, sources, checked, strict=True):
@@ -86,8 +87,8 @@ class CudaCopies:
 def page_lock(block: Snapshot, device: torch.device) -> None:
     """Page-lock the block's memory when it is used a second time, until the block is released.
 
-    A device copies directly from and to such memory. Locking takes longer than one copy, so it is
-    not worth it for a block that is used once. Where it fails, copies are slower but right.
+    A device copies directly from and to such memory. Locking takes longer than one copy, so it does
+    not pay for a block that is used once. If it fails, copies are slower but correct.
     """
     uses = _USES[block] = _USES.get(block, 0) + 1
     if uses != 2:

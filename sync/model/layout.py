@@ -14,7 +14,7 @@ ALIGNMENT = 64
 HEADER_BYTES = 64
 CHECKSUM_BYTES = 4
 
-# Which values must be finite to be sent: those of parameters, of buffers too, or none.
+# Which values must be finite: those of parameters, those of parameters and buffers, or none.
 CheckFinite = bool | Literal["all"]
 
 

@@ -3,10 +3,10 @@
     | header: version, publish time, bytes of extra state | leaves, by dtype | extra state |
 
 A reader takes weights and version from the same block, so a version cannot be stamped on the wrong
-weights. Wire formats (`effects/`) write leaves of their own instead of the model's, and use three
+weights. Wire formats (`effects/`) write encoded leaves instead of the model's, and use three
 more words of the header: the version that this one builds on, whether later ones will build on
-this one, and how much of the block is filled. With `verify`, checksums of what workers are to hold
-follow the extra state, and a word of the header says how many.
+this one, and how much of the block is filled. With `verify`, the checksums that workers must find
+follow the extra state, and a word of the header contains their number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED, _CHECKSUMS
 class Snapshot:
     """A block laid out as `layout`, in `buffer` (uint8, in CPU memory, at least as long).
 
-    number: which block of its pool this is, for whoever keeps a pool.
+    number: the number of the block in its pool, if it belongs to one.
     """
 
     def __init__(self, layout: Layout, buffer: Tensor):
@@ -60,7 +60,7 @@ class Snapshot:
 
     @property
     def checksums(self) -> list[int]:
-        """What `seal` wrote; empty if it was not called."""
+        """The checksums that `seal` wrote; empty if it was not called."""
         start = self.layout.extra_offset + self._header[_EXTRA_BYTES]
         stop = self.layout.extra_offset + self.tail_bytes
         return np.frombuffer(self.buffer[start:stop].numpy().tobytes(), "<u4").tolist()
@@ -77,7 +77,7 @@ class Snapshot:
 
     @property
     def wire_bytes(self) -> int:
-        """How many bytes have to travel: all, or the filled part and what follows the leaves."""
+        """How many bytes have to travel: all, or the filled part, extra state and checksums."""
         filled = self._header[_FILLED]
         return filled + self.tail_bytes if filled else self.layout.nbytes
 
@@ -89,7 +89,7 @@ class Snapshot:
         self._header[_FILLED] = filled
 
     def begin(self) -> None:
-        """Say that the block holds no version, while it is written and if it is refused."""
+        """Mark the block as holding no version, while it is written and if it is refused."""
         self._header[_VERSION] = NEVER
 
     def refuse_non_finite(self, checked: Sequence[bool]) -> None:
@@ -98,11 +98,11 @@ class Snapshot:
             if check and (bad := count_non_finite(view)):
                 raise ValueError(
                     f"send refused: {leaf.name!r} holds {bad} NaN or infinite value(s), and "
-                    "workers stay on the last good version (check_finite=False sends anyway)"
+                    "workers keep the last good version (check_finite=False sends anyway)"
                 )
 
     def stamp(self, version: int, extra: bytes, published_ns: int = 0) -> None:
-        """Say that the block, whose leaves are written, now holds `version`.
+        """Mark the block, whose leaves are written, as holding `version`.
 
         published_ns: when it was published, if that was not now.
         """
@@ -125,7 +125,7 @@ class Snapshot:
         return checksums_of(self.views, self.version, self.extra)
 
     def seal(self, checksums: Sequence[int] | None = None) -> None:
-        """Add checksums of what a worker is to hold, after `stamp`; by default those of the block.
+        """Add the checksums that a worker must find, after `stamp`; by default those of the block.
 
         The layout needs room for them: `Layout.with_checksums`.
         """
@@ -140,7 +140,7 @@ class Snapshot:
         self._header[_CHECKSUMS] = len(data)
 
     def become(self, other: Snapshot) -> None:
-        """Copy another block of this layout, byte for byte. Until that is done, no version."""
+        """Copy another block of this layout, byte for byte. Until done, it holds no version."""
         self.begin()
         self._header[_VERSION + 1 :] = other._header[_VERSION + 1 :]
         ours, theirs = (block.buffer[HEADER_BYTES:].view(torch.int64) for block in (self, other))
@@ -149,5 +149,5 @@ class Snapshot:
 
 
 def private_snapshot(layout: Layout) -> Snapshot:
-    """A block in memory of this process alone."""
+    """A block in memory that is not shared."""
     return Snapshot(layout, torch.zeros(layout.nbytes, dtype=torch.uint8))

@@ -1,1 +1,1 @@
-"""The schemes, one mechanism a file."""
+"""The schemes, one mechanism per file."""

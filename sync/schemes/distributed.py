@@ -8,8 +8,8 @@
     wait for all  <------------- gloo -- frame   APPLIED
     the block is free
 
-`remote/gloo_connection.py` has the frames, and `remote/channel.py` what waits while one version is
-on its way.
+`remote/gloo_connection.py` defines the frames. `remote/channel.py` keeps the next version while one
+is in flight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights without synchronisation: workers read the trainer's own parameters while it writes them.
 
-This breaks promises 1 and 2 on purpose. It is the lower bound of what syncing can cost and the
-upper bound of what it can spoil, for ablations.
+This breaks promises 1 and 2 on purpose. For ablations, it is a lower bound of the cost of
+synchronisation and an upper bound of the damage without it.
 
     trainer: optimizer.step()  --writes-->  one block  <--reads--  worker: policy(observation)
     trainer: send()            stamps a version; copies buffers and extra state, nothing else
@@ -42,7 +42,7 @@ class HogwildSender(SharedMemSender):
     def pack(
         self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
     ) -> None:
-        """Copy what is not in the block anyway, and make the block the model's memory."""
+        """Copy what is not yet in the block, and make the block the model's memory."""
         self._nbytes = 0
         with torch.no_grad():
             for leaf, view in zip(binding.leaves(), block.views, strict=True):
@@ -85,7 +85,7 @@ class HogwildReceiver(SharedMemReceiver):
             self._before.copy_(self._live())
 
     def end_use(self) -> None:
-        """Count a use, and whether weights moved since it began."""
+        """Count a use, and whether the weights changed during it."""
         assert self._before is not None, "begin_use() comes first"
         self.row.count_use(torn=not torch.equal(self._before, self._live()))
 
@@ -95,13 +95,14 @@ class HogwildReceiver(SharedMemReceiver):
 
 @register("hogwild")
 class HogwildWeightSyncScheme(WeightSyncScheme):
-    """The trainer's parameters live in the one block that all workers point at.
+    """The trainer's parameters live in a single block that all workers point at.
 
-    So there is one set of weights, and `send(other_weights)` writes those over the trainer's own.
+    There is only one set of weights, so `send(other_weights)` overwrites the trainer's own.
 
-    check_every: of so many uses, in `reading()` and in the policy calls of collectors, compare the
-        weights before and after one; `torn` counts those during which they moved. A check takes two
-        passes over the weights. A prime number lets every step of a batch have its turn.
+    check_every: in one of this many uses, in `reading()` and in the policy calls of collectors,
+        compare the weights before and after. `torn` counts the uses during which they changed. A
+        check takes two passes over the weights. With a prime number, every step of a batch is
+        checked at some time.
     """
 
     sender_channel = HogwildSender
@@ -125,10 +126,10 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
 
     def _check_form(self, form: SenderForm) -> None:
         if not form.same_for_all:
-            raise ValueError("hogwild workers read the trainer's own weights: all have the same")
+            raise ValueError("hogwild workers all read the trainer's own weights")
 
     def _check_by_worker(self) -> None:
-        raise ValueError("hogwild workers read the trainer's own weights: all have the same")
+        raise ValueError("hogwild workers all read the trainer's own weights")
 
     def _check_ready(self) -> None:
         devices = {slot.tensor.device.type for slot in self.strategy.flatten(self.model).slots} - {
@@ -152,7 +153,7 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
 
     @contextlib.contextmanager
     def _checking(self) -> Iterator[None]:
-        """Around a use; one that raises is not counted."""
+        """Check a use; one that raises is not counted."""
         is_due, self._unchecked = self._unchecked == 0, (self._unchecked + 1) % self.check_every
         if not is_due:
             yield
@@ -165,9 +166,9 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
 
     @property
     def torn(self) -> dict[str, float]:
-        """Of the uses that were checked, how many there were, and how many were torn.
+        """How many uses were checked, and how many of those were torn.
 
-        On a receiver its own; on the sender those of all workers.
+        A receiver counts its own uses; the sender counts those of all workers.
         """
         if self._is_sender:
             return _shares(self._uses())
@@ -182,7 +183,7 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Also what `torn` says, of all and of each worker."""
+        """Also the counts of `torn`, in total and for each worker."""
         found = super().stats
         found["torn"] = self.torn
         for worker, uses in enumerate(self._uses()):

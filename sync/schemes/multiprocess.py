@@ -7,9 +7,9 @@
     to worker 1: "version v is in block b"  -->
     wait for all                            <--  DONE v
 
-As in a `torch.multiprocessing` queue, a message names a block of shared memory and does not hold
-its bytes. One message at a time is on the way to a worker. A version that is published meanwhile
-waits with the sender, and a newer one takes its place.
+As in a `torch.multiprocessing` queue, a message names a block of shared memory and does not contain
+its bytes. Only one message at a time is in flight to a worker. A version that is published
+meanwhile waits in the sender, where a newer one replaces it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sync.scheme import WeightSyncScheme
 
 
 class MultiProcessSender(LocalSender):
-    """Sends each worker a message, the next one when it has answered."""
+    """Sends each worker a message, and the next one when the worker has answered."""
 
     mechanism = "messages"
 
     def __init__(self, layout: Layout, num_workers: int):
-        # One worker can have a block on the way and one waiting. One more can be written.
+        # Each worker can have one block in flight and one waiting. One more is being written.
         super().__init__(layout, num_workers, blocks_per_worker=3)
         self._on_the_way: dict[int, Snapshot] = {}
         self._waiting: dict[int, Snapshot] = {}
@@ -110,10 +110,10 @@ class MultiProcessReceiver(LocalReceiver):
 
 @register("multiprocess", "process", "multiprocessing")
 class MultiProcessWeightSyncScheme(WeightSyncScheme):
-    """Every worker is told of each version by message, and copies it into its own parameters.
+    """Each worker gets a message for every version, and copies it into its own parameters.
 
-    Initial weights that differ by worker (`params_map`, `device_map_fn`) are made one after the
-    other, when their worker is there to take them.
+    Initial weights that differ by worker (`params_map`, `device_map_fn`) are created one after the
+    other, when their worker connects.
     """
 
     sender_channel = MultiProcessSender

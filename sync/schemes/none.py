@@ -1,4 +1,4 @@
-"""No synchronisation at all: workers need no weights, or have the trainer's own model."""
+"""No synchronisation: workers need no weights, or use the trainer's own model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         self._context = weakref.ref(context) if context is not None else lambda: None
 
     def connect(self, **how: Any) -> None:
-        """There is nobody to wait for."""
+        """Waits for nothing."""
         if self._side is None:
             raise RuntimeError("connect() needs init_on_sender() or init_on_receiver() first")
         self._version = 0
@@ -81,7 +81,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def wait_async(
         self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
     ) -> None:
-        """Nothing is under way."""
+        """Waits for nothing, because nothing is in flight."""
         self._check_side("wait_async", "sender")
 
     def _check_send(self, call: str, weights: Any, worker_ids: Any) -> None:
@@ -96,30 +96,31 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     def _check_side(self, call: str, side: str) -> None:
         if self._side != side:
-            raise RuntimeError(f"{call} is for a {side}; this scheme is {self._side or 'neither'}")
+            own = f"a {self._side}" if self._side else "not initialised"
+            raise RuntimeError(f"{call} is for a {side}, but this scheme is {own}")
 
     def receive(self, timeout: float | None = None) -> None:
-        """Nothing ever comes."""
+        """Returns None: no version ever arrives."""
         self._check_side("receive", "receiver")
         return None
 
     def has_news(self) -> bool:
-        """Never: nothing comes."""
+        """False: no version ever arrives."""
         return False
 
     def wait_for_news(self, timeout: float, fds: Collection[int] = ()) -> bool:
-        """Sleep until one of `fds` is readable, or time is over."""
+        """Sleep until one of `fds` is readable, or the time is over."""
         deadline = time.monotonic() + timeout
         while not wait_for(fds, deadline - time.monotonic()) and time.monotonic() < deadline:
             continue  # it looks for at most so long at a time
         return False
 
     def news_fds(self) -> list[int]:
-        """None: nothing comes."""
+        """Empty: no version ever arrives."""
         return []
 
     def sleeping(self) -> contextlib.AbstractContextManager[None]:
-        """There is nobody to wake it."""
+        """Does nothing."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -175,7 +176,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return self._side == "receiver" and self._version != NEVER
 
     def shutdown(self) -> None:
-        """Let go of the model; a second call does nothing."""
+        """Release the model; a second call does nothing."""
         self._side, self._model, self._devices = None, None, ()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@
     the block is free, and Ray frees its copies
 
 A version of 384 KiB or less is an argument of each task instead, unless there are many workers.
-`remote/channel.py` has what waits while one version is on its way.
+`remote/channel.py` keeps the next version while one is in flight.
 """
 
 from __future__ import annotations

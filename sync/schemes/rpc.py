@@ -8,8 +8,8 @@
     wait for all  <------------- TensorPipe --   APPLIED ends the future, and so the call
     the block is free
 
-`remote/rpc.py` has the group of trainer and peers, and `remote/channel.py` what waits while one
-version is on its way.
+`remote/rpc.py` defines the group of trainer and peers. `remote/channel.py` keeps the next version
+while one is in flight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights through shared memory: one block a version, read by every worker where it lies.
+"""Weights through shared memory: one block per version, which every worker reads in place.
 
     trainer: send()                       worker: receive()
     ---------------                       -----------------
@@ -33,13 +33,13 @@ SEGFAULT_HINT = "; did it write to its parameters? With zero_copy=True they are 
 
 
 class SharedMemSender(LocalSender):
-    """Announces versions on a board that workers read by themselves."""
+    """Announces versions on a board that workers read on their own."""
 
     mechanism = "shared memory"
 
     def __init__(self, layout: Layout, num_workers: int, *, zero_copy: bool = False):
-        # One worker can hold three blocks: its latest, the one in use, and the one that it is
-        # changing to. One more can be written.
+        # Each worker can hold three blocks: its latest, the one in use, and the one that it
+        # changes to. One more is being written.
         super().__init__(layout, num_workers, blocks_per_worker=4)
         self.board = Board(num_workers)
         self._zero_copy = zero_copy
@@ -67,7 +67,7 @@ class SharedMemSender(LocalSender):
         self.board.fence()  # the block is visible before it is announced
         for worker in present:
             rows[worker].announce(block)
-        self.board.fence()  # the announcement is visible before we look who sleeps
+        self.board.fence()  # the announcement is visible before the words `asleep` are read
         for worker in present:
             if rows[worker].clear_asleep():
                 self._peers[worker].connection.send(WAKE)
@@ -83,7 +83,7 @@ class SharedMemSender(LocalSender):
 
 
 class SharedMemReceiver(LocalReceiver):
-    """Reads the board, and pins the block that it looks at."""
+    """Reads the board, and pins the block that it reads."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -147,7 +147,7 @@ class SharedMemReceiver(LocalReceiver):
 class SharedMemWeightSyncScheme(WeightSyncScheme):
     """Versions in shared memory: one pass to write, none to move.
 
-    per_worker_weights: allow `send({0: w0, 2: w2})`, each worker its own weights.
+    per_worker_weights: allow `send({0: w0, 2: w2})`, with different weights for each worker.
     zero_copy: let parameters point at the block instead of copying it. They are then read-only in
         the worker: writing to one ends its process. Buffers are always copied.
     """
@@ -168,7 +168,7 @@ class SharedMemWeightSyncScheme(WeightSyncScheme):
         if zero_copy and self.wire != "float32":
             raise ValueError(
                 f"zero_copy=True with wire={self.wire!r}: parameters cannot point at weights that "
-                'have to be decoded; take wire="float32", or leave zero_copy out'
+                'have to be decoded; use wire="float32" or zero_copy=False'
             )
         self.per_worker_weights = per_worker_weights
         self.zero_copy = zero_copy

@@ -1,11 +1,11 @@
-"""Versions for virtual workers, which live in the sender's process and on a simulated clock.
+"""Versions for virtual workers, which run in the sender's process on a simulated clock.
 
-    send()  ->  SimulatedSender.published    until whoever runs the clock takes it from there
+    send()  ->  SimulatedSender.published    until the owner of the clock takes it
                 loader(model)(block)         into the model that acts
                 applied(worker, version)     the worker acknowledges
 
-Nothing travels and nobody waits. Effects, such as a wire format, wrap it as they wrap any other
-mechanism, so a virtual worker acts with the same numbers as a real one.
+Nothing is sent, and no call waits. Effects, such as a wire format, wrap this mechanism like any
+other, so a virtual worker acts with the same numbers as a real one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sync.scheme import WeightSyncScheme
 
 
 class SimulatedSender(SenderChannel):
-    """Keeps what is published, in the form in which it would travel.
+    """Keeps published blocks in the form in which they would travel.
 
-    published: blocks that nobody has taken from here yet, with the workers they are for.
-    kept: says which other blocks must not be overwritten.
+    published: blocks that were not taken yet, with the workers they are for.
+    kept: returns the other blocks that must not be overwritten.
     """
 
     mechanism = "simulated"
@@ -64,9 +64,9 @@ class SimulatedSender(SenderChannel):
 
 
 class SimulatedWeightSyncScheme(WeightSyncScheme):
-    """For `SimulatedCollector`, which plays the workers. It has no receivers.
+    """For `SimulatedCollector`, which simulates the workers. It has no receivers.
 
-    With wire="delta" versions are kept as they are, since they arrive as they are.
+    With wire="delta", versions are kept unencoded, since that format is exact.
     """
 
     sender_channel = SimulatedSender
@@ -82,7 +82,7 @@ class SimulatedWeightSyncScheme(WeightSyncScheme):
         return self.channel
 
     def _make_receiver(self, handout: Any, layout: Layout, worker: int) -> ReceiverChannel:
-        raise RuntimeError("SimulatedWeightSyncScheme has no receivers: SimulatedCollector has")
+        raise RuntimeError("SimulatedWeightSyncScheme has no receivers; use a SimulatedCollector")
 
     def loader(self, model: Weights) -> Callable[[Snapshot], None]:
         """A function that copies a published block into `model`."""

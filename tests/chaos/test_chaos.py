@@ -114,4 +114,4 @@ def test_a_damaged_checkpoint_is_found(victim):
     folder = victim.directory / "checkpoints"
     folder.mkdir()
     (folder / f"{5:012d}-{'0' * 16}.safetensors").write_bytes(b"half")
-    assert "its hash is not that in its name" in "\n".join(judge(victim, 0))
+    assert "its hash differs from that in its name" in "\n".join(judge(victim, 0))

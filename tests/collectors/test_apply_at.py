@@ -86,7 +86,7 @@ def test_nobody_waits_for_an_episode_to_end_and_a_reset_ends_it(make, scheme):
 @pytest.mark.parametrize("make", ALL, **IDS)
 def test_with_several_environments_a_worker_it_is_refused_with_the_reason(make):
     expected = ValueError if make is Collector else WorkerError
-    why = r"apply_at='episode' needs one environment a worker, and this one has 3 .*'batch'"
+    why = r"apply_at='episode' needs one environment per worker, but this worker has 3 .*'batch'"
     with pytest.raises(expected, match=why):
         build(make, apply_at="episode")
 

@@ -94,7 +94,7 @@ REFUSED = [
             EACH,
             {"apply_at": "episode", "weight_sync_schemes": {"policy": scheme()}},
             ValueError,
-            f"apply_at='episode'.*{scheme.__name__} change at once",
+            f"apply_at='episode'.*{scheme.__name__}, weights change at once",
         )
         for scheme in (HogwildWeightSyncScheme, NoWeightSyncScheme)
     ),
@@ -123,7 +123,12 @@ REFUSED = [
     ),
     (("sync",), {"cat_results": 1, "trajs_per_batch": 3}, ValueError, "cat_results.*trajs_per_ba"),
     (EACH, {"split_trajs": True, "trajs_per_batch": 3}, ValueError, "leave split_trajs out"),
-    (EACH, {"set_truncated": True, "trajs_per_batch": 3}, ValueError, "trajs_per_batch.*give one"),
+    (
+        EACH,
+        {"set_truncated": True, "trajs_per_batch": 3},
+        ValueError,
+        "trajs_per_batch exclude each other",
+    ),
     (
         ("single",),
         {"use_buffers": False, "copy": False},
@@ -131,18 +136,18 @@ REFUSED = [
         "copy=False.*use_buffers=False",
     ),
     (MULTI, {"use_buffers": False}, ValueError, "use_buffers=False is for Collector.*in buffers"),
-    (EACH, {"copy": False, "split_trajs": True}, ValueError, "copy=False hands out views"),
+    (EACH, {"copy": False, "split_trajs": True}, ValueError, "copy=False returns views"),
     (
         EACH,
         {"reset_when_done": False, "max_frames_per_traj": 5},
         ValueError,
-        "max_frames_per_traj cuts by a reset",
+        "max_frames_per_traj needs resets",
     ),
     (
         EACH,
         {"reset_when_done": False, "trajs_per_batch": 5},
         ValueError,
-        "trajs_per_batch waits for many episodes",
+        "trajs_per_batch needs many episodes",
     ),
     (EACH, {"replay_buffer": 3}, TypeError, "replay_buffer=3.*extend"),
     (EACH, {"postproc": "flip"}, TypeError, "postproc='flip'.*callable"),
@@ -154,13 +159,13 @@ REFUSED = [
         MULTI,
         {"collector_class": functools.partial(Collector, split_trajs=True)},
         ValueError,
-        "split_trajs in collector_class: tell the collector that hosts it",
+        "split_trajs in collector_class: set it on the outer collector",
     ),
     (
         MULTI,
         {"collector_class": functools.partial(Collector, total_frames=100)},
         ValueError,
-        "total_frames in collector_class: tell the collector that hosts it",
+        "total_frames in collector_class: set it on the outer collector",
     ),
     (MULTI, {"collector_class": 3}, TypeError, "collector_class=3.*callable"),
     (EACH, {"device": "gpu"}, ValueError, "device='gpu'"),
@@ -169,9 +174,9 @@ REFUSED = [
     (EACH, {"env_device": "meta"}, ValueError, "env_device.*meta.*CPU memory"),
     (MULTI, {"env_device": ["cpu", "meta"]}, ValueError, "env_device.*meta.*CPU memory"),
     (MULTI, {"policy_device": ["cpu"]}, ValueError, "policy_device has 1 entries for 2"),
-    (MULTI, {"storing_device": ["cpu", "meta"]}, ValueError, "storing_device: a batch is in one"),
+    (MULTI, {"storing_device": ["cpu", "meta"]}, ValueError, "storing_device: a batch is on one"),
     (EACH, {"cudagraph_policy": True}, ValueError, "cudagraph_policy=True needs a CUDA"),
-    (EACH, {"no_cuda_sync": True}, ValueError, "no_cuda_sync=True.*storing_device, it is cpu"),
+    (EACH, {"no_cuda_sync": True}, ValueError, "no_cuda_sync=True.*storing_device, but it is cpu"),
     (EACH, {"track_policy_version": "roman"}, ValueError, "track_policy_version='roman'"),
     (EACH, {"weight_sync_schemes": {"actor": SharedMemWeightSyncScheme()}}, ValueError, "'actor'"),
     (EACH, {"weight_sync_schemes": SharedMemWeightSyncScheme()}, TypeError, "weight_sync_schemes"),
@@ -297,7 +302,9 @@ def test_too_few_or_many_factories_are_refused():
 def test_one_worker_takes_one_factory_also_in_a_list():
     with Collector([CodeEnv], CodePolicy(), frames_per_batch=4) as collector:
         assert collector.next().batch_size == (1, 4)
-    with pytest.raises(ValueError, match="create_env_fn has 2 factories, and Collector one worker"):
+    with pytest.raises(
+        ValueError, match="create_env_fn has 2 factories, but Collector has one worker"
+    ):
         Collector([CodeEnv, CodeEnv], CodePolicy())
 
 
@@ -316,7 +323,9 @@ def test_a_policy_that_cannot_be_called_is_refused():
 def test_what_cannot_travel_is_named(name):
     lock = threading.Lock()
     given = {"create_env_fn": CodeEnv, "policy": CodePolicy(), name: lambda *_: lock}
-    with pytest.raises(TypeError, match=f"^{name} cannot travel to another process: cannot pickle"):
+    with pytest.raises(
+        TypeError, match=f"^{name} cannot be sent to another process: cannot pickle"
+    ):
         MultiSyncCollector(**given, num_workers=1)
 
 
@@ -326,7 +335,7 @@ class TooLarge(CodePolicy):
 
 
 def test_a_policy_for_whose_copy_there_is_no_memory_is_not_called_unfit_to_travel():
-    with pytest.raises(MemoryError, match=r"^policy takes more memory to hand over than there is$"):
+    with pytest.raises(MemoryError, match=r"^policy takes more memory to send than there is$"):
         MultiSyncCollector(CodeEnv, TooLarge(), num_workers=1)
 
 
@@ -427,7 +436,7 @@ def test_schemes_bring_the_weights_of_the_models_they_are_for(kind, scheme):
 def test_weight_sync_schemes_may_be_none_at_all(kind):
     with build(kind, weight_sync_schemes={}) as collector:
         assert (collector.next()["policy_version"] == 0).all()
-        why = r"no weights are sent for model 'policy'.*weight_sync_schemes={} says so"
+        why = r"no weights are sent for model 'policy'.*weight_sync_schemes is empty"
         for told in ({"model_id": "policy"}, {"weights": CodePolicy()}):
             with pytest.raises(ValueError, match=why):
                 collector.update_policy_weights_(**told)

@@ -248,7 +248,7 @@ def test_weights_can_be_given_in_any_form(kind):
         assert set(batch["weight"].flatten().tolist()) == {2.0}
         assert set(batch["policy_version"].flatten().tolist()) == {5}
         assert policy.weight.item() == 0
-        with pytest.raises(ValueError, match="give the weights once"):
+        with pytest.raises(ValueError, match="pass the weights once"):
             collector.update_policy_weights_(other, weights=other)
         with pytest.raises(ValueError, match="no weights are sent for model 'critic'"):
             collector.update_policy_weights_(model_id="critic")
@@ -302,7 +302,7 @@ def test_a_scheme_serves_one_collector():
 def test_weights_to_be_applied_are_not_taken_for_a_time_to_wait(weights):
     with (
         make("single") as collector,
-        pytest.raises(TypeError, match=r"timeout=<\w+>.*update_policy_weights_\(\) takes weights"),
+        pytest.raises(TypeError, match=r"timeout=<\w+>.*call update_policy_weights_\(\)"),
     ):
         collector.receive_weights(weights)
 

@@ -416,8 +416,8 @@ NAN = np.array([0, np.nan, 0], np.float32)
 WRONG = {
     "shape": ({"observation": np.zeros(4, np.float32)}, r"'observation' as float32 \[4\].*\[3\]"),
     "dtype": ({"observation": np.zeros(3, complex)}, r"as complex128 \[3\].*float32 \[3\]"),
-    "type": ({"observation": "three"}, r"'observation' as <U5 \[\]; its space says"),
-    "None": ({"observation": None}, r"'observation' as object \[\]; its space says"),
+    "type": ({"observation": "three"}, r"'observation' as <U5 \[\]; its space declares"),
+    "None": ({"observation": None}, r"'observation' as object \[\]; its space declares"),
     "NaN": ({"observation": NAN}, r"'observation' is NaN in environment 0, at step 2"),
     "NaN reward": ({"reward": np.nan}, r"'reward' is NaN in environment 0, at step 2"),
     "reward of a shape": ({"reward": np.zeros(2)}, r"the reward array\(\[0., 0.\]\), not a number"),
@@ -707,7 +707,7 @@ def test_observation_keys_that_batches_use_themselves_are_refused(name):
 
 @pytest.mark.parametrize("made", [None, 3, "CartPole-v1", CodeEnv])
 def test_what_is_no_environment_is_refused(made):
-    with pytest.raises(TypeError, match=r"must make a gymnasium.Env.*it made a"):
+    with pytest.raises(TypeError, match=r"must return a gymnasium.Env.*it returned a"):
         Collector(lambda: made, None, frames_per_batch=10)
 
 

@@ -85,8 +85,8 @@ def test_an_environment_that_raises_is_named_with_the_workers_traceback(kind, wh
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("shape", "returned the observation 'observation' as float32 [3]; its space says"),
-        ("dtype", "returned the observation 'observation' as int64 [2]; its space says"),
+        ("shape", "returned the observation 'observation' as float32 [3]; its space declares"),
+        ("dtype", "returned the observation 'observation' as int64 [2]; its space declares"),
         ("nan", "'observation' is NaN in environment 0, at step"),
         ("none", "returned the observation 'observation' as"),
     ],
@@ -521,9 +521,9 @@ def test_several_failures_are_told_together():
 def test_a_call_that_fails_in_a_worker_says_so_and_the_worker_goes_on():
     with make("async") as collector:
         collector.next()
-        with pytest.raises(WorkerRaised, match=r"worker 0 .*asked to getattr_env.*'nothing'"):
+        with pytest.raises(WorkerRaised, match=r"worker 0 .*failed in getattr_env.*'nothing'"):
             collector.getattr_env("nothing")
-        with pytest.raises(WorkerRaised, match="asked to getattr_env: TypeError: cannot pickle"):
+        with pytest.raises(WorkerRaised, match="failed in getattr_env: TypeError: cannot pickle"):
             collector.getattr_env("lock")
         gather(collector, 5)
         assert balance(collector) == 0

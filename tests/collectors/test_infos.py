@@ -127,8 +127,8 @@ def test_an_entry_that_is_only_named_is_nan_where_a_later_step_lacks_it():
     ("keys", "message"),
     [
         (["lifes"], r"no 'lifes', it has 'code', 'lives', 'place'.*info_keys={'lifes': False}"),
-        (["place"], r"'place' as int16 \[.*2\], and batches hold float32 \[.*np.zeros\(3\)"),
-        ({"code": 0}, r"'code' as float\d+ \[.*\], and batches hold int64"),
+        (["place"], r"'place' as int16 \[.*2\], but batches have float32 \[.*np.zeros\(3\)"),
+        ({"code": 0}, r"'code' as float\d+ \[.*\], but batches have int64"),
     ],
 )
 def test_entries_that_do_not_come_or_do_not_fit_are_refused(form, keys, message):

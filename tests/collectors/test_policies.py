@@ -512,27 +512,27 @@ BAD = {
     "an unknown input": (
         with_keys(by_sum, in_keys=["pixels"]),
         ValueError,
-        "the policy wants 'pixels'; the environment gives 'observation'",
+        "the policy needs 'pixels', but the environment has 'observation'",
     ),
     "no action among its keys": (
         with_keys(by_sum, out_keys=["logits"]),
         ValueError,
-        "the policy puts out 'logits', but no 'action'",
+        "the policy returns 'logits', but no 'action'",
     ),
     "no action in its dict": (
         lambda observation: {"logits": observation},
         ValueError,
-        "the policy put out 'logits', but no 'action'",
+        "the policy returned 'logits', but no 'action'",
     ),
     "tensors without names": (
         lambda observation: (by_sum(observation), observation),
         ValueError,
-        "the policy returned 2 tensors and has no out_keys",
+        "the policy returned 2 tensors, but has no out_keys",
     ),
     "fewer tensors than names": (
         with_keys(by_sum, out_keys=["action", "value"]),
         ValueError,
-        "the policy returned 1 tensors and has 'action', 'value'",
+        "the policy returned 1 tensors, but has 'action', 'value'",
     ),
     "no tensor": (lambda observation: 3, TypeError, "the policy returned a int"),
     "an array": (
@@ -548,47 +548,47 @@ BAD = {
     "scores for actions": (
         lambda observation: torch.zeros(3, NUM_ACTIONS),
         ValueError,
-        r"the policy's actions are \[3, 7\]; the action space says \[3\]",
+        r"the policy's actions are \[3, 7\]; the action space requires \[3\]",
     ),
     "an output with an observation's name": (
         with_keys(lambda o: (by_sum(o), o / 2), out_keys=["action", "observation"]),
         ValueError,
-        "the policy's output 'observation' has the name of something that batches hold already",
+        "the policy's output 'observation' has the name of another entry of batches",
     ),
     "an output with a reward's name": (
         with_keys(lambda o: (by_sum(o), o[:, 0]), out_keys=["action", ("next", "reward")]),
         ValueError,
-        "the policy's output 'next/reward' has the name of something that batches hold already",
+        "the policy's output 'next/reward' has the name of another entry of batches",
     ),
     "what it wrote into an observation": (
         lambda observation: by_sum(observation.add_(1)),
         ValueError,
-        "the policy wrote into an observation that it was given",
+        "the policy wrote to an observation",
     ),
     "what it wrote into a later observation": (
         lambda o: by_sum(o.add_(1) if is_late(o) else o),
         ValueError,
-        "the policy wrote into an observation that it was given",
+        "the policy wrote to an observation",
     ),
     "broken numbers for whole ones": (
         lambda observation: by_sum(observation) + 0.5,
         ValueError,
-        "the policy's actions are float32; the action space says int64",
+        "the policy's actions are float32, but the space has int64",
     ),
     "broken numbers later": (
         lambda o: by_sum(o) + (0.5 if is_late(o) else 0),
         ValueError,
-        "the policy's actions are float32; the action space says int64",
+        "the policy's actions are float32, but the space has int64",
     ),
     "one output for all later": (
         with_keys(lambda o: (by_sum(o), o[: 1 if is_late(o) else 3]), out_keys=["action", "value"]),
         ValueError,
-        r"output 'value' is \[1, 5\], and was \[3, 5\] when it was first called",
+        r"output 'value' has the shape \[1, 5\], but \[3, 5\] at the first call",
     ),
     "an output less later": (
         lambda o: {"action": by_sum(o)} if is_late(o) else {"action": by_sum(o), "value": o},
         ValueError,
-        "the policy put out 'action', and 'action', 'value' when it was first called",
+        "the policy returned 'action', but 'action', 'value' at its first call",
     ),
 }
 

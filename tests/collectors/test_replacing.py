@@ -117,7 +117,7 @@ def test_an_interrupt_while_a_worker_is_replaced_ends_the_collector(tmp_path, in
             _collect_for_ever(collector)
         interrupted.set()
         disturbed.result(timeout=30.0)
-        with pytest.raises(RuntimeError, match="shut down, since a call was interrupted"):
+        with pytest.raises(RuntimeError, match="shut down because a call was interrupted"):
             collector.next()
     assert child_processes() <= before
 

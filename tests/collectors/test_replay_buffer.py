@@ -73,7 +73,7 @@ def test_the_places_that_are_returned_hold_the_frames():
     places = buffer.extend(frames(15, 3))
     assert buffer.sample(places=places)["number"].tolist() == [15, 16, 17]
     assert buffer.sample(places=torch.arange(13, 18) % 5)["number"].tolist() == [*range(13, 18)]
-    with pytest.raises(IndexError, match="the frames lie in places 0 to 4"):
+    with pytest.raises(IndexError, match="places: expected 0 to 4"):
         buffer.sample(places=torch.tensor([2, 5]))
     with pytest.raises(ValueError, match="a batch_size or places, not both"):
         buffer.sample(2, places=places)
@@ -162,7 +162,7 @@ def test_sampling_says_what_it_lacks():
         buffer.sample()
     with pytest.raises(RuntimeError, match="empty"):
         buffer.sample(2)
-    with pytest.raises(ValueError, match="holds 6 frames, the saved one 5"):
+    with pytest.raises(ValueError, match="has capacity=6, but the saved one 5"):
         ReplayBuffer(6).load_state_dict(buffer.state_dict())
 
 

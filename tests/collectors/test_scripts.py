@@ -28,7 +28,9 @@ def script(monkeypatch):
 
 def test_a_script_that_came_by_stdin_cannot_be_imported_and_may_be_forked(script):
     script("<stdin>")
-    with pytest.raises(ValueError, match=r"came by stdin; save it in a file, or take .*'fork'"):
+    with pytest.raises(
+        ValueError, match=r"was read from stdin; save it in a file, or use .*'fork'"
+    ):
         collect()
     assert collect(start_method="fork").batch_size[1] == 10
 
@@ -38,6 +40,6 @@ def test_a_script_that_workers_cannot_import_is_told_what_it_lacks(script, tmp_p
     path.write_text("from tests.collectors.test_scripts import collect\n\ncollect()\n")
     script(str(path))
     with pytest.raises(
-        WorkerDied, match=r"worker 0.*must stand below `if __name__ == '__main__':`"
+        WorkerDied, match=r"worker 0.*create the collector below `if __name__ == '__main__':`"
     ):
         collect()

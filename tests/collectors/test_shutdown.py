@@ -391,7 +391,7 @@ def test_a_forked_child_neither_uses_nor_ends_the_workers_of_its_parent(kind):
         if child == 0:
             with contextlib.suppress(BaseException):
                 for call in (collector.next, collector.stats, collector.update_policy_weights_):
-                    with pytest.raises(RuntimeError, match="of which this is a fork"):
+                    with pytest.raises(RuntimeError, match="this process was forked from"):
                         call()
                 collector.shutdown()
                 collector.__del__()

@@ -225,4 +225,4 @@ def test_a_run_without_a_schedule_and_a_link_to_one_are_refused(tmp_path, capsys
     assert main([str(run.path)]) == 2
     assert "is a link" in capsys.readouterr().err
     assert main([str(tmp_path / "nowhere")]) == 2
-    assert "is no run directory" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err

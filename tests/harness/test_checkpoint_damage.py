@@ -143,8 +143,8 @@ def test_a_forged_state_is_refused_in_one_line(tmp_path, skeleton):
         ({"format": "0"}, "is of format 0, expected 4"),
         ({"format": "3"}, "is of format 3, expected 4"),
         ({"frames": "3"}, "was written at frame 3"),
-        ({"run": "bbbb"}, "is another run's: bbbb wrote it, this is aaaa"),
-        ({"run": ""}, "is another run's: no run that is known wrote it"),
+        ({"run": "bbbb"}, "belongs to another run: bbbb, but this is aaaa"),
+        ({"run": ""}, "belongs to another run: no run that is known"),
     ],
 )
 def test_another_format_frame_or_run_is_refused_by_name(tmp_path, header, said):
@@ -170,8 +170,8 @@ def test_of_two_runs_that_were_mixed_each_loads_its_own(tmp_path, caplog):
     shutil.copytree(other.folder, mine.folder, dirs_exist_ok=True)
     with caplog.at_level(logging.ERROR):
         assert mine.load() == (1, {"whose": "mine"})
-    assert "is another run's" in caplog.text
-    assert "falling back" in caplog.text
+    assert "belongs to another run" in caplog.text
+    assert "trying the previous one" in caplog.text
 
 
 def bombs(ran: Path) -> dict[str, bytes]:

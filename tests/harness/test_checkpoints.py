@@ -70,7 +70,7 @@ def test_a_damaged_newest_one_falls_back_loudly(tmp_path, caplog, damage):
     with caplog.at_level(logging.ERROR):
         assert checkpoints.load() == (1, {"frames": 1})
     assert newest.name in caplog.text
-    assert "falling back" in caplog.text
+    assert "trying the previous one" in caplog.text
 
 
 def spoil(file: Path, damage: str) -> None:

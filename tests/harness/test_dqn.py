@@ -352,12 +352,14 @@ def test_it_learns_from_images_of_bytes(duelling):
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), MultiDiscrete([2, 2])])
 def test_a_space_of_other_actions_is_refused(space):
-    with pytest.raises(ValueError, match="algo=dqn acts in Discrete spaces, and this is"):
+    with pytest.raises(ValueError, match="algo=dqn needs a Discrete action space, but this is"):
         DQN(DQNConfig(), Setup(OBSERVATIONS, space, MODEL))
 
 
 def test_a_model_with_memory_is_refused():
-    with pytest.raises(ValueError, match="algo=dqn replays single frames, got model=lstm"):
+    with pytest.raises(
+        ValueError, match="algo=dqn replays single frames, but model=lstm has memory"
+    ):
         DQN(DQNConfig(), Setup(OBSERVATIONS, ACTIONS, LSTMConfig()))
 
 
@@ -380,7 +382,7 @@ def test_a_setting_that_makes_no_sense_is_refused(change, complaint):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (["model=lstm"], "algo=dqn model=lstm: DQN replays single frames; take model=mlp or"),
+        (["model=lstm"], "algo=dqn model=lstm: DQN replays single frames; use model=mlp or"),
         (["collector.next_observation=final"], "DQN replays frames one by one"),
         (["sync.max_lag=2"], "sync.max_lag=2 algo=dqn: DQN replays old frames on purpose"),
         (

@@ -100,7 +100,7 @@ def test_an_mp4_is_written_by_ffmpeg(tmp_path):
 def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert play.main([str(tmp_path), "--out", "film.mp4"]) == 2
-    assert "takes ffmpeg to write; expected a .gif" in capsys.readouterr().err
+    assert "needs ffmpeg; without it, use a .gif" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(tmp_path, ca
     [
         (["--out", "film.avi"], "expected a name that ends in .gif or .mp4"),
         (["--episodes", "0"], "--episodes is 0, expected 1 or more"),
-        ([], "is no run directory: it holds no config.yaml"),
+        ([], "is not a run directory: it has no config.yaml"),
     ],
 )
 def test_what_cannot_be_played_is_said_in_one_line(tmp_path, capsys, arguments, complaint):

@@ -47,9 +47,12 @@ def of(kind: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("collector=rpc",), "take sync=rpc"),
-        (("collector=rpc", "sync=distributed"), "take sync=rpc"),
-        (("sync=ray",), "its workers are on this machine; take sync=shared_mem, or collector=ray"),
+        (("collector=rpc",), "use sync=rpc"),
+        (("collector=rpc", "sync=distributed"), "use sync=rpc"),
+        (
+            ("sync=ray",),
+            "the collector's workers are on this machine; use sync=shared_mem, or collector=ray",
+        ),
         (("collector.remote.port=3",), "it is one of collector=distributed, collector=rpc"),
         (
             (*of("rpc"), "collector.remote.num_cpus=3"),
@@ -64,7 +67,10 @@ def of(kind: str) -> tuple[str, str]:
             "is 6",
         ),
         ((*of("rpc"), "collector.preemptive_threshold=0.5"), "it is one of collector=multi_sync"),
-        ((*of("rpc"), "collector.frames_per_batch=100"), "cannot be shared by 2 workers with 8"),
+        (
+            (*of("rpc"), "collector.frames_per_batch=100"),
+            "cannot be divided among 2 workers with 8",
+        ),
         ((*of("rpc"), "collector.devices.policy=[cpu,cpu,cpu]"), "3 devices for 2 hosts"),
     ],
 )

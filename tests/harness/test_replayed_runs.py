@@ -149,7 +149,7 @@ def test_the_recorded_schedule_can_be_followed_from_the_command_line(capsys):
     needed = "say collector.num_workers=2 collector.frames_per_batch=64 env.num_envs=2"
     assert needed in capsys.readouterr().err
     assert run.main([*simulated, *follow, "collector.replay=nowhere"]) == 2
-    assert "collector.replay=nowhere: it holds no schedule.jsonl" in capsys.readouterr().err
+    assert "collector.replay=nowhere: there is no schedule.jsonl" in capsys.readouterr().err
 
 
 def test_what_cannot_be_recorded_is_not(capsys):

@@ -62,7 +62,7 @@ def test_a_run_that_went_on_with_other_options_is_not_said_to_break_a_promise(or
     assert main(["original", "--out", "again"]) == 1
     out = capsys.readouterr().out
     assert "first difference: step 256" in out
-    assert "not to be told: it was resumed, and the stored config is that of its last part" in out
+    assert "undecided: it was resumed, and the stored config is that of its last part" in out
 
 
 def test_weights_that_differ_are_named(original, capsys):
@@ -99,8 +99,8 @@ def test_a_run_whose_bits_depend_on_timing_is_compared_with_several(capsys):
         (9.0, [8.0, 10.0, 12.0], "within the interval", 0),
         (30.0, [8.0, 10.0, 12.0], "different", 1),
         (500.0, [500.0, 500.0], "within the interval", 0),
-        (9.0, [9.0], "not to be told", 1),
-        (float("nan"), [1.0, 2.0], "not to be told", 1),
+        (9.0, [9.0], "undecided", 1),
+        (float("nan"), [1.0, 2.0], "undecided", 1),
     ],
 )
 def test_a_score_is_compared_with_the_interval_for_one_more_run(score, again, word, status):
@@ -152,7 +152,7 @@ def test_a_stored_environment_is_not_imported_unless_that_is_asked_for(tmp_path,
     found = stored(tmp_path / "theirs", env={"id": "evil:Env-v0", "num_envs": 1})
     assert main([str(found)]) == 2
     error = capsys.readouterr().err
-    assert "would import evil, and its code would run; if you trust it, say --import-env" in error
+    assert "would import evil and execute its code; if you trust it, use --import-env" in error
     assert "evil" not in sys.modules
 
 

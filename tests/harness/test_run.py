@@ -48,9 +48,9 @@ PAIRS = [
 ]
 
 IMPOSSIBLE = {
-    ("none", "multi_sync"): "its workers would keep the weights they start with",
-    ("none", "multi_async"): "its workers would keep the weights they start with",
-    ("hogwild", "single"): "one process has nobody to share its memory with",
+    ("none", "multi_sync"): "its workers would keep their initial weights",
+    ("none", "multi_async"): "its workers would keep their initial weights",
+    ("hogwild", "single"): "there is no other process to share memory with",
 }
 
 # What only the clock and the machine decide.
@@ -359,7 +359,7 @@ def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
     assert run.main([f"resume={directory}", "collector=multi_sync"]) == 2
     assert "keeps its parts" in capsys.readouterr().err
     assert run.main([f"resume={directory}", "sync.max_lag=1"]) == 2
-    assert "say algo.max_lag" in capsys.readouterr().err
+    assert "set algo.max_lag" in capsys.readouterr().err
     assert run.main([f"resume={directory}", "total_frames=512"]) == 0
     assert read_json(directory / "summary.json")["frames"] == 512
     assert ["eval/return" in record for record in records(directory)].count(True) == 2
@@ -378,7 +378,7 @@ def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
 def test_what_its_checkpoint_holds_a_resumed_run_keeps(ended, option, capsys):
     before = picture(ended)
     assert run.main([f"resume={ended}", option]) == 2
-    assert f"{option}: the run began with " in capsys.readouterr().err
+    assert f"{option}: a resumed run keeps " in capsys.readouterr().err
     assert picture(ended) == before
 
 
@@ -480,7 +480,7 @@ def test_told_so_a_sweep_leaves_out_what_is_impossible_and_says_why(capsys):
     given = ("collector=single,multi_sync", "sync=none", "sweep=mine", "skip_impossible=true")
     assert run.main(["-m", *SMALL, *given]) == 0
     said = capsys.readouterr().out
-    assert "left out: sync=none collector=multi_sync" in said
+    assert "skipped: sync=none collector=multi_sync" in said
     assert "outputs/mine: 1 done" in said
     jobs = [path.name for path in Path("outputs/mine").iterdir() if path.is_dir()]
     assert jobs == ["collector=single"]

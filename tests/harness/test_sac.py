@@ -303,8 +303,8 @@ def test_numbers_alone_may_be_seen_and_done():
     ("space", "complaint"),
     [
         (Discrete(3), "algo=sac acts in Box spaces of floats, and this is Discrete"),
-        (Box(-math.inf, math.inf, (1,)), "algo=sac needs bounds on every action"),
-        (Box(np.float32([0, 1]), np.float32([2, 1])), "and room between them"),
+        (Box(-math.inf, math.inf, (1,)), "algo=sac needs finite bounds"),
+        (Box(np.float32([0, 1]), np.float32([2, 1])), "with low < high for every action"),
     ],
 )
 def test_a_space_without_bounds_is_refused(space, complaint):

@@ -232,7 +232,7 @@ def test_a_package_that_a_stored_config_names_is_imported_only_if_it_is_named_ag
     options = options_of(directory)
     options["env"]["id"] = "evil:CartPole-v1"
     (directory / "config.yaml").write_text(to_yaml(options))
-    assert "its code would run; if you trust it, say env.id=evil:CartPole-v1" in resume().line
+    assert "execute its code; if you trust it, use env.id=evil:CartPole-v1" in resume().line
     assert not ran.exists()
     assert resume("env.id=evil:CartPole-v1").status == 0
     assert ran.exists()
@@ -284,4 +284,4 @@ def test_another_runs_checkpoint_is_refused(directory, resume, tmp_path):
         file.rename(directory / "checkpoints" / file.name)
     said = resume()
     assert said.status == 2
-    assert "is another run's" in said.err
+    assert "belongs to another run" in said.err

@@ -113,10 +113,14 @@ def test_what_no_scheme_could_send_is_refused():
             send({0: policy(1)}, worker_ids=1)
         send({0: policy(1)}, worker_ids=0)
         send(worker_ids=1)
-    with pytest.raises(RuntimeError, match="receive is for a receiver; this scheme is sender"):
+    with pytest.raises(
+        RuntimeError, match="receive is for a receiver, but this scheme is a sender"
+    ):
         scheme.receive()
     scheme.shutdown()
-    with pytest.raises(RuntimeError, match="send is for a sender; this scheme is neither"):
+    with pytest.raises(
+        RuntimeError, match="send is for a sender, but this scheme is not initialised"
+    ):
         scheme.send()
 
 
@@ -124,5 +128,5 @@ def test_a_receiver_sends_nothing():
     scheme = NoWeightSyncScheme()
     scheme.init_on_receiver(model=policy(1), worker_idx=0)
     for call in (scheme.send, scheme.send_async, scheme.wait_async):
-        with pytest.raises(RuntimeError, match="is for a sender; this scheme is receiver"):
+        with pytest.raises(RuntimeError, match="is for a sender, but this scheme is a receiver"):
             call()

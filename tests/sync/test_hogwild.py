@@ -166,9 +166,9 @@ def test_what_is_not_finite_goes_through_since_workers_have_seen_it_already():
 
 def test_weights_that_differ_by_worker_are_refused():
     scheme = HogwildWeightSyncScheme()
-    with pytest.raises(ValueError, match="hogwild workers read the trainer's own weights"):
+    with pytest.raises(ValueError, match="hogwild workers all read the trainer's own weights"):
         scheme.init_on_sender(params_map={0: policy(1), 1: policy(2)})
-    with pytest.raises(ValueError, match="hogwild workers read the trainer's own weights"):
+    with pytest.raises(ValueError, match="hogwild workers all read the trainer's own weights"):
         scheme.init_on_sender(model=policy(1), device_map_fn=lambda w, m: m, num_workers=2)
 
 

@@ -111,7 +111,7 @@ def test_one_who_does_not_sleep_is_not_rung(kind):
 @EACH
 def test_with_a_background_thread_there_is_nothing_to_wait_for(kind):
     def ask(scheme, model):
-        with pytest.raises(RuntimeError, match="the background thread takes what is new"):
+        with pytest.raises(RuntimeError, match="the background thread applies new versions"):
             scheme.wait_for_news(0.0)
         scheme.receive(LONG_S)
         return scheme.has_news()

@@ -63,7 +63,9 @@ def test_receive_raises_when_the_sender_is_gone_and_the_weights_stay(kind, backg
     with running(scheme := sender(kind, policy(3)), background=background) as (worker,):
         worker.tell(receive, 20)
         scheme.shutdown()
-        with pytest.raises(ConnectionError, match="the sender is gone; no version after 0 comes"):
+        with pytest.raises(
+            ConnectionError, match="the sender is gone; there is no version after 0"
+        ):
             worker.hear()
         assert not worker.do(receive)  # only looking is no error
         assert worker.do(held) == bits(policy(3))
@@ -489,7 +491,7 @@ def test_a_fork_of_a_worker_takes_no_news_from_it(kind):
 def test_beside_a_background_thread_nobody_else_sleeps(kind):
     def ask(scheme, model):
         for call in (scheme.sleeping, scheme.news_fds):
-            with pytest.raises(RuntimeError, match="the background thread takes what is new"):
+            with pytest.raises(RuntimeError, match="the background thread applies new versions"):
                 call()
 
     with running(sender(kind), background=True) as (worker,):

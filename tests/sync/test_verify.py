@@ -399,7 +399,7 @@ def test_remote_channels_verify_too(wire):
 
 @pytest.mark.parametrize("kind", [HogwildWeightSyncScheme, NoWeightSyncScheme])
 def test_where_nothing_is_published_nothing_can_be_verified(kind):
-    with pytest.raises(ValueError, match=r"verify='every': .* nothing is published"):
+    with pytest.raises(ValueError, match=r"verify='every': .* publishes no weights"):
         kind(verify="every")
 
 

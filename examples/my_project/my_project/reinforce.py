@@ -57,12 +57,12 @@ class ReinforceConfig(AlgorithmConfig):
     def check(self, config: Any) -> None:
         if config.model.recurrent:
             raise ConfigError(
-                f"algo=reinforce model={config.model.name}: it carries no state; take model=mlp"
+                f"algo=reinforce model={config.model.name}: it keeps no state; use model=mlp"
             )
         if config.collector.fills_replay_buffer:
             raise ConfigError(
                 "collector.free_running=true algo=reinforce: it has no replay buffer to fill; "
-                "take algo=sac"
+                "use algo=sac"
             )
 
 

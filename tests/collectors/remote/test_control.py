@@ -42,17 +42,17 @@ from tests.promises.probe import stop, wait_until
             ValueError,
             "a Collector has no workers; take collector_class=MultiSyncCollector",
         ),
-        ({"collector_class": MultiAsyncCollector}, ValueError, "take sync=False"),
+        ({"collector_class": MultiAsyncCollector}, ValueError, "it needs sync=False"),
         (
             {"collector_class": partial(Collector, init_random_frames=9)},
             ValueError,
-            "init_random_frames in collector_class: tell the collector that hosts it",
+            "init_random_frames in collector_class: set it on the outer collector",
         ),
-        ({"preemptive_threshold": 0.5}, ValueError, "cannot cut what others collect"),
+        ({"preemptive_threshold": 0.5}, ValueError, "cannot stop remote batches early"),
         ({"cat_results": "stack"}, ValueError, "cat_results='stack' is not for RPCCollector"),
         ({"next_observation": "final"}, ValueError, "collectors of this machine, not for RPC"),
         ({"sync": False, "reset_when_done": False}, ValueError, "not for RPCCollector with sync="),
-        ({"copy": False}, ValueError, "memory that other machines do not have"),
+        ({"copy": False}, ValueError, "it needs local workers"),
         ({"frames_per_bach": 3}, TypeError, "did you mean 'frames_per_batch'"),
         ({"num_colectors": 3}, TypeError, "did you mean 'num_collectors'"),
         ({"luncher": "env"}, TypeError, "did you mean 'launcher'"),
@@ -62,11 +62,11 @@ from tests.promises.probe import stop, wait_until
         (
             {"num_collectors": 2, "policy_device": ["cuda:0", "cpu"], "cudagraph_policy": True},
             ValueError,
-            "cudagraph_policy=True needs a CUDA policy_device, it is cpu",
+            "cudagraph_policy=True needs a CUDA policy_device, but it is cpu",
         ),
         ({"num_collectors": 2, "max_collectors": 1}, ValueError, "there are 2 at first"),
         ({"port": 65536}, ValueError, "port=65536: expected 0 to 65535"),
-        ({"launcher": "slurm"}, ValueError, "it is 'local', 'env', or None"),
+        ({"launcher": "slurm"}, ValueError, "expected 'local', 'env', or None"),
         ({"launcher": "env"}, ValueError, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set"),
         (
             {"weight_sync_schemes": {"policy": SharedMemWeightSyncScheme()}},
@@ -95,7 +95,7 @@ def test_whether_a_host_can_have_graphs_of_its_policy_only_it_can_tell():
 
 
 def test_what_cannot_travel_to_a_host_is_named():
-    with pytest.raises(TypeError, match=r"^create_env_kwargs cannot travel to another process"):
+    with pytest.raises(TypeError, match=r"^create_env_kwargs cannot be sent to another process"):
         here(create_env_kwargs={"lock": threading.Lock()})
 
 
@@ -111,14 +111,14 @@ def test_a_device_for_a_policy_needs_one():
 
 
 def test_what_a_collector_says_itself_is_no_config_of_an_actor():
-    with pytest.raises(ValueError, match="max_concurrency is the collector's own to say"):
+    with pytest.raises(ValueError, match="max_concurrency is set by the collector"):
         RayCollector(CodeEnv, remote_configs={"max_concurrency": 3})
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"WORLD_SIZE": "1"}, "there must be two or more"),
+        ({"WORLD_SIZE": "1"}, "start two or more"),
         ({"RANK": "first"}, "RANK='first': it must be a whole number"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
     ],

@@ -127,7 +127,9 @@ def test_an_updater_alone_pushes_to_the_actors_whose_turn_it_is(actors):
             updater.policy_weights.hold(number)
             updater.update_weights(worker_ids=chosen)
             found.append([engine.call(worker, held).result(30.0)[1] for worker in range(2)])
-        with pytest.raises(ValueError, match="has workers already, and RayCollector makes its own"):
+        with pytest.raises(
+            ValueError, match="already has workers, but RayCollector creates its own"
+        ):
             make("ray", make_cartpole, VersionPolicy(), weight_updater=updater)
     assert found == [[0, 1], [2, 1], [2, 3], [4, 3]]
 
@@ -368,4 +370,4 @@ def test_a_ray_cluster_lets_nobody_in_without_its_token():
         status, out, err = ended(process)
         assert (status, out) == (1, ""), err
         assert "Authentication token is missing or incorrect" in err
-    assert f"no Ray cluster lets us in at address='{address()}'" in err
+    assert f"cannot join a Ray cluster at address='{address()}'" in err

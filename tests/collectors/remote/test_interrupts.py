@@ -44,6 +44,6 @@ def test_an_interrupted_call_ends_the_collector(kind, call, most):
             with Interrupt(number, *CODE) as interrupt:
                 CALLS[call](collector)
             if interrupt.fired and collector._interrupted:
-                with pytest.raises(RuntimeError, match="since a call was interrupted"):
+                with pytest.raises(RuntimeError, match="because a call was interrupted"):
                     collector.next()
         assert child_processes() <= before, interrupt.where

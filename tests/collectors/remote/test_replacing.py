@@ -74,7 +74,7 @@ def test_an_interrupt_while_a_host_is_replaced_ends_the_collector():
         collector.pool._connect = _interrupt
         with pytest.raises(KeyboardInterrupt):
             gather(collector)
-        with pytest.raises(RuntimeError, match="shut down, since a call was interrupted"):
+        with pytest.raises(RuntimeError, match="shut down because a call was interrupted"):
             collector.next()
         assert child_processes() <= before
 

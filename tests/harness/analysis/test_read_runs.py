@@ -63,7 +63,7 @@ def test_an_empty_folder_beside_runs_is_a_lost_run(tmp_path):
     (tmp_path / "b").mkdir()
     (_, lost) = read(tmp_path)
     assert lost.state == "unknown"
-    assert lost.problems == ["it holds no file of a run"]
+    assert lost.problems == ["it has no file of a run"]
 
 
 def test_two_places_of_one_name_are_told_apart(tmp_path):
@@ -74,7 +74,7 @@ def test_two_places_of_one_name_are_told_apart(tmp_path):
 
 
 def test_a_place_without_runs_is_an_error_that_says_what_a_run_holds(tmp_path):
-    with pytest.raises(ValueError, match=r"a run's directory holds status\.json"):
+    with pytest.raises(ValueError, match=r"a run directory has status\.json"):
         read(tmp_path)
     with pytest.raises(ValueError, match="is not there"):
         read(tmp_path / "nowhere")
@@ -179,7 +179,7 @@ def test_a_living_run_is_running_and_a_vanished_one_was_interrupted(tmp_path):
     gone.wait()
     dead = read_one(make_run(tmp_path / "dead", state="running", pid=gone.pid))
     assert dead.state == "interrupted"
-    assert "left no word" in dead.error
+    assert "reported no reason" in dead.error
     there = make_run(tmp_path / "there", state="running", pid=gone.pid, host="elsewhere")
     assert read_one(there).state == "running"  # nobody here can tell
 

@@ -197,7 +197,7 @@ def test_a_runs_name_is_one_file_name():
         (["--flag"], ["--help"]),
         (["seed=1,2"], ["--multirun"]),
         (["name=${nowhere}"], ["nowhere"]),
-        (["resume=does/not/exist"], ["no run directory"]),
+        (["resume=does/not/exist"], ["not a run directory"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -220,5 +220,5 @@ def test_what_is_only_there_as_a_vector_cannot_be_evaluated(monkeypatch):
         gym.registry, "OnlyVector-v0", EnvSpec("OnlyVector-v0", vector_entry_point=made)
     )
     given = ("env.id=OnlyVector-v0", "env.vectorisation=native")
-    assert "say evaluation.at_end=false" in error_of(*given)
+    assert "use evaluation.at_end=false" in error_of(*given)
     assert plan_run([*given, "evaluation.at_end=false"]).config.env.num_envs == 8

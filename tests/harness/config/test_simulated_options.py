@@ -107,5 +107,5 @@ def test_mistakes_are_named(options, words):
 
 @pytest.mark.parametrize("scheme", ["hogwild", "none"])
 def test_weights_without_versions_cannot_be_simulated(scheme):
-    with pytest.raises(ImpossiblePair, match="take sync=shared_mem"):
+    with pytest.raises(ImpossiblePair, match="use sync=shared_mem"):
         plan_run(["collector=simulated", f"sync={scheme}"])

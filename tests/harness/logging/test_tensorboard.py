@@ -73,7 +73,7 @@ print("went on")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "went on\n"
     (line,) = done.stderr.splitlines()
-    assert line.startswith("TensorBoardLogger failed, it logs no more: ")
+    assert line.startswith("TensorBoardLogger failed and is turned off: ")
 
 
 def test_a_run_without_the_package_is_refused(monkeypatch):

@@ -84,7 +84,7 @@ def test_a_failure_in_mid_run_lets_the_run_go_on(tmp_path, monkeypatch, caplog):
         assert failed.wait(60)
         logger.log(2, {"a": 2.0}, {})
         logger.finish({}, 0)
-    assert "W&B failed, the run goes on without it: no space left" in caplog.text
+    assert "W&B failed, and the run continues without it: no space left" in caplog.text
 
 
 def test_a_run_does_not_wait_for_wandb_to_start(tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_online_without_an_account_the_run_goes_on(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         logger.log(1, {"a": 1.0}, {})
         logger.finish({}, 0)
-    assert "the run goes on without it" in caplog.text
+    assert "the run continues without it" in caplog.text
 
 
 def test_a_log_of_wandbs_that_cannot_be_written_prints_no_traceback(tmp_path, capsys, monkeypatch):

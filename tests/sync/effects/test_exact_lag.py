@@ -306,6 +306,6 @@ def test_what_makes_no_lag_is_refused(given, said):
 
 @pytest.mark.parametrize("kind", [NoWeightSyncScheme, HogwildWeightSyncScheme])
 def test_schemes_without_versions_have_no_lag(kind):
-    with pytest.raises(ValueError, match=r"lag=2: with .* nothing travels"):
+    with pytest.raises(ValueError, match=r"lag=2: .* moves no weights"):
         kind(lag=2)
     assert kind(lag=0).lag is None

@@ -184,5 +184,5 @@ def test_what_is_no_tear_is_refused(given, said):
 
 @pytest.mark.parametrize("kind", [NoWeightSyncScheme, HogwildWeightSyncScheme])
 def test_schemes_without_versions_tear_nothing(kind):
-    with pytest.raises(ValueError, match=r"tear=.*: with .* nothing travels"):
+    with pytest.raises(ValueError, match=r"tear=.*: .* moves no weights"):
         kind(tear=Tear(share=0.5))

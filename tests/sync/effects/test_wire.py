@@ -237,7 +237,7 @@ def test_what_a_remote_worker_writes_into_its_model_spoils_no_difference_to_come
 
 @pytest.mark.parametrize("scheme", [HogwildWeightSyncScheme, NoWeightSyncScheme])
 def test_schemes_that_move_nothing_refuse_a_wire(scheme):
-    with pytest.raises(ValueError, match=r"wire='int8'.*nothing travels"):
+    with pytest.raises(ValueError, match=r"wire='int8'.*moves no weights"):
         scheme(wire="int8")
     scheme(wire="float32").shutdown()
 

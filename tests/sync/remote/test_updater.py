@@ -55,5 +55,5 @@ def test_a_negative_interval_is_refused():
 
 def test_an_updater_that_nobody_gave_workers_says_where_they_come_from():
     updater = RayRemoteWeightUpdater(nn.Linear(1, 1))
-    with pytest.raises(RuntimeError, match="has no workers: give it remote_collectors, or give it"):
+    with pytest.raises(RuntimeError, match="has no workers: pass it remote_collectors, or pass it"):
         updater.update_weights()

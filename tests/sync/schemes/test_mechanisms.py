@@ -78,7 +78,7 @@ def test_under_hogwild_nothing_is_moved_but_what_the_trainer_replaced():
         scheme.send_async()
         assert scheme.stats["bytes"] == before
         assert scheme.stats["moved"]["the trainer's own memory"]["bytes"] == before
-        with pytest.raises(ValueError, match="all have the same"):
+        with pytest.raises(ValueError, match="all read the trainer"):
             scheme.send({0: nn.Linear(3, 3)})
 
 
