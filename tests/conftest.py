@@ -25,6 +25,9 @@ OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
 # crash or wait for ever when that is tried.
 os.register_at_fork(after_in_child=gc.freeze)
 
+# Tests run side by side, each with workers: with a thread for each core, small operations would
+# mostly wait for each other. Set before torch is imported, and inherited by all processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
