@@ -17,9 +17,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="package")
-def cluster() -> Iterator[None]:
-    """One Ray start-up for all tests here, in each process that runs some."""
+@pytest.fixture(scope="module", autouse=True)
+def a_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One Ray start-up for all tests of a module that has any with Ray."""
+    needs = any("ray" in item.name for item in request.session.items if item.path == request.path)
+    if not needs or importlib.util.find_spec("ray") is None:
+        yield
+        return
     from sync.remote.ray import use_token_authentication
 
     use_token_authentication()
@@ -35,14 +39,6 @@ def cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def a_cluster(request: pytest.FixtureRequest) -> None:
-    """Start the cluster for a module that has any test with Ray."""
-    needs = any("ray" in item.name for item in request.session.items if item.path == request.path)
-    if needs and importlib.util.find_spec("ray") is not None:
-        request.getfixturevalue("cluster")
 
 
 @pytest.fixture(autouse=True)
