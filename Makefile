@@ -18,6 +18,9 @@ BIN := .venv/bin
 # of tests/sync come last and fill the gaps.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
+# Tests start hundreds of interpreters: without bytecode, each would compile the packages anew.
+test slow coverage: export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help run test slow coverage check chaos soak load conformance bench report reproduce browser docs peers clean
 

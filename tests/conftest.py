@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -25,6 +26,9 @@ OURS = ("sem.mp-", "psm_", "torch_", "lockstep")
 # crash or wait for ever when that is tried.
 os.register_at_fork(after_in_child=gc.freeze)
 
+# Tests run side by side, each with workers: with a thread for each core, small operations would
+# mostly wait for each other. Set before torch is imported, and inherited by all processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -75,8 +79,20 @@ def child_processes() -> set[psutil.Process]:
         forkserver._forkserver._forkserver_pid,
         resource_tracker._resource_tracker._pid,
     }
-    children = psutil.Process().children(recursive=True)
-    return {child for child in children if child.pid not in helpers and is_alive(child)}
+    found = set()
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(psutil.Process(pid))
+    return {child for child in found if child.pid not in helpers and is_alive(child)}
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """As psutil finds them, but without a look at every process of the machine, twice a test."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -152,19 +152,17 @@ def test_one_step_is_the_frame_itself():
     assert (sample["replay", "discount"] == GAMMA).all()
 
 
-def naive(frames, start, num_steps):
-    """The transition of a frame by following its environment's frames one by one."""
+def naive(frames, rows, start, num_steps):
+    """The transition of a frame by following its environment's frames one by one.
+
+    rows: the environment and the trajectory of each frame.
+    """
     total, discount, index = 0.0, 1.0, start
     for _ in range(num_steps):
         one = frames[index]
         total += discount * float(one["next", "reward"])
         discount *= GAMMA
-        row = one["collector", "env"], one["collector", "traj_ids"]
-        later = [
-            i
-            for i in range(index + 1, len(frames))
-            if (frames[i]["collector", "env"], frames[i]["collector", "traj_ids"]) == row
-        ]
+        later = [i for i in range(index + 1, len(frames)) if rows[i] == rows[index]]
         if one["next", "done"] or not later:
             break
         last, index = index, later[0]
@@ -190,8 +188,10 @@ def test_what_collectors_deliver_gives_the_sums_that_a_plain_search_finds(kind):
     frames = buffer[:]
     samples = buffer.sample(places=torch.arange(len(buffer)))
     assert frames["next", "truncated"].any()
+    numbers = (frames["collector", name].tolist() for name in ("env", "traj_ids"))
+    rows = list(zip(*numbers, strict=True))
     for index, sample in enumerate(samples):
-        total, discount, seen, terminated = naive(frames, index, 4)
+        total, discount, seen, terminated = naive(frames, rows, index, 4)
         assert float(sample["next", "reward"]) == pytest.approx(total)
         assert float(sample["replay", "discount"]) == pytest.approx(discount)
         assert torch.equal(sample["next", "observation"], seen)

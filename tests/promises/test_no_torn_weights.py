@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -14,8 +15,16 @@ from tests.promises.probe import CALLS, SCHEMES, START_METHODS, flood, trial
 LARGE = 1024  # three layers of it make 12.6 MB
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+# Workers that are not forked take seconds to load torch: every strategy and every start method is
+# met, and not every pair.
+QUICK = [*[("tensordict", method) for method in START_METHODS], ("state_dict", "fork")]
+ALL_WAYS = [
+    pytest.param(*way, marks=[] if way in QUICK else pytest.mark.slow)
+    for way in itertools.product(["tensordict", "state_dict"], START_METHODS)
+]
+
+
+@pytest.mark.parametrize(("strategy", "start_method"), ALL_WAYS)
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_no_call_is_torn_or_wrongly_stamped_under_a_flood(kind, strategy, start_method):
     with trial(SCHEMES[kind](strategy), start_method=start_method) as running:

@@ -33,6 +33,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def a_cluster() -> None:
+    """None here: the program starts one of its own."""
+
+
 @pytest.mark.parametrize("kind", EACH)
 def test_nothing_outlives_a_trainer_that_is_killed(tmp_path, kind):
     program = tmp_path / "program.py"
