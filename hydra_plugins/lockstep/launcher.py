@@ -105,7 +105,7 @@ class LocalLauncher(Launcher):
         output = Path(sweep.dir) / ".output" / f"{sweep.subdir}.txt"
         output.parent.mkdir(parents=True, exist_ok=True)
         result = tempfile.TemporaryFile()  # noqa: SIM115 - open until the result was read
-        job = (Singleton.get_state(), self.hydra_context, self.task_function, config)
+        job = (sys.argv, Singleton.get_state(), self.hydra_context, self.task_function, config)
         with tempfile.TemporaryFile() as pickled, output.open("wb") as file:
             pickle.dump(sys.path, pickled)
             cloudpickle.dump(job, pickled)
@@ -182,7 +182,8 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def run_given_job(sweep_pid: int, result_fd: int) -> None:
     """Run the job that follows on stdin, and write its pickled result to a file descriptor."""
     end_with(sweep_pid)
-    singletons, hydra_context, task_function, config = pickle.load(sys.stdin.buffer)
+    # The manifest names the sweep's command.
+    sys.argv, singletons, hydra_context, task_function, config = pickle.load(sys.stdin.buffer)
     Singleton.set_state(singletons)
     setup_globals()
     result = run_job(

@@ -66,6 +66,7 @@ def test_local_jobs_are_what_they_are_alone_but_in_processes_of_their_own(capsys
     manifests = [read_json(job / "manifest.json") for job in jobs("mine")]
     assert len({found["pid"] for found in manifests} | {os.getpid()}) == 3
     assert {found["sweep"] for found in manifests} == {"mine"}
+    assert all(found["command"].endswith("seed=1,2 sweep=mine") for found in manifests)
     assert run.main([*SMALL, "seed=2", "hydra.run.dir=alone"]) == 0
     assert compare_records(Path("outputs/mine/seed=2"), Path("alone")) is None
     assert compare_weights(Path("outputs/mine/seed=2"), Path("alone")) is None
