@@ -359,7 +359,7 @@ def test_workers_whose_batches_differ_are_told_so():
 
 def test_workers_that_cannot_be_put_together_are_refused():
     kwargs = [{"kind": "sync_disabled", "num_envs": count} for count in (2, 3)]
-    with pytest.raises(ValueError, match=r"cat_results='stack'.*as many.*not \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"cat_results='stack'.*same number.*not \[2, 3\]"):
         MultiSyncCollector(
             make_env,
             num_workers=2,

@@ -279,12 +279,12 @@ def test_two_models_have_a_scheme_each(kind):
 
 def test_a_tensor_comes_by_one_scheme():
     schemes = {name: SharedMemWeightSyncScheme() for name in ("policy", "policy.critic")}
-    with pytest.raises(ValueError, match=r"'weight' of 'policy.critic' is in 'policy', too"):
+    with pytest.raises(ValueError, match=r"'weight' of 'policy.critic' is also in 'policy'"):
         make("sync", ActorCritic(), weight_sync_schemes=schemes)
     tied = ActorCritic()
     tied.critic.weight = tied.actor.weight
     schemes = {name: SharedMemWeightSyncScheme() for name in ("actor", "critic")}
-    with pytest.raises(ValueError, match="'weight' of 'critic' is in 'actor', too"):
+    with pytest.raises(ValueError, match="'weight' of 'critic' is also in 'actor'"):
         make("single", tied, weight_sync_schemes=schemes)
 
 

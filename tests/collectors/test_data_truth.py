@@ -119,7 +119,7 @@ def test_long_trajectories_are_cut_as_truncated(kind):
 
 @pytest.mark.parametrize("kind", [*RESET_BY_STEPS, "native_same_step"])
 def test_vectors_that_reset_only_as_a_whole_cannot_be_cut(kind):
-    with pytest.raises(ValueError, match=r"max_frames_per_traj=3.*only be reset as a whole"):
+    with pytest.raises(ValueError, match=r"max_frames_per_traj=3.*only be reset all at once"):
         build(Collector, kind, max_frames_per_traj=3)
 
 

@@ -455,7 +455,7 @@ def test_only_so_many_restarts_are_made_then_the_last_failure_is_raised(kind):
     with make(kind, trouble=trouble, on_worker_failure="restart", max_restarts=2) as collector:
         with pytest.raises(WorkerRaised, match="worker 1") as raised:
             gather(collector)
-        assert raised.value.__notes__ == ["max_restarts=2 are used up"]
+        assert raised.value.__notes__ == ["all max_restarts=2 are used up"]
         assert collector.stats()["restarts"] == 2
 
 

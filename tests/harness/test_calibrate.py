@@ -197,7 +197,11 @@ def without_time(lines):
         ("schedule.jsonl", without_time, "its times are damaged"),
         ("schedule.jsonl", lambda lines: lines.insert(9, lines[0]), "line 10: the run was resumed"),
         ("schedule.jsonl", lambda lines: lines.__delitem__(slice(20, None)), "19 batches are too"),
-        ("metrics.jsonl", lambda lines: lines.clear(), "metrics.jsonl holds no time/train_s"),
+        (
+            "metrics.jsonl",
+            lambda lines: lines.clear(),
+            "metrics.jsonl has no values of time/train_s",
+        ),
         ("config.yaml", lambda lines: lines.clear(), "holds no options"),
         (
             "config.yaml",
@@ -220,7 +224,7 @@ def test_a_run_without_a_schedule_and_a_link_to_one_are_refused(tmp_path, capsys
     run = Run(tmp_path / "run", LEARNER_BOUND, batches=40)
     (run.path / "schedule.jsonl").rename(tmp_path / "elsewhere")
     assert main([str(run.path)]) == 2
-    assert "holds no schedule.jsonl" in capsys.readouterr().err
+    assert "there is no schedule.jsonl" in capsys.readouterr().err
     (run.path / "schedule.jsonl").symlink_to(tmp_path / "elsewhere")
     assert main([str(run.path)]) == 2
     assert "is a link" in capsys.readouterr().err

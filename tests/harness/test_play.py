@@ -130,7 +130,7 @@ def test_a_package_that_a_run_directory_names_is_imported_only_if_allowed(tmp_pa
     assert play.main([str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "would import tests.harness.painted" in line
-    assert "say --import-env" in line
+    assert "use --import-env" in line
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(tmp_path, capsys):

@@ -146,7 +146,7 @@ def test_the_recorded_schedule_can_be_followed_from_the_command_line(capsys):
     assert again["sim/time_s"] > 0
     capsys.readouterr()
     assert run.main([*simulated, *follow, "env.num_envs=4"]) == 2
-    needed = "say collector.num_workers=2 collector.frames_per_batch=64 env.num_envs=2"
+    needed = "use collector.num_workers=2 collector.frames_per_batch=64 env.num_envs=2"
     assert needed in capsys.readouterr().err
     assert run.main([*simulated, *follow, "collector.replay=nowhere"]) == 2
     assert "collector.replay=nowhere: there is no schedule.jsonl" in capsys.readouterr().err

@@ -223,7 +223,9 @@ def test_a_state_that_a_host_refuses_changes_nothing():
         collector.update_policy_weights_()
         collector.next()
         before = collector.frames, collector.seed, collector.policy_version
-        with pytest.raises(WorkerError, match="kind='MultiSyncCollector', this one 'Collector'"):
+        with pytest.raises(
+            WorkerError, match="kind='MultiSyncCollector', but this one has 'Collector'"
+        ):
             collector.load_state_dict(state | {"seed": collector.seed + 1})
         assert (collector.frames, collector.seed, collector.policy_version) == before
         assert (collector.next()["policy_version"] == collector.policy_version).all()
