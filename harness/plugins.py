@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
+from types import ModuleType
 
 from harness.options.errors import ConfigError
 
@@ -41,14 +42,19 @@ def _load_installed() -> None:
             ) from error
 
 
-def _load(module: str) -> None:
-    if not isinstance(module, str):
-        raise ConfigError(f"plugins holds {module!r}, expected the name of a module")
+def import_named(module: str) -> ModuleType:
+    """Import a module that a person has named, also one in the current directory."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)  # last, so that it hides nothing
+    return importlib.import_module(module)
+
+
+def _load(module: str) -> None:
+    if not isinstance(module, str):
+        raise ConfigError(f"plugins holds {module!r}, expected the name of a module")
     try:
-        importlib.import_module(module)
+        import_named(module)
     except (Exception, SystemExit) as error:  # whatever that module does when it is imported
         raise ConfigError(
             f"plugins=[{module}] cannot be imported: {type(error).__name__}: {error}"

@@ -26,7 +26,7 @@ from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, suggest
 from harness.options.typed import build
 from harness.parts import choice, load
-from harness.plugins import load_plugins
+from harness.plugins import import_named, load_plugins
 from harness.registry import wrappers
 
 # Where gymnasium keeps environments that need more than gymnasium: the module, and our extra.
@@ -101,18 +101,26 @@ def find(env_id: str) -> gym.envs.registration.EnvSpec:
     try:
         import_package_of(name)
         if module:
-            importlib.import_module(module)
+            _import_env(env_id, module)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         known = suggest(env_id, gym.registry)
         raise ConfigError(f"env.id={env_id}: gymnasium does not know it; {known}") from error
-    except (Exception, SystemExit) as error:  # whatever that module does when it is imported
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"env.id={env_id}: {module} cannot be imported: {what}") from error
     for place, (needs, extra) in EXTRAS.items():
         if str(spec.entry_point).startswith(place):
             _check_installed(f"env.id={env_id}", needs, extra)
     return spec
+
+
+def _import_env(env_id: str, module: str) -> None:
+    """Import the module that registers this environment."""
+    try:
+        import_named(module)
+    except (Exception, SystemExit) as error:  # whatever it does when it is imported
+        what = f"{module} cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.split(".")[0]):
+            what = f"there is no module {module}, neither installed nor in the current directory"
+        raise ConfigError(f"env.id={env_id}: {what}") from error
 
 
 def import_package_of(name: str) -> None:
@@ -156,6 +164,7 @@ def _chosen(name: str, arguments: dict[str, Any]) -> ChosenWrapper:
         vector = part.vector and load(part.vector)
         return ChosenWrapper(name, part.load(), vector, arguments)
     try:
+        import_named(name.partition(":")[0])
         return ChosenWrapper(name, load(name), None, arguments)
     except (Exception, SystemExit) as error:  # whatever its module does when it is imported
         what = f"{type(error).__name__}: {error}"

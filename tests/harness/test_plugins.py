@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,6 +140,30 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(tmp_path, capsys, text):
     assert run.main([*TINY, f"plugins=[{name}]"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"plugins=[{name}] cannot be imported" in line
+
+
+def test_an_environment_and_a_wrapper_of_the_current_directory_are_found_by_the_installed_command(
+    tmp_path,
+):
+    """Whose own directory is the first in sys.path, and not the current one."""
+    own = """
+import gymnasium as gym
+gym.register("Mine-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=50)
+class Wrapper(gym.Wrapper):
+    pass
+"""
+    (tmp_path / "own_things.py").write_text(own)
+    options = ["env.id=own_things:Mine-v0", "env.wrappers=[own_things:Wrapper]", *TINY]
+    code = "from harness.command import run_command; run_command()"
+    start = [sys.executable, "-P", "-c", code]
+    environment = os.environ | {"PYTHONPATH": str(Path(run.__file__).parent)}
+    workers = ["collector=multi_sync", "sync=shared_mem", "collector.num_workers=2"]
+    subprocess.run([*start, *options, *workers], cwd=tmp_path, env=environment, check=True)
+    absent = [*start, "env.id=not_there.envs:Mine-v0", *TINY]
+    said = subprocess.run(absent, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert said.returncode == 2
+    (line,) = said.stderr.splitlines()
+    assert "there is no module not_there.envs, neither installed nor in the current dir" in line
 
 
 def test_a_name_is_registered_once_and_with_options_of_its_group():
