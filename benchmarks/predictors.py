@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 from scipy.stats import spearmanr
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from harness.analysis.findings import height  # noqa: E402
 from harness.analysis.read_runs import Run, find_runs  # noqa: E402
 
 RETURN = "episode/return"
@@ -51,15 +51,14 @@ def points(runs: Sequence[Run]) -> list[Point]:
             objective = f"{run.options['algo.objective']}{corrected}"
             groups[str(run.options["env.id"]), objective, lag].append(run)
     return [
-        Point(task, objective, lag, fmean(map(score, found)), measures(lag, found))
+        Point(task, objective, lag, score(found), measures(lag, found))
         for (task, objective, lag), found in sorted(groups.items())
     ]
 
 
-def score(run: Run) -> float:
-    """The area below the curve of returns, divided by its length."""
-    frames, returns = run.curve(RETURN)
-    return float(np.trapezoid(returns, frames) / (frames[-1] - frames[0]))
+def score(runs: Sequence[Run]) -> float:
+    """The mean return over training."""
+    return fmean(mean for run in runs if (mean := height(run, RETURN, share=1)) is not None)
 
 
 def measures(lag: int, runs: Sequence[Run]) -> tuple[float, ...]:
@@ -69,12 +68,15 @@ def measures(lag: int, runs: Sequence[Run]) -> tuple[float, ...]:
 
 def damages(found: Sequence[Point]) -> list[float]:
     """What each point lacks against lag 0, as a share of the task's largest loss."""
+    settings = {(point.task, point.objective) for point in found}
     fresh = {(point.task, point.objective): point.score for point in found if point.lag == 0}
+    if missing := settings - fresh.keys():
+        raise ValueError(f"no run at lag 0 for {sorted(missing)}")
     lost = [fresh[point.task, point.objective] - point.score for point in found]
     largest: dict[str, float] = defaultdict(float)
     for point, loss in zip(found, lost, strict=True):
         largest[point.task] = max(largest[point.task], loss)
-    return [loss / largest[point.task] for point, loss in zip(found, lost, strict=True)]
+    return [loss / (largest[point.task] or 1) for point, loss in zip(found, lost, strict=True)]
 
 
 def lines(found: Sequence[Point]) -> Iterator[str]:
@@ -99,8 +101,10 @@ def lines(found: Sequence[Point]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps over sync.lag")
-    runs = find_runs(parser.parse_args().sweeps, (RETURN,))
-    print("\n".join(lines(points(runs))))
+    try:
+        print("\n".join(lines(points(find_runs(parser.parse_args().sweeps, (RETURN,))))))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

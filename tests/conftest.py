@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -79,20 +78,8 @@ def child_processes() -> set[psutil.Process]:
         forkserver._forkserver._forkserver_pid,
         resource_tracker._resource_tracker._pid,
     }
-    found = set()
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.add(psutil.Process(pid))
-    return {child for child in found if child.pid not in helpers and is_alive(child)}
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """As psutil finds them, but without a look at every process of the machine, twice a test."""
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(OSError):  # it has ended
-            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-                yield int(child)
-                yield from descendants(int(child))
+    children = psutil.Process().children(recursive=True)
+    return {child for child in children if child.pid not in helpers and is_alive(child)}
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -237,7 +237,7 @@ def _task(task: Task, metric: str | None, primary: str | None, target: float | N
     throughout = None
     if any(result.curves for result in results):
         share, about = (0.1, " of the last tenth") if primary == LAST_TENTH else (1.0, "")
-        means = _results(task, lambda run: _height(run, curve, share), None)
+        means = _results(task, lambda run: height(run, curve, share), None)
         throughout = Findings(task, f"mean {curve}{about}", curve, None, means)
     found = Findings(task, score, curve, target, results, throughout=throughout)
     final = primary == EVALUATION or (primary is None and metric is not None)
@@ -267,7 +267,7 @@ def _values(result: Result) -> np.ndarray:
     return np.array(list(result.scores.values()))
 
 
-def _height(run: Run, metric: str, share: float) -> float | None:
+def height(run: Run, metric: str, share: float) -> float | None:
     """The mean of the last `share` of a curve: the area below it, divided by its length."""
     x, values = run.curve(metric)
     if len(x) < FEWEST_POINTS or x[0] == x[-1]:

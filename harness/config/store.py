@@ -17,7 +17,6 @@ from harness.options.collectors import nodes_started
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, RunConfig
-from harness.parts import Part
 from harness.registry import GROUPS
 
 HYDRA_VERSION = "1.3"
@@ -31,11 +30,8 @@ CONF = next(
 )
 
 
-_stored: dict[tuple[str, str], Part] = {}  # by group and name
-
-
 def store_options() -> None:
-    """Put the options of every registered part into Hydra's ConfigStore, each part once."""
+    """Put the options of every registered part into Hydra's ConfigStore."""
     setup_globals()  # Hydra's resolvers: --experimental-rerun does not register them
     store = ConfigStore.instance()
     run = {**defaults(RunConfig), **defaults(CommandConfig)}
@@ -43,8 +39,6 @@ def store_options() -> None:
     store.store(name="gymnasium", group="env", node=_node(EnvConfig), provider=PROVIDER)
     for registry in GROUPS:
         for part in registry:
-            if _stored.get((registry.group, part.name)) is part:
-                continue
             assert part.options is not None
             named = {} if registry.several else {"name": part.name}
             store.store(
@@ -54,7 +48,6 @@ def store_options() -> None:
                 node=_node(part.options, **named),
                 provider=PROVIDER,
             )
-            _stored[registry.group, part.name] = part
 
 
 def _node(options: type, **given: Any) -> DictConfig:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,9 +53,7 @@ class Display:
         run: Watched | None = None,
     ) -> None:
         """Show what will run. run: what the dashboard looks at while it goes on."""
-        self._from_frames, self._directory = frames, Path(directory)
-        if self._directory.is_relative_to(Path.cwd()):
-            self._directory = self._directory.relative_to(Path.cwd())
+        self._from_frames, self._directory = frames, _from_here(Path(directory))
         self._print(config_tree(options))
         self._print(f"writing to {self._directory}", soft_wrap=True)
         if self.console.is_terminal:
@@ -150,14 +150,29 @@ def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
 
 
 def next_commands(state: str, directory: Path) -> str:
-    """What to type next."""
-    where = shlex.quote(str(directory))
+    """What to type next. The environment of this run need not be activated for it."""
+    python, where = _called(sys.executable), shlex.quote(str(directory))
     if state == "interrupted":
-        return f"go on:   resume={where}"
-    lines = [f"report:  python -m harness.report {where}"]
+        program = _called(sys.argv[0])
+        start = f"{python} {program}" if program.endswith(".py") else program
+        return f"resume:  {start} resume={where}"
+    lines = [f"report:  {python} -m harness.report {where}"]
     if state == "done":
-        lines += [f"repeat:  python -m harness.reproduce {where}"]
+        lines += [f"repeat:  {python} -m harness.reproduce {where}"]
     return "\n".join(lines)
+
+
+def _called(program: str) -> str:
+    """A program as a shell finds it from here: by its name, or else by its path."""
+    path = Path(program)
+    if shutil.which(path.name) == program:
+        return path.name
+    return shlex.quote(str(_from_here(path)))
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _pair(summary: Mapping[str, Any], name: str) -> str | None:

@@ -71,7 +71,7 @@ def test_a_run_ends_with_the_commands_for_its_directory():
         ends[state] = text.getvalue().splitlines()[-2:]
     assert ends["done"][0].endswith("harness.report 'outputs/a [b]'")
     assert ends["done"][1].endswith("harness.reproduce 'outputs/a [b]'")
-    assert ends["interrupted"][-1].endswith("resume='outputs/a [b]'")
+    assert ends["interrupted"][-1].endswith(" resume='outputs/a [b]'")
     assert ends["failed"][-1].endswith("harness.report 'outputs/a [b]'")
 
 
