@@ -36,8 +36,9 @@ def make_environments(
     offered = {"worker_idx": worker_idx, "seed": seed}
     env = factory(**{**_accepted(factory, offered), **(kwargs or {})})
     environments = _adapt(env)
+    statistics = sorted(STATISTICS & set(_chain(env)))
     if worker_idx == 0:  # once for all workers
-        _warn_of_what_is_lost(env, environments)
+        _warn_of_what_is_lost(environments, statistics)
     if max_frames is not None and not environments.can_reset_some:
         environments.close()
         raise ValueError(
@@ -47,7 +48,8 @@ def make_environments(
     environments.halting = halting
     if environments.history is not None:
         environments.history.timeout = resume_timeout
-        if not resume_episodes or any(map(writes_files, environments.history.members)):
+        members = environments.history.members
+        if not resume_episodes or statistics or any(map(writes_files, members)):
             environments.history = None
     if info_keys:
         environments.infos = Infos(info_keys, environments.observations, str(environments))
@@ -64,7 +66,7 @@ def _accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str,
     return {name: value for name, value in offered.items() if name in open_}
 
 
-def _warn_of_what_is_lost(env: Any, environments: Environments) -> None:
+def _warn_of_what_is_lost(environments: Environments, statistics: Iterable[str]) -> None:
     """Warn of observations that batches lack, and of statistics that differ between workers."""
     if texts := text_keys(environments.observation_space):
         names = ", ".join(repr(name_of(key)) for key in texts)
@@ -73,7 +75,7 @@ def _warn_of_what_is_lost(env: Any, environments: Environments) -> None:
             "create_env_fn can encode them as numbers",
             stacklevel=2,
         )
-    for name in sorted(STATISTICS & set(_chain(env))):
+    for name in statistics:
         warnings.warn(
             f"{environments}: the statistics of {name} differ between workers and are lost on "
             "resume. With run.py, algo.normalise_observations=true and algo.normalise_rewards=true "

@@ -298,11 +298,16 @@ def scaled(**kwargs):
     return NormalizeReward(TimeLimit(gym.make("CartPole-v1").unwrapped, 40))
 
 
+def between_episodes(**kwargs):
+    """A batch of 60 frames ends with an episode, so that there is nothing to replay."""
+    return NormalizeReward(TimeLimit(gym.make("CartPole-v1").unwrapped, 3))
+
+
 def native(**kwargs):
     return gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
 
 
-@pytest.mark.parametrize("make_env", [normalised, scaled, native])
+@pytest.mark.parametrize("make_env", [normalised, scaled, between_episodes, native])
 def test_environments_that_cannot_be_brought_back_start_anew_and_it_says_so(make_env):
     with Collector(make_env, Sampling(), frames_per_batch=60) as first:
         for _ in range(3):

@@ -191,6 +191,7 @@ def test_a_newcomer_that_takes_the_same_version_again_hides_no_coalesced_version
             while newcomer.do(version) != scheme.version:
                 assert newcomer.do(receive, 20)
                 used += 1
+            scheme.wait_async(20)  # until its last answer was read
             assert counts(scheme)["coalesced"] == 7 - used >= 3
 
 
