@@ -43,7 +43,7 @@ def test_an_environments_file_says_what_it_is_and_names_its_id(file):
     assert set(options) <= {field.name for field in dataclasses.fields(EnvConfig)}
 
 
-@pytest.mark.parametrize("part", algorithms, ids=lambda part: part.name)
+@pytest.mark.parametrize("part", list(algorithms), ids=lambda part: part.name)
 def test_an_algorithm_is_composed_with_the_defaults_of_its_dataclass(part):
     composed, _ = compose_run([f"algo={part.name}"])
     assert plain(composed)["algo"] == dataclasses.asdict(part.options())

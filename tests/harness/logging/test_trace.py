@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections import defaultdict
 from itertools import pairwise
@@ -11,6 +12,7 @@ import pytest
 
 import run
 from harness.files import read_json
+from harness.logging import timeline
 from harness.logging.trace import FIRST_WORKER, LEARNER, WORK, TraceLogger, read_trace
 from tests.harness.small import SMALL
 
@@ -109,6 +111,25 @@ def test_a_resumed_run_begins_a_trace_of_its_own():
     assert run.main(["resume=run", "total_frames=2048"]) == 0
     assert Path("run/trace.json").read_bytes() == first
     assert len(named(read_trace(Path("run/trace-2.json")), "update")) == 8
+
+
+def test_a_picture_is_made_of_a_trace(capsys):
+    traced("collector=multi_async", "collector.num_workers=2")
+    assert timeline.main(["run", "--start", "0", "--seconds", "1000"]) == 0
+    svg = Path("run/timeline.svg").read_text()
+    assert svg.startswith("<?xml")
+    for said in ("learner", "worker 0", "worker 1", "update", "a worker's batch"):
+        assert said in html.unescape(svg)
+    assert timeline.main(["run", "--start", "1000", "--out", "other.svg"]) == 2
+    assert "0 events from 1000" in capsys.readouterr().err
+    assert timeline.main(["elsewhere"]) == 2
+    assert not Path("other.svg").exists()
+
+
+def test_a_trace_without_workers_has_a_picture_too():
+    traced("collector=single")
+    assert timeline.main(["run"]) == 0
+    assert "worker" not in Path("run/timeline.svg").read_text()
 
 
 def test_a_trace_does_not_outgrow_its_bound(tmp_path, caplog):
