@@ -27,6 +27,7 @@ from harness.staleness import BUCKETS
 
 MOST_TOLD = 200  # characters of an error
 MOST_SENTENCES = 6  # comparisons of a table that are told in words, too
+UNSET = ("null", "[]")  # values of an option that is not used
 MOST_NAMES = 5  # runs of which one thing is said
 
 Blocks = Iterator[Block | None]  # None is a figure that would show nothing
@@ -87,8 +88,11 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
             if key not in plan.implied
         ]
         yield Table(["option", "values"], rows)
-    shared = ("algo.name", "env.id", "total_frames", "collector.name", "sync.name")
-    if same := [[key, plan.common[key]] for key in shared if key in plan.common]:
+    kwargs = [key for key in plan.common if key.startswith("env.kwargs.")]
+    shared = ("algo.name", "env.id", "env.wrappers", "env.max_episode_steps", *kwargs)
+    shared += ("total_frames", "collector.name", "sync.name")
+    known = {key: plan.common.get(key, "null") for key in shared}
+    if same := [[key, _told(value)] for key, value in known.items() if value not in UNSET]:
         yield "And what most readers will ask of those that are the same:"
         yield Table(["option", "value"], same)
     for findings in found:
@@ -413,8 +417,10 @@ def _provenance(runs: Sequence[Run]) -> Blocks:
     if commands := sorted(
         {one_line(said, math.inf) for said in told if isinstance(said, str)} - {""}
     ):
-        yield "The commands that made these runs; given again, they make them anew:"
-        yield Code("\n".join(sorted(commands)))
+        yield "The commands that made these runs:"
+        yield Code("\n".join(commands))
+        if any("skip_done=true" in said for said in commands):
+            yield "To run them anew, leave out `skip_done=true` or name another `sweep=`."
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:

@@ -57,8 +57,9 @@ class Plan:
 
 def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
     """Sort runs into tasks and settings. `by_source` keeps the directories named apart."""
-    known = [(run, _options(run, by_source)) for run in runs if run.options]
-    every = [own for _, own in known]
+    readable = [run for run in runs if run.options]
+    every = _kinds_as_one([_options(run, by_source) for run in readable])
+    known = list(zip(readable, every, strict=True))
     groups: dict[str, list[tuple[Run, Options]]] = {}
     for run, own in known:
         groups.setdefault(" on ".join(own.get(key, MISSING) for key in TASK), []).append((run, own))
@@ -95,6 +96,29 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
 def _options(run: Run, by_source: bool) -> Options:
     found = {SOURCE: run.source} if by_source else {}
     return found | {key: _yaml(value) for key, value in run.options.items() if key != SOURCE}
+
+
+def _kinds_as_one(options: Sequence[Options]) -> list[Options]:
+    """Options with a `kind` as one value, `two_point(0, 16, 0.5)`, where runs differ in the kind.
+
+    Each kind has options of its own, which others lack: as separate options they would be factors
+    that are `(not set)` for most runs.
+    """
+    parents = [key.removesuffix(".kind") for key in _keys(options) if key.endswith(".kind")]
+    mixed = [name for name in parents if len(_values(f"{name}.kind", options)) > 1]
+    return [_joined(own, mixed) for own in options]
+
+
+def _joined(own: Options, parents: Sequence[str]) -> Options:
+    found: Options = {}
+    for key, value in own.items():
+        parent = next((name for name in parents if key.startswith(f"{name}.")), None)
+        if parent is None:
+            found[key] = value
+        elif key == f"{parent}.kind":
+            rest = [v for k, v in own.items() if k.startswith(f"{parent}.") and k != key]
+            found[parent] = f"{value}({', '.join(rest)})"
+    return found
 
 
 def _yaml(value: Any) -> str:

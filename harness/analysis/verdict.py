@@ -20,6 +20,8 @@ SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "≈▲", "▲", "?"), stric
 def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[Block | None]:
     """The blocks of the first section, about the primary score of each task."""
     yield sentence(found)
+    if not _have_scores(found):
+        return
     if response is None:
         yield drawing.draw(
             figures.scores,
@@ -42,6 +44,11 @@ def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[
 
 def sentence(found: Sequence[Findings]) -> str:
     """What the comparisons of all tasks show."""
+    if not _have_scores(found):
+        return (
+            "No run has finished, so there is nothing to compare. Failures and damage, below, says "
+            "what happened."
+        )
     compared = [(f, c) for f in found for c in f.comparisons]
     if not compared:
         scored = [(f, r) for f in found for r in f.results if r.scores]
@@ -81,6 +88,10 @@ def sentence(found: Sequence[Findings]) -> str:
         f"{text}; the largest difference is {number(largest.difference.value)}{size}: "
         f"{_name(findings, largest.name)}{where}."
     )
+
+
+def _have_scores(found: Sequence[Findings]) -> bool:
+    return any(result.scores for findings in found for result in findings.results)
 
 
 def _name(findings: Findings, label: str) -> str:

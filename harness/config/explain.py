@@ -12,7 +12,7 @@ from hydra.errors import (
     OverrideParseException,
 )
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, suggest
@@ -60,6 +60,10 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str:
             error.__cause__, ConfigAttributeError | ConfigKeyError
         ):
             return _no_option(str(error.__cause__.full_key), overrides)
+        case MarkedYAMLError():
+            return _no_yaml(error)
+    if "Could not override" in str(error) and "@experiment." in str(error):
+        return f"{_first_line(error)} Its first line must be '# @package _global_'"
     if "No match in the defaults list" in str(error) and _resumes(overrides):
         return f"{_first_line(error)} A resumed run keeps its parts; single options may change"
     if "add --multirun" in str(error):
@@ -82,6 +86,13 @@ def _no_override(text: str) -> str:
     )
 
 
+def _no_yaml(error: MarkedYAMLError) -> str:
+    mark, problem = error.problem_mark, error.problem or "no YAML"
+    place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    hint = "; a value that holds ': ' goes in quotes" if "mapping values" in problem else ""
+    return f"{place}{problem}{hint}"
+
+
 def _no_choice(missing: str, options: Sequence[str]) -> str:
     if missing.startswith("hydra/launcher/submitit"):
         return (
@@ -93,7 +104,8 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
         return f"--config-name {name}: there is no such config; {suggest(name, options)}"
     hint = suggest(name, options, prefix=f"{group}=")
     known = "" if "known" in hint else f" (known: {', '.join(sorted(options))})"
-    return f"{group}={name}: there is no such {group}; {hint}{known}"
+    own = "; one of your own needs --config-dir" if group == "experiment" else ""
+    return f"{group}={name}: there is no such {group}; {hint}{known}{own}"
 
 
 def _no_option(key: str, overrides: Sequence[str]) -> str:

@@ -19,9 +19,12 @@ from harness.config.compose import task_overrides
 from harness.config.explain import explained
 from harness.config.plan import make_folder, plain, plan_from
 from harness.config.space import split
+from harness.environments.factory import single
 from harness.files import read_json
+from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.run import Config
+from harness.pipeline import spaces
 from harness.run_dir import RunDir
 from harness.search import SearchConfig, Trial
 from harness.sweeps import failures, is_stopped
@@ -100,6 +103,7 @@ class Sweep:
     def _plan(self, jobs: list[list[str]]) -> int:
         """Plan every job, and name those that are left out; how many there are."""
         planned, left_out = 0, {}
+        tried: list[EnvConfig] = []
         choices = self.config.hydra.runtime.choices
         if len(jobs) >= MANY_JOBS:
             print(f"checking {len(jobs)} jobs before the first one starts", flush=True)
@@ -109,6 +113,9 @@ class Sweep:
                     composed = self._loader.load_sweep_config(self.config, job)
                     plan = plan_from(composed, self.folder / "job", job)
                     check_launcher(str(choices.get("hydra/launcher")), plan.config)
+                if (env := single(plan.config.env)) not in tried:
+                    spaces(plan.config)
+                    tried.append(env)
                 planned += 1
             except ImpossiblePair as error:
                 if not plain(composed).get("skip_impossible"):

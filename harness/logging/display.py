@@ -29,8 +29,8 @@ class Display:
         self.console = console or Console(highlight=False)
         self._total = total_frames
         self._every_s = print_every_s
-        self._printed_at = self._started_at = time.monotonic()
-        self._from_frames = 0
+        self._printed_at = time.monotonic()
+        self._started = self._first = self._printed_at, 0  # time and frames, and after a batch
         self._directory: Path | None = None
         self._live: LiveView | None = None
 
@@ -53,7 +53,8 @@ class Display:
         run: Watched | None = None,
     ) -> None:
         """Show what will run. run: what the dashboard looks at while it goes on."""
-        self._from_frames, self._directory = frames, _from_here(Path(directory))
+        self._started = self._first = time.monotonic(), frames
+        self._directory = _from_here(Path(directory))
         self._print(config_tree(options))
         self._print(f"writing to {self._directory}", soft_wrap=True)
         if self.console.is_terminal:
@@ -66,16 +67,22 @@ class Display:
     def update(self, frames: int, metrics: Mapping[str, float], *, episode_return: float) -> None:
         """Show how far the run is; cheap enough for every batch."""
         now = time.monotonic()
+        if self._first == self._started:
+            self._first = now, frames
         if self._live is not None:
             self._live.record(frames, metrics, episode_return)
         elif now - self._printed_at >= self._every_s:
             self._printed_at = now
-            done = frames - self._from_frames
-            left_s = (now - self._started_at) / max(done, 1) * max(self._total - frames, 0)
             words = describe(metrics, episode_return)
+            left_s = self._left_s(now, frames)
             self._print(
                 f"{frames}/{self._total} frames  {words}  {left_s:.0f} s left", soft_wrap=True
             )
+
+    def _left_s(self, now: float, frames: int) -> float:
+        """How long the rest takes, if it goes on as since the first batch."""
+        started_at, before = self._first if frames > self._first[1] else self._started
+        return (now - started_at) / max(frames - before, 1) * max(self._total - frames, 0)
 
     def stop(self) -> None:
         """No more progress."""
@@ -176,7 +183,11 @@ def _from_here(path: Path) -> Path:
 
 
 def _pair(summary: Mapping[str, Any], name: str) -> str | None:
-    return _form(summary, "{:.3g} / {:.3g}", f"{name}_p50", f"{name}_p95")
+    names = [f"{name}_{share}" for share in ("p50", "p95")]
+    if any(summary.get(name) is None for name in names):
+        return None
+    values = [float(summary[name]) for name in names]
+    return " / ".join(f"{value:.0f}" if value >= 1000 else f"{value:.3g}" for value in values)
 
 
 def _form(summary: Mapping[str, Any], form: str, *names: str) -> str | None:

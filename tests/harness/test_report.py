@@ -212,6 +212,28 @@ def test_a_single_damaged_run_still_makes_a_report(tmp_path):
     assert "status.json is damaged" in text
 
 
+def test_without_a_finished_run_the_report_opens_with_what_went_wrong(tmp_path):
+    for scheme in ("a", "b"):
+        make_run(tmp_path / scheme, scheme=scheme, state="failed", error="ValueError: no such ice")
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    verdict = text.partition("## What was run")[0]
+    assert "No run has finished" in verdict
+    assert "cannot be told" not in verdict
+    assert text.count("ValueError: no such ice") == 1
+
+
+def test_an_environment_that_is_wrapped_is_shown_so(tmp_path):
+    env = {"id": "CartPole-v1", "wrappers": ["sticky_action"], "max_episode_steps": None}
+    for seed in (1, 2):
+        make_run(tmp_path / str(seed), seed=seed, env=env | {"kwargs": {"sutton": True}})
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text().replace("\\", "")
+    assert re.search(r"env.wrappers \| .*sticky_action", text)
+    assert "| env.kwargs.sutton | true |" in text
+    assert "max_episode_steps" not in text
+
+
 def test_sweeps_side_by_side(tmp_path):
     for name, level in (("old", 50), ("new", 70)):
         make_sweep(tmp_path / name, schemes={"a": level})

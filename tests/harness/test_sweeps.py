@@ -125,6 +125,15 @@ def test_a_sweep_that_cannot_write_is_refused_in_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("lockstep: file/mine cannot be written: ")
 
 
+def test_an_environment_that_cannot_be_made_is_refused_before_the_first_job(capsys):
+    wrong = "env.wrappers=[sticky_action]"
+    assert run.main(["-m", *SMALL, wrong, "seed=1,2"]) == 2
+    error = capsys.readouterr().err
+    assert "repeat_action_probability" in error
+    assert len(error.splitlines()) == 1
+    assert not Path("outputs").exists()
+
+
 def test_a_launcher_or_a_sweeper_whose_package_is_missing_is_refused(capsys, monkeypatch):
     found = "harness.config.sweep.importlib.util.find_spec"
     monkeypatch.setattr(found, lambda name: None)

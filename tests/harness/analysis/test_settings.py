@@ -42,6 +42,16 @@ def test_parts_are_called_by_their_names_and_options_with_theirs():
     assert labels(plan) == ["a · interval=(not set)", "b · interval=4", "b · interval=(not set)"]
 
 
+def test_an_option_of_several_kinds_is_one_option():
+    two = {"sync.lag.kind": "two_point", "sync.lag.low": 0, "sync.lag.high": 16}
+    plan = arrange([run(sync__lag=8), run(sync__lag="null"), run(**two)])
+    assert labels(plan) == ["lag=8", "lag=null", "lag=two_point(0, 16)"]
+    plan = arrange([run(**two), run(sync__lag__kind="geometric", sync__lag__mean=2)])
+    assert labels(plan) == ["lag=geometric(2)", "lag=two_point(0, 16)"]
+    plan = arrange([run(**two), run(**two | {"sync.lag.high": 8})])
+    assert labels(plan) == ["high=8", "high=16"]
+
+
 def test_a_name_holds_every_option_in_which_settings_differ():
     runs = [
         run(collector__num_workers=1, total_frames=10),

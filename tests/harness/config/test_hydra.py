@@ -90,6 +90,27 @@ def test_info_says_how_a_config_is_composed(capsys, what, part):
     assert part in shown(capsys, "--info", what)
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (
+            "# @package _global_\nsync.lag: 0,8,{kind: uniform}\n",
+            "experiment/mine.yaml, line 2, column 20: mapping values are not allowed here; "
+            "a value that holds ': ' goes in quotes",
+        ),
+        ("defaults: [override /env: cartpole]\n", "first line must be '# @package _global_'"),
+    ],
+)
+def test_a_users_config_that_cannot_be_read_is_named(capsys, here, written, said):
+    file = here / "my_conf" / "experiment" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(written)
+    assert run.main(["--config-dir", "my_conf", "experiment=mine"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
 def test_a_users_config_directory_has_experiments_and_options_of_its_own(capsys, here):
     for name, text in {
         "experiment/mine.yaml": "# @package _global_\ndefaults: [override /algo: fast]\nseed: 9\n",

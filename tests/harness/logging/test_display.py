@@ -35,6 +35,22 @@ def test_without_a_terminal_there_is_a_line_now_and_then():
         assert part in line
 
 
+def test_the_time_left_does_not_count_the_start_of_the_workers(monkeypatch):
+    clock = {"s": 0.0}
+    monkeypatch.setattr("harness.logging.display.time.monotonic", lambda: clock["s"])
+    display, text = shown(terminal=False)
+    display.start(OPTIONS, "here")
+    for clock["s"], frames in ((20.0, 100), (21.0, 200)):
+        display.update(frames, METRICS, episode_return=1)
+    assert text.getvalue().splitlines()[-1].endswith("  8 s left")
+
+
+def test_large_times_are_plain_numbers():
+    display, text = shown(terminal=False)
+    display.finish("done", {"sync/ack_ms_p50": 889.4, "sync/ack_ms_p95": 1040.2})
+    assert "889 / 1040" in text.getvalue()
+
+
 def test_lines_do_not_come_more_often_than_wanted():
     display, text = shown(terminal=False, print_every_s=1000)
     display.start(OPTIONS, "here")
