@@ -30,7 +30,7 @@ help: ## list the commands
 run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 	@$(BIN)/python run.py $(or $(ARGS),experiment=ppo_cartpole)
 	@$(if $(ARGS),,printf '%s\n' \
-		'sweep:   $(BIN)/python run.py -m sync.lag=0,8,32 collector=single seed=1,2,3 sweep=mine' \
+		'sweep:   $(BIN)/python run.py -m experiment=ppo_cartpole total_frames=40_000 collector=single sync.lag=0,8,32 seed=1,2,3 sweep=mine' \
 		'then:    $(BIN)/python -m harness.report outputs/mine')
 
 test: check ## run the checks, then the tests

@@ -220,7 +220,7 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
         return
     yield (
         f"Who learned sooner: {findings.throughout.score}, over frames, which is the area below a "
-        "run's curve divided by its length. It tells apart what ends at one score."
+        "run's curve divided by its length. It separates settings that end with the same score."
     )
     yield _scores(findings.throughout)
     yield from _comparisons(findings.throughout)
@@ -361,7 +361,7 @@ def _failures(runs: Sequence[Run]) -> Blocks:
         yield (
             f"Not finished, and in no number above: {len(unfinished)} of "
             f"{count(len(runs), 'run')}. "
-            "If what failed is not chance, the numbers flatter the settings it happened to."
+            "If runs failed for a reason that is not chance, the scores of their settings are too good."
         )
         alike: dict[tuple[str, str], list[Run]] = {}
         for run in unfinished:
