@@ -37,7 +37,7 @@ PACKAGES = (
 def manifest(*, seed: int, overrides: list[str]) -> dict[str, Any]:
     """What a person needs to know to run this again."""
     return {
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command": command(),
         "overrides": overrides,
         "seed": seed,
         "started": now(),
@@ -50,6 +50,14 @@ def manifest(*, seed: int, overrides: list[str]) -> dict[str, Any]:
         "user": getpass.getuser(),
         "pid": os.getpid(),
     }
+
+
+def command() -> str:
+    """What was typed, without the path of the environment."""
+    program = Path(sys.argv[0])
+    if program.parent == Path(sys.executable).parent:  # the installed `lockstep`
+        return shlex.join([program.name, *sys.argv[1:]])
+    return shlex.join([Path(sys.executable).name, *sys.argv])
 
 
 def now() -> str:

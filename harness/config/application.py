@@ -65,7 +65,7 @@ def _command(arguments: list[str]) -> int:
     overrides = [text for text in overrides if not text.startswith("-")]
     Status.run, Status.sweep = 0, None
     if flags.help and overrides and "=" not in overrides[0]:
-        return _help(overrides[0])
+        return _help(overrides[0], flags.config_dir)
     with explained(overrides):
         config_name = prepare(
             overrides,
@@ -100,9 +100,9 @@ def _flags() -> argparse.ArgumentParser:
     return parser
 
 
-def _help(group: str) -> int:
+def _help(group: str, own: str | None) -> int:
     try:
-        print(page(group))
+        print(page(group, own))
     except UnknownGroup as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return USAGE_ERROR

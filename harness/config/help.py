@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -74,25 +74,23 @@ class UnknownGroup(ValueError):
     """There is no group of this name."""
 
 
-def page(topic: str | None = None) -> str:
-    """The manual page, or that of one group."""
+def page(topic: str | None = None, own: str | None = None) -> str:
+    """The manual page, or that of one group. own: a config directory of the user's."""
     if topic is None:
         return "\n".join(_manual())
     topic = topic.split("=")[0]
     if topic not in groups():
         known = ", ".join(groups())
         raise UnknownGroup(f"--help {topic}: there is no such group; groups: {known}")
-    return "\n".join(_group_page(topic))
+    return "\n".join(_group_page(topic, [CONF] if own is None else [CONF, Path(own)]))
 
 
-def groups() -> dict[str, dict[str, str]]:
+def groups(folders: Sequence[Path] = (CONF,)) -> dict[str, dict[str, str]]:
     """Each group with its choices, and a sentence about each of them."""
     found = {registry.group: _registered(registry) for registry in GROUPS}
-    found["env"] = {"gymnasium": summary(EnvConfig), **_files("env")}
+    found |= {"env": {"gymnasium": summary(EnvConfig)}, "experiment": {}}
     for group, choices in found.items():
-        if group != "env":
-            choices |= _files(group)
-    found["experiment"] = _files("experiment")
+        choices |= {name: _sentence(file) for name, file in _files(group, folders).items()}
     order = [name for name in _chosen() if name in found]
     return {name: found[name] for name in order}
 
@@ -101,14 +99,18 @@ def _registered(registry: Registry) -> dict[str, str]:
     return {part.name: part.summary for part in registry}
 
 
-def _files(group: str) -> dict[str, str]:
-    """The option files of a group, with the first comment of each that is a sentence."""
-    return {file.stem: _sentence(file) for file in sorted((CONF / group).glob("*.yaml"))}
+def _files(group: str, folders: Sequence[Path]) -> dict[str, Path]:
+    """The option files of a group."""
+    return {
+        file.stem: file for folder in folders for file in sorted((folder / group).glob("*.yaml"))
+    }
 
 
 def _sentence(file: Path) -> str:
-    first, second = file.read_text().splitlines()[:2]
-    return (second if first.startswith("# @") else first).removeprefix("# ")
+    """The first comment of a config file; a user's may have none."""
+    comments = [line for line in file.read_text().splitlines() if line.startswith("# ")]
+    comments = [line for line in comments if not line.startswith("# @")]
+    return comments[0].removeprefix("# ") if comments else ""
 
 
 def _chosen() -> dict[str, str]:
@@ -144,21 +146,22 @@ def _manual() -> Iterator[str]:
     yield from ("", "EXIT STATUS", textwrap.indent(STATUS, "    "))
 
 
-def _group_page(group: str) -> Iterator[str]:
+def _group_page(group: str, folders: Sequence[Path]) -> Iterator[str]:
     registry = next((registry for registry in GROUPS if registry.group == group), None)
     classes = {part.name: part.options for part in registry or ()}
     if group == "env":
         classes = {"gymnasium": EnvConfig}
-    for name, text in groups()[group].items():
+    files = _files(group, folders)
+    for name, text in groups(folders)[group].items():
         yield f"{group}={name}"
-        yield f"    {text}"
+        yield f"    {text}".rstrip()
         options = classes.get(name)
         if options is not None:
             prefix = registry.prefix(name) if registry else f"{group}."
             yield from _options(options, prefix, 44)
         else:
             prefix = "" if group == "experiment" else f"{group}."
-            for option, value in _set_by(CONF / group / f"{name}.yaml"):
+            for option, value in _set_by(files[name]):
                 yield f"    {prefix}{option}={value}"
         yield ""
     if group == "algo":
@@ -197,7 +200,7 @@ def _set_by(file: Path) -> Iterator[tuple[str, str]]:
         else:
             yield path, show(value)
 
-    content = yaml.safe_load(file.read_text())
+    content = yaml.safe_load(file.read_text()) or {}
     for key in ("defaults", "hydra"):
         content.pop(key, None)
     return flat(content, "")

@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from harness.files import plain, read_json, write_atomic
-from harness.provenance import manifest
+from harness.provenance import command, manifest
 from harness.run_dir import RunDir, RunDirInUse
 from tests.harness.small import little_room
 
@@ -186,3 +186,11 @@ def test_what_a_killed_run_was_writing_is_removed_when_it_goes_on(tmp_path):
         (run_dir.path / name).write_text("half of it")
     RunDir.reopen(run_dir.path, config="seed: 1\n")
     assert not list(run_dir.path.rglob(".*"))
+
+
+def test_the_command_is_what_was_typed(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/env/bin/python3.11")
+    monkeypatch.setattr(sys, "argv", ["/env/bin/lockstep", "seed=1"])
+    assert command() == "lockstep seed=1"
+    monkeypatch.setattr(sys, "argv", ["run.py", "algo.epochs=${zip:1,2}"])
+    assert command() == "python3.11 run.py 'algo.epochs=${zip:1,2}'"

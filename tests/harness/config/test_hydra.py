@@ -122,6 +122,10 @@ def test_a_users_config_directory_has_experiments_and_options_of_its_own(capsys,
     for how in (("--config-dir", "my_conf"), (f"hydra.searchpath=[file://{here}/my_conf]",)):
         found = config_of(capsys, *how, "experiment=mine")
         assert (found["seed"], found["algo"]["epochs"], found["algo"]["name"]) == (9, 7, "ppo")
+    assert "algo=fast\n" in shown(capsys, "--config-dir", "my_conf", "--help", "algo")
+    assert "experiment=mine\n\n    seed=9\n" in shown(
+        capsys, "--config-dir", "my_conf", "--help", "experiment"
+    )
     assert run.main(["--config-dir", "nowhere", "--cfg", "job"]) == 2
 
 
