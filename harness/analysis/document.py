@@ -361,7 +361,8 @@ def _failures(runs: Sequence[Run]) -> Blocks:
         yield (
             f"Not finished, and in no number above: {len(unfinished)} of "
             f"{count(len(runs), 'run')}. "
-            "If runs failed for a reason that is not chance, the scores of their settings are too good."
+            "If they failed for a reason that is not chance, the scores of their settings are too "
+            "good."
         )
         alike: dict[tuple[str, str], list[Run]] = {}
         for run in unfinished:
