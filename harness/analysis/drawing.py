@@ -33,6 +33,7 @@ FILLS = dict(zip(DASHES, ("full", "left", "none", "top"), strict=True))
 MOST_LOOKS = 12  # colours with dashes; of more settings the others are grey
 LONGEST_LABEL = 48  # characters of a line
 MOST_LINES = 5  # of a name
+MOST_LETTERS = 24  # below a panel that stands beside another
 GREY: dict[str, Any] = {"color": "#999999", "alpha": 0.45, "linewidth": 0.7, "linestyle": "-"} | {
     "zorder": 1.9  # behind the settings that have colours
 }
@@ -219,6 +220,8 @@ def panel_grid(number: int, height: float, *, sharey: bool) -> tuple[Figure, lis
 
 def label_panels(figure: Figure, grid: Sequence[Axes], xlabel: str, ylabel: str) -> None:
     """The names of the axes: of x below each column, of y once."""
+    if len(grid) > 1 and len(xlabel) > MOST_LETTERS:
+        xlabel = xlabel.replace(" + ", " +\n")
     for axes in grid[-2:]:
         axes.set_xlabel(xlabel)
     figure.supylabel(ylabel, fontsize=10.5)
@@ -231,7 +234,7 @@ def add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], t
         spare = figure.axes[-1]
         spare.legend(lines, names, loc="center", fontsize=9, title=title or None)
         return
-    columns = max(1, min(len(names), 84 // (7 + max(map(len, names)))))
+    columns = max(1, min(len(names), 76 // (7 + max(map(len, names)))))
     rows = math.ceil(len(names) / columns)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.22 * (rows + bool(title)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from matplotlib.ticker import FuncFormatter
 from harness.analysis.curves import Band
 from harness.analysis.design import Design
 from harness.analysis.drawing import (
+    MOST_LETTERS,
     add_legend,
     draw_band,
     label_panels,
@@ -63,7 +65,10 @@ def response(found: Response) -> Figure | None:
                 markersize=4.5,
                 **line_look(number),
             )
-        axes.set_xticks(at, [shown(value) for value in design.values], fontsize=9)
+        ticks = [shown(value) for value in design.values]
+        slanted = sum(map(len, ticks)) > MOST_LETTERS * (2 if alone else 1)
+        how: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(at, ticks, fontsize=9, **(how if slanted else {}))
         axes.set_title(shown(panel.title), fontsize=10, loc="left")
         axes.grid(visible=False, axis="x")
         axes.yaxis.set_major_formatter(FuncFormatter(short))
