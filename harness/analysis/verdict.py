@@ -45,6 +45,8 @@ def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[
 def sentence(found: Sequence[Findings]) -> str:
     """What the comparisons of all tasks show."""
     if not _have_scores(found):
+        if any(run.is_done for f in found for s in f.task.settings for run in s.runs):
+            return f"No finished run has a score ({_scores(found)}): there is nothing to compare."
         return (
             "No run has finished, so there is nothing to compare. Failures and damage, below, says "
             "what happened."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +46,35 @@ def test_a_whole_scheme_of_ones_own_takes_less_than_120_lines():
 
 def test_the_standalone_example_fits_on_a_page():
     assert len((EXAMPLES / "standalone_sync.py").read_text().splitlines()) < 40
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path):
+    """With fewer frames, as a script: what follows `!` is a command."""
+    notebook = json.loads((EXAMPLES / "first_ablation.ipynb").read_text())
+    lines = ["import subprocess"]
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"]).replace("15_000", "4_096").replace("\\\n", "")
+            for line in source.splitlines():
+                command = f"subprocess.run({line[1:]!r}, shell=True, check=True)"
+                lines.append(command if line.startswith("!") else line)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path, "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "outputs/first_ablation: 8 done" in done.stdout
+    assert "| line | sync.lag=0 | sync.lag=16 |" in done.stdout
+    assert "identical: all metrics but times" in done.stdout
+
+
+def test_the_notebook_shows_what_it_gave():
+    notebook = json.loads((EXAMPLES / "first_ablation.ipynb").read_text())
+    shown = [out for cell in notebook["cells"] for out in cell.get("outputs", [])]
+    assert any("image/png" in out.get("data", {}) for out in shown)
+    assert "identical: all metrics" in "".join("".join(out.get("text", [])) for out in shown)

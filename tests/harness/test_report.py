@@ -223,6 +223,17 @@ def test_without_a_finished_run_the_report_opens_with_what_went_wrong(tmp_path):
     assert text.count("ValueError: no such ice") == 1
 
 
+def test_runs_too_short_for_a_score_are_not_said_to_be_unfinished(tmp_path):
+    for seed in (1, 2):
+        directory = make_run(tmp_path / str(seed), seed=seed)
+        for name, text in (("metrics.jsonl", ""), ("summary.json", '{"frames": 10}')):
+            (directory / name).write_text(text)
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "No finished run has a score" in text
+    assert "No run has finished" not in text
+
+
 def test_an_environment_that_is_wrapped_is_shown_so(tmp_path):
     env = {"id": "CartPole-v1", "wrappers": ["sticky_action"], "max_episode_steps": None}
     for seed in (1, 2):
