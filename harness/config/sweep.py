@@ -21,7 +21,6 @@ from harness.config.plan import make_folder, plain, plan_from
 from harness.config.space import split
 from harness.environments.factory import single
 from harness.files import read_json
-from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.run import Config
 from harness.pipeline import spaces
@@ -103,7 +102,7 @@ class Sweep:
     def _plan(self, jobs: list[list[str]]) -> int:
         """Plan every job, and name those that are left out; how many there are."""
         planned, left_out = 0, {}
-        tried: list[EnvConfig] = []
+        jobs_by_env: dict[str, Config] = {}
         choices = self.config.hydra.runtime.choices
         if len(jobs) >= MANY_JOBS:
             print(f"checking {len(jobs)} jobs before the first one starts", flush=True)
@@ -113,9 +112,7 @@ class Sweep:
                     composed = self._loader.load_sweep_config(self.config, job)
                     plan = plan_from(composed, self.folder / "job", job)
                     check_launcher(str(choices.get("hydra/launcher")), plan.config)
-                if (env := single(plan.config.env)) not in tried:
-                    spaces(plan.config)
-                    tried.append(env)
+                jobs_by_env.setdefault(repr(single(plan.config.env)), plan.config)
                 planned += 1
             except ImpossiblePair as error:
                 if not plain(composed).get("skip_impossible"):
@@ -127,6 +124,7 @@ class Sweep:
                 raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
         if left_out and not planned:
             raise next(iter(left_out.values()))
+        _check_environments(list(jobs_by_env.values()))
         for reason in left_out:
             print(f"skipped: {reason}")
         return planned
@@ -163,6 +161,22 @@ class Sweep:
         """What groups the jobs of a sweep: its place below outputs/."""
         parts = folder.parts
         return "/".join(parts[parts.index(OUTPUTS) + 1 :]) if OUTPUTS in parts else folder.name
+
+
+def _check_environments(jobs: Sequence[Config]) -> None:
+    """Raise `ConfigError` if no job's environment can be made; a job alone fails by itself.
+
+    jobs: one of each environment.
+    """
+    errors = []
+    for job in jobs:
+        try:
+            spaces(job)
+            return
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def jobs_of(
