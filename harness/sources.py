@@ -1,8 +1,8 @@
 """Sources of the runner's batches: a collector in turn with the learner, or in the background.
 
 in turn        the learner asks, and gets a batch
-free running   the collector fills the replay buffer in the background; the learner is shown
-               what came, a batch at a time, and is never ahead of it
+free running   the collector fills the replay buffer in the background; the learner gets the
+               frames in the order in which they came, a batch at a time
 """
 
 from __future__ import annotations

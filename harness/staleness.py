@@ -206,7 +206,7 @@ def _log_sum(logarithms: np.ndarray) -> np.float64:
 
 
 class Staleness:
-    """Everything here of one run: since the last record, and in all."""
+    """All measures of one run: since the last record, and over the whole run."""
 
     def __init__(self) -> None:
         self.publications = Publications()

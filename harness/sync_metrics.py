@@ -1,4 +1,4 @@
-"""What synchronisation costs: read off the scheme's statistics, window by window and in all."""
+"""What synchronisation costs, from the scheme's statistics: since the last record, and in all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SyncMeter:
 
     def __init__(self, scheme: WeightSyncScheme, num_workers: int):
         self._scheme = scheme
-        # Virtual workers answer when their frames are computed, which says nothing of any network.
+        # Virtual workers answer when their frames are computed, which is no network's latency.
         silent = isinstance(scheme, NoWeightSyncScheme | SimulatedWeightSyncScheme)
         self._workers = range(0 if silent else num_workers)
         self._seen = dict.fromkeys(self._workers, -1)
@@ -88,7 +88,7 @@ class SyncMeter:
         return self._saved_before + self._scheme.send_stats.saved_bytes
 
     def _read_link(self) -> dict[str, float]:
-        """What is on the link, if there is one, and what became of the rest."""
+        """Delays and counts of the emulated links, if there are any."""
         links = self._scheme.links if self._workers else {}
         if not links:
             return {}

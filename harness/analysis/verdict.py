@@ -48,8 +48,7 @@ def sentence(found: Sequence[Findings]) -> str:
         if any(run.is_done for f in found for s in f.task.settings for run in s.runs):
             return f"No finished run has a score ({_scores(found)}): there is nothing to compare."
         return (
-            "No run has finished, so there is nothing to compare. Failures and damage, below, says "
-            "what happened."
+            "No run has finished, so there is nothing to compare. See Failures and damage, below."
         )
     compared = [(f, c) for f in found for c in f.comparisons]
     if not compared:

@@ -102,7 +102,8 @@ def _flags() -> argparse.ArgumentParser:
 
 def _help(group: str, own: str | None) -> int:
     try:
-        print(page(group, own))
+        with explained([]):
+            print(page(group, own))
     except UnknownGroup as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return USAGE_ERROR

@@ -194,16 +194,16 @@ def _set_by(file: Path) -> Iterator[tuple[str, str]]:
     """The options that a config file sets, by their dotted names."""
 
     def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and (value or not path):
             for key, inner in value.items():
                 yield from flat(inner, f"{path}.{key}" if path else str(key))
         else:
             yield path, show(value)
 
-    content = yaml.safe_load(file.read_text()) or {}
-    for key in ("defaults", "hydra"):
-        content.pop(key, None)
-    return flat(content, "")
+    with file.open() as stream:  # errors then name the file
+        content = yaml.safe_load(stream)
+    content = content if isinstance(content, dict) else {}
+    return flat({k: v for k, v in content.items() if k not in ("defaults", "hydra")}, "")
 
 
 def _entry(left: str, text: str, column: int) -> Iterator[str]:

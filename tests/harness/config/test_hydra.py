@@ -109,6 +109,10 @@ def test_a_users_config_that_cannot_be_read_is_named(capsys, here, written, said
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
+    # The help shows what it can read, or says the same.
+    status = run.main(["--config-dir", "my_conf", "--help", "experiment"])
+    assert status == (2 if "mapping" in said else 0)
+    assert said in capsys.readouterr().err or status == 0
 
 
 def test_a_users_config_directory_has_experiments_and_options_of_its_own(capsys, here):
