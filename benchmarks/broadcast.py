@@ -3,7 +3,9 @@
     make bench BENCH=broadcast          or
     .venv/bin/python benchmarks/broadcast.py [--nodes 2,4,8] [--schemes rpc] [--sizes 4.5k]
 
-Nodes are idle processes of this machine, on loopback. Processor time is that of the trainer's
+In a tree, the trainer sends a version to four nodes, and they pass it on; "flat" it sends it to all
+of them. Nodes are idle processes of this machine, on loopback. RPC uses sockets, as between
+machines: within one, it keeps a core of each process busy. Processor time is that of the trainer's
 process with all its threads. It does not depend on how many cores the nodes share; wall time does.
 """
 
@@ -28,9 +30,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.models import MODEL_WIDTHS, timed_sends_ms  # noqa: E402
 from benchmarks.sync_latency import machine, markdown, save  # noqa: E402
-from benchmarks.sync_remote import ENGINES, Lockstep, Workers, start_ray  # noqa: E402
+from benchmarks.sync_remote import ENGINES, Lockstep, Workers, serve, start_ray  # noqa: E402
+from sync.remote import rpc_group, tree  # noqa: E402
 
 WARM_UP = 5
+CONNECT_S = 60.0
+LAYOUTS = {"tree": tree.FAN_OUT, "flat": 1_000_000}
 AIM = "at most twice the processor time for 64 nodes that it takes for 4"
 NODE_MB = {"distributed": 60, "rpc": 200, "ray": 300}  # what a node may need, so as not to swap
 
@@ -39,6 +44,7 @@ class Point(NamedTuple):
     """What one send takes, in ms; processor time is the median over rounds of sends."""
 
     scheme: str
+    layout: str
     model: str
     nodes: int
     cpu_ms: float
@@ -63,25 +69,49 @@ class Fit(NamedTuple):
         return cls(float(fixed), float(each), float(errors.max()))
 
 
+def serve_sparingly(kind: str, peer: int, port: int) -> None:
+    be_sparing()
+    serve(kind, peer, port)
+
+
+def be_sparing() -> None:
+    """Have RPC use sockets within this machine, too."""
+    rpc_group._ONE_MACHINE = {"_transports": ["uv"], "_channels": ["basic"]}
+
+
 def measure(kind: str, models: Iterable[str], number: int, rounds: int, sends: int) -> list[Point]:
-    """All models over one set of nodes."""
+    """All models and layouts over one set of nodes."""
     with ExitStack() as stack:
-        workers = Workers(kind, number)
+        workers = Workers(kind, number, serve_sparingly)
         stack.callback(workers.close)
         points = []
         for model in models:
-            scheme = Lockstep(workers, model)
-            try:
-                points.append(_measure(kind, model, number, scheme, rounds, sends))
-            finally:
-                scheme.close()
+            for layout, fan_out in LAYOUTS.items():
+                tree.FAN_OUT = fan_out
+                scheme = Lockstep(workers, model)
+                try:
+                    until_connected(scheme, number)
+                    found = _measure(scheme, rounds, sends)
+                finally:
+                    scheme.close()
+                points.append(Point(kind, layout, model, number, *found))
         return points
 
 
-def _measure(
-    kind: str, model: str, number: int, scheme: Lockstep, rounds: int, sends: int
-) -> Point:
-    scheme.times_ms(WARM_UP)
+def until_connected(scheme: Lockstep, number: int) -> None:
+    """Send until every node below another one gets versions from there."""
+    deadline = time.monotonic() + CONNECT_S
+    expected = [tree.above(worker) for worker in range(number)]
+    while True:
+        scheme.times_ms(WARM_UP)
+        workers = scheme.scheme.stats["workers"]
+        if [workers[worker]["relay"] for worker in range(number)] == expected:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the tree of {number} nodes was not complete within {CONNECT_S} s")
+
+
+def _measure(scheme: Lockstep, rounds: int, sends: int) -> tuple[float, float, float]:
     cpu, wall = [], []
     for _ in range(rounds):
         spent = []
@@ -94,15 +124,15 @@ def _measure(
         wall += timed_sends_ms(scheme.model, send, sends)
         cpu.append(float(np.mean(spent)) * 1e3)
     p50, p95 = np.percentile(wall, [50, 95])
-    return Point(kind, model, number, float(np.median(cpu)), float(p50), float(p95))
+    return float(np.median(cpu)), float(p50), float(p95)
 
 
 def table(points: Iterable[Point]) -> str:
-    columns = ["scheme", "floats", "nodes", "trainer's processor, ms", "wall, ms"]
+    columns = ["scheme", "layout", "floats", "nodes", "trainer's processor, ms", "wall, ms"]
     return markdown(
         columns,
         [
-            [*map(str, p[:3]), f"{p.cpu_ms:.2f}", f"{p.wall_p50_ms:.1f} / {p.wall_p95_ms:.1f}"]
+            [*map(str, p[:4]), f"{p.cpu_ms:.2f}", f"{p.wall_p50_ms:.1f} / {p.wall_p95_ms:.1f}"]
             for p in points
         ],
     )
@@ -110,16 +140,16 @@ def table(points: Iterable[Point]) -> str:
 
 def curves(points: Sequence[Point]) -> str:
     """How processor time grows: the fit, its error, and whether the aim holds."""
-    columns = ["scheme", "floats", "fixed ms", "ms a node", "largest error of the fit"]
+    columns = ["scheme", "layout", "floats", "fixed ms", "ms a node", "largest error of the fit"]
     lines = []
-    for scheme, model in dict.fromkeys((p.scheme, p.model) for p in points):
-        found = {p.nodes: p.cpu_ms for p in points if (p.scheme, p.model) == (scheme, model)}
+    for case in dict.fromkeys(p[:3] for p in points):
+        found = {p.nodes: p.cpu_ms for p in points if p[:3] == case}
         if len(found) < 2:
             continue
         fit = Fit.of(list(found), list(found.values()))
         ratio = f"{found[64] / found[4]:.1f}" if {4, 64} <= found.keys() else "not measured"
         numbers = [f"{fit.fixed_ms:.2f}", f"{fit.each_ms:.3f}", f"{100 * fit.worst:.0f} %"]
-        lines.append([scheme, model, *numbers, ratio])
+        lines.append([*case, *numbers, ratio])
     return markdown([*columns, "64 ÷ 4 nodes"], lines)
 
 
@@ -144,6 +174,7 @@ def main() -> int:
     arguments = parser.parse_args()
     multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
     torch.set_num_threads(1)
+    be_sparing()
     points: list[Point] = []
     stopped: list[str] = []
     for kind in arguments.schemes.split(","):

@@ -268,8 +268,10 @@ class RemoteSender(SenderChannel):
         self._bell.silence()  # before the look, so that a later ring is not lost
         while self._ended:
             answers += self._ended.popleft()()
+        gone = self.engine.gone if self.engine is not None else None
         for worker, peer in self._peers.items():
-            if not peer.lost and (why := self._gone(worker)):
+            if gone is not None and not peer.lost and (why := gone(worker)) is not None:
+                why = f"{self.describe(worker)} is gone: {why}"
                 answers.append(self._lose(worker, peer, why))
         self._send_overdue()
         self._post_next(self._peers)
@@ -357,11 +359,6 @@ class RemoteSender(SenderChannel):
                 peer.owner, peer.waiting = "", None
                 self._tree.leave(delivery.worker)
             yield answer
-
-    def _gone(self, worker: int) -> str:
-        assert self.engine is not None
-        why = self.engine.gone(worker)
-        return "" if why is None else f"{self.engine.describe(worker)} is gone: {why}"
 
     def _lose(self, worker: int, peer: _Peer, why: str) -> Answer:
         peer.lost, peer.owner, peer.waiting, peer.on_the_way = True, "", None, None

@@ -37,7 +37,7 @@ from sync.remote.blocks import lend_block
 from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack
 from sync.remote.engine import PeerDied
 
-FRAME_BYTES = 2048
+FRAME_BYTES = 4096
 _HEAD = struct.Struct("<4q")  # kind, ticket, bytes of the pickle, number of tensors
 _ROOM = FRAME_BYTES - _HEAD.size
 _CALL, _POST, _ANSWER, _ALIVE, _BYE = range(5)

@@ -14,6 +14,7 @@ from sync.remote import relay, rpc_group, tree
 from tests.promises.probe import CALLS, STOP, VALUE, VERSION, call, stop, wait_until
 from tests.promises.probe import VersionPolicy as Policy
 from tests.promises.remote_probe import KINDS, Peers, be_sparing, serve_sparingly, trial
+from tests.security.sockets import listeners
 
 # With a fan-out of 2, worker 0 serves 2 and 3, worker 1 serves 4 and 5, worker 2 serves 6 and 7,
 # and worker 3 serves 8: workers 6 to 8 are reached through two others.
@@ -121,6 +122,15 @@ def test_versions_arrive_whole_and_rightly_stamped_through_others(peers, tmp_pat
         wait_until(lambda: use(running, range(WORKERS), version))
         moved = list(running.scheme.stats["moved"].values())
         assert sum(one["versions"] for one in moved) == WORKERS * (version + 1)
+
+
+@pytest.mark.parametrize("kind", ["distributed", "rpc"], indirect=True)
+def test_nodes_listen_for_each_other_on_loopback_alone(peers, tmp_path):
+    with workers_of(peers, tmp_path) as running:
+        until_the_tree_is(running, ABOVE)
+        found = set.union(*(listeners(process.pid) for process in running.processes))
+        assert found
+        assert {one for one in found if not one.is_loopback} == set()
 
 
 def test_a_flood_of_versions_leaves_every_worker_with_the_newest(peers, tmp_path):
