@@ -121,19 +121,17 @@ class RemoteSender(SenderChannel):
         self._peers: dict[int, _Peer] = {}  # those that were spoken to
         self._serials = itertools.count(1)
         self._pending: dict[int, _Delivery] = {}  # by serial
-        self._ended: deque[Callable[[], Iterator[Answer]]] = (
-            deque()
-        )  # what the engine's threads say
+        self._ended: deque[Callable[[], Iterator[Answer]]] = deque()  # put there by the engine
         self._tree = Tree()
-        self._passing: dict[Future[Any], _Version] = {}  # calls that bring a version to a relay
+        self._calls: dict[Future[Any], _Version] = {}  # that carry a version, until they return
         self._due_ns: dict[int, int] = {}  # when to send a delivery directly, by serial
         self._closed = False
 
     def blocks_in_use(self) -> list[Snapshot]:
-        self._passing = {call: sent for call, sent in self._passing.items() if not call.done()}
+        self._calls = {call: sent for call, sent in self._calls.items() if not call.done()}
         versions = [delivery.version for delivery in self._pending.values()]
         versions += [peer.waiting for peer in self._peers.values()]
-        versions += self._passing.values()
+        versions += self._calls.values()
         return [version.block for version in versions if version is not None]
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
@@ -198,7 +196,7 @@ class RemoteSender(SenderChannel):
                 self._pending[other.serial].above = self._pending[one.serial]
                 self._peers[other.worker].relay = one.worker
         call = peer.link.send(partial(version.packed, engine), self._key, engine.id, head)
-        self._passing[call] = version
+        self._calls[call] = version
         if version.sent_as is not None:
             mechanism = version.sent_as.mechanism
             self.count_moved(version.block.wire_bytes, mechanism, times=len(branches))
@@ -222,6 +220,8 @@ class RemoteSender(SenderChannel):
             error.add_note("The version could not be sent.")
             future = Future()
             future.set_exception(error)
+        if delivery.version is not None:
+            self._calls[future] = delivery.version
 
         def note(future: Future[Reply]) -> None:
             """Called in a thread of the engine."""

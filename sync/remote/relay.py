@@ -16,18 +16,17 @@ with the same serial number, and its inbox takes it once.
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sync.channel import APPLIED, FAILED, Answer
+from sync.channel import APPLIED, FAILED
 from sync.remote.blocks import give_back
 from sync.remote.inbox import Reply, close_inbox, deliver
 from sync.remote.tree import Branch
@@ -54,34 +53,10 @@ class News(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a node says to its parent; `more` if there are deliveries without an answer.
+    """What a node says to its parent; `more` if there are deliveries without an answer."""
 
-    news: pickled as plain tuples, which are read faster than named ones.
-    """
-
-    news: bytes
+    news: list[News]
     more: bool
-
-    @classmethod
-    def of(cls, news: Iterable[News], more: bool) -> Gathered:
-        plain = [
-            (*one[:2], (tuple(one.what.answer), one.what.owner), one.held_ns)
-            if isinstance(one.what, Reply)
-            else tuple(one)
-            for one in news
-        ]
-        return cls(pickle.dumps(plain, pickle.HIGHEST_PROTOCOL), more)
-
-    def read(self) -> list[News]:
-        return [
-            News(
-                worker,
-                serial,
-                what if isinstance(what, str) else Reply(Answer._make(what[0]), what[1]),
-                held_ns,
-            )
-            for worker, serial, what, held_ns in pickle.loads(self.news)
-        ]
 
 
 # -- the parent's side
@@ -124,8 +99,7 @@ class Link:
 
     def _note(self, done: Future[Gathered], key: str) -> None:
         error = done.exception()
-        gathered = Gathered.of([], False) if error is not None else done.result()
-        news, more = gathered.read(), gathered.more
+        news, more = done.result() if error is None else ([], False)
         with self._lock:
             self._asked -= 1
             for one in news:
@@ -275,7 +249,7 @@ class _Relay:
             for one, heard_ns in self._news.values()
         ]
         self._waiting, self._news = None, {}
-        waiting.set_result(Gathered.of(news, bool(self._open)))
+        waiting.set_result(Gathered(news, bool(self._open)))
 
 
 def _give_back_after(users: Sequence[Future[Any]], block: Tensor) -> None:

@@ -78,7 +78,7 @@ def test_a_node_says_at_once_and_in_one_message_that_all_have_answered(parent):
     sent = parent.send(block())
     parent.apply()
     assert not sent.done()
-    parent.below[0].set_result(Gathered.of([OTHER], False))
+    parent.below[0].set_result(Gathered([OTHER], False))
     assert parent.said() == {(7, APPLIED), (8, APPLIED)}
     assert parent.calls == [pass_on.__name__]
     assert OTHER.what in [one.what for one in parent.heard]
@@ -90,7 +90,7 @@ def test_nobodys_answer_waits_long_for_anothers(parent):
     begun = time.monotonic()
     wait_until(lambda: (7, APPLIED) in parent.said())
     assert time.monotonic() - begun < 1.0
-    parent.below[0].set_result(Gathered.of([OTHER], False))
+    parent.below[0].set_result(Gathered([OTHER], False))
     wait_until(lambda: (8, APPLIED) in parent.said())
 
 
@@ -120,7 +120,7 @@ def test_memory_is_not_given_back_before_it_was_passed_on(parent):
     parent.apply()
     other = blocks.lend_block(1001)
     assert other is not lent  # a node below may not have read it
-    parent.below[0].set_result(Gathered.of([OTHER], False))
+    parent.below[0].set_result(Gathered([OTHER], False))
     assert blocks.lend_block(1001) is lent
     del other
 
