@@ -14,7 +14,7 @@ import importlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from pkgutil import resolve_name
@@ -95,9 +95,9 @@ _kept: list[Any] = []
 
 
 class Workers:
-    """An engine with its peers on this machine."""
+    """An engine with its peers on this machine, which call `target`."""
 
-    def __init__(self, kind: str, number: int):
+    def __init__(self, kind: str, number: int, target: Callable[..., None] = serve):
         make = resolve_name(ENGINES[kind])
         self.kind, self.processes = kind, []
         if kind == "ray":
@@ -111,7 +111,7 @@ class Workers:
         ctx = multiprocessing.get_context("forkserver")
         for peer in range(number):
             args = (kind, peer, self.engine.port)
-            self.processes.append(ctx.Process(target=serve, args=args, daemon=True))
+            self.processes.append(ctx.Process(target=target, args=args, daemon=True))
             self.processes[-1].start()
         self.engine.connect()
 

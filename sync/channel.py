@@ -168,11 +168,11 @@ class SenderChannel(ABC):
         """Versions and bytes by mechanism: {"shared memory": {"versions": 3, "bytes": 54000}}."""
         return {mechanism: dict(counts) for mechanism, counts in self._moved.items()}
 
-    def count_moved(self, nbytes: int, mechanism: str = "") -> None:
+    def count_moved(self, nbytes: int, mechanism: str = "", times: int = 1) -> None:
         """Count one version that was moved, to one worker or to all at once."""
         counts = self._moved.setdefault(mechanism or self.mechanism, {"versions": 0, "bytes": 0})
-        counts["versions"] += 1
-        counts["bytes"] += nbytes
+        counts["versions"] += times
+        counts["bytes"] += nbytes * times
 
 
 class ReceiverChannel(ABC):

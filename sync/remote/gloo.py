@@ -6,6 +6,7 @@
       opens a TCPStore at host:port  <-----     writes its name into the store
     connect()  or  admit(i)          ----->     a gloo group of these two, and a `GlooConnection`
     call(i, f, x)                    <---->     runs f(x)
+    introduce(i, j)                  ----->     a group and a connection of peers i and j
     close()                          ----->     serve() returns
 
 A peer that comes late, or in the place of a dead one, is met in the same way at any time. There is
@@ -19,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +29,10 @@ from sync.remote.engine import PackedBlock, PeerDied
 from sync.remote.gloo_connection import GlooConnection, make_group
 from sync.remote.inbox import close_all
 from sync.remote.joining import JoiningEngine
+from sync.remote.relay import connect
 from sync.remote.store import find_store
+
+_PAIR_S = 20.0  # how long two peers wait for each other
 
 
 class DistributedEngine(JoiningEngine):
@@ -79,6 +84,14 @@ class DistributedEngine(JoiningEngine):
         future: Future[Any] = Future()
         future.set_exception(PeerDied(f"{self.describe(peer)} was never met: call connect()"))
         return future
+
+    def introduce(self, peer: int, other: int) -> list[Future[Any]]:
+        name = f"pair/{peer}/{other}/{self._store.add('lockstep/pairs', 1)}"
+        args = (self.port, name, self.id)
+        return [
+            self.call(peer, _connect_pair, *args, peer, other, 0),
+            self.call(other, _connect_pair, *args, other, peer, 1),
+        ]
 
     def gone(self, peer: int) -> str | None:
         if (connection := self._connections.get(peer)) is None:
@@ -134,11 +147,40 @@ def serve(
         raise ConnectionError(
             f"peer {peer}: {where} {how} ({str(error).splitlines()[0]})"
         ) from None
+    here = _served[store.port, peer] = _Served(store, address, silence_s, {})
     connection = GlooConnection(group, 0, where, silence_s=silence_s)
     connection.ended.wait()
     close_all(f"{where}: {connection.why}")
-    connection.close()
+    del _served[store.port, peer]
+    for one in (connection, *here.others.values()):
+        one.close()
     return connection.why
+
+
+@dataclass
+class _Served:
+    """What a peer of this process needs to be connected with others, and its connections."""
+
+    store: Any
+    address: str
+    silence_s: float
+    others: dict[int, GlooConnection]
+
+
+_served: dict[tuple[int, int], _Served] = {}  # by the port of the trainer's store and the peer
+
+
+def _connect_pair(port: int, name: str, engine: str, peer: int, other: int, rank: int) -> None:
+    """Called by the trainer in both peers: make a connection of the two."""
+    here = _served[port, peer]
+    group = make_group(here.store, name, rank, here.address, _PAIR_S)
+    before = here.others.get(other)
+    connection = GlooConnection(group, 1 - rank, f"peer {other}", silence_s=here.silence_s)
+    here.others[other] = connection
+    if rank == 0:
+        connect(engine, peer, other, connection.post)
+    if before is not None:
+        before.close()
 
 
 def _came(peer: int) -> str:

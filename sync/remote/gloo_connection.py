@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
 import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -30,17 +32,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sync.remote.addresses import interface_of, uses_interface
+from sync.remote.addresses import interface_of
 from sync.remote.blocks import lend_block
 from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack
 from sync.remote.engine import PeerDied
 
-FRAME_BYTES = 2048
+FRAME_BYTES = 4096
 _HEAD = struct.Struct("<4q")  # kind, ticket, bytes of the pickle, number of tensors
 _ROOM = FRAME_BYTES - _HEAD.size
 _CALL, _POST, _ANSWER, _ALIVE, _BYE = range(5)
 _MESSAGES, _PROBE = range(2)  # tags
 _CLOSE_S = 2.0
+_MOST_DEVICES = 4
+_turns = itertools.count()
 
 
 class _Message(NamedTuple):
@@ -228,6 +232,14 @@ def _reason(error: Exception, silence_s: float) -> str:
 
 def make_group(store: Any, name: str, rank: int, address: str, timeout_s: float) -> Any:
     """A gloo group of two, bound to `address`, with the same `name` in `store` on both sides."""
-    with uses_interface("GLOO_SOCKET_IFNAME", interface_of(address)):
-        limit = timedelta(seconds=timeout_s)
-        return dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, limit)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    options._devices = [_device(os.getpid(), interface_of(address), next(_turns) % _MOST_DEVICES)]
+    options._threads = 1  # sending and receiving uses none of them
+    return dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, options)
+
+
+@cache
+def _device(pid: int, interface: str, number: int) -> Any:
+    """What groups share: a thread that sends and receives, and wakes every 10 ms even if idle."""
+    return dist.ProcessGroupGloo.create_device(interface=interface)

@@ -4,13 +4,14 @@
     -------------------                            ----------
     deliver(no block, key, worker, "")   <-----    opens its inbox
       JOINED, with the inbox's owner id
-    deliver(v1, key, worker, owner)      ----->    take(): v1
+    deliver(v1, key, worker, owner, 1)   ----->    take(): v1
       (the future is not done yet)       <-----    answer(APPLIED)
       APPLIED
 
 `deliver` never waits. It returns a future, whose result the engine sends to the trainer. A block
 for another owner than the inbox's was meant for a predecessor: it is dropped, and the answer is
-JOINED.
+JOINED. Deliveries have serial numbers, because one may come on two ways (`relay.py`): it is taken
+once, and one that a later one has overtaken is dropped.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Inbox:
         self._refusal: Answer | None = None
         self._newest: _Delivery | None = None
         self._taken: _Delivery | None = None
+        self._serial, self._reply = 0, Future[Reply]()  # of the delivery that came last
         self._changing = threading.RLock()
         with _lock:
             _inboxes[self._place] = self
@@ -77,17 +79,23 @@ class Inbox:
         if expected is not None:
             expected.set_result(self._joined())
 
-    def put(self, block: Tensor, owner: str) -> Future[Reply]:
+    def put(self, block: Tensor, owner: str, serial: int | None) -> Future[Reply]:
         """Called by the engine: a block for the worker with this owner id."""
         if owner != self.owner:
             return _finished(self._joined())
         with self._changing:
+            if serial is not None and serial <= self._serial:
+                if serial == self._serial:
+                    return self._reply
+                return _finished(Reply(Answer(self._worker, SUPERSEDED), self.owner))
             if self._refusal is not None:
                 return _finished(Reply(self._refusal, self.owner))
             if self.closed:
                 return _finished(Reply(Answer(self._worker, LEFT)))
             older, self._newest = self._newest, _Delivery(block, Future())
             reply = self._newest.reply
+            if serial is not None:
+                self._serial, self._reply = serial, reply
         self.bell.ring()
         self._finish([older], SUPERSEDED)
         return reply
@@ -149,9 +157,12 @@ class Inbox:
                 delivery.reply.set_result(Reply(answer, self.owner))
 
 
-def deliver(block: Tensor, key: str, worker: int, owner: str) -> Future[Reply]:
+def deliver(
+    block: Tensor, key: str, worker: int, owner: str, serial: int | None = None
+) -> Future[Reply]:
     """Bring a block to a worker of this process; the future ends in its answer.
 
+    serial: numbers deliveries with a block; of two with the same number, only one is taken.
     If the worker has not come yet, the future waits for it: the newest one for the worker ends in
     JOINED, older ones end in SUPERSEDED.
     """
@@ -161,7 +172,7 @@ def deliver(block: Tensor, key: str, worker: int, owner: str) -> Future[Reply]:
         if inbox is None and left is None:
             older, _expected[place] = _expected.get(place), reply
     if inbox is not None:
-        return inbox.put(block, owner)
+        return inbox.put(block, owner, serial)
     if left is not None:
         return _finished(left)
     if older is not None:

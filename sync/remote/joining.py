@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from abc import abstractmethod
 
 from sync.remote.addresses import LOOPBACK, warn_if_exposed
@@ -34,6 +35,7 @@ class JoiningEngine(Engine):
     ):
         warn_if_exposed(self.mechanism, host, address or host)
         self.num_peers = num_peers
+        self.id = uuid.uuid4().hex
         self.timeout = timeout
         self._silence_s = silence_s
         self._address = address or host

@@ -24,6 +24,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,13 @@ from torch import Tensor
 
 from sync.remote.calls import Outcome, pack_post, run_post
 from sync.remote.engine import Engine, PackedBlock, PeerDied
+from sync.remote.relay import connect, pass_on
 
 # The largest block that goes along with one task, and with the tasks of all peers together: for
 # larger ones the object store is faster.
 _IN_TASK_BYTES = 3 << 17
 _IN_TASKS_BYTES = 1 << 22
+_CAME_AS = "lockstep_came_as"  # the attribute of a block that holds its reference in the store
 _ARGUMENT_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store
 
 LEFT = "this process is not connected to a Ray cluster any more"
@@ -60,6 +63,7 @@ class RayEngine(Engine):
 
     def __init__(self, actors: Sequence[Any]):
         self._actors = list(actors)
+        self.id = secrets.token_hex(16)
         self._gone: dict[int, str] = {}
 
     @property
@@ -73,8 +77,7 @@ class RayEngine(Engine):
 
     def pack_block(self, block: Tensor) -> PackedBlock:
         if block.numel() <= min(_IN_TASK_BYTES, _IN_TASKS_BYTES // max(1, self.num_peers)):
-            pieces = [piece.numpy().tobytes() for piece in block.split(_ARGUMENT_BYTES)]
-            return PackedBlock(pieces, "ray task")
+            return PackedBlock(_in_pieces(block), "ray task")
         if not is_connected():
             raise PeerDied(LEFT)
         import ray
@@ -87,41 +90,21 @@ class RayEngine(Engine):
     def post(
         self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
     ) -> Future[Any]:
-        return self._task(peer, _run_post, pack_post(function, args), *packed.content)
+        return self._task(peer, _run_post, *_as_task(function, packed.content, args))
 
     def _task(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         actor = self._actors[peer]
-        answer: Future[Any] = Future()
-        if not is_connected():
-            answer.set_exception(PeerDied(f"{self.describe(peer)} is gone: {LEFT}"))
-            return answer
-        try:
-            done = actor.__ray_call__.remote(run, *args).future()
-        except Exception as error:  # noqa: BLE001 - Ray is down, or the handle is of another cluster
-            answer.set_exception(PeerDied(f"{self.describe(peer)} cannot be called: {error}"))
-            return answer
-        done.add_done_callback(lambda done: self._hear(peer, actor, done, answer))
-        return answer
 
-    def _hear(self, peer: int, actor: Any, done: Future[Any], answer: Future[Any]) -> None:
-        error = done.exception()
-        with contextlib.suppress(InvalidStateError):
-            if error is None:
-                answered = done.result()
-                outcome: Outcome = (
-                    pickle.loads(answered) if isinstance(answered, bytes) else answered
-                )
-                outcome.tell(answer, self.describe(peer))
-                return
-            died = _is_death(error)
-            if died and self._actors[peer] is actor:
-                self._gone[peer] = _first_line(error)
-            if died:
-                answer.set_exception(
-                    PeerDied(f"{self.describe(peer)} is gone: {_first_line(error)}")
-                )
-            else:
-                answer.set_exception(error)
+        def note_death(why: str) -> None:
+            if self._actors[peer] is actor:
+                self._gone[peer] = why
+
+        return _submit(actor, lambda: self.describe(peer), note_death, run, *args)
+
+    def introduce(self, peer: int, other: int) -> list[Future[Any]]:
+        """Any actor can call another one whose handle it has."""
+        actor, whose = self._actors[other], self.describe(other)
+        return [self.call(peer, _know, self.id, peer, other, actor, whose)]
 
     def gone(self, peer: int) -> str | None:
         return self._gone.get(peer) or (None if is_connected() else LEFT)
@@ -133,12 +116,77 @@ class RayEngine(Engine):
         """Nothing to end: actors and cluster are their owner's."""
 
 
+def _submit(
+    actor: Any,
+    describe: Callable[[], str],
+    note_death: Callable[[str], None],
+    run: Callable[..., Any],
+    *args: Any,
+) -> Future[Any]:
+    """Have an actor run `run(actor, *args)`, which returns an outcome, perhaps pickled."""
+    answer: Future[Any] = Future()
+    if not is_connected():
+        answer.set_exception(PeerDied(f"{describe()} is gone: {LEFT}"))
+        return answer
+    try:
+        done = actor.__ray_call__.remote(run, *args).future()
+    except Exception as error:  # noqa: BLE001 - Ray is down, or the handle is of another cluster
+        answer.set_exception(PeerDied(f"{describe()} cannot be called: {error}"))
+        return answer
+
+    def hear(done: Future[Any]) -> None:
+        error = done.exception()
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                answered = done.result()
+                outcome: Outcome = (
+                    pickle.loads(answered) if isinstance(answered, bytes) else answered
+                )
+                outcome.tell(answer, describe())
+            elif _is_death(error):
+                note_death(_first_line(error))
+                answer.set_exception(PeerDied(f"{describe()} is gone: {_first_line(error)}"))
+            else:
+                answer.set_exception(error)
+
+    done.add_done_callback(hear)
+    return answer
+
+
+def _as_task(
+    function: Callable[..., Future[Any]], content: Sequence[Any], args: tuple[Any, ...]
+) -> list[Any]:
+    """The arguments of `_run_post`. Who passes a block on is also given its reference."""
+    kept = list(content) if function is pass_on and not isinstance(content[0], bytes) else []
+    return [pack_post(function, args), kept, *content]
+
+
+def _know(engine: str, peer: int, other: int, actor: Any, whose: str) -> None:
+    connect(engine, peer, other, partial(_post_to, actor, whose))
+
+
+def _post_to(
+    actor: Any, whose: str, function: Callable[..., Future[Any]], block: Tensor, *args: Any
+) -> Future[Any]:
+    """Have another actor run `function(block, *args)`, and fetch the block as this one did."""
+    content = getattr(block, _CAME_AS, None) or _in_pieces(block)
+    task = _as_task(function, content, args)
+    return _submit(actor, lambda: whose, lambda why: None, _run_post, *task)
+
+
+def _in_pieces(block: Tensor) -> list[Any]:
+    return [piece.numpy().tobytes() for piece in block.split(_ARGUMENT_BYTES)]
+
+
 def _run(actor: Any, function: Callable[..., Any], *args: Any) -> Outcome:
     return Outcome.of(function, args)
 
 
-def _run_post(actor: Any, data: bytes, *content: Any) -> Outcome | bytes:
-    outcome = run_post(data, _as_tensor(content)).result()
+def _run_post(actor: Any, data: bytes, kept: list[Any], *content: Any) -> Outcome | bytes:
+    block = _as_tensor(content)
+    if kept:
+        setattr(block, _CAME_AS, kept)
+    outcome = run_post(data, block).result()
     return pickle.dumps(outcome) if outcome.fine else outcome  # bytes are fastest in Ray
 
 

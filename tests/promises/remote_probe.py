@@ -25,6 +25,7 @@ from sync import (
     TransportBackend,
     WeightSyncScheme,
 )
+from sync.remote import rpc_group
 from tests.promises.probe import WAIT_S, Findings, Trial, VersionPolicy, read
 
 KINDS = ("distributed", "rpc", "ray")
@@ -107,11 +108,22 @@ def serve(module: str, peer: int, port: int, options: dict[str, Any]) -> None:
 # -- peers
 
 
-class Peers:
-    """An engine and its peers, as processes of this machine."""
+def serve_sparingly(module: str, peer: int, port: int, options: dict[str, Any]) -> None:
+    """As `serve`, but without the threads with which RPC would keep a core busy, see below."""
+    be_sparing()
+    serve(module, peer, port, options)
 
-    def __init__(self, kind: str, number: int, **options: Any):
-        self.kind, self._options = kind, options
+
+def be_sparing() -> None:
+    """Have RPC use sockets within this machine, too: a thread of each agent polls shared memory."""
+    rpc_group._ONE_MACHINE = {"_transports": ["uv"], "_channels": ["basic"]}
+
+
+class Peers:
+    """An engine and its peers, as processes of this machine, which call `target`."""
+
+    def __init__(self, kind: str, number: int, target: Callable[..., None] = serve, **options: Any):
+        self.kind, self._options, self._target = kind, options, target
         self.module = MODULES[kind]
         self.processes: list[Any] = []
         if kind == "ray":
@@ -136,7 +148,7 @@ class Peers:
         ctx = multiprocessing.get_context("forkserver")
         ctx.set_forkserver_preload(["torch", "tests.promises.remote_probe", "sync.remote.rpc"])
         args = (self.module, peer, self.engine.port, {"timeout": START_S, **self._options})
-        process = ctx.Process(target=serve, args=args, daemon=True)
+        process = ctx.Process(target=self._target, args=args, daemon=True)
         process.start()
         return process
 
@@ -193,9 +205,13 @@ def trial(
     width: int = 64,
     background: bool = False,
     target: Callable[..., None] = read,
+    late: int | None = None,
     **options: Any,
 ) -> Iterator[Trial]:
-    """Workers in all the peers, which make policy calls while the body runs."""
+    """Workers in all the peers, which make policy calls while the body runs.
+
+    late: the worker that the body begins and connects.
+    """
     workers = peers.engine.num_peers
     options = {"timeout": WAIT_S / 2, **options}
     scheme = SCHEMES[peers.kind](**options)
@@ -205,8 +221,11 @@ def trial(
     begin = functools.partial(begin_worker, peers, scheme, findings, width, background, target)
     try:
         for worker in range(workers):
-            begin(worker)
-        scheme.connect()
+            if worker != late:
+                begin(worker)
+        for worker in range(workers) if late is not None else (None,):
+            if worker is None or worker != late:
+                scheme.connect(worker_idx=worker)
         running = Trial(scheme, policy, peers.running, findings)
         running.begin = begin  # type: ignore[attr-defined]
         yield running

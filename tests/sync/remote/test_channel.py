@@ -37,7 +37,7 @@ class Scripted(Engine):
 
     def post(self, peer, function, packed, *args):
         future = Future()
-        owner = args[-1]
+        owner = args[2]
         self.posts.append((peer, packed.content, owner, future))
         return future
 

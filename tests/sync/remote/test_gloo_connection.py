@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -33,6 +34,24 @@ def ends() -> Iterator[tuple[GlooConnection, GlooConnection]]:
     yield ends[0], ends[1]
     for end in ends:
         end.close()
+
+
+def test_many_connections_share_a_few_of_gloos_threads(ends):
+    """Each of them wakes a hundred times a second, even if nothing happens."""
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        groups = [
+            list(pool.map(partial(make_pair_end, store, name), range(2)))
+            for name in map(str, range(8))
+        ]
+    tasks = Path("/proc/self/task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks]
+    assert 1 <= names.count("gloo_tcp_loop") <= 4
+    del groups
+
+
+def make_pair_end(store, name, rank):
+    return make_group(store, name, rank, "127.0.0.1", 20.0)
 
 
 def one_more(tensor):

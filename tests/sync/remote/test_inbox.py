@@ -75,6 +75,24 @@ def test_a_newer_delivery_takes_an_older_ones_place(inbox, key):
     assert not newer.done()
 
 
+def test_a_delivery_that_comes_on_two_ways_is_taken_once_and_answered_on_both(inbox, key):
+    first = deliver(block(1), key, 0, inbox.owner, 5)
+    assert inbox.take().tolist() == [1] * 4
+    again = deliver(block(1), key, 0, inbox.owner, 5)
+    assert not inbox.has_news()
+    inbox.answer(Answer(0, APPLIED, 1))
+    late = deliver(block(1), key, 0, inbox.owner, 5)
+    assert [kind(future) for future in (first, again, late)] == [APPLIED] * 3
+    assert not inbox.has_news()
+
+
+def test_a_delivery_that_was_overtaken_on_another_way_is_dropped(inbox, key):
+    newer = deliver(block(2), key, 0, inbox.owner, 6)
+    assert kind(deliver(block(1), key, 0, inbox.owner, 5)) == SUPERSEDED
+    assert inbox.take().tolist() == [2] * 4
+    assert not newer.done()
+
+
 def test_a_block_for_a_predecessor_is_dropped(inbox, key):
     assert deliver(block(1), key, 0, "another").result(0).owner == inbox.owner
     assert kind(deliver(block(1), key, 0, "another")) == JOINED
