@@ -21,13 +21,16 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
-from collectors.data.batch import frames_of
+from collectors.data.batch import Part, assemble, buffer_for, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
+from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import fresh_seed
+from collectors.rollout.spaces import Key
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
 from collectors.weights.policy_version import PolicyVersion, VersionMap
@@ -90,6 +93,7 @@ class BaseCollector(ABC):
         self._lock = FairLock()
         self._pauses = 0  # how many `pause` blocks the thread with the lock is in
         self._assembler = TrajectoryAssembler()
+        self._buffers: dict[tuple[FrameLayout, ...], dict[Key, Tensor]] = {}  # with copy=False
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._error: BaseException | None = None
@@ -232,6 +236,17 @@ class BaseCollector(ABC):
             return batch
         self._assembler.add(batch)
         return self._assembler.take(wanted)
+
+    def _assembled(self, parts: Sequence[Part]) -> TensorDict:
+        """One batch of these parts; with copy=False in memory that the next one overwrites."""
+        stamps, only_finals = self.tracked is not None, self.options.next_observation == "final"
+        buffer = None
+        if not self.options.copy:
+            layouts = tuple(part.frames.layout for part in parts)
+            if layouts not in self._buffers:
+                self._buffers[layouts] = buffer_for(parts, stamps, only_finals)
+            buffer = self._buffers[layouts]
+        return assemble(parts, stamps=stamps, only_finals=only_finals, buffer=buffer)
 
     def _finish(self, batch: TensorDict) -> Any:
         options = self.options

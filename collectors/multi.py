@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
-from collectors.data.batch import Part, Trajectories, assemble, buffer_for
+from collectors.data.batch import Part, Trajectories
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
-from collectors.pooled import Lent, PooledCollector
+from collectors.pooled import PooledCollector, Taken
 from collectors.rollout.seeds import Seeds
-from collectors.rollout.spaces import Key
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
@@ -82,7 +80,7 @@ class _LocalCollector(PooledCollector):
                 seeds=Seeds(self.seed, i),
                 frames=self._frames_of[i],
                 collector_class=options.collector_class,
-                num_blocks=self._num_blocks,
+                num_blocks=1 if self.shares_batch else options.batches_ahead,
                 policy_device=devices[i],
                 num_threads=options.num_sub_threads,
                 options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
@@ -90,13 +88,8 @@ class _LocalCollector(PooledCollector):
             for i in range(n)
         ]
 
-    @property
-    def _num_blocks(self) -> int:
-        return 1
-
     def _part(self, handle: WorkerHandle, delivery: Delivery) -> Part:
         frames, _, steps = delivery.batch.content
-        frames.num_steps = steps
         if delivery.generation != handle.numbered:
             handle.trajectories.restart()
             handle.numbered = delivery.generation
@@ -114,7 +107,6 @@ class MultiSyncCollector(_LocalCollector):
     """
 
     kind = SYNC
-    _buffer: dict[Key, Tensor] | None = None  # with copy=False, for all batches
 
     def _open(self) -> None:
         super()._open()
@@ -136,14 +128,10 @@ class MultiSyncCollector(_LocalCollector):
                 handle.channel.cut(handle.serial)
                 handle.cut = handle.serial
 
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         parts = [self._part(handle, delivery) for handle, delivery in taken]
         _check_alike(parts)
-        steps = max(part.frames.layout.num_steps for part in parts)
-        stamps = self.tracked is not None
-        if self._buffer is None and not self.options.copy:
-            self._buffer = buffer_for(parts, steps, stamps)
-        batch = assemble(parts, num_steps=steps, copy=True, stamps=stamps, buffer=self._buffer)
+        batch = self._assembled(parts)
         for (handle, delivery), part in zip(taken, parts, strict=True):
             if delivery.batch.serial == handle.cut:
                 layout = part.frames.layout
@@ -170,21 +158,12 @@ class MultiAsyncCollector(_LocalCollector):
     kind = ASYNC
     shares_batch = False
 
-    @property
-    def _num_blocks(self) -> int:
-        return self.options.batches_ahead + (0 if self.options.copy else 1)
-
     def _open(self) -> None:
         super()._open()
         self._pacing.order()
 
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
-        parts = [self._part(handle, delivery) for handle, delivery in taken]
-        copy = self.options.copy
-        if not copy:
-            self._lent = list(taken)
-        steps = parts[0].frames.layout.num_steps
-        return assemble(parts, num_steps=steps, copy=copy, stamps=self.tracked is not None)
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
+        return self._assembled([self._part(handle, delivery) for handle, delivery in taken])
 
 
 def _check_alike(parts: Sequence[Part]) -> None:

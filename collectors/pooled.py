@@ -20,7 +20,7 @@ from collectors.workers.pacing import Pacing
 from collectors.workers.pool import WorkerPool
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
 
-Lent = tuple[WorkerHandle, Delivery]
+Taken = tuple[WorkerHandle, Delivery]
 
 
 class PooledCollector(BaseCollector):
@@ -42,13 +42,12 @@ class PooledCollector(BaseCollector):
     @takes(Arguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._recovering = threading.RLock()  # one thread at a time replaces workers
-        self._lent: list[Lent] = []  # what the last batch is a view of
         self.preempted = 0
         super().__init__(create_env_fn, policy, **options)
 
     @abstractmethod
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
-        """One batch of these deliveries; if it is a view of them, they are in `_lent` after it."""
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
+        """One batch of these deliveries, copied."""
 
     @property
     def handles(self) -> list[WorkerHandle]:
@@ -68,9 +67,6 @@ class PooledCollector(BaseCollector):
     # -- batches
 
     def _gather(self) -> TensorDict:
-        for lent in self._lent:
-            self._pool.release(*lent)
-        self._lent = []
         return self._gather_all() if self.shares_batch else self._gather_first()
 
     def _gather_all(self) -> TensorDict:
@@ -79,8 +75,7 @@ class PooledCollector(BaseCollector):
         if enough < len(self.handles):
             self._cut_the_rest()
             self._wait_for(len(self.handles))
-        taken = [(handle, self._pool.take(handle)) for handle in self.handles]
-        return self._assembled(taken)
+        return self._take(self.handles)
 
     def _enough(self) -> int:
         """The number of finished workers after which the others are stopped."""
@@ -116,13 +111,12 @@ class PooledCollector(BaseCollector):
                 break
             pool.wait(lambda: bool(pacing.next_to_take() or pool.failed()))
             self._raise_error()
-        delivery = pool.take(handle)
-        batch = self._assembled([(handle, delivery)])
+        generation, made_s = handle.finished[0].generation, handle.finished[0].batch.made_s
+        batch = self._take([handle])
         if recorder is not None:
-            stamps = batch["policy_version"]
-            recorder.note(handle.index, delivery.generation, stamps, delivery.batch.made_s)
+            recorder.note(handle.index, generation, batch["policy_version"], made_s)
         if not pool.failed():
-            pacing.order([handle for handle, _ in self._lent], updates=1)
+            pacing.order(updates=1)
         return batch
 
     @functools.cached_property
@@ -151,12 +145,14 @@ class PooledCollector(BaseCollector):
     def _pacing(self) -> Pacing[WorkerHandle]:
         return Pacing(self._pool, self.options.batches_ahead, self.options.max_lag)
 
-    def _assembled(self, taken: Sequence[Lent]) -> TensorDict:
+    def _take(self, handles: Sequence[WorkerHandle]) -> TensorDict:
+        """One batch of the oldest delivery of each of these workers."""
+        taken = [(handle, self._pool.take(handle)) for handle in handles]
         try:
             return self._assemble(taken)
         finally:
-            for lent in taken if not self._lent else ():
-                self._pool.release(*lent)
+            for one in taken:
+                self._pool.release(*one)
 
     @property
     def _pool(self) -> WorkerPool:

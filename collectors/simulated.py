@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.data.batch import Trajectories, assemble, frames_of
+from collectors.data.batch import Trajectories, frames_of
 from collectors.options import SIMULATED, per_worker, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.make_environment import make_environments
@@ -167,7 +167,6 @@ class SimulatedCollector(BaseCollector):
             exploration=interaction_type(options.exploration_type),
             apply_at="step" if self.schedule.exact else options.apply_at,
             state_on_update=options.state_on_update,
-            next_observation=options.next_observation,
             random_frames=self._random_frames[index] if generation == 0 else 0,
             set_truncated=options.set_truncated,
             counters=self._counters_of_all,
@@ -195,7 +194,7 @@ class SimulatedCollector(BaseCollector):
                 f"{self.schedule.time_s:.6g} s of virtual time"
             )
             raise
-        return assemble([part], num_steps=self._steps, copy=True, stamps=self.tracked is not None)
+        return self._assembled([part])
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.data.batch import Part, Trajectories, assemble, frames_of
+from collectors.data.batch import Part, Trajectories, frames_of
 from collectors.options import SINGLE, per_worker, steps_of
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, allocate
@@ -91,7 +91,6 @@ class Collector(BaseCollector):
                 apply_at=options.apply_at,
                 take_at_start=self._take_due,
                 state_on_update=options.state_on_update,
-                next_observation=options.next_observation,
                 random_frames=options.init_random_frames,
                 set_truncated=options.set_truncated,
                 counters=self._shared_counters,
@@ -171,12 +170,7 @@ class Collector(BaseCollector):
             self._raise_error()  # if another thread shut down, the block was cut short
             check_numbers(self._block, steps, self.environments)
             part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
-            batch = assemble(
-                [part],
-                num_steps=self._steps,
-                copy=options.copy and options.use_buffers is not False,
-                stamps=self.tracked is not None,
-            )
+            batch = self._assembled([part])
         except BaseException:
             rollout.lose()
             with self._accounts:

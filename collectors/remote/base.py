@@ -14,7 +14,7 @@ from torch import nn
 
 from collectors.data.batch import Trajectories
 from collectors.options import NEVER_DONE, NO_POLICY, check_graphs, per_worker, share_frames
-from collectors.pooled import Lent, PooledCollector
+from collectors.pooled import PooledCollector, Taken
 from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
@@ -172,7 +172,6 @@ class RemoteCollector(PooledCollector):
             collector_class=self.remote.hosted(),
             num_workers=self.remote.num_workers_per_collector,
             frames=self._frames_of[place],
-            num_blocks=options.batches_ahead,
             seeds=Seeds(self.seed, index),
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
@@ -182,7 +181,7 @@ class RemoteCollector(PooledCollector):
 
     # -- batches
 
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         parts = [self._numbered(handle, delivery) for handle, delivery in taken]
         _check_alike(parts, [handle.index for handle, _ in taken])
         return stack(parts)

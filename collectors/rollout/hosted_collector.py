@@ -100,7 +100,6 @@ class HostedCollector:
         counters[FRAMES] += frames_of(batch)
         counters[STEPS] += 1
         steps: int = batch.batch_size[1]
-        frames.num_steps = steps
         return steps
 
     def state_dict(self) -> dict[str, Any]:

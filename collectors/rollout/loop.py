@@ -64,7 +64,6 @@ class Rollout:
         apply_at: str = "step",
         take_at_start: Callable[[], None] | None = None,
         state_on_update: str = "keep",
-        next_observation: str = "all",
         random_frames: int = 0,
         set_truncated: bool = False,
         counters: SharedCounters | None = None,
@@ -85,7 +84,6 @@ class Rollout:
         self.apply_at = apply_at
         self.take_at_start = take_at_start or weights.take
         self.zeroes_state = state_on_update == "zero"
-        self.only_finals = next_observation == "final"
         self.random_frames = random_frames
         self.set_truncated = set_truncated
         self.counters = (counters or SharedCounters()).values
@@ -156,7 +154,6 @@ class Rollout:
                 self.environments.action,
                 {key: value for key, value in outputs.items() if key != ACTION},
                 infos=None if infos is None else infos.absent,
-                only_finals=self.only_finals,
             )
         return self.layout
 
@@ -242,7 +239,7 @@ class Rollout:
                 raise
             finally:
                 self.frames = None
-        steps = frames.num_steps = self.t
+        steps = self.t
         environments.end(frames, steps)
         if self.set_truncated and steps:
             self._truncate(frames, steps - 1)

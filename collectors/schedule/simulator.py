@@ -98,7 +98,6 @@ class Simulator:
             ],
             clock=clock,
             num_steps=self.num_steps,
-            batches_ahead=self.batches_ahead,
             apply_at=self.apply_at,
             failures=self.failures,
             applied=self._applied,

@@ -85,11 +85,6 @@ class WorkerHandle:
         return len(self.ordered) + len(self.finished)
 
     @property
-    def num_blocks(self) -> int:
-        """How many batches there is memory for."""
-        return int(self.spec.num_blocks)
-
-    @property
     def collected(self) -> int:
         """The frames that it collected, in all its generations."""
         return self.earlier + int(self.channel.frame_counts()["collected"])

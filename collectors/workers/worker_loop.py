@@ -183,7 +183,6 @@ class Worker:
             apply_at=options["apply_at"],
             take_at_start=self._take_due,
             state_on_update=options["state_on_update"],
-            next_observation=options["next_observation"],
             random_frames=options["random_frames"],
             set_truncated=options["set_truncated"],
             counters=self.counters,

@@ -23,7 +23,6 @@ PASSED_ON = (
     "exploration_type",
     "apply_at",
     "state_on_update",
-    "next_observation",
     "info_keys",
     "set_truncated",
     "resume_episodes",
