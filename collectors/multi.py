@@ -74,7 +74,7 @@ class _LocalCollector(PooledCollector):
         return [
             WorkerSpec(
                 create_env_fn=factories[i],
-                create_env_kwargs=dict(kwargs[i] or {}),
+                create_env_kwargs=kwargs[i],
                 policy=None if self._factories[i] is not None else self.policy,
                 policy_factory=self._factories[i],
                 seeds=Seeds(self.seed, i),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -27,7 +28,7 @@ from collectors.data.batch import Trajectories, frames_of
 from collectors.options import SIMULATED, per_worker, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type
+from collectors.rollout.policy import PolicyCaller
 from collectors.rollout.seeds import Seeds, check_seed, next_seed
 from collectors.schedule.plan import PlannedBatch, Schedule
 from collectors.schedule.versions import Versions
@@ -125,19 +126,18 @@ class SimulatedCollector(BaseCollector):
 
     def _make_worker(self, index: int, generation: int) -> VirtualWorker:
         options = self.options
+        if self.schedule.exact:  # it says at which step each version acted
+            options = replace(options, apply_at="step")
         base = self._seeds[index]
         seeds = Seeds(base.seed, base.worker, generation, base.static)
         if self._on_nodes:
             seeds = Seeds(seeds.environments(1)[0], static=base.static)
         environments = make_environments(
             self._factories[index],
-            dict(self._kwargs[index] or {}),
+            self._kwargs[index],
+            options,
             worker_idx=seeds.worker,
             seed=seeds.factory(),
-            max_frames=options.max_frames_per_traj,
-            resume_episodes=options.resume_episodes,
-            resume_timeout=options.resume_timeout,
-            info_keys=options.info_keys,
         )
         if self.num_envs and environments.num_envs * self.num_workers != self.num_envs:
             raise ValueError(
@@ -147,12 +147,7 @@ class SimulatedCollector(BaseCollector):
         names = tuple(leaf.key for leaf in environments.observations)
         if self._policy is not None and names not in self._callers:
             self._callers[names] = PolicyCaller(
-                self._policy,
-                environments.observations,
-                device=self._device,
-                trusted=options.trust_policy,
-                compile_policy=options.compile_policy,
-                cudagraph=options.cudagraph_policy,
+                self._policy, environments.observations, options, device=self._device
             )
         return VirtualWorker(
             index,
@@ -164,13 +159,9 @@ class SimulatedCollector(BaseCollector):
             first_env=index * environments.num_envs,
             num_threads=options.num_sub_threads,
             seeds=seeds,
-            exploration=interaction_type(options.exploration_type),
-            apply_at="step" if self.schedule.exact else options.apply_at,
-            state_on_update=options.state_on_update,
+            options=options,
             random_frames=self._random_frames[index] if generation == 0 else 0,
-            set_truncated=options.set_truncated,
             counters=self._counters_of_all,
-            reset_at_each_iter=options.reset_at_each_iter,
         )
 
     # -- batches

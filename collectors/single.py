@@ -21,7 +21,7 @@ from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type, shift_worker
+from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, untouched_streams
 from collectors.weights.models import find_model
 from collectors.weights.publisher import Publisher
@@ -56,14 +56,10 @@ class Collector(BaseCollector):
         (create_env_fn,) = per_worker(self.create_env_fn, 1, "create_env_fn")
         self.environments = make_environments(
             create_env_fn,
-            dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
+            options.create_env_kwargs,  # type: ignore[arg-type]
+            options,
             worker_idx=self.worker_idx or 0,
             seed=Seeds(self.seed).factory(),
-            max_frames=options.max_frames_per_traj,
-            halting=not options.reset_when_done,
-            resume_episodes=options.resume_episodes,
-            resume_timeout=options.resume_timeout,
-            info_keys=options.info_keys,
         )
         self._steps = steps_of(self.frames_per_batch, self.environments.num_envs)
         self._shared_counters = SharedCounters()
@@ -73,26 +69,17 @@ class Collector(BaseCollector):
         self._receiver, self._acting_policy = self._take_weights(device)
         acting = None
         if self._acting_policy is not None:
-            acting = PolicyCaller(
-                self._acting_policy,
-                self.environments.observations,
-                device=device,
-                trusted=options.trust_policy,
-                compile_policy=options.compile_policy,
-                cudagraph=options.cudagraph_policy,
-            )
+            observations = self.environments.observations
+            acting = PolicyCaller(self._acting_policy, observations, options, device=device)
         with untouched_streams():
             self._rollout = Rollout(
                 self.environments,
                 acting,
                 self._receiver,
                 Seeds(self.seed),
-                exploration=interaction_type(options.exploration_type),
-                apply_at=options.apply_at,
-                take_at_start=self._take_due,
-                state_on_update=options.state_on_update,
+                options,
                 random_frames=options.init_random_frames,
-                set_truncated=options.set_truncated,
+                take_at_start=self._take_due,
                 counters=self._shared_counters,
                 poll_control=lambda _: not self._stopping,
             )
@@ -161,8 +148,6 @@ class Collector(BaseCollector):
         assert self.environments is not None
         if options.apply_at != "episode" and self._receiver.has_news():
             self._receiver.take()
-        if options.reset_at_each_iter:
-            rollout.restart()
         if self._block is None or options.use_buffers is False:
             self._block = allocate(rollout.plan(self._steps))
         try:

@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector.utils import batch_space
-from tensordict.nn import InteractionType
 from torch import Tensor
 
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
-from collectors.rollout.policy import ACTION, IS_INIT, NEXT, PolicyCaller, exploring, shown
+from collectors.rollout.policy import (
+    ACTION,
+    IS_INIT,
+    NEXT,
+    PolicyCaller,
+    exploring,
+    interaction_type,
+    shown,
+)
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.rollout.spaces import Key, is_reserved, key_of, name_of
 from collectors.weights.receiver import WeightReceiver
@@ -48,8 +56,8 @@ class Rollout:
     weights: receives new versions of the policy. With apply_at="step" it is checked before every
         step, with "episode" at the start of an episode. Before a batch, the caller applies new
         weights.
+    random_frames: so many frames at first have random actions.
     take_at_start: applies new weights at the start of an episode; by default `weights.take`.
-    state_on_update: "zero" clears the policy's state whenever new weights are used.
     poll_control: called before every step; False ends the block early.
     """
 
@@ -59,18 +67,14 @@ class Rollout:
         acting: PolicyCaller | None,
         weights: WeightReceiver,
         seeds: Seeds,
+        options: RolloutOptions = RolloutOptions(),  # noqa: B008 - immutable
         *,
-        exploration: InteractionType = InteractionType.RANDOM,
-        apply_at: str = "step",
-        take_at_start: Callable[[], None] | None = None,
-        state_on_update: str = "keep",
         random_frames: int = 0,
-        set_truncated: bool = False,
+        take_at_start: Callable[[], None] | None = None,
         counters: SharedCounters | None = None,
         poll_control: Callable[[Rollout], bool] | None = None,
     ):
-        check_apply_at(apply_at, environments)
-        if state_on_update == "zero" and not (acting and acting.state_keys):
+        if options.state_on_update == "zero" and not (acting and acting.state_keys):
             raise ValueError(
                 "state_on_update='zero' is for a policy that carries state: it returns "
                 "('next', key) for a key that it takes, and this policy does not"
@@ -80,12 +84,11 @@ class Rollout:
         self.weights = weights
         if acting is not None:
             acting.call = weights.watched(acting.call)
-        self.exploration = exploration
-        self.apply_at = apply_at
+        self.options = options
+        self.exploration = interaction_type(options.exploration_type)
+        self.apply_at = options.apply_at
         self.take_at_start = take_at_start or weights.take
-        self.zeroes_state = state_on_update == "zero"
         self.random_frames = random_frames
-        self.set_truncated = set_truncated
         self.counters = (counters or SharedCounters()).values
         self.poll_control = poll_control
         self.layout: FrameLayout | None = None
@@ -227,6 +230,8 @@ class Rollout:
         """Fill the block; returns the number of rows, fewer only if `poll_control` ended it."""
         self._begin_episodes()
         environments = self.environments
+        if self.options.reset_at_each_iter and not environments.fresh.all():
+            self.restart()
         frames.begin()
         environments.begin(frames)
         self.frames, self.t = frames, 0
@@ -241,7 +246,7 @@ class Rollout:
                 self.frames = None
         steps = self.t
         environments.end(frames, steps)
-        if self.set_truncated and steps:
+        if self.options.set_truncated and steps:
             self._truncate(frames, steps - 1)
         self.counters[STEPS] += 1
         return steps
@@ -282,7 +287,7 @@ class Rollout:
             if self._first is not None:  # computed with older weights: as if it never was
                 self._first[1].resume()
                 self._first = None
-            if self.zeroes_state:
+            if self.options.state_on_update == "zero":
                 self._clear_state(None)
 
     def _act_randomly(self, frames: FrameBlock, t: int) -> None:
@@ -381,16 +386,6 @@ class Rollout:
         open_ended = ~(frames.terminated[t] | frames.truncated[t])
         frames.keep_finals(t, open_ended)
         frames.truncated[t] |= open_ended
-
-
-def check_apply_at(apply_at: str, environments: Environments) -> None:
-    """Refuse apply_at="episode" where several episodes start at different steps."""
-    if apply_at == "episode" and environments.num_envs > 1:
-        raise ValueError(
-            f"apply_at='episode' needs one environment per worker, but this worker has "
-            f"{environments.num_envs} ({environments}), whose episodes start at different steps; "
-            "use one environment per worker, or apply_at='step' or 'batch'"
-        )
 
 
 def _check_unchanged(observations: Sequence[Tensor]) -> None:

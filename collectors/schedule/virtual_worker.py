@@ -86,7 +86,6 @@ class VirtualWorker:
         self.receiver = PlannedReceiver(versions, index)
         self._policy = None if acting is None else acting.policy  # of all virtual workers
         self._num_threads = num_threads
-        self._reset_each = options.pop("reset_at_each_iter")
         with untouched_streams():
             self.rollout = Rollout(
                 environments,
@@ -123,8 +122,6 @@ class VirtualWorker:
                 self.receiver.take_if_new()
             if (random_steps := _random_steps(plan, num_steps)) is not None:
                 rollout.random_frames = random_steps * self.environments.num_envs
-            if self._reset_each:
-                rollout.restart()
             layout = rollout.plan(num_steps)
             frames = blocks.get(layout) or blocks.setdefault(layout, allocate(layout))
             steps = rollout.collect(frames)

@@ -26,7 +26,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -38,9 +38,10 @@ from collectors.options import steps_of
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.hosted_collector import HostedCollector
-from collectors.rollout.loop import Rollout, check_apply_at
+from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type, shift_worker
+from collectors.rollout.policy import PolicyCaller, shift_worker
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.weights.models import find_model
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
@@ -138,53 +139,39 @@ class Worker:
         self.policy = spec.policy_factory() if spec.policy_factory is not None else spec.policy
         if isinstance(self.policy, nn.Module) and spec.policy_device is not None:
             self.policy.to(spec.policy_device)
-        options = spec.options
         shift_worker(self.policy, self.worker_idx)
-        self._reset_each = options["reset_at_each_iter"]
-        self._timeout = options["timeout"]
+        told = spec.options
+        self.options = RolloutOptions(**{f.name: told[f.name] for f in fields(RolloutOptions)})
+        self._timeout = told["timeout"]
         self.rollout: Any = self._host() if spec.collector_class is not None else self._roll_out()
-        if options["compile_policy"] and self.hosted is None:
+        if self.options.compile_policy and self.hosted is None:
             self.rollout.plan(self.num_steps)  # calls the policy, for the first time
         self.pipe.send(("met",))
 
     def _roll_out(self) -> Rollout:
         """Step environments here."""
-        spec, options = self.spec, self.spec.options
+        spec, options = self.spec, self.options
         self.environments = environments = make_environments(
             spec.create_env_fn,
             spec.create_env_kwargs,
+            options,
             worker_idx=self.worker_idx,
             seed=spec.seeds.factory(),
-            max_frames=options["max_frames_per_traj"],
-            halting=not options["reset_when_done"],
-            resume_episodes=options["resume_episodes"],
-            resume_timeout=options["resume_timeout"],
-            info_keys=options["info_keys"],
         )
-        check_apply_at(options["apply_at"], environments)
         self.num_steps = steps_of(spec.frames, environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
         if self.policy is not None:
-            acting = PolicyCaller(
-                self.policy,
-                environments.observations,
-                device=spec.policy_device,
-                trusted=options["trust_policy"],
-                compile_policy=options["compile_policy"],
-                cudagraph=options["cudagraph_policy"],
-            )
+            observations, device = environments.observations, spec.policy_device
+            acting = PolicyCaller(self.policy, observations, options, device=device)
         return Rollout(
             environments,
             acting,
             self.receiver,
             spec.seeds,
-            exploration=interaction_type(options["exploration_type"]),
-            apply_at=options["apply_at"],
+            options,
+            random_frames=spec.options["random_frames"],
             take_at_start=self._take_due,
-            state_on_update=options["state_on_update"],
-            random_frames=options["random_frames"],
-            set_truncated=options["set_truncated"],
             counters=self.counters,
             poll_control=self._poll_control,
         )
@@ -283,11 +270,9 @@ class Worker:
     def _collect(self, order: Order) -> None:
         counters, rollout = self.counters.values, self.rollout
         self._order = order
-        if self.spec.options["apply_at"] != "episode" or self.hosted is not None:
+        if self.options.apply_at != "episode" or self.hosted is not None:
             self._take_due()
         began = time.monotonic()
-        if self._reset_each and self.hosted is None:
-            rollout.restart()
         if not self._blocks:
             self._share(rollout.plan(self.num_steps))
         frames = self._blocks[order.block]

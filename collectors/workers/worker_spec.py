@@ -9,26 +9,12 @@ from typing import Any
 import cloudpickle
 import torch
 
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds
 from sync.local.memory import AnonymousMemory, as_bytes
 
 # The options that a worker is told as they are, and a hosted collector that has none of its own.
-PASSED_ON = (
-    "max_frames_per_traj",
-    "reset_when_done",
-    "reset_at_each_iter",
-    "trust_policy",
-    "compile_policy",
-    "cudagraph_policy",
-    "exploration_type",
-    "apply_at",
-    "state_on_update",
-    "info_keys",
-    "set_truncated",
-    "resume_episodes",
-    "resume_timeout",
-    "timeout",
-)
+PASSED_ON = (*(one.name for one in fields(RolloutOptions)), "timeout")
 
 
 @dataclass
