@@ -9,6 +9,8 @@ places take no memory: nothing writes to them.
 from __future__ import annotations
 
 import math
+import mmap
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -202,6 +204,15 @@ class FrameBlock:
 def allocate(layout: FrameLayout) -> FrameBlock:
     """A block in this process's own memory."""
     return FrameBlock(layout, torch.from_numpy(np.zeros(layout.nbytes, np.uint8)))
+
+
+def map_blocks(fd: int, layout: FrameLayout, count: int) -> list[FrameBlock]:
+    """Blocks in shared memory, of which each process that uses them has a descriptor."""
+    nbytes = -(-layout.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if os.fstat(fd).st_size == 0:  # the first to map them makes the memory
+        os.ftruncate(fd, nbytes * count)
+    whole = torch.frombuffer(mmap.mmap(fd, nbytes * count), dtype=torch.uint8)
+    return [FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

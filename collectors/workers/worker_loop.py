@@ -7,7 +7,7 @@
     publish version 0 (schemes)          <->  apply it; compile the policy if told
                                          <-   met
     collect (block b)                    ->   queue it; plan the blocks at the first, share them
-                                         <-   blocks (layout, descriptor)
+                                         <-   blocks (layout)
                                               fill block b
                                          <-   batch (block b, steps, times)
     call (method, arguments)             ->   between two steps: do it
@@ -36,7 +36,7 @@ from torch import nn
 
 from collectors.options import steps_of
 from collectors.rollout.environment import Environments
-from collectors.rollout.frame_block import FrameBlock, FrameLayout
+from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.rollout.hosted_collector import HostedCollector
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
@@ -59,7 +59,7 @@ from collectors.workers.shared_counters import (
 from collectors.workers.start_process import exit_now, exit_with_parent, settle_in
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 from sync import NoWeightSyncScheme, WeightSyncScheme
-from sync.local.memory import AnonymousMemory
+from sync.local.memory import AnonymousMemory, SharedFd
 from sync.local.waiting import wait_for
 
 
@@ -72,6 +72,7 @@ class Setup:
     pipe: Pipe
     counters: SharedCounters
     spec: AnonymousMemory
+    blocks: SharedFd  # where the blocks of frames will be
     schemes: Mapping[str, WeightSyncScheme]
     start_method: str  # of processes that an environment starts
     version_base: int = 0
@@ -126,7 +127,6 @@ class Worker:
         self._seen = 0
         self._paused = False
         self._blocks: list[FrameBlock] = []
-        self._memory: AnonymousMemory | None = None
         self._close_env = True
         self.environments: Environments | None = None
         self.hosted: Any = None
@@ -289,17 +289,9 @@ class Worker:
         self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:
-        """Create the blocks, and send their memory to the trainer."""
-        nbytes = -(-layout.nbytes // 4096) * 4096
-        self._memory = AnonymousMemory(nbytes * self.spec.num_blocks)
-        whole = self._memory.map(0, self._memory.nbytes, writable=True)
-        self._blocks = [
-            FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes])
-            for i in range(self.spec.num_blocks)
-        ]
-        self.pipe.send(
-            ("blocks", layout, self.spec.num_blocks, nbytes), fds=(self._memory.fileno(),)
-        )
+        """Create the blocks, and tell the trainer what they are."""
+        self._blocks = map_blocks(self._setup.blocks.fd, layout, self.spec.num_blocks)
+        self.pipe.send(("blocks", layout))
 
     # -- between two steps
 
@@ -314,8 +306,7 @@ class Worker:
 
     def _read_messages(self) -> None:
         self._seen = self.counters.values[MESSAGES]
-        for message, _ in self.pipe.receive():
-            kind, *rest = message
+        for kind, *rest in self.pipe.receive():
             if kind == "collect":
                 self._orders.append(Order(*rest))
             elif kind == "call":

@@ -57,15 +57,11 @@ class WorkerSpec:
     def pack(self) -> AnonymousMemory:
         """The same in shared memory."""
         data = self.pickled()
-        memory = AnonymousMemory(len(data) + 8)
-        view = as_bytes(memory.map(0, memory.nbytes, writable=True))
-        view[:8] = len(data).to_bytes(8, "little")
-        view[8 : 8 + len(data)] = data
+        memory = AnonymousMemory(len(data))
+        as_bytes(memory.map(0, memory.nbytes, writable=True))[: len(data)] = data
         return memory
 
     @staticmethod
     def unpack(memory: AnonymousMemory) -> WorkerSpec:
-        view = as_bytes(memory.map(0, memory.nbytes, writable=False))
-        size = int.from_bytes(view[:8], "little")
-        spec: WorkerSpec = cloudpickle.loads(view[8 : 8 + size])
+        spec: WorkerSpec = cloudpickle.loads(as_bytes(memory.map(0, memory.nbytes, writable=False)))
         return spec
