@@ -29,7 +29,7 @@ from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
-from collectors.rollout.seeds import fresh_seed
+from collectors.rollout.seeds import check_seed, fresh_seed, next_seed
 from collectors.rollout.spaces import Key
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
@@ -106,6 +106,8 @@ class BaseCollector(ABC):
         try:
             self.publisher = self._make_publisher()
             self._open()
+            if self.options.weight_updater is not None:
+                self.options.weight_updater.register_collector(self)
             if self.options.weight_recv_schemes:
                 self.register_scheme_receiver(self.options.weight_recv_schemes)
         except BaseException:
@@ -142,21 +144,21 @@ class BaseCollector(ABC):
         """The next batch."""
 
     @abstractmethod
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every worker between two steps; the results, in worker order."""
+    def _attributes(self, name: str) -> list[Any]:
+        """This attribute of each worker's environments, in worker order."""
+
+    @abstractmethod
+    def _reseed(self, static: bool) -> None:
+        """Seed everything from `self.seed`, and start new episodes."""
 
     @abstractmethod
     def _worker_states(self) -> list[dict[str, Any]]:
-        """The state of each worker, for `state_dict`."""
+        """The state of each worker, and the numbering of its trajectories, for `state_dict`."""
 
     @abstractmethod
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         """Restore each worker's state, with versions counted from `base`; whether each one was
         restored to the bit."""
-
-    @abstractmethod
-    def _trajectory_states(self) -> list[dict[str, Any]]:
-        """The numbering of each worker's trajectories, for `state_dict`."""
 
     @abstractmethod
     def _counters(self) -> dict[str, Any]:
@@ -403,16 +405,12 @@ class BaseCollector(ABC):
             self._pauses += 1
             try:
                 if self._pauses == 1:
-                    self._rest(True)
+                    self._hold(True)
                 yield
             finally:
                 self._pauses -= 1
                 if not self._pauses and not self._shut:
-                    self._rest(False)
-
-    @ends_on_interrupt
-    def _rest(self, still: bool) -> None:
-        self._hold(still)
+                    self._hold(False)
 
     def _hold(self, still: bool) -> None:
         """Stop asynchronous workers, or let them continue."""
@@ -457,9 +455,21 @@ class BaseCollector(ABC):
         }
 
     @ends_on_interrupt
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed environments and policies, and start new episodes; returns the next seed to use.
+
+        static_seed: give this seed to all environments alike.
+        """
+        self._raise_if_shut()
+        self.seed = check_seed(seed)
+        self._reseed(static_seed)
+        return next_seed(self.seed)
+
+    @ends_on_interrupt
     def getattr_env(self, name: str) -> list[Any]:
         """An attribute of the environments, for each worker."""
-        return self._call("getattr_env", name)
+        self._raise_if_shut()
+        return self._attributes(name)
 
     def getattr_policy(self, name: str) -> Any:
         """An attribute of the policy, by its path."""
@@ -495,17 +505,13 @@ class BaseCollector(ABC):
         """
         self._raise_error()
         with self._lock:
-            states = self._worker_states()
-            numbered = self._trajectory_states()
-            for state, trajectories in zip(states, numbered, strict=True):
-                state["trajectories"] = trajectories
             return {
                 "kind": self.kind,
                 "num_workers": self.num_workers,
                 "seed": self.seed,
                 "frames": self.frames,
                 "policy_version": self.publisher.version,
-                "workers": states,
+                "workers": self._worker_states(),
                 "whole": self._assembler.state_dict(),
             }
 

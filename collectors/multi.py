@@ -50,8 +50,6 @@ class _LocalCollector(PooledCollector):
             start_timeout=options.start_timeout,
         )
         self.pool.start([self._handle(index, spec) for index, spec in enumerate(self._specs())])
-        if options.weight_updater is not None:
-            options.weight_updater.register_collector(self)
 
     def _handle(self, index: int, spec: WorkerSpec) -> WorkerHandle:
         channel = LocalChannel(
@@ -90,9 +88,6 @@ class _LocalCollector(PooledCollector):
 
     def _part(self, handle: WorkerHandle, delivery: Delivery) -> Part:
         frames, _, steps = delivery.batch.content
-        if delivery.generation != handle.numbered:
-            handle.trajectories.restart()
-            handle.numbered = delivery.generation
         return Part(frames, steps, handle.index, handle.first_env, handle.trajectories)
 
     def _close(self, timeout: float, close_env: bool) -> None:

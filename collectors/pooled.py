@@ -12,7 +12,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.rollout.seeds import Seeds
 from collectors.schedule.recorder import Recorder
 from collectors.signatures import Arguments, takes
 from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
@@ -134,13 +134,6 @@ class PooledCollector(BaseCollector):
             on_nodes=self.on_nodes,
         )
 
-    def _end(self, seconds: float, close_env: bool, raise_on_error: bool) -> None:
-        try:
-            super()._end(seconds, close_env, raise_on_error)
-        finally:
-            if recorder := self.__dict__.get("_recorder"):
-                recorder.close()
-
     @functools.cached_property
     def _pacing(self) -> Pacing[WorkerHandle]:
         return Pacing(self._pool, self.options.batches_ahead, self.options.max_lag)
@@ -148,6 +141,10 @@ class PooledCollector(BaseCollector):
     def _take(self, handles: Sequence[WorkerHandle]) -> TensorDict:
         """One batch of the oldest delivery of each of these workers."""
         taken = [(handle, self._pool.take(handle)) for handle in handles]
+        for handle, delivery in taken:
+            if delivery.generation != handle.numbered:
+                handle.trajectories.restart()
+                handle.numbered = delivery.generation
         try:
             return self._assemble(taken)
         finally:
@@ -202,7 +199,6 @@ class PooledCollector(BaseCollector):
         for generation, stamps in found:
             if stamps is not None:
                 self._recorder.note_lost(handle.index, generation, stamps)
-        self._recorder.close()
         self._recorder = None
 
     @staticmethod
@@ -243,6 +239,7 @@ class PooledCollector(BaseCollector):
     # -- control
 
     def _call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every worker between two steps; the results, in worker order."""
         return self._ask(method, lambda handle: args)
 
     def _ask(
@@ -265,15 +262,14 @@ class PooledCollector(BaseCollector):
                     raise
                 self._recover(error, generations, *lost)
 
-    @ends_on_interrupt
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed every worker's environments and policy, and start new episodes."""
-        self.seed = check_seed(seed)
+    def _reseed(self, static: bool) -> None:
         for handle in self.handles:
             generation = handle.spec.seeds.generation
-            handle.spec.seeds = Seeds(self.seed, handle.index, generation, static_seed)
+            handle.spec.seeds = Seeds(self.seed, handle.index, generation, static)
         self._ask("set_seed", lambda handle: (handle.spec.seeds,))
-        return next_seed(self.seed)
+
+    def _attributes(self, name: str) -> list[Any]:
+        return self._call("getattr_env", name)
 
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:
@@ -289,6 +285,7 @@ class PooledCollector(BaseCollector):
                 chosen[handle] = [int(i) for i in np.flatnonzero(mine)]
         self._ask("reset", lambda handle: (chosen[handle],), list(chosen))
 
+    @ends_on_interrupt
     def _hold(self, still: bool) -> None:
         self._pool.hold(True)
         try:
@@ -299,10 +296,10 @@ class PooledCollector(BaseCollector):
     # -- saving
 
     def _worker_states(self) -> list[dict[str, Any]]:
-        return self._call("state_dict")
-
-    def _trajectory_states(self) -> list[dict[str, Any]]:
-        return [handle.trajectories.state_dict() for handle in self.handles]
+        states = self._call("state_dict")
+        for handle, state in zip(self.handles, states, strict=True):
+            state["trajectories"] = handle.trajectories.state_dict()
+        return states
 
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         # Asynchronous workers were ahead of what was delivered. Those frames are gone, and so are

@@ -136,8 +136,6 @@ class RemoteCollector(PooledCollector):
         self._pulse = Pulse(self._channels, min(1.0, options.timeout / 8))
         self._sent_policy = _on_cpu(self.policy)
         self.pool.start([self._handle(self._spec(index)) for index in range(self.num_workers)])
-        if options.weight_updater is not None:
-            options.weight_updater.register_collector(self)
 
     def _channels(self) -> list[NodeChannel]:
         channels = [handle.channel for handle in self.handles]
@@ -189,9 +187,6 @@ class RemoteCollector(PooledCollector):
     def _numbered(self, handle: WorkerHandle, delivery: Delivery) -> TensorDict:
         """What a node handed over, with the numbers that hold over all nodes."""
         batch: TensorDict = delivery.batch.content
-        if delivery.generation != handle.numbered:
-            handle.trajectories.restart()
-            handle.numbered = delivery.generation
         ids = torch.from_numpy(handle.trajectories.adopt(batch["collector", "traj_ids"].numpy()))
         batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
         batch["collector", "worker"].fill_(handle.index)
@@ -202,9 +197,8 @@ class RemoteCollector(PooledCollector):
 
     # -- control
 
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        found = super()._call(method, *args)
-        return [one for each in found for one in each] if method == "getattr_env" else found
+    def _attributes(self, name: str) -> list[Any]:
+        return [one for each in super()._attributes(name) for one in each]
 
     # -- ending
 

@@ -39,7 +39,7 @@ class PlannedReceiver(WeightReceiver):
         self._left = [pair for pair in reversed(plan) if pair[1] != RANDOM_VERSION]
         if self.version < 0:
             self._newest = self._left[-1][1] if self._left else max(self._versions.blocks)
-            self.take()
+            self._use_newest()
         self._newest = self.version
         self._versions.use(self.version)
 
@@ -49,14 +49,13 @@ class PlannedReceiver(WeightReceiver):
         return self._newest != self.version
 
     def take(self) -> None:
+        if self.has_news():
+            self._use_newest()
+
+    def _use_newest(self) -> None:
         self.version = self._newest
         self._versions.use(self.version)
         self._versions.applied(self._worker, self.version)
-
-    def take_if_new(self) -> None:
-        """What `take_at_start` of a rollout calls."""
-        if self.has_news():
-            self.take()
 
 
 class VirtualWorker:
@@ -87,13 +86,7 @@ class VirtualWorker:
         self._policy = None if acting is None else acting.policy  # of all virtual workers
         self._num_threads = num_threads
         with untouched_streams():
-            self.rollout = Rollout(
-                environments,
-                acting,
-                self.receiver,
-                take_at_start=self.receiver.take_if_new,
-                **options,
-            )
+            self.rollout = Rollout(environments, acting, self.receiver, **options)
             self.streams = Streams()
         self.receiver.rollout = self.rollout
 
@@ -119,7 +112,7 @@ class VirtualWorker:
             rollout.t = 0
             self.receiver.begin(plan.versions)
             if rollout.apply_at != "episode":
-                self.receiver.take_if_new()
+                self.receiver.take()
             if (random_steps := _random_steps(plan, num_steps)) is not None:
                 rollout.random_frames = random_steps * self.environments.num_envs
             layout = rollout.plan(num_steps)

@@ -406,38 +406,12 @@ class WorkerPool:
         handles: Iterable[WorkerHandle] | None = None,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Have workers do something between two steps; their results.
-
-        One that another thread replaces meanwhile is asked again.
-        """
-        chosen = list(self.handles if handles is None else handles)
+        """Have workers do something between two steps; their results."""
         limit = self._timeout if timeout is None else timeout
-        deadline = awake_s() + limit
-        answers: dict[int, tuple[bool, Any]] = {}
-        while left := [handle for handle in chosen if handle.index not in answers]:
-            answers |= self._ask(left, method, arguments, limit, deadline)
-        results = []
-        for handle in chosen:
-            ok, value = answers[handle.index]
-            if not ok:
-                text = f"{handle} failed in {method}: {value}"
-                raise WorkerRaised(handle.index, text)
-            results.append(pickle.loads(value))
-        return results
-
-    def _ask(
-        self,
-        handles: Iterable[WorkerHandle],
-        method: str,
-        arguments: Callable[[WorkerHandle], tuple[Any, ...]],
-        limit: float,
-        deadline: float,
-    ) -> dict[int, tuple[bool, Any]]:
-        """The answers by worker; a worker that was replaced before it answered has none."""
         asked = []
         with self._news:
             self._raise_if_closed()
-            for handle in handles:
+            for handle in self.handles if handles is None else handles:
                 self._numbers += 1
                 number, args = self._numbers, arguments(handle)
                 asked.append((handle, handle.generation, number))
@@ -447,23 +421,29 @@ class WorkerPool:
             answered = number in handle.answers
             return answered or handle.failure is not None or handle.generation != generation
 
-        self.wait(lambda: all(is_settled(*one) for one in asked), deadline - awake_s())
-        answers: dict[int, tuple[bool, Any]] = {}
+        self.wait(lambda: all(is_settled(*one) for one in asked), limit)
+        answers = []
         failures: dict[int, WorkerError] = {}
         with self._news:
             self._raise_if_closed()
             for handle, generation, number in asked:
                 if number in handle.answers:
-                    answers[handle.index] = handle.answers.pop(number)
+                    answers.append((handle, *handle.answers.pop(number)))
+                elif handle.generation != generation:
+                    text = f"{handle} was replaced before it answered {method!r}"
+                    failures[handle.index] = WorkerDied(handle.index, text)
                 elif handle.failure is not None:
                     failures[handle.index] = handle.failure
-                elif handle.generation == generation:
+                else:
                     text = f"{handle} did not answer {method!r} within timeout={limit:g} s"
                     activity = handle.channel.activity()
                     failures[handle.index] = WorkerTimeout(handle.index, f"{text}: it {activity}")
         if failures:
             raise combine(failures)
-        return answers
+        for handle, ok, value in answers:
+            if not ok:
+                raise WorkerRaised(handle.index, f"{handle} failed in {method}: {value}")
+        return [pickle.loads(value) for _, _, value in answers]
 
     def _send(self, handle: WorkerHandle, send: Callable[[], None]) -> None:
         """Send a message. If the worker is gone, the wait for its answer notices that."""

@@ -262,7 +262,7 @@ class Worker:
 
     def _take_due(self) -> None:
         """Apply new weights, waiting for the versions that the order names."""
-        if isinstance(self.receiver, SchemeReceiver) and self._order is not None:
+        if self._order is not None:
             self.counters.values[STAGE] = TAKING_WEIGHTS
             self.receiver.take_at_least(self._order.versions, self._timeout)
             self._take()
@@ -326,9 +326,6 @@ class Worker:
 
     # -- what the trainer can call
 
-    def do_stats(self) -> dict[str, Any]:
-        return {"stage": self.counters.stage, "version": self.receiver.version, "pid": os.getpid()}
-
     def do_hold(self, still: bool) -> None:
         """Rest, or go on."""
         self._paused = still
@@ -364,8 +361,7 @@ class Worker:
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
-        if isinstance(self.receiver, SchemeReceiver):
-            self.receiver.rebase(base)
+        self.receiver.rebase(base)
         return exact, first
 
     def close(self) -> None:
