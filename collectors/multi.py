@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from collectors.data.batch import Part, Trajectories
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
-from collectors.pooled import PooledCollector, Taken
+from collectors.pooled import PooledCollector, Taken, check_alike
 from collectors.rollout.seeds import Seeds
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
@@ -125,7 +125,9 @@ class MultiSyncCollector(_LocalCollector):
 
     def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         parts = [self._part(handle, delivery) for handle, delivery in taken]
-        _check_alike(parts)
+        layouts = [part.frames.layout.fields.values() for part in parts]
+        entries = [{field.key: (field.shape, field.dtype) for field in one} for one in layouts]
+        check_alike(self.handles, entries, "MultiAsyncCollector")
         batch = self._assembled(parts)
         for (handle, delivery), part in zip(taken, parts, strict=True):
             if delivery.batch.serial == handle.cut:
@@ -159,22 +161,6 @@ class MultiAsyncCollector(_LocalCollector):
 
     def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         return self._assembled([self._part(handle, delivery) for handle, delivery in taken])
-
-
-def _check_alike(parts: Sequence[Part]) -> None:
-    first = parts[0].frames.layout
-    for part in parts[1:]:
-        for name, field in first.fields.items():
-            other = part.frames.layout.fields.get(name)
-            if other is None or (field.key, field.shape, field.dtype) != (
-                other.key,
-                other.shape,
-                other.dtype,
-            ):
-                raise ValueError(
-                    f"worker 0 and worker {part.worker} differ in {'/'.join(field.key)!r}: one "
-                    "batch cannot hold both (MultiAsyncCollector returns them separately)"
-                )
 
 
 @function_takes(MultiArguments)

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.rollout.seeds import Seeds
+from collectors.rollout.spaces import name_of
 from collectors.schedule.recorder import Recorder
 from collectors.signatures import Arguments, takes
 from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
@@ -177,9 +178,8 @@ class PooledCollector(BaseCollector):
                     pool.raise_failures()
                 failure = failed[0].failure
                 assert failure is not None
-                if sum(self._restarts(handle) for handle in pool.handles) >= (
-                    self.options.max_restarts
-                ):
+                restarts = sum(handle.frame_counts()["restarts"] for handle in pool.handles)
+                if restarts >= self.options.max_restarts:
                     self._record_failure(failed[0])
                     if not getattr(failure, "__notes__", None):
                         failure.add_note(
@@ -200,11 +200,6 @@ class PooledCollector(BaseCollector):
             if stamps is not None:
                 self._recorder.note_lost(handle.index, generation, stamps)
         self._recorder = None
-
-    @staticmethod
-    def _restarts(handle: WorkerHandle) -> int:
-        restarts: int = handle.frame_counts()["restarts"]
-        return restarts
 
     def _recover(
         self, error: WorkerError, generations: Mapping[int, int], *lost: type[WorkerError]
@@ -330,6 +325,21 @@ class PooledCollector(BaseCollector):
         totals = {name: sum(worker[name] for worker in workers) for name in names}
         totals["preempted"] += self.preempted
         return {**totals, "workers": workers}
+
+
+def check_alike(
+    handles: Sequence[WorkerHandle], entries: Sequence[Mapping[Any, Any]], otherwise: str
+) -> None:
+    """Refuse frames of different entries, each a shape and a dtype: one batch cannot hold both."""
+    first = entries[0]
+    for handle, other in zip(handles, entries, strict=True):
+        for key in first.keys() | other.keys():
+            if first.get(key) != other.get(key):
+                raise ValueError(
+                    f"{handle.name} {handles[0].index} and {handle.name} {handle.index} differ in "
+                    f"{name_of(key)!r}: one batch cannot hold both ({otherwise} returns them "
+                    "separately)"
+                )
 
 
 def _present(there: Sequence[int], worker_ids: Any) -> list[int] | None:

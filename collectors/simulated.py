@@ -34,7 +34,6 @@ from collectors.schedule.virtual_worker import VirtualWorker
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import copied
 from collectors.weights.publisher import Publisher
-from collectors.workers.shared_counters import SharedCounters
 from sync import SimulatedWeightSyncScheme
 
 
@@ -90,7 +89,6 @@ class SimulatedCollector(BaseCollector):
         self._versions.take_published()  # version 0, which all workers start with
         self._numbering = [Trajectories(worker, n) for worker in range(n)]
         self._random_frames = [-(-options.init_random_frames // n)] * n
-        self._counters_of_all = SharedCounters()
         self._callers: dict[Any, PolicyCaller] = {}
         self._blocks: dict[FrameLayout, FrameBlock] = {}
         self._delivered = 0
@@ -152,7 +150,6 @@ class SimulatedCollector(BaseCollector):
             seeds=seeds,
             options=options,
             random_frames=self._random_frames[index] if generation == 0 else 0,
-            counters=self._counters_of_all,
         )
 
     # -- batches

@@ -25,7 +25,7 @@ from collectors.rollout.seeds import Seeds, Streams, untouched_streams
 from collectors.weights.models import copied, find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.shared_counters import FRAMES, SharedCounters
+from collectors.workers.shared_counters import FRAMES
 from collectors.workers.worker_loop import check_numbers
 from sync.errors import WorkerTimeout
 
@@ -61,7 +61,6 @@ class Collector(BaseCollector):
             seed=Seeds(self.seed).factory(),
         )
         self._steps = steps_of(self.frames_per_batch, self.environments.num_envs)
-        self._shared_counters = SharedCounters()
         self._trajectories = Trajectories()
         self._delivered = self._dropped = 0
         self._receiver, self._acting_policy = self._take_weights(device)
@@ -78,8 +77,7 @@ class Collector(BaseCollector):
                 options,
                 random_frames=options.init_random_frames,
                 take_at_start=self._take_due,
-                counters=self._shared_counters,
-                poll_control=lambda _: not self._stopping,
+                poll_control=lambda: not self._stopping,
             )
             if options.compile_policy:  # now, while an outer collector allows time for it
                 self._rollout.plan(self._steps)
@@ -153,7 +151,7 @@ class Collector(BaseCollector):
             batch = self._assembled([part])
         except BaseException:
             rollout.lose()
-            self._dropped = self._shared_counters.values[FRAMES] - self._delivered
+            self._dropped = rollout.counters[FRAMES] - self._delivered
             raise
         self._delivered += frames_of(batch)
         return batch
@@ -216,7 +214,7 @@ class Collector(BaseCollector):
 
     def _counters(self) -> dict[str, Any]:
         delivered, dropped = self._delivered, self._dropped
-        collected = self._shared_counters.values[FRAMES]  # last: another thread may be collecting
+        collected = self._rollout.counters[FRAMES]  # last: another thread may be collecting
         return {
             "collected": collected,
             "delivered": delivered,

@@ -14,14 +14,13 @@ from torch import nn
 
 from collectors.data.batch import Trajectories
 from collectors.options import NEVER_DONE, NO_POLICY, check_graphs, per_worker, share_frames
-from collectors.pooled import PooledCollector, Taken
+from collectors.pooled import PooledCollector, Taken, check_alike
 from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.node_channel import NodeChannel, Pulse
 from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
 from collectors.rollout.seeds import Seeds
-from collectors.rollout.spaces import name_of
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
@@ -181,7 +180,11 @@ class RemoteCollector(PooledCollector):
 
     def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         parts = [self._numbered(handle, delivery) for handle, delivery in taken]
-        _check_alike(parts, [handle.index for handle, _ in taken])
+        entries = [
+            {key: (value.shape[2:], value.dtype) for key, value in part.items(True, True)}
+            for part in parts
+        ]
+        check_alike([handle for handle, _ in taken], entries, "sync=False")
         return stack(parts)
 
     def _numbered(self, handle: WorkerHandle, delivery: Delivery) -> TensorDict:
@@ -240,18 +243,3 @@ def _on_cpu(policy: Any) -> Any:
         if any(tensor.device.type != "cpu" for tensor in tensors):
             return copy.deepcopy(policy).cpu()
     return policy
-
-
-def _check_alike(batches: Sequence[TensorDict], nodes: Sequence[int]) -> None:
-    """Refuse batches of different entries: one batch cannot hold both."""
-    first, *others = [
-        {key: (value.shape[2:], value.dtype) for key, value in batch.items(True, True)}
-        for batch in batches
-    ]
-    for other, node in zip(others, nodes[1:], strict=True):
-        for key in first.keys() | other.keys():
-            if first.get(key) != other.get(key):
-                raise ValueError(
-                    f"collector {nodes[0]} and collector {node} differ in {name_of(key)!r}: one "
-                    "batch cannot hold both (sync=False returns them separately)"
-                )

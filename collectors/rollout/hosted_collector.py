@@ -46,7 +46,7 @@ class HostedCollector:
         seeds: Seeds,
         *,
         counters: SharedCounters,
-        poll_control: Callable[[Any], bool],
+        poll_control: Callable[[], bool],
     ):
         self.collector = collector
         self.counters = counters.values
@@ -91,7 +91,7 @@ class HostedCollector:
     def collect(self, frames: FrameBlock) -> int:
         """Fill the block with the next batch; how many rows that has."""
         counters = self.counters
-        self.poll_control(self)
+        self.poll_control()
         counters[STAGE] = STEPPING
         batch = self.collector.next() if self._first is None else self._first
         self._first = None

@@ -36,6 +36,7 @@ from collectors.workers.shared_counters import (
     ACTING,
     COMPILING,
     FRAMES,
+    NUM_COUNTERS,
     REPLAYING,
     RESETTING,
     STAGE,
@@ -58,6 +59,7 @@ class Rollout:
         weights.
     random_frames: so many frames at first have random actions.
     take_at_start: applies new weights at the start of an episode; by default `weights.take`.
+    counters: where to count frames and steps; by default a list.
     poll_control: called before every step; False ends the block early.
     """
 
@@ -72,7 +74,7 @@ class Rollout:
         random_frames: int = 0,
         take_at_start: Callable[[], None] | None = None,
         counters: SharedCounters | None = None,
-        poll_control: Callable[[Rollout], bool] | None = None,
+        poll_control: Callable[[], bool] | None = None,
     ):
         if options.state_on_update == "zero" and not (acting and acting.state_keys):
             raise ValueError(
@@ -89,7 +91,7 @@ class Rollout:
         self.apply_at = options.apply_at
         self.take_at_start = take_at_start or weights.take
         self.random_frames = random_frames
-        self.counters = (counters or SharedCounters()).values
+        self.counters = [0] * NUM_COUNTERS if counters is None else counters.values
         self.poll_control = poll_control
         self.layout: FrameLayout | None = None
         self.frames: FrameBlock | None = None  # the current block
@@ -165,7 +167,7 @@ class Rollout:
         acting = self.acting
         if acting is None:
             return {}
-        self.counters[STAGE] = COMPILING if acting.compiles else ACTING
+        self.counters[STAGE] = COMPILING if self.options.compile_policy else ACTING
         self._use(self.weights.version)
         streams = Streams()
         rows = [torch.from_numpy(array) for array in self.environments.current]
@@ -259,7 +261,7 @@ class Rollout:
             t = self.t
             if environments.halting and environments.halted.all():
                 return
-            if self.poll_control is not None and not self.poll_control(self):
+            if self.poll_control is not None and not self.poll_control():
                 return
             if self.apply_at == "step" and weights.has_news():
                 weights.take()

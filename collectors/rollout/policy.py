@@ -72,9 +72,7 @@ class PolicyCaller:
         if self.out_keys is not None and ACTION not in self.out_keys:
             raise ValueError(f"the policy returns {shown(self.out_keys)}, but no 'action'")
         self.call = self._calling(policy, options.trust_policy)
-        how = options.compile_policy
-        self.compiles = bool(how)  # in its first call
-        if how:
+        if how := options.compile_policy:
             self.call = torch.compile(self.call, **(how if isinstance(how, Mapping) else {}))
         if options.cudagraph_policy:
             self.call = CudaGraphModule(self.call)

@@ -118,9 +118,7 @@ class WorkerPool:
     def _await(self, handles: Sequence[WorkerHandle], done: Callable[[WorkerHandle], bool]) -> None:
         """Wait until `done` for all; raise for those that failed or did not get there."""
         timeout = self._start_timeout
-        self.wait(
-            lambda: all(done(h) or h.failure is not None for h in handles), timeout, watch=False
-        )
+        self.wait(lambda: all(done(h) or h.failure is not None for h in handles), timeout)
         self._raise_if_closed()
         for handle in handles:
             if handle.failure is None and not done(handle):
@@ -173,12 +171,10 @@ class WorkerPool:
 
     # -- listening
 
-    def wait(
-        self, done: Callable[[], bool], timeout: float | None = None, *, watch: bool = True
-    ) -> bool:
+    def wait(self, done: Callable[[], bool], timeout: float | None = None) -> bool:
         """Listen until `done()`, or for `timeout` seconds; whether it is done.
 
-        watch: count workers that make no progress as failed.
+        Workers that make no progress meanwhile count as failed.
         """
         deadline = None if timeout is None else awake_s() + timeout
         while True:
@@ -187,8 +183,7 @@ class WorkerPool:
                 return True
             if remaining <= 0 or self.closed:
                 return False
-            if watch:
-                self._watch()
+            self._watch()
 
     def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
         """Receive messages of workers, waiting up to `timeout`; not if `unless()` is true."""
@@ -391,7 +386,6 @@ class WorkerPool:
         self.wait(
             lambda: all(handle.channel.is_fresh() for handle in handles),
             min(_REFRESH_S, self._timeout),
-            watch=False,
         )
         self.listen()
         with self._news:

@@ -295,7 +295,7 @@ class Worker:
 
     # -- between two steps
 
-    def _poll_control(self, rollout: Any) -> bool:
+    def _poll_control(self) -> bool:
         """Handle messages; False if the block must end here."""
         counters = self.counters.values
         if counters[MESSAGES] != self._seen:
