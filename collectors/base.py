@@ -276,6 +276,9 @@ class BaseCollector(ABC):
 
     # -- weights
 
+    def skip_update(self) -> None:
+        """The learner used no frame of the last batch; a simulated update takes no time then."""
+
     @ends_on_interrupt
     def update_policy_weights_(
         self,

@@ -180,6 +180,10 @@ class SimulatedCollector(BaseCollector):
         for version, nbytes, workers in self._versions.take_published():
             self.schedule.publish(version, nbytes, workers)
 
+    @ends_on_interrupt
+    def skip_update(self) -> None:
+        self.schedule.skip_update()
+
     # -- control
 
     def _reseed(self, static: bool) -> None:

@@ -101,8 +101,8 @@ class Runner:
                 batch = self.collect()
                 if batch is None:
                     break
-                self.update(batch)
-                self.publish()
+                if self.update(batch):
+                    self.publish()
                 self.log(batch)
                 self.attend()
             if self.config.evaluation.at_end and self._evaluated_at < self.frames:
@@ -126,8 +126,8 @@ class Runner:
         self.callbacks.call("on_batch", self, batch)
         return batch
 
-    def update(self, batch: TensorDictBase) -> None:
-        """Update the policy with the batch."""
+    def update(self, batch: TensorDictBase) -> bool:
+        """Update the policy with the batch. Whether it learned: not if it dropped all frames."""
         version = int(self.collector.policy_version)
         with self.clock.phase("train", "update"):
             metrics = self.learner.learn(batch, version)
@@ -139,9 +139,14 @@ class Runner:
         )
         self.callbacks.call("on_update", self, metrics)
         self._trained.add(metrics)
-        self.dropped += int(metrics.get("train/dropped", 0))
-        self.updates += 1
         self.lags.add(batch, version)
+        dropped = int(metrics.get("train/dropped", 0))
+        self.dropped += dropped
+        if dropped and not metrics["train/gradient_steps"]:
+            self.collector.skip_update()
+            return False
+        self.updates += 1
+        return True
 
     def publish(self) -> None:
         """Publish the weights to the workers."""

@@ -1,7 +1,7 @@
 """How old the weights behind the consumed frames are, in updates, and what that does to them.
 
-An update is one call of `Learner.learn`. The lag of a frame is the number of updates between the
-weights that computed its action and those of the learner that consumes it:
+An update is one batch that the learner learns from. The lag of a frame is the number of updates
+between the weights that computed its action and those of the learner that consumes it:
 
     version that acted --- queue ---> newest version --- publish ---> learner --- train ---> ...
 

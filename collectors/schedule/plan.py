@@ -37,6 +37,9 @@ class Schedule(Protocol):
     def next_batch(self) -> PlannedBatch:
         """The batch that the learner takes now; `EndOfSchedule` if there is none."""
 
+    def skip_update(self) -> None:
+        """The learner did not learn from the batch taken last."""
+
     def publish(self, version: int, nbytes: int, workers: Sequence[int]) -> None:
         """The learner publishes a version to these workers."""
 

@@ -10,11 +10,12 @@
 
 A worker's step is a policy call and a step of its environments. The learner's clock moves on when
 it is asked: `next_batch` waits for the batch whose turn it is and takes it; the update with it is
-charged at the `publish` that follows, or else at the next `next_batch`. What happens by then
-happens in the order of its times: batches end, versions arrive, workers fail. Who is ordered what,
-and whose batch is next, is decided by the pacing of real collectors (workers/pacing.py); links are
-those of sync/effects/slow_link.py on this clock. All draws come from generators of their own for
-each cost and worker, so the same calls give the same schedule.
+charged at the `publish` that follows, or else at the next `next_batch`, unless `skip_update` says
+that there is none. What happens by then happens in the order of its times: batches end, versions
+arrive, workers fail. Who is ordered what, and whose batch is next, is decided by the pacing of real
+collectors (workers/pacing.py); links are those of sync/effects/slow_link.py on this clock. All
+draws come from generators of their own for each cost and worker, so the same calls give the same
+schedule.
 """
 
 from __future__ import annotations
@@ -133,6 +134,12 @@ class Simulator:
         versions = tuple((step, self._names[number]) for step, number in batch.versions)
         return PlannedBatch(worker.index, batch.generation, versions)
 
+    def skip_update(self) -> None:
+        """Charge no update for the batch taken last: the learner dropped it."""
+        if self._owes_update:
+            self._owes_update = False
+            self._calls.add_skip()
+
     def _wait(self) -> SimulatedWorker:
         """Let time pass until there is a batch that may be taken; whose it is."""
         self._pool.changed = True
@@ -219,51 +226,64 @@ class Simulator:
         """Simulate the calls again. `ValueError` if the resulting time differs."""
         self._start()
         everybody = range(self.num_workers)
-        for takes, version, nbytes, workers in expanded(state["rounds"]):
-            for _ in range(takes):
-                self.next_batch()
+        for takes, skipped, version, nbytes, workers in expanded(state["rounds"]):
+            self._take(takes, skipped)
             self.publish(version, nbytes, everybody if workers is None else workers)
             if self._clock.now > state["time_ns"]:
                 break
-        for _ in range(state["takes"]):
-            self.next_batch()
+        self._take(state["takes"], state.get("skipped", []))
         if self._clock.now != state["time_ns"]:
             raise ValueError("the simulated schedule was made with other costs or another seed")
 
+    def _take(self, takes: int, skipped: list[int]) -> None:
+        """Take so many batches, and skip the updates with some of them, by their numbers."""
+        for number in range(takes):
+            self.next_batch()
+            if number in skipped:
+                self.skip_update()
+
 
 class Calls:
-    """The calls of `next_batch` and `publish`, equal rounds in one entry.
+    """The calls of `next_batch`, `skip_update` and `publish`, equal rounds in one entry.
 
-    A round is a number of batches that are taken, and a version that is published then.
+    A round is a number of batches that are taken, and a version that is published then. Batches
+    whose updates were skipped are listed by their numbers in the round.
     """
 
     def __init__(self) -> None:
-        self._rounds: list[list[Any]] = []  # how often, takes, version - the last, nbytes, workers
+        # How often, takes, version - the last, nbytes, workers, skipped
+        self._rounds: list[list[Any]] = []
         self._takes = 0
+        self._skipped: list[int] = []
         self._version = 0
 
     def add_take(self) -> None:
         """A batch is taken."""
         self._takes += 1
 
+    def add_skip(self) -> None:
+        """The update with the batch taken last is skipped."""
+        self._skipped.append(self._takes - 1)
+
     def add_publish(self, version: int, nbytes: int, workers: list[int] | None) -> None:
         """A version is published; workers: None for all."""
-        one = [self._takes, version - self._version, nbytes, workers]
+        one = [self._takes, version - self._version, nbytes, workers, self._skipped]
         if self._rounds and self._rounds[-1][1:] == one:
             self._rounds[-1][0] += 1
         else:
             self._rounds.append([1, *one])
-        self._takes, self._version = 0, version
+        self._takes, self._skipped, self._version = 0, [], version
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists."""
-        return {"rounds": [list(one) for one in self._rounds], "takes": self._takes}
+        rounds = [list(one) for one in self._rounds]
+        return {"rounds": rounds, "takes": self._takes, "skipped": list(self._skipped)}
 
 
 def expanded(rounds: list[list[Any]]) -> Any:
-    """Yield (takes, version, nbytes, workers) of every round."""
+    """Yield (takes, skipped, version, nbytes, workers) of every round."""
     version = 0
-    for count, takes, step, nbytes, workers in rounds:
+    for count, takes, step, nbytes, workers, *skipped in rounds:  # older states skip nothing
         for _ in range(count):
             version += step
-            yield takes, version, nbytes, workers
+            yield takes, skipped[0] if skipped else [], version, nbytes, workers

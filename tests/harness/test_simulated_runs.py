@@ -31,6 +31,7 @@ CASES = {
     "a network": (*SMALL, *CLUSTER, *NETWORK, FAILURES),
     "a tree": (*SMALL, *CLUSTER, *TREE, *VARIED),
     "waiting": (*SMALL, *CLUSTER, *VARIED, "sync.max_lag=3", "sync.on_stale=wait"),
+    "dropping": (*SMALL, *CLUSTER, *VARIED, "sync.max_lag=3"),
     "a lag": (*SMALL, *CLUSTER, *VARIED, "sync.lag={kind: uniform, high: 4}"),
     "LSTM": (*SMALL, *CLUSTER, *VARIED, "model=lstm", "model.lstm_size=8"),
     "SAC": (*SMALL_SAC, *CLUSTER, *VARIED, "total_frames=480", "collector.frames_per_batch=16"),
@@ -51,7 +52,7 @@ def same(first, second):
     return compare_records(first, second) or compare_weights(first, second)
 
 
-SLOW = ("batches", "episodes", "a tree", "waiting", "a lag", "SAC")
+SLOW = ("batches", "episodes", "a tree", "waiting", "dropping", "a lag", "SAC")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,20 @@ def test_lag_grows_with_the_workers_and_max_lag_holds():
     given = (*SMALL, *CLUSTER, *VARIED, "collector.num_workers=16", "total_frames=6400")
     waiting = start(*given, "sync.max_lag=5", "sync.on_stale=wait", into="waiting")
     assert read_json(waiting / "summary.json")["policy/lag_updates_max"] <= 5
+
+
+def test_a_batch_that_is_dropped_is_no_update_and_takes_no_time():
+    """Were a version published for it, the batches on their way would become older still."""
+    given = (*SMALL, *CLUSTER, "collector.num_workers=16", "total_frames=6400")
+    taking = read_json(start(*given, into="taking") / "summary.json")
+    dropping = start(*given, "sync.max_lag=5", into="dropping")
+    summary = read_json(dropping / "summary.json")
+    assert taking["policy/version"] == taking["updates"] == 100  # all batches
+    assert taking["policy/lag_updates_max"] > 5
+    used = summary["frames"] - summary["policy/dropped"]
+    assert 20 < summary["updates"] == summary["policy/version"] <= used / 16
+    assert summary["updates"] < 90
+    assert summary["sim/time_s"] < taking["sim/time_s"] * 0.95
 
 
 def test_an_exact_lag_comes_on_top_of_the_queue():
