@@ -17,7 +17,6 @@ from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.local_channel import LocalChannel
-from collectors.workers.pool import WorkerPool
 from collectors.workers.start_process import context
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 
@@ -26,30 +25,46 @@ class _LocalCollector(PooledCollector):
     """Workers are processes of this machine, which collect into shared memory."""
 
     def _make_publisher(self) -> Publisher:
-        options, n = self.options, self.num_workers
-        self._frames_of = share_frames(options.frames_per_batch, n, each=not self.shares_batch)
-        self._factories = per_worker(options.policy_factory, n, "policy_factory")
-        per_worker(options.create_env_kwargs, n, "create_env_kwargs")
-        options.devices(n)
+        options = self.options
+        self.capacity = self.num_workers
+        self._specs = self._make_specs()  # which checks options before anything is started
         source = self._source()
         self._ctx = context(options.start_method)
         return Publisher(
             source,
             options.weight_sync_schemes,
-            devices=options.devices(n),
+            devices=[spec.policy_device for spec in self._specs],
             updater=options.weight_updater,
             ctx=self._ctx,
         )
 
-    def _open(self) -> None:
+    def _make_specs(self) -> list[WorkerSpec]:
         options, n = self.options, self.num_workers
-        self.pool = WorkerPool(
-            self.publisher,
-            capacity=n,
-            timeout=options.timeout,
-            start_timeout=options.start_timeout,
-        )
-        self.pool.start([self._handle(index, spec) for index, spec in enumerate(self._specs())])
+        self._frames_of = share_frames(options.frames_per_batch, n, each=not self.shares_batch)
+        factories = per_worker(self.create_env_fn, n, "create_env_fn")
+        policies = per_worker(options.policy_factory, n, "policy_factory")
+        kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
+        devices = options.devices(n)
+        shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
+        return [
+            WorkerSpec(
+                create_env_fn=factories[i],
+                create_env_kwargs=kwargs[i],
+                policy=None if policies[i] is not None else self.policy,
+                policy_factory=policies[i],
+                seeds=Seeds(self.seed, i),
+                frames=self._frames_of[i],
+                collector_class=options.collector_class,
+                num_blocks=1 if self.shares_batch else options.batches_ahead,
+                policy_device=devices[i],
+                num_threads=options.num_sub_threads,
+                options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
+            )
+            for i in range(n)
+        ]
+
+    def _make_handles(self) -> list[WorkerHandle]:
+        return [self._handle(index, spec) for index, spec in enumerate(self._specs)]
 
     def _handle(self, index: int, spec: WorkerSpec) -> WorkerHandle:
         channel = LocalChannel(
@@ -63,36 +78,9 @@ class _LocalCollector(PooledCollector):
         device = str(spec.policy_device or "cpu")
         return WorkerHandle(index, channel, spec, numbering, device=device)
 
-    def _specs(self) -> list[WorkerSpec]:
-        options, n = self.options, self.num_workers
-        factories = per_worker(self.create_env_fn, n, "create_env_fn")
-        kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
-        devices = options.devices(n)
-        shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
-        return [
-            WorkerSpec(
-                create_env_fn=factories[i],
-                create_env_kwargs=kwargs[i],
-                policy=None if self._factories[i] is not None else self.policy,
-                policy_factory=self._factories[i],
-                seeds=Seeds(self.seed, i),
-                frames=self._frames_of[i],
-                collector_class=options.collector_class,
-                num_blocks=1 if self.shares_batch else options.batches_ahead,
-                policy_device=devices[i],
-                num_threads=options.num_sub_threads,
-                options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
-            )
-            for i in range(n)
-        ]
-
     def _part(self, handle: WorkerHandle, delivery: Delivery) -> Part:
         frames, _, steps = delivery.batch.content
         return Part(frames, steps, handle.index, handle.first_env, handle.trajectories)
-
-    def _close(self, timeout: float, close_env: bool) -> None:
-        if self.pool is not None:
-            self.pool.close(timeout, close_env=close_env)
 
 
 class MultiSyncCollector(_LocalCollector):

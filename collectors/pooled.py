@@ -15,7 +15,6 @@ from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import name_of
 from collectors.schedule.recorder import Recorder
-from collectors.signatures import Arguments, takes
 from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
 from collectors.workers.pacing import Pacing
 from collectors.workers.pool import WorkerPool
@@ -37,23 +36,36 @@ class PooledCollector(BaseCollector):
 
     shares_batch = True
     on_nodes = False  # whether each worker is a collector on a node
-    pool: WorkerPool | None = None
+    capacity: int  # there are places for so many workers
+    preempted = 0  # frames that stopped workers did not make
     _frames_of: Sequence[int]  # of each worker in a batch
 
-    @takes(Arguments)
-    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
-        self._recovering = threading.RLock()  # one thread at a time replaces workers
-        self.preempted = 0
-        super().__init__(create_env_fn, policy, **options)
+    @abstractmethod
+    def _make_handles(self) -> list[WorkerHandle]:
+        """What the pool starts."""
 
     @abstractmethod
     def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         """One batch of these deliveries, copied."""
 
+    def _open(self) -> None:
+        self._recovering = threading.RLock()  # one thread at a time replaces workers
+        self.pool = WorkerPool(
+            self.publisher,
+            capacity=self.capacity,
+            timeout=self.options.timeout,
+            start_timeout=self.options.start_timeout,
+        )
+        self.pool.start(self._make_handles())
+
+    def _close(self, timeout: float, close_env: bool) -> None:
+        if hasattr(self, "pool"):
+            self.pool.close(timeout, close_env=close_env)
+
     @property
     def handles(self) -> list[WorkerHandle]:
         """The workers, in their order."""
-        return self.pool.handles if self.pool is not None else []
+        return self.pool.handles
 
     @property
     def num_envs(self) -> int:
@@ -87,7 +99,7 @@ class PooledCollector(BaseCollector):
 
     def _wait_for(self, enough: int) -> None:
         """Wait until so many workers have finished a batch, replacing those that fail."""
-        pool = self._pool
+        pool = self.pool
 
         def enough_have() -> bool:
             return sum(bool(handle.finished) for handle in pool.handles) >= enough
@@ -103,7 +115,7 @@ class PooledCollector(BaseCollector):
             self._raise_error()
 
     def _gather_first(self) -> TensorDict:
-        pool, pacing, recorder = self._pool, self._pacing, self._recorder
+        pool, pacing, recorder = self.pool, self._pacing, self._recorder
         pool.look()  # other workers may deliver so fast that no call ever waits
         while True:
             self._see_to_failures()
@@ -137,11 +149,11 @@ class PooledCollector(BaseCollector):
 
     @functools.cached_property
     def _pacing(self) -> Pacing[WorkerHandle]:
-        return Pacing(self._pool, self.options.batches_ahead, self.options.max_lag)
+        return Pacing(self.pool, self.options.batches_ahead, self.options.max_lag)
 
     def _take(self, handles: Sequence[WorkerHandle]) -> TensorDict:
         """One batch of the oldest delivery of each of these workers."""
-        taken = [(handle, self._pool.take(handle)) for handle in handles]
+        taken = [(handle, self.pool.take(handle)) for handle in handles]
         for handle, delivery in taken:
             if delivery.generation != handle.numbered:
                 handle.trajectories.restart()
@@ -150,12 +162,7 @@ class PooledCollector(BaseCollector):
             return self._assemble(taken)
         finally:
             for one in taken:
-                self._pool.release(*one)
-
-    @property
-    def _pool(self) -> WorkerPool:
-        assert self.pool is not None
-        return self.pool
+                self.pool.release(*one)
 
     # -- watching
 
@@ -163,14 +170,14 @@ class PooledCollector(BaseCollector):
         return [str(h.channel.frame_counts().get("stage", "")) for h in self.handles]
 
     def made_batches(self) -> list[MadeBatch]:
-        made = self._pool.made
+        made = self.pool.made
         return [made.popleft() for _ in range(len(made))]
 
     # -- failures
 
     def _see_to_failures(self) -> None:
         """Replace failed workers if `on_worker_failure` says so; else raise their failures."""
-        pool = self._pool
+        pool = self.pool
         with self._recovering:
             while failed := pool.failed():
                 if self.options.on_worker_failure == "raise":
@@ -208,7 +215,7 @@ class PooledCollector(BaseCollector):
 
         lost: the kinds of errors after which a worker counts as failed.
         """
-        pool = self._pool
+        pool = self.pool
         pool.wait(lambda: bool(pool.failed()), 0.2)  # prefer the worker's own error
         with self._recovering:
             others = pool.note(error, generations, lost)
@@ -217,13 +224,13 @@ class PooledCollector(BaseCollector):
             raise combine(others)
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
-        generations = self._pool.generations()
+        generations = self.pool.generations()
         # An episode may last long, or until the next batch is ordered. A worker that is paused
         # during a batch applies weights after it. Do not wait for either.
         at = self.options.apply_at
-        wait = False if at == "episode" or (at == "batch" and self._pool.held) else None
+        wait = False if at == "episode" or (at == "batch" and self.pool.held) else None
         everybody = None
-        if self._pool.capacity > len(self.handles):  # schemes count all places, also empty ones
+        if self.pool.capacity > len(self.handles):  # schemes count all places, also empty ones
             everybody = [handle.index for handle in self.handles]
             worker_ids = _present(everybody, worker_ids)
         try:
@@ -249,11 +256,11 @@ class PooledCollector(BaseCollector):
         restarts = self.options.on_worker_failure == "restart"
         lost = (WorkerDied, WorkerTimeout) if restarts else ()
         while True:
-            generations = self._pool.generations()
+            generations = self.pool.generations()
             try:
-                return self._pool.call(method, arguments, chosen, timeout)
+                return self.pool.call(method, arguments, chosen, timeout)
             except WorkerError as error:
-                if self._pool.closed:
+                if self.pool.closed:
                     raise
                 self._recover(error, generations, *lost)
 
@@ -282,11 +289,11 @@ class PooledCollector(BaseCollector):
 
     @ends_on_interrupt
     def _hold(self, still: bool) -> None:
-        self._pool.hold(True)
+        self.pool.hold(True)
         try:
             self._call("hold", still)
         finally:
-            self._pool.hold(still)
+            self.pool.hold(still)
 
     # -- saving
 
@@ -300,8 +307,8 @@ class PooledCollector(BaseCollector):
         # Asynchronous workers were ahead of what was delivered. Those frames are gone, and so are
         # the frames that they collected here before.
         of = dict(zip(self.handles, states, strict=True))
-        timeout, held = self.options.timeout + self.options.resume_timeout, self._pool.held
-        self._pool.hold(True)  # no frames are expected of a worker that replays episodes
+        timeout, held = self.options.timeout + self.options.resume_timeout, self.pool.held
+        self.pool.hold(True)  # no frames are expected of a worker that replays episodes
         try:
             found = self._ask(
                 "load_state_dict",
@@ -309,9 +316,9 @@ class PooledCollector(BaseCollector):
                 timeout=timeout,
             )
         finally:
-            self._pool.hold(held)
+            self.pool.hold(held)
         for (handle, state), (same, first) in zip(of.items(), found, strict=True):
-            self._pool.drop_before(handle, first)
+            self.pool.drop_before(handle, first)
             handle.trajectories.load_state_dict(state["trajectories"], under_way=same)
             handle.numbered = handle.generation
             spec = handle.spec
@@ -320,7 +327,7 @@ class PooledCollector(BaseCollector):
         return [same for same, _ in found]
 
     def _counters(self) -> dict[str, Any]:
-        workers = self._pool.frame_counts()
+        workers = self.pool.frame_counts()
         names = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
         totals = {name: sum(worker[name] for worker in workers) for name in names}
         totals["preempted"] += self.preempted

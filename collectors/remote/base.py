@@ -25,7 +25,6 @@ from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
-from collectors.workers.pool import WorkerPool
 from collectors.workers.worker_spec import PASSED_ON
 from sync import WeightSyncScheme
 
@@ -124,17 +123,10 @@ class RemoteCollector(PooledCollector):
                 )
         return schemes
 
-    def _open(self) -> None:
-        options = self.options
-        self.pool = WorkerPool(
-            self.publisher,
-            capacity=self.capacity,
-            timeout=options.timeout,
-            start_timeout=options.start_timeout,
-        )
-        self._pulse = Pulse(self._channels, min(1.0, options.timeout / 8))
+    def _make_handles(self) -> list[WorkerHandle]:
+        self._pulse = Pulse(self._channels, min(1.0, self.options.timeout / 8))
         self._sent_policy = _on_cpu(self.policy)
-        self.pool.start([self._handle(self._spec(index)) for index in range(self.num_workers)])
+        return [self._handle(self._spec(index)) for index in range(self.num_workers)]
 
     def _channels(self) -> list[NodeChannel]:
         channels = [handle.channel for handle in self.handles]
@@ -144,7 +136,7 @@ class RemoteCollector(PooledCollector):
         """A handle for this node; it continues the trajectory numbers of a removed one."""
         assert self.launcher is not None
         numbering = Trajectories(spec.index, self.capacity)
-        for removed in self._pool.removed:
+        for removed in self.pool.removed:
             if removed.index == spec.index:
                 numbering = removed.trajectories
         numbering.restart()
@@ -208,8 +200,8 @@ class RemoteCollector(PooledCollector):
     def _close(self, timeout: float, close_env: bool) -> None:
         left = 0.0  # after an interrupt, processes are ended without waiting
         try:
-            if self.pool is not None:
-                self.pool.close(timeout, close_env=close_env)
+            super()._close(timeout, close_env)
+            if hasattr(self, "_pulse"):
                 self._pulse.stop()
             if self.launcher is not None and hasattr(self, "publisher"):
                 self.publisher.shutdown()  # while the engine can still send
