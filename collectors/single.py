@@ -26,7 +26,6 @@ from collectors.weights.models import copied, find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
 from collectors.workers.shared_counters import FRAMES
-from collectors.workers.worker_loop import check_numbers
 from sync.errors import WorkerTimeout
 
 
@@ -146,7 +145,6 @@ class Collector(BaseCollector):
         try:
             steps = rollout.collect(self._block)
             self._raise_error()  # if another thread shut down, the block was cut short
-            check_numbers(self._block, steps, self.environments)
             part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
             batch = self._assembled([part])
         except BaseException:

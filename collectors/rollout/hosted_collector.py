@@ -52,7 +52,7 @@ class HostedCollector:
         self.counters = counters.values
         self.poll_control = poll_control
         self.frames: FrameBlock | None = None
-        self.may_take = True  # the hosted collector decides when to apply them
+        self.apply_at, self.may_take = "batch", True  # what it does with them is its own affair
         self.layout: FrameLayout | None = None
         self._first: TensorDict | None = None
         self.stamps = VersionMap()
@@ -81,6 +81,10 @@ class HostedCollector:
     def restart(self, which: np.ndarray[Any, Any] | None = None) -> None:
         self.collector.reset(which)
         self._first = None
+
+    def attribute(self, name: str) -> list[Any]:
+        found: list[Any] = self.collector.getattr_env(name)
+        return found
 
     def plan(self, num_steps: int) -> FrameLayout:
         if self.layout is None:

@@ -241,6 +241,7 @@ class Rollout:
             try:
                 self._run(frames)
                 _check_unchanged(frames.observation_rows[0])
+                _check_numbers(frames, self.t, environments)
             except BaseException:
                 self.lose()
                 raise
@@ -345,6 +346,10 @@ class Rollout:
                 mask = mask.reshape(-1, *[1] * (value.ndim - 1))
                 self.state[key] = value.masked_fill(mask, 0)
 
+    def attribute(self, name: str) -> Any:
+        """An attribute of the environments."""
+        return self.environments.attribute(name)
+
     def state_dict(self) -> dict[str, Any]:
         """The random streams, the environments' episodes and the policy's state."""
         return {
@@ -388,6 +393,35 @@ class Rollout:
         open_ended = ~(frames.terminated[t] | frames.truncated[t])
         frames.keep_finals(t, open_ended)
         frames.truncated[t] |= open_ended
+
+
+def _check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
+    """Raise if the policy or an environment returned NaN."""
+    ended = frames.terminated[:steps] | frames.truncated[:steps]
+    places = frames.final_places(ended)
+    live = frames.live[:steps]
+    suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
+    if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
+        suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
+    for i, leaf in enumerate(environments.observations):
+        if leaf.dtype.kind == "f":
+            rows, finals = frames.observation_arrays[i], frames.final_arrays[i][places]
+            name = "/".join(leaf.key)
+            suspects.append((name, rows[: steps + 1], None, 1))
+            if np.isnan(finals.sum(dtype=np.float64)):
+                shown = np.zeros_like(rows[:steps])
+                shown[ended] = finals
+                suspects.append((name, shown, ended, 0))
+    for name, values, counts, ahead in suspects:
+        if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
+            continue
+        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1)
+        if counts is not None:
+            bad &= counts
+        if bad.any():
+            t, env = (int(i) for i in np.argwhere(bad)[0])
+            step = max(0, t - ahead)
+            raise ValueError(f"{name!r} is NaN in environment {env}, at step {step} of this batch")
 
 
 def _check_unchanged(observations: Sequence[Tensor]) -> None:

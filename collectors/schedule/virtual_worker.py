@@ -17,7 +17,6 @@ from collectors.rollout.seeds import Streams, untouched_streams
 from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.versions import Versions
 from collectors.weights.receiver import WeightReceiver
-from collectors.workers.worker_loop import check_numbers
 
 Plan = tuple[tuple[int, int], ...]
 
@@ -118,7 +117,6 @@ class VirtualWorker:
             layout = rollout.plan(num_steps)
             frames = blocks.get(layout) or blocks.setdefault(layout, allocate(layout))
             steps = rollout.collect(frames)
-            check_numbers(frames, steps, self.environments)
         return Part(frames, steps, self.index, self.first_env, self.trajectories)
 
     def state_dict(self) -> dict[str, Any]:

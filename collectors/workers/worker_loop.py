@@ -25,7 +25,7 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -35,7 +35,6 @@ import torch
 from torch import nn
 
 from collectors.options import steps_of
-from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.rollout.hosted_collector import HostedCollector
 from collectors.rollout.loop import Rollout
@@ -128,8 +127,7 @@ class Worker:
         self._paused = False
         self._blocks: list[FrameBlock] = []
         self._close_env = True
-        self.environments: Environments | None = None
-        self.hosted: Any = None
+        self._close_made: Callable[[bool], None] = lambda close_env: None
         self.receiver: WeightReceiver = WeightReceiver()
 
     def prepare(self) -> None:
@@ -143,21 +141,25 @@ class Worker:
         told = spec.options
         self.options = RolloutOptions(**{f.name: told[f.name] for f in fields(RolloutOptions)})
         self._timeout = told["timeout"]
-        self.rollout: Any = self._host() if spec.collector_class is not None else self._roll_out()
-        if self.options.compile_policy and self.hosted is None:
-            self.rollout.plan(self.num_steps)  # calls the policy, for the first time
+        if spec.collector_class is not None:
+            self.rollout: Rollout | HostedCollector = self._host()
+        else:
+            self.rollout = self._roll_out()
+            if self.options.compile_policy:
+                self.rollout.plan(self.num_steps)  # calls the policy, for the first time
         self.pipe.send(("met",))
 
     def _roll_out(self) -> Rollout:
         """Step environments here."""
         spec, options = self.spec, self.options
-        self.environments = environments = make_environments(
+        environments = make_environments(
             spec.create_env_fn,
             spec.create_env_kwargs,
             options,
             worker_idx=self.worker_idx,
             seed=spec.seeds.factory(),
         )
+        self._close_made = lambda close_env: environments.close() if close_env else None
         self.num_steps = steps_of(spec.frames, environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
@@ -182,7 +184,7 @@ class Worker:
         assert spec.collector_class is not None
         told = getattr(spec.collector_class, "keywords", {})
         passed = {name: options[name] for name in PASSED_ON if name not in told}
-        self.hosted = spec.collector_class(
+        hosted = spec.collector_class(
             spec.create_env_fn,
             self.policy,
             frames_per_batch=spec.frames,
@@ -192,35 +194,31 @@ class Worker:
             seed=int(spec.seeds.environments(1)[0]),
             **passed,
         )
+        self._close_made = partial(_shut_down, hosted)
         self.num_steps = 0
-        members = self.hosted.stats().get("workers")
-        num_envs = self.hosted.num_envs
-        described = f"{type(self.hosted).__name__} of {len(members or [0])}"
-        self._greet(num_envs, described)
+        members = hosted.stats().get("workers")
+        self._greet(hosted.num_envs, f"{type(hosted).__name__} of {len(members or [0])}", hosted)
         return HostedCollector(
-            self.hosted, spec.seeds, counters=self.counters, poll_control=self._poll_control
+            hosted, spec.seeds, counters=self.counters, poll_control=self._poll_control
         )
 
-    def _greet(self, num_envs: int, environment: str) -> None:
+    def _greet(self, num_envs: int, environment: str, hosted: Any = None) -> None:
         """Say that all is made, and take version 0."""
         self.num_envs = num_envs
         self.pipe.send(("hello", num_envs, environment))
-        self.receiver = self._connect()
+        self.receiver = self._connect(hosted)
 
-    def _connect(self) -> WeightReceiver:
+    def _connect(self, hosted: Any) -> WeightReceiver:
         schemes = {
             model_id: scheme
             for model_id, scheme in self._setup.schemes.items()
             if not isinstance(scheme, NoWeightSyncScheme)
         }
         for model_id, scheme in schemes.items():
-            if self.hosted is not None:
-                scheme.init_on_receiver(
-                    model_id=model_id, context=self.hosted, worker_idx=self.worker_idx
-                )
-            else:
-                model = find_model(self.policy, model_id)
-                scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
+            model = None if hosted is not None else find_model(self.policy, model_id)
+            scheme.init_on_receiver(
+                model_id=model_id, context=hosted, model=model, worker_idx=self.worker_idx
+            )
             # The trainer comes when the slowest worker is ready.
             scheme.connect_timeout = max(
                 scheme.connect_timeout, self.spec.options["start_timeout"] + self._timeout
@@ -270,7 +268,7 @@ class Worker:
     def _collect(self, order: Order) -> None:
         counters, rollout = self.counters.values, self.rollout
         self._order = order
-        if self.options.apply_at != "episode" or self.hosted is not None:
+        if rollout.apply_at != "episode":
             self._take_due()
         began = time.monotonic()
         if not self._blocks:
@@ -280,8 +278,6 @@ class Worker:
         steps = rollout.collect(frames)
         counters[STAGE] = HANDING_OVER
         self._order = None
-        if self.environments is not None:
-            check_numbers(frames, steps, self.environments)
         count = counters[FRAMES] - before
         made_s = time.monotonic() - began
         ended_ns = time.perf_counter_ns()
@@ -331,10 +327,7 @@ class Worker:
         self._paused = still
 
     def do_getattr_env(self, name: str) -> Any:
-        if self.hosted is not None:
-            return self.hosted.getattr_env(name)
-        assert self.environments is not None
-        return self.environments.attribute(name)
+        return self.rollout.attribute(name)
 
     def do_set_seed(self, seeds: Seeds) -> None:
         self.rollout.reseed(seeds)
@@ -367,39 +360,11 @@ class Worker:
     def close(self) -> None:
         """Let the trainer's memory go, and close the environments."""
         self.receiver.close()
-        if self.hosted is not None:
-            self.hosted.shutdown(timeout=1.0, close_env=self._close_env, raise_on_error=False)
-        if self.environments is not None and self._close_env:
-            try:
-                self.environments.close()
-            except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
-                traceback.print_exc()
+        try:
+            self._close_made(self._close_env)
+        except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
+            traceback.print_exc()
 
 
-def check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
-    """Raise if the policy or an environment returned NaN."""
-    ended = frames.terminated[:steps] | frames.truncated[:steps]
-    places = frames.final_places(ended)
-    live = frames.live[:steps]
-    suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
-    if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
-        suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
-    for i, leaf in enumerate(environments.observations):
-        if leaf.dtype.kind == "f":
-            rows, finals = frames.observation_arrays[i], frames.final_arrays[i][places]
-            name = "/".join(leaf.key)
-            suspects.append((name, rows[: steps + 1], None, 1))
-            if np.isnan(finals.sum(dtype=np.float64)):
-                shown = np.zeros_like(rows[:steps])
-                shown[ended] = finals
-                suspects.append((name, shown, ended, 0))
-    for name, values, counts, ahead in suspects:
-        if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
-            continue
-        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1)
-        if counts is not None:
-            bad &= counts
-        if bad.any():
-            t, env = (int(i) for i in np.argwhere(bad)[0])
-            step = max(0, t - ahead)
-            raise ValueError(f"{name!r} is NaN in environment {env}, at step {step} of this batch")
+def _shut_down(hosted: Any, close_env: bool) -> None:
+    hosted.shutdown(timeout=1.0, close_env=close_env, raise_on_error=False)
