@@ -239,7 +239,7 @@ class BaseCollector(ABC):
         self._assembler.add(batch)
         return self._assembler.take(wanted)
 
-    def _assembled(self, parts: Sequence[Part]) -> TensorDict:
+    def _batch_of(self, parts: Sequence[Part]) -> TensorDict:
         """One batch of these parts; with copy=False in memory that the next one overwrites."""
         stamps, only_finals = self.tracked is not None, self.options.next_observation == "final"
         buffer = None

@@ -116,7 +116,7 @@ class MultiSyncCollector(_LocalCollector):
         layouts = [part.frames.layout.fields.values() for part in parts]
         entries = [{field.key: (field.shape, field.dtype) for field in one} for one in layouts]
         check_alike(self.handles, entries, "MultiAsyncCollector")
-        batch = self._assembled(parts)
+        batch = self._batch_of(parts)
         for (handle, delivery), part in zip(taken, parts, strict=True):
             if delivery.batch.serial == handle.cut:
                 layout = part.frames.layout
@@ -148,7 +148,7 @@ class MultiAsyncCollector(_LocalCollector):
         self._pacing.order()
 
     def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
-        return self._assembled([self._part(handle, delivery) for handle, delivery in taken])
+        return self._batch_of([self._part(handle, delivery) for handle, delivery in taken])
 
 
 @function_takes(MultiArguments)

@@ -173,7 +173,7 @@ class SimulatedCollector(BaseCollector):
                 f"{self.schedule.time_s:.6g} s of virtual time"
             )
             raise
-        return self._assembled([part])
+        return self._batch_of([part])
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)

@@ -146,7 +146,7 @@ class Collector(BaseCollector):
             steps = rollout.collect(self._block)
             self._raise_error()  # if another thread shut down, the block was cut short
             part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
-            batch = self._assembled([part])
+            batch = self._batch_of([part])
         except BaseException:
             rollout.lose()
             self._dropped = rollout.counters[FRAMES] - self._delivered
