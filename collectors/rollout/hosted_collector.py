@@ -26,6 +26,7 @@ from collectors.weights.policy_version import VersionMap
 from collectors.weights.receiver import WeightReceiver
 from collectors.workers.shared_counters import (
     FRAMES,
+    HANDING_OVER,
     REPLAYING,
     STAGE,
     STEPPING,
@@ -103,6 +104,7 @@ class HostedCollector:
         _write(frames, batch)
         counters[FRAMES] += frames_of(batch)
         counters[STEPS] += 1
+        counters[STAGE] = HANDING_OVER
         steps: int = batch.batch_size[1]
         return steps
 

@@ -36,6 +36,7 @@ from collectors.workers.shared_counters import (
     ACTING,
     COMPILING,
     FRAMES,
+    HANDING_OVER,
     NUM_COUNTERS,
     REPLAYING,
     RESETTING,
@@ -240,6 +241,7 @@ class Rollout:
         with torch.no_grad(), exploring(self.exploration):
             try:
                 self._run(frames)
+                self.counters[STAGE] = HANDING_OVER
                 _check_unchanged(frames.observation_rows[0])
                 _check_numbers(frames, self.t, environments)
             except BaseException:

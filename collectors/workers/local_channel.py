@@ -77,6 +77,7 @@ class LocalChannel(WorkerChannel):
         near, far = Pipe.pair()
         self._pipe, self.counters = near, SharedCounters()
         self._memory = SharedFd(anonymous_file())
+        self._num_blocks = spec.num_blocks
         self._blocks, self._free = [], list(range(spec.num_blocks))
         self._ordered = {}
         self._made_before = 0  # frames of the batches that have come
@@ -154,7 +155,7 @@ class LocalChannel(WorkerChannel):
             return Failed(f"raised {name} while {self.counters.stage}:\n{text.rstrip()}")
         (layout,) = rest
         assert self._memory is not None
-        self._blocks = map_blocks(self._memory.fd, layout, len(self._free) + len(self._ordered))
+        self._blocks = map_blocks(self._memory.fd, layout, self._num_blocks)
         self._memory.close()
         return None
 

@@ -48,7 +48,6 @@ from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.shared_counters import (
     CUT,
     FRAMES,
-    HANDING_OVER,
     IDLE,
     MESSAGES,
     STAGE,
@@ -276,7 +275,6 @@ class Worker:
         frames = self._blocks[order.block]
         before = counters[FRAMES]
         steps = rollout.collect(frames)
-        counters[STAGE] = HANDING_OVER
         self._order = None
         count = counters[FRAMES] - before
         made_s = time.monotonic() - began
