@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ INCIDENTAL = ("seed", "name", "print_every_s", "skip_done", "skip_impossible", "
 INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
 SEEDS = (".seed", "_seed")  # the ends of their names
 FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")
+REPLAY = "collector.replay"
 TASK = ("algo.name", "env.id")
 MISSING = "(not set)"
 
@@ -95,7 +97,12 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
 
 def _options(run: Run, by_source: bool) -> Options:
     found = {SOURCE: run.source} if by_source else {}
-    return found | {key: _yaml(value) for key, value in run.options.items() if key != SOURCE}
+    found |= {key: _yaml(value) for key, value in run.options.items() if key != SOURCE}
+    if (
+        REPLAY in found
+    ):  # if each seed replays its own recording, as in replay=outputs/a/seed=${seed}
+        found[REPLAY] = re.sub(rf"\bseed={run.seed}(?!\d)", "seed=${seed}", found[REPLAY])
+    return found
 
 
 def _kinds_as_one(options: Sequence[Options]) -> list[Options]:

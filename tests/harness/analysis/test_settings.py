@@ -37,6 +37,17 @@ def test_seeds_of_parts_make_no_settings_either():
     assert plan.differing == {"seed": ["1", "2"], "sync.link.seed": ["1", "3"]}
 
 
+def test_replays_of_a_recording_for_each_seed_are_one_setting():
+    runs = [
+        run(algo__objective=objective, seed=seed, collector__replay=f"outputs/recorded/seed={seed}")
+        for objective in ("behaviour", "decoupled")
+        for seed in (1, 11)
+    ]
+    plan = arrange(runs)
+    assert labels(plan) == ["objective=behaviour", "objective=decoupled"]
+    assert plan.common["collector.replay"] == "outputs/recorded/seed=${seed}"
+
+
 def test_parts_are_called_by_their_names_and_options_with_theirs():
     plan = arrange([run(), run(sync__name="b"), run(sync__name="b", sync__interval=4)])
     assert labels(plan) == ["a · interval=(not set)", "b · interval=4", "b · interval=(not set)"]
