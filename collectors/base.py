@@ -21,13 +21,16 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 
-from collectors.data.batch import frames_of
+from collectors.data.batch import Part, assemble, buffer_for, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
+from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
-from collectors.rollout.seeds import fresh_seed
+from collectors.rollout.seeds import check_seed, fresh_seed, next_seed
+from collectors.rollout.spaces import Key
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
 from collectors.weights.policy_version import PolicyVersion, VersionMap
@@ -90,6 +93,7 @@ class BaseCollector(ABC):
         self._lock = FairLock()
         self._pauses = 0  # how many `pause` blocks the thread with the lock is in
         self._assembler = TrajectoryAssembler()
+        self._buffers: dict[tuple[FrameLayout, ...], dict[Key, Tensor]] = {}  # with copy=False
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._error: BaseException | None = None
@@ -102,6 +106,8 @@ class BaseCollector(ABC):
         try:
             self.publisher = self._make_publisher()
             self._open()
+            if self.options.weight_updater is not None:
+                self.options.weight_updater.register_collector(self)
             if self.options.weight_recv_schemes:
                 self.register_scheme_receiver(self.options.weight_recv_schemes)
         except BaseException:
@@ -138,21 +144,21 @@ class BaseCollector(ABC):
         """The next batch."""
 
     @abstractmethod
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every worker between two steps; the results, in worker order."""
+    def _attributes(self, name: str) -> list[Any]:
+        """This attribute of each worker's environments, in worker order."""
+
+    @abstractmethod
+    def _reseed(self, static: bool) -> None:
+        """Seed everything from `self.seed`, and start new episodes."""
 
     @abstractmethod
     def _worker_states(self) -> list[dict[str, Any]]:
-        """The state of each worker, for `state_dict`."""
+        """The state of each worker, and the numbering of its trajectories, for `state_dict`."""
 
     @abstractmethod
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         """Restore each worker's state, with versions counted from `base`; whether each one was
         restored to the bit."""
-
-    @abstractmethod
-    def _trajectory_states(self) -> list[dict[str, Any]]:
-        """The numbering of each worker's trajectories, for `state_dict`."""
 
     @abstractmethod
     def _counters(self) -> dict[str, Any]:
@@ -232,6 +238,17 @@ class BaseCollector(ABC):
             return batch
         self._assembler.add(batch)
         return self._assembler.take(wanted)
+
+    def _batch_of(self, parts: Sequence[Part]) -> TensorDict:
+        """One batch of these parts; with copy=False in memory that the next one overwrites."""
+        stamps, only_finals = self.tracked is not None, self.options.next_observation == "final"
+        buffer = None
+        if not self.options.copy:
+            layouts = tuple(part.frames.layout for part in parts)
+            if layouts not in self._buffers:
+                self._buffers[layouts] = buffer_for(parts, stamps, only_finals)
+            buffer = self._buffers[layouts]
+        return assemble(parts, stamps=stamps, only_finals=only_finals, buffer=buffer)
 
     def _finish(self, batch: TensorDict) -> Any:
         options = self.options
@@ -391,16 +408,12 @@ class BaseCollector(ABC):
             self._pauses += 1
             try:
                 if self._pauses == 1:
-                    self._rest(True)
+                    self._hold(True)
                 yield
             finally:
                 self._pauses -= 1
                 if not self._pauses and not self._shut:
-                    self._rest(False)
-
-    @ends_on_interrupt
-    def _rest(self, still: bool) -> None:
-        self._hold(still)
+                    self._hold(False)
 
     def _hold(self, still: bool) -> None:
         """Stop asynchronous workers, or let them continue."""
@@ -445,9 +458,21 @@ class BaseCollector(ABC):
         }
 
     @ends_on_interrupt
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed environments and policies, and start new episodes; returns the next seed to use.
+
+        static_seed: give this seed to all environments alike.
+        """
+        self._raise_if_shut()
+        self.seed = check_seed(seed)
+        self._reseed(static_seed)
+        return next_seed(self.seed)
+
+    @ends_on_interrupt
     def getattr_env(self, name: str) -> list[Any]:
         """An attribute of the environments, for each worker."""
-        return self._call("getattr_env", name)
+        self._raise_if_shut()
+        return self._attributes(name)
 
     def getattr_policy(self, name: str) -> Any:
         """An attribute of the policy, by its path."""
@@ -483,17 +508,13 @@ class BaseCollector(ABC):
         """
         self._raise_error()
         with self._lock:
-            states = self._worker_states()
-            numbered = self._trajectory_states()
-            for state, trajectories in zip(states, numbered, strict=True):
-                state["trajectories"] = trajectories
             return {
                 "kind": self.kind,
                 "num_workers": self.num_workers,
                 "seed": self.seed,
                 "frames": self.frames,
                 "policy_version": self.publisher.version,
-                "workers": states,
+                "workers": self._worker_states(),
                 "whole": self._assembler.state_dict(),
             }
 

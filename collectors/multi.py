@@ -8,18 +8,15 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
-from collectors.data.batch import Part, Trajectories, assemble, buffer_for
+from collectors.data.batch import Part, Trajectories
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
-from collectors.pooled import Lent, PooledCollector
+from collectors.pooled import PooledCollector, Taken, check_alike
 from collectors.rollout.seeds import Seeds
-from collectors.rollout.spaces import Key
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
 from collectors.workers.local_channel import LocalChannel
-from collectors.workers.pool import WorkerPool
 from collectors.workers.start_process import context
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 
@@ -28,32 +25,46 @@ class _LocalCollector(PooledCollector):
     """Workers are processes of this machine, which collect into shared memory."""
 
     def _make_publisher(self) -> Publisher:
-        options, n = self.options, self.num_workers
-        self._frames_of = share_frames(options.frames_per_batch, n, each=not self.shares_batch)
-        self._factories = per_worker(options.policy_factory, n, "policy_factory")
-        per_worker(options.create_env_kwargs, n, "create_env_kwargs")
-        options.devices(n)
+        options = self.options
+        self.capacity = self.num_workers
+        self._specs = self._make_specs()  # which checks options before anything is started
         source = self._source()
         self._ctx = context(options.start_method)
         return Publisher(
             source,
             options.weight_sync_schemes,
-            devices=options.devices(n),
+            devices=[spec.policy_device for spec in self._specs],
             updater=options.weight_updater,
             ctx=self._ctx,
         )
 
-    def _open(self) -> None:
+    def _make_specs(self) -> list[WorkerSpec]:
         options, n = self.options, self.num_workers
-        self.pool = WorkerPool(
-            self.publisher,
-            capacity=n,
-            timeout=options.timeout,
-            start_timeout=options.start_timeout,
-        )
-        self.pool.start([self._handle(index, spec) for index, spec in enumerate(self._specs())])
-        if options.weight_updater is not None:
-            options.weight_updater.register_collector(self)
+        self._frames_of = share_frames(options.frames_per_batch, n, each=not self.shares_batch)
+        factories = per_worker(self.create_env_fn, n, "create_env_fn")
+        policies = per_worker(options.policy_factory, n, "policy_factory")
+        kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
+        devices = options.devices(n)
+        shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
+        return [
+            WorkerSpec(
+                create_env_fn=factories[i],
+                create_env_kwargs=kwargs[i],
+                policy=None if policies[i] is not None else self.policy,
+                policy_factory=policies[i],
+                seeds=Seeds(self.seed, i),
+                frames=self._frames_of[i],
+                collector_class=options.collector_class,
+                num_blocks=1 if self.shares_batch else options.batches_ahead,
+                policy_device=devices[i],
+                num_threads=options.num_sub_threads,
+                options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
+            )
+            for i in range(n)
+        ]
+
+    def _make_handles(self) -> list[WorkerHandle]:
+        return [self._handle(index, spec) for index, spec in enumerate(self._specs)]
 
     def _handle(self, index: int, spec: WorkerSpec) -> WorkerHandle:
         channel = LocalChannel(
@@ -67,44 +78,9 @@ class _LocalCollector(PooledCollector):
         device = str(spec.policy_device or "cpu")
         return WorkerHandle(index, channel, spec, numbering, device=device)
 
-    def _specs(self) -> list[WorkerSpec]:
-        options, n = self.options, self.num_workers
-        factories = per_worker(self.create_env_fn, n, "create_env_fn")
-        kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
-        devices = options.devices(n)
-        shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
-        return [
-            WorkerSpec(
-                create_env_fn=factories[i],
-                create_env_kwargs=dict(kwargs[i] or {}),
-                policy=None if self._factories[i] is not None else self.policy,
-                policy_factory=self._factories[i],
-                seeds=Seeds(self.seed, i),
-                frames=self._frames_of[i],
-                collector_class=options.collector_class,
-                num_blocks=self._num_blocks,
-                policy_device=devices[i],
-                num_threads=options.num_sub_threads,
-                options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
-            )
-            for i in range(n)
-        ]
-
-    @property
-    def _num_blocks(self) -> int:
-        return 1
-
     def _part(self, handle: WorkerHandle, delivery: Delivery) -> Part:
         frames, _, steps = delivery.batch.content
-        frames.num_steps = steps
-        if delivery.generation != handle.numbered:
-            handle.trajectories.restart()
-            handle.numbered = delivery.generation
         return Part(frames, steps, handle.index, handle.first_env, handle.trajectories)
-
-    def _close(self, timeout: float, close_env: bool) -> None:
-        if self.pool is not None:
-            self.pool.close(timeout, close_env=close_env)
 
 
 class MultiSyncCollector(_LocalCollector):
@@ -114,7 +90,6 @@ class MultiSyncCollector(_LocalCollector):
     """
 
     kind = SYNC
-    _buffer: dict[Key, Tensor] | None = None  # with copy=False, for all batches
 
     def _open(self) -> None:
         super()._open()
@@ -136,14 +111,12 @@ class MultiSyncCollector(_LocalCollector):
                 handle.channel.cut(handle.serial)
                 handle.cut = handle.serial
 
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         parts = [self._part(handle, delivery) for handle, delivery in taken]
-        _check_alike(parts)
-        steps = max(part.frames.layout.num_steps for part in parts)
-        stamps = self.tracked is not None
-        if self._buffer is None and not self.options.copy:
-            self._buffer = buffer_for(parts, steps, stamps)
-        batch = assemble(parts, num_steps=steps, copy=True, stamps=stamps, buffer=self._buffer)
+        layouts = [part.frames.layout.fields.values() for part in parts]
+        entries = [{field.key: (field.shape, field.dtype) for field in one} for one in layouts]
+        check_alike(self.handles, entries, "MultiAsyncCollector")
+        batch = self._batch_of(parts)
         for (handle, delivery), part in zip(taken, parts, strict=True):
             if delivery.batch.serial == handle.cut:
                 layout = part.frames.layout
@@ -170,37 +143,12 @@ class MultiAsyncCollector(_LocalCollector):
     kind = ASYNC
     shares_batch = False
 
-    @property
-    def _num_blocks(self) -> int:
-        return self.options.batches_ahead + (0 if self.options.copy else 1)
-
     def _open(self) -> None:
         super()._open()
         self._pacing.order()
 
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
-        parts = [self._part(handle, delivery) for handle, delivery in taken]
-        copy = self.options.copy
-        if not copy:
-            self._lent = list(taken)
-        steps = parts[0].frames.layout.num_steps
-        return assemble(parts, num_steps=steps, copy=copy, stamps=self.tracked is not None)
-
-
-def _check_alike(parts: Sequence[Part]) -> None:
-    first = parts[0].frames.layout
-    for part in parts[1:]:
-        for name, field in first.fields.items():
-            other = part.frames.layout.fields.get(name)
-            if other is None or (field.key, field.shape, field.dtype) != (
-                other.key,
-                other.shape,
-                other.dtype,
-            ):
-                raise ValueError(
-                    f"worker 0 and worker {part.worker} differ in {'/'.join(field.key)!r}: one "
-                    "batch cannot hold both (MultiAsyncCollector returns them separately)"
-                )
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
+        return self._batch_of([self._part(handle, delivery) for handle, delivery in taken])
 
 
 @function_takes(MultiArguments)

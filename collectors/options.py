@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
-from tensordict.nn import InteractionType
 
 from collectors.option_checks import (
     as_device,
@@ -19,6 +18,7 @@ from collectors.option_checks import (
     is_list,
 )
 from collectors.rollout.policy import interaction_type
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.weights.policy_version import PolicyVersion
 from sync import (
     HogwildWeightSyncScheme,
@@ -36,10 +36,10 @@ REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(RolloutOptions):
     """The keyword arguments of all collectors; some of them are for certain collectors only.
 
-    A list gives one value for each worker.
+    A list gives one value for each worker. `RolloutOptions` has those about episodes and policies.
     """
 
     # What is collected, and by whom
@@ -55,15 +55,7 @@ class Options:
     policy_device: Device | Sequence[Device] = None  # None: where its parameters are
     storing_device: Device | Sequence[Device] = None
     env_device: Device | Sequence[Device] = None
-    # Episodes and exploration
-    max_frames_per_traj: int | None = None
-    init_random_frames: int = 0
-    reset_at_each_iter: bool = False
-    reset_when_done: bool = True
-    exploration_type: str | InteractionType = "random"
-    set_truncated: bool = False
-    resume_episodes: bool = True  # load_state_dict replays unfinished episodes
-    resume_timeout: float = 300.0  # of a worker, to replay them; after it, new ones start
+    init_random_frames: int = 0  # of all workers
     # The form of batches
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False
@@ -71,18 +63,14 @@ class Options:
     cat_results: Literal["stack", 0, 1, -1, -2] | None = None  # a number: a dimension of a batch
     # "final": only those that are not the observation of the next frame in their row
     next_observation: Literal["all", "final"] = "all"
-    info_keys: Sequence[str] | Mapping[str, Any] = ()  # a mapping gives values for missing entries
     use_buffers: bool | None = None
     copy: bool = True
     track_policy_version: bool | str | PolicyVersion = True
     # Where batches go
     replay_buffer: Any = None
     extend_buffer: bool = True
-    # The policy's calls
-    trust_policy: bool = False
-    compile_policy: bool | Mapping[str, Any] = False
-    cudagraph_policy: bool = False
     no_cuda_sync: bool = False
+    # Threads of torch: here, and in each worker
     num_threads: int | None = None
     num_sub_threads: int = 1
     # Weights
@@ -90,9 +78,6 @@ class Options:
     weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
     weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
     update_at_each_batch: bool = False
-    # When new weights are applied; "episode": only between two episodes
-    apply_at: Literal["step", "batch", "episode"] = "step"
-    state_on_update: Literal["keep", "zero"] = "keep"  # the policy's recurrent state
     worker_idx: int | None = None  # of this collector, where it is a worker of another
     # Trouble
     preemptive_threshold: float | None = None

@@ -12,15 +12,15 @@ import numpy as np
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.rollout.seeds import Seeds
+from collectors.rollout.spaces import name_of
 from collectors.schedule.recorder import Recorder
-from collectors.signatures import Arguments, takes
 from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
 from collectors.workers.pacing import Pacing
 from collectors.workers.pool import WorkerPool
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
 
-Lent = tuple[WorkerHandle, Delivery]
+Taken = tuple[WorkerHandle, Delivery]
 
 
 class PooledCollector(BaseCollector):
@@ -36,24 +36,36 @@ class PooledCollector(BaseCollector):
 
     shares_batch = True
     on_nodes = False  # whether each worker is a collector on a node
-    pool: WorkerPool | None = None
+    capacity: int  # there are places for so many workers
+    preempted = 0  # frames that stopped workers did not make
     _frames_of: Sequence[int]  # of each worker in a batch
 
-    @takes(Arguments)
-    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
-        self._recovering = threading.RLock()  # one thread at a time replaces workers
-        self._lent: list[Lent] = []  # what the last batch is a view of
-        self.preempted = 0
-        super().__init__(create_env_fn, policy, **options)
+    @abstractmethod
+    def _make_handles(self) -> list[WorkerHandle]:
+        """What the pool starts."""
 
     @abstractmethod
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
-        """One batch of these deliveries; if it is a view of them, they are in `_lent` after it."""
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
+        """One batch of these deliveries, copied."""
+
+    def _open(self) -> None:
+        self._recovering = threading.RLock()  # one thread at a time replaces workers
+        self.pool = WorkerPool(
+            self.publisher,
+            capacity=self.capacity,
+            timeout=self.options.timeout,
+            start_timeout=self.options.start_timeout,
+        )
+        self.pool.start(self._make_handles())
+
+    def _close(self, timeout: float, close_env: bool) -> None:
+        if hasattr(self, "pool"):
+            self.pool.close(timeout, close_env=close_env)
 
     @property
     def handles(self) -> list[WorkerHandle]:
         """The workers, in their order."""
-        return self.pool.handles if self.pool is not None else []
+        return self.pool.handles
 
     @property
     def num_envs(self) -> int:
@@ -68,9 +80,6 @@ class PooledCollector(BaseCollector):
     # -- batches
 
     def _gather(self) -> TensorDict:
-        for lent in self._lent:
-            self._pool.release(*lent)
-        self._lent = []
         return self._gather_all() if self.shares_batch else self._gather_first()
 
     def _gather_all(self) -> TensorDict:
@@ -79,8 +88,7 @@ class PooledCollector(BaseCollector):
         if enough < len(self.handles):
             self._cut_the_rest()
             self._wait_for(len(self.handles))
-        taken = [(handle, self._pool.take(handle)) for handle in self.handles]
-        return self._assembled(taken)
+        return self._take(self.handles)
 
     def _enough(self) -> int:
         """The number of finished workers after which the others are stopped."""
@@ -91,7 +99,7 @@ class PooledCollector(BaseCollector):
 
     def _wait_for(self, enough: int) -> None:
         """Wait until so many workers have finished a batch, replacing those that fail."""
-        pool = self._pool
+        pool = self.pool
 
         def enough_have() -> bool:
             return sum(bool(handle.finished) for handle in pool.handles) >= enough
@@ -107,7 +115,7 @@ class PooledCollector(BaseCollector):
             self._raise_error()
 
     def _gather_first(self) -> TensorDict:
-        pool, pacing, recorder = self._pool, self._pacing, self._recorder
+        pool, pacing, recorder = self.pool, self._pacing, self._recorder
         pool.look()  # other workers may deliver so fast that no call ever waits
         while True:
             self._see_to_failures()
@@ -116,13 +124,12 @@ class PooledCollector(BaseCollector):
                 break
             pool.wait(lambda: bool(pacing.next_to_take() or pool.failed()))
             self._raise_error()
-        delivery = pool.take(handle)
-        batch = self._assembled([(handle, delivery)])
+        generation, made_s = handle.finished[0].generation, handle.finished[0].batch.made_s
+        batch = self._take([handle])
         if recorder is not None:
-            stamps = batch["policy_version"]
-            recorder.note(handle.index, delivery.generation, stamps, delivery.batch.made_s)
+            recorder.note(handle.index, generation, batch["policy_version"], made_s)
         if not pool.failed():
-            pacing.order([handle for handle, _ in self._lent], updates=1)
+            pacing.order(updates=1)
         return batch
 
     @functools.cached_property
@@ -140,28 +147,22 @@ class PooledCollector(BaseCollector):
             on_nodes=self.on_nodes,
         )
 
-    def _end(self, seconds: float, close_env: bool, raise_on_error: bool) -> None:
-        try:
-            super()._end(seconds, close_env, raise_on_error)
-        finally:
-            if recorder := self.__dict__.get("_recorder"):
-                recorder.close()
-
     @functools.cached_property
     def _pacing(self) -> Pacing[WorkerHandle]:
-        return Pacing(self._pool, self.options.batches_ahead, self.options.max_lag)
+        return Pacing(self.pool, self.options.batches_ahead, self.options.max_lag)
 
-    def _assembled(self, taken: Sequence[Lent]) -> TensorDict:
+    def _take(self, handles: Sequence[WorkerHandle]) -> TensorDict:
+        """One batch of the oldest delivery of each of these workers."""
+        taken = [(handle, self.pool.take(handle)) for handle in handles]
+        for handle, delivery in taken:
+            if delivery.generation != handle.numbered:
+                handle.trajectories.restart()
+                handle.numbered = delivery.generation
         try:
             return self._assemble(taken)
         finally:
-            for lent in taken if not self._lent else ():
-                self._pool.release(*lent)
-
-    @property
-    def _pool(self) -> WorkerPool:
-        assert self.pool is not None
-        return self.pool
+            for one in taken:
+                self.pool.release(*one)
 
     # -- watching
 
@@ -169,14 +170,14 @@ class PooledCollector(BaseCollector):
         return [str(h.channel.frame_counts().get("stage", "")) for h in self.handles]
 
     def made_batches(self) -> list[MadeBatch]:
-        made = self._pool.made
+        made = self.pool.made
         return [made.popleft() for _ in range(len(made))]
 
     # -- failures
 
     def _see_to_failures(self) -> None:
         """Replace failed workers if `on_worker_failure` says so; else raise their failures."""
-        pool = self._pool
+        pool = self.pool
         with self._recovering:
             while failed := pool.failed():
                 if self.options.on_worker_failure == "raise":
@@ -184,9 +185,8 @@ class PooledCollector(BaseCollector):
                     pool.raise_failures()
                 failure = failed[0].failure
                 assert failure is not None
-                if sum(self._restarts(handle) for handle in pool.handles) >= (
-                    self.options.max_restarts
-                ):
+                restarts = sum(handle.frame_counts()["restarts"] for handle in pool.handles)
+                if restarts >= self.options.max_restarts:
                     self._record_failure(failed[0])
                     if not getattr(failure, "__notes__", None):
                         failure.add_note(
@@ -206,13 +206,7 @@ class PooledCollector(BaseCollector):
         for generation, stamps in found:
             if stamps is not None:
                 self._recorder.note_lost(handle.index, generation, stamps)
-        self._recorder.close()
         self._recorder = None
-
-    @staticmethod
-    def _restarts(handle: WorkerHandle) -> int:
-        restarts: int = handle.frame_counts()["restarts"]
-        return restarts
 
     def _recover(
         self, error: WorkerError, generations: Mapping[int, int], *lost: type[WorkerError]
@@ -221,7 +215,7 @@ class PooledCollector(BaseCollector):
 
         lost: the kinds of errors after which a worker counts as failed.
         """
-        pool = self._pool
+        pool = self.pool
         pool.wait(lambda: bool(pool.failed()), 0.2)  # prefer the worker's own error
         with self._recovering:
             others = pool.note(error, generations, lost)
@@ -230,13 +224,13 @@ class PooledCollector(BaseCollector):
             raise combine(others)
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
-        generations = self._pool.generations()
+        generations = self.pool.generations()
         # An episode may last long, or until the next batch is ordered. A worker that is paused
         # during a batch applies weights after it. Do not wait for either.
         at = self.options.apply_at
-        wait = False if at == "episode" or (at == "batch" and self._pool.held) else None
+        wait = False if at == "episode" or (at == "batch" and self.pool.held) else None
         everybody = None
-        if self._pool.capacity > len(self.handles):  # schemes count all places, also empty ones
+        if self.pool.capacity > len(self.handles):  # schemes count all places, also empty ones
             everybody = [handle.index for handle in self.handles]
             worker_ids = _present(everybody, worker_ids)
         try:
@@ -247,6 +241,7 @@ class PooledCollector(BaseCollector):
     # -- control
 
     def _call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every worker between two steps; the results, in worker order."""
         return self._ask(method, lambda handle: args)
 
     def _ask(
@@ -261,23 +256,22 @@ class PooledCollector(BaseCollector):
         restarts = self.options.on_worker_failure == "restart"
         lost = (WorkerDied, WorkerTimeout) if restarts else ()
         while True:
-            generations = self._pool.generations()
+            generations = self.pool.generations()
             try:
-                return self._pool.call(method, arguments, chosen, timeout)
+                return self.pool.call(method, arguments, chosen, timeout)
             except WorkerError as error:
-                if self._pool.closed:
+                if self.pool.closed:
                     raise
                 self._recover(error, generations, *lost)
 
-    @ends_on_interrupt
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed every worker's environments and policy, and start new episodes."""
-        self.seed = check_seed(seed)
+    def _reseed(self, static: bool) -> None:
         for handle in self.handles:
             generation = handle.spec.seeds.generation
-            handle.spec.seeds = Seeds(self.seed, handle.index, generation, static_seed)
+            handle.spec.seeds = Seeds(self.seed, handle.index, generation, static)
         self._ask("set_seed", lambda handle: (handle.spec.seeds,))
-        return next_seed(self.seed)
+
+    def _attributes(self, name: str) -> list[Any]:
+        return self._call("getattr_env", name)
 
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:
@@ -293,27 +287,28 @@ class PooledCollector(BaseCollector):
                 chosen[handle] = [int(i) for i in np.flatnonzero(mine)]
         self._ask("reset", lambda handle: (chosen[handle],), list(chosen))
 
+    @ends_on_interrupt
     def _hold(self, still: bool) -> None:
-        self._pool.hold(True)
+        self.pool.hold(True)
         try:
             self._call("hold", still)
         finally:
-            self._pool.hold(still)
+            self.pool.hold(still)
 
     # -- saving
 
     def _worker_states(self) -> list[dict[str, Any]]:
-        return self._call("state_dict")
-
-    def _trajectory_states(self) -> list[dict[str, Any]]:
-        return [handle.trajectories.state_dict() for handle in self.handles]
+        states = self._call("state_dict")
+        for handle, state in zip(self.handles, states, strict=True):
+            state["trajectories"] = handle.trajectories.state_dict()
+        return states
 
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         # Asynchronous workers were ahead of what was delivered. Those frames are gone, and so are
         # the frames that they collected here before.
         of = dict(zip(self.handles, states, strict=True))
-        timeout, held = self.options.timeout + self.options.resume_timeout, self._pool.held
-        self._pool.hold(True)  # no frames are expected of a worker that replays episodes
+        timeout, held = self.options.timeout + self.options.resume_timeout, self.pool.held
+        self.pool.hold(True)  # no frames are expected of a worker that replays episodes
         try:
             found = self._ask(
                 "load_state_dict",
@@ -321,9 +316,9 @@ class PooledCollector(BaseCollector):
                 timeout=timeout,
             )
         finally:
-            self._pool.hold(held)
+            self.pool.hold(held)
         for (handle, state), (same, first) in zip(of.items(), found, strict=True):
-            self._pool.drop_before(handle, first)
+            self.pool.drop_before(handle, first)
             handle.trajectories.load_state_dict(state["trajectories"], under_way=same)
             handle.numbered = handle.generation
             spec = handle.spec
@@ -332,11 +327,26 @@ class PooledCollector(BaseCollector):
         return [same for same, _ in found]
 
     def _counters(self) -> dict[str, Any]:
-        workers = self._pool.frame_counts()
+        workers = self.pool.frame_counts()
         names = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
         totals = {name: sum(worker[name] for worker in workers) for name in names}
         totals["preempted"] += self.preempted
         return {**totals, "workers": workers}
+
+
+def check_alike(
+    handles: Sequence[WorkerHandle], entries: Sequence[Mapping[Any, Any]], otherwise: str
+) -> None:
+    """Refuse frames of different entries, each a shape and a dtype: one batch cannot hold both."""
+    first = entries[0]
+    for handle, other in zip(handles, entries, strict=True):
+        for key in first.keys() | other.keys():
+            if first.get(key) != other.get(key):
+                raise ValueError(
+                    f"{handle.name} {handles[0].index} and {handle.name} {handle.index} differ in "
+                    f"{name_of(key)!r}: one batch cannot hold both ({otherwise} returns them "
+                    "separately)"
+                )
 
 
 def _present(there: Sequence[int], worker_ids: Any) -> list[int] | None:

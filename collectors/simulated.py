@@ -14,27 +14,26 @@ So a batch is computed when it is taken; by then the schedule has decided all of
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.data.batch import Trajectories, assemble, frames_of
+from collectors.data.batch import Trajectories, frames_of
 from collectors.options import SIMULATED, per_worker, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type
-from collectors.rollout.seeds import Seeds, check_seed, next_seed
+from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.seeds import Seeds
 from collectors.schedule.plan import PlannedBatch, Schedule
 from collectors.schedule.versions import Versions
 from collectors.schedule.virtual_worker import VirtualWorker
 from collectors.signatures import Arguments, takes
+from collectors.weights.models import copied
 from collectors.weights.publisher import Publisher
-from collectors.workers.shared_counters import SharedCounters
 from sync import SimulatedWeightSyncScheme
 
 
@@ -82,29 +81,20 @@ class SimulatedCollector(BaseCollector):
         self._kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
         self._seeds = [Seeds(self.seed, worker) for worker in range(n)]
         self._device = options.devices(n)[0]
-        self._policy = self._acting_policy()
+        # Of all workers: the weights of the acting one are loaded into it.
+        self._policy = copied(self.publisher.policy)
+        if isinstance(self._policy, nn.Module) and self._device is not None:
+            self._policy.to(self._device)
         self._versions = Versions(self.publisher, self._policy)
         self._versions.take_published()  # version 0, which all workers start with
         self._numbering = [Trajectories(worker, n) for worker in range(n)]
         self._random_frames = [-(-options.init_random_frames // n)] * n
-        self._counters_of_all = SharedCounters()
         self._callers: dict[Any, PolicyCaller] = {}
         self._blocks: dict[FrameLayout, FrameBlock] = {}
         self._delivered = 0
         self.num_envs = 0
         self.num_envs = self._worker(0, 0).environments.num_envs * n
         self._steps = steps_of(self.frames_per_batch, self.num_envs // n)
-
-    def _acting_policy(self) -> Any:
-        """The policy of all workers; the weights of the acting worker are loaded into it."""
-        given = self.publisher.policy
-        try:
-            policy = copy.deepcopy(given)
-        except Exception:  # noqa: BLE001 - some modules only pickle
-            policy = cloudpickle.loads(cloudpickle.dumps(given))
-        if isinstance(policy, nn.Module) and self._device is not None:
-            policy.to(self._device)
-        return policy
 
     @property
     def frames_per_batch(self) -> int:
@@ -125,19 +115,18 @@ class SimulatedCollector(BaseCollector):
 
     def _make_worker(self, index: int, generation: int) -> VirtualWorker:
         options = self.options
+        if self.schedule.exact:  # it says at which step each version acted
+            options = replace(options, apply_at="step")
         base = self._seeds[index]
         seeds = Seeds(base.seed, base.worker, generation, base.static)
         if self._on_nodes:
             seeds = Seeds(seeds.environments(1)[0], static=base.static)
         environments = make_environments(
             self._factories[index],
-            dict(self._kwargs[index] or {}),
+            self._kwargs[index],
+            options,
             worker_idx=seeds.worker,
             seed=seeds.factory(),
-            max_frames=options.max_frames_per_traj,
-            resume_episodes=options.resume_episodes,
-            resume_timeout=options.resume_timeout,
-            info_keys=options.info_keys,
         )
         if self.num_envs and environments.num_envs * self.num_workers != self.num_envs:
             raise ValueError(
@@ -147,12 +136,7 @@ class SimulatedCollector(BaseCollector):
         names = tuple(leaf.key for leaf in environments.observations)
         if self._policy is not None and names not in self._callers:
             self._callers[names] = PolicyCaller(
-                self._policy,
-                environments.observations,
-                device=self._device,
-                trusted=options.trust_policy,
-                compile_policy=options.compile_policy,
-                cudagraph=options.cudagraph_policy,
+                self._policy, environments.observations, options, device=self._device
             )
         return VirtualWorker(
             index,
@@ -164,14 +148,8 @@ class SimulatedCollector(BaseCollector):
             first_env=index * environments.num_envs,
             num_threads=options.num_sub_threads,
             seeds=seeds,
-            exploration=interaction_type(options.exploration_type),
-            apply_at="step" if self.schedule.exact else options.apply_at,
-            state_on_update=options.state_on_update,
-            next_observation=options.next_observation,
+            options=options,
             random_frames=self._random_frames[index] if generation == 0 else 0,
-            set_truncated=options.set_truncated,
-            counters=self._counters_of_all,
-            reset_at_each_iter=options.reset_at_each_iter,
         )
 
     # -- batches
@@ -195,7 +173,7 @@ class SimulatedCollector(BaseCollector):
                 f"{self.schedule.time_s:.6g} s of virtual time"
             )
             raise
-        return assemble([part], num_steps=self._steps, copy=True, stamps=self.tracked is not None)
+        return self._batch_of([part])
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
@@ -208,20 +186,15 @@ class SimulatedCollector(BaseCollector):
 
     # -- control
 
-    @ends_on_interrupt
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed environments and policies, and start new episodes. The schedule is unchanged."""
-        self._raise_if_shut()
-        self.seed = check_seed(seed)
+    def _reseed(self, static: bool) -> None:
         with self._lock:
             for index in range(self.num_workers):
                 worker = self._workers.get(index)
                 generation = 0 if worker is None else worker.generation
-                self._seeds[index] = Seeds(self.seed, index, generation, static_seed)
+                self._seeds[index] = Seeds(self.seed, index, generation, static)
                 if worker is not None:
                     with worker.active():
                         worker.rollout.reseed(self._seeds[index])
-        return next_seed(self.seed)
 
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:
@@ -234,14 +207,12 @@ class SimulatedCollector(BaseCollector):
                 with worker.active():
                     worker.rollout.restart(None if which is None else which[first : first + count])
 
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        self._raise_if_shut()
-        assert method == "getattr_env"
+    def _attributes(self, name: str) -> list[Any]:
         with self._lock:
             everybody = [
                 self._workers.get(i) or self._worker(i, 0) for i in range(self.num_workers)
             ]
-            return [worker.environments.attribute(*args) for worker in everybody]
+            return [worker.environments.attribute(name) for worker in everybody]
 
     def _counters(self) -> dict[str, Any]:
         steps, each = self.schedule.counts(), self.num_envs // self.num_workers
@@ -269,8 +240,12 @@ class SimulatedCollector(BaseCollector):
         return exact
 
     def _worker_states(self) -> list[dict[str, Any]]:
-        found = (self._workers.get(index) for index in range(self.num_workers))
-        return [{} if worker is None else worker.state_dict() for worker in found]
+        states = []
+        for index, trajectories in enumerate(self._numbering):
+            worker = self._workers.get(index)
+            state = {} if worker is None else worker.state_dict()
+            states.append({**state, "trajectories": trajectories.state_dict()})
+        return states
 
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         exact = []
@@ -281,9 +256,6 @@ class SimulatedCollector(BaseCollector):
             self._numbering[index].load_state_dict(state["trajectories"], under_way=same)
             exact.append(same)
         return exact
-
-    def _trajectory_states(self) -> list[dict[str, Any]]:
-        return [trajectories.state_dict() for trajectories in self._numbering]
 
     def _close(self, timeout: float, close_env: bool) -> None:
         with contextlib.ExitStack() as after:

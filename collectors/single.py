@@ -9,25 +9,23 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
 import torch
 from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.data.batch import Part, Trajectories, assemble, frames_of
+from collectors.data.batch import Part, Trajectories, frames_of
 from collectors.options import SINGLE, per_worker, steps_of
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type, shift_worker
-from collectors.rollout.seeds import Seeds, Streams, check_seed, next_seed, untouched_streams
-from collectors.weights.models import find_model
+from collectors.rollout.policy import PolicyCaller, shift_worker
+from collectors.rollout.seeds import Seeds, Streams, untouched_streams
+from collectors.weights.models import copied, find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.shared_counters import FRAMES, SharedCounters
-from collectors.workers.worker_loop import check_numbers
+from collectors.workers.shared_counters import FRAMES
 from sync.errors import WorkerTimeout
 
 
@@ -56,53 +54,34 @@ class Collector(BaseCollector):
         (create_env_fn,) = per_worker(self.create_env_fn, 1, "create_env_fn")
         self.environments = make_environments(
             create_env_fn,
-            dict(options.create_env_kwargs or {}),  # type: ignore[arg-type]
+            options.create_env_kwargs,  # type: ignore[arg-type]
+            options,
             worker_idx=self.worker_idx or 0,
             seed=Seeds(self.seed).factory(),
-            max_frames=options.max_frames_per_traj,
-            halting=not options.reset_when_done,
-            resume_episodes=options.resume_episodes,
-            resume_timeout=options.resume_timeout,
-            info_keys=options.info_keys,
         )
         self._steps = steps_of(self.frames_per_batch, self.environments.num_envs)
-        self._shared_counters = SharedCounters()
         self._trajectories = Trajectories()
         self._delivered = self._dropped = 0
-        self._accounts = threading.Lock()  # frames move from one count to another atomically
         self._receiver, self._acting_policy = self._take_weights(device)
         acting = None
         if self._acting_policy is not None:
-            acting = PolicyCaller(
-                self._acting_policy,
-                self.environments.observations,
-                device=device,
-                trusted=options.trust_policy,
-                compile_policy=options.compile_policy,
-                cudagraph=options.cudagraph_policy,
-            )
+            observations = self.environments.observations
+            acting = PolicyCaller(self._acting_policy, observations, options, device=device)
         with untouched_streams():
             self._rollout = Rollout(
                 self.environments,
                 acting,
                 self._receiver,
                 Seeds(self.seed),
-                exploration=interaction_type(options.exploration_type),
-                apply_at=options.apply_at,
-                take_at_start=self._take_due,
-                state_on_update=options.state_on_update,
-                next_observation=options.next_observation,
+                options,
                 random_frames=options.init_random_frames,
-                set_truncated=options.set_truncated,
-                counters=self._shared_counters,
-                poll_control=lambda _: not self._stopping,
+                take_at_start=self._take_due,
+                poll_control=lambda: not self._stopping,
             )
             if options.compile_policy:  # now, while an outer collector allows time for it
                 self._rollout.plan(self._steps)
             self._streams = Streams()
         self._block: FrameBlock | None = None
-        if options.weight_updater is not None:
-            options.weight_updater.register_collector(self)
 
     def _take_weights(self, device: torch.device | None) -> tuple[WeightReceiver, Any]:
         """The policy that acts here, and the receiver of its weights."""
@@ -117,7 +96,7 @@ class Collector(BaseCollector):
         if options.policy_factory is not None:
             policy = options.policy_factory()  # type: ignore[operator]
         else:
-            policy = _copied(publisher.policy)
+            policy = copied(publisher.policy)
         shift_worker(policy, self.worker_idx or 0)
         if isinstance(policy, nn.Module) and device is not None:
             policy.to(device)
@@ -132,8 +111,7 @@ class Collector(BaseCollector):
 
     def _take_due(self) -> None:
         """Apply all published versions, waiting for those in flight."""
-        if isinstance(self._receiver, SchemeReceiver):
-            self._receiver.take_at_least(self.publisher.promised[0], self.options.timeout)
+        self._receiver.take_at_least(self.publisher.promised[0], self.options.timeout)
 
     @property
     def num_envs(self) -> int:
@@ -162,29 +140,18 @@ class Collector(BaseCollector):
         assert self.environments is not None
         if options.apply_at != "episode" and self._receiver.has_news():
             self._receiver.take()
-        if options.reset_at_each_iter:
-            rollout.restart()
         if self._block is None or options.use_buffers is False:
             self._block = allocate(rollout.plan(self._steps))
         try:
             steps = rollout.collect(self._block)
             self._raise_error()  # if another thread shut down, the block was cut short
-            check_numbers(self._block, steps, self.environments)
             part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
-            batch = assemble(
-                [part],
-                num_steps=self._steps,
-                copy=options.copy and options.use_buffers is not False,
-                stamps=self.tracked is not None,
-            )
+            batch = self._batch_of([part])
         except BaseException:
             rollout.lose()
-            with self._accounts:
-                collected = self._shared_counters.values[FRAMES]
-                self._dropped = collected - self._delivered
+            self._dropped = rollout.counters[FRAMES] - self._delivered
             raise
-        with self._accounts:
-            self._delivered += frames_of(batch)
+        self._delivered += frames_of(batch)
         return batch
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
@@ -209,30 +176,26 @@ class Collector(BaseCollector):
                 if time.monotonic() > deadline:
                     raise
 
-    @ends_on_interrupt
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed environments and policy, and start new episodes; returns the next seed to use."""
-        self._raise_if_shut()
-        self.seed = check_seed(seed)
+    def _reseed(self, static: bool) -> None:
         with self._lock, untouched_streams():
-            self._rollout.reseed(Seeds(self.seed, static=static_seed))
+            self._rollout.reseed(Seeds(self.seed, static=static))
             self._streams.keep()
-        return next_seed(self.seed)
 
     def _worker_states(self) -> list[dict[str, Any]]:
-        return [{**self._rollout.state_dict(), "streams": self._streams.state_dict()}]
+        state = {
+            **self._rollout.state_dict(),
+            "streams": self._streams.state_dict(),
+            "trajectories": self._trajectories.state_dict(),
+        }
+        return [state]
 
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         (state,) = states
         exact = self._rollout.load_state_dict(state)
         self._streams.load_state_dict(state["streams"])
         self._trajectories.load_state_dict(state["trajectories"], under_way=exact)
-        if isinstance(self._receiver, SchemeReceiver):
-            self._receiver.rebase(base)
+        self._receiver.rebase(base)
         return [exact]
-
-    def _trajectory_states(self) -> list[dict[str, Any]]:
-        return [self._trajectories.state_dict()]
 
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:
@@ -242,24 +205,22 @@ class Collector(BaseCollector):
         with self._lock:
             self._rollout.restart(which)
 
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        self._raise_if_shut()
+    def _attributes(self, name: str) -> list[Any]:
         assert self.environments is not None
-        assert method == "getattr_env"
         with self._lock:
-            return [self.environments.attribute(*args)]
+            return [self.environments.attribute(name)]
 
     def _counters(self) -> dict[str, Any]:
-        with self._accounts:
-            collected = self._shared_counters.values[FRAMES]
-            return {
-                "collected": collected,
-                "delivered": self._delivered,
-                "dropped": self._dropped,
-                "in_flight": collected - self._delivered - self._dropped,
-                "restarts": 0,
-                "preempted": 0,
-            }
+        delivered, dropped = self._delivered, self._dropped
+        collected = self._rollout.counters[FRAMES]  # last: another thread may be collecting
+        return {
+            "collected": collected,
+            "delivered": delivered,
+            "dropped": dropped,
+            "in_flight": collected - delivered - dropped,
+            "restarts": 0,
+            "preempted": 0,
+        }
 
     def _close(self, timeout: float, close_env: bool) -> None:
         # A thread that collects at this moment stops at its next step.
@@ -282,14 +243,6 @@ class Direct(WeightReceiver):
     @property
     def version(self) -> int:  # type: ignore[override]
         return self._publisher.version
-
-
-def _copied(policy: Any) -> Any:
-    """A copy of the policy for the rollout, by any means that works."""
-    try:
-        return copy.deepcopy(policy)
-    except Exception:  # noqa: BLE001 - some modules only pickle
-        return cloudpickle.loads(cloudpickle.dumps(policy))
 
 
 def _meet(sender: Any, receiver: Any) -> None:

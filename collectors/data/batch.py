@@ -83,10 +83,6 @@ class Part:
     def num_envs(self) -> int:
         return self.frames.layout.num_envs
 
-    def is_full(self, num_steps: int) -> bool:
-        """Whether every place up to `num_steps` holds a frame."""
-        return self.steps == num_steps and bool(self.frames.live[: self.steps].all())
-
     def ended(self) -> np.ndarray[Any, Any]:
         """Whether an episode ended with each frame [time, environments]."""
         frames, steps = self.frames, self.steps
@@ -109,67 +105,73 @@ class Part:
 def assemble(
     parts: Sequence[Part],
     *,
-    num_steps: int,
-    copy: bool,
     stamps: bool = True,
+    only_finals: bool = False,
     buffer: dict[Key, Tensor] | None = None,
 ) -> TensorDict:
     """One batch of all parts, a row for each environment.
 
     Frames come first in each row; the rest is zero, and False in ("collector", "mask").
-    copy: False makes a view of a single part's block, if every place of that holds a frame.
-    stamps: whether frames have a "policy_version". buffer: memory to use, from `buffer_for`.
+    stamps: whether frames have a "policy_version". only_finals: as in `next_observations.py`.
+    buffer: memory for the batch, from `buffer_for`.
     """
-    if not copy and parts[0].is_full(num_steps):
-        (part,) = parts
-        return _as_views(part, num_steps, stamps)
     if buffer is None:
-        buffer = buffer_for(parts, num_steps, stamps)
+        buffer = buffer_for(parts, stamps, only_finals)
+    num_steps = buffer[DONE].shape[1]
     row = 0
     finals: list[list[Tensor]] = []
     for part in parts:
         rows = {key: tensor[row : row + part.num_envs] for key, tensor in buffer.items()}
         places = _Places(part, num_steps)
-        _fill(rows, part, places, stamps)
-        if FINAL in rows:
-            finals.append(_finals(part, places, rows[FINAL], sum(len(one[0]) for one in finals)))
+        _fill(rows, part, places, _copied(part.frames.layout, stamps, only_finals))
+        if only_finals:
+            finals.append(_finals(places, rows[FINAL], sum(len(one[0]) for one in finals)))
         row += part.num_envs
-    return _batch(buffer, (row, num_steps), parts, finals)
+    batch = TensorDict(buffer, batch_size=(row, num_steps))
+    if only_finals:
+        observations = parts[0].frames.layout.observations
+        for field, values in zip(observations, zip(*finals, strict=True), strict=True):
+            batch["next"].set(("finals", *field.key), UnbatchedTensor(torch.cat(values)))
+    return batch
 
 
-def buffer_for(parts: Sequence[Part], num_steps: int, stamps: bool) -> dict[Key, Tensor]:
+def buffer_for(
+    parts: Sequence[Part], stamps: bool = True, only_finals: bool = False
+) -> dict[Key, Tensor]:
     """Memory for a batch of such parts."""
-    layout, shape = parts[0].frames.layout, (sum(part.num_envs for part in parts), num_steps)
+    layout = parts[0].frames.layout
+    num_steps = max(part.frames.layout.num_steps for part in parts)
+    shape = (sum(part.num_envs for part in parts), num_steps)
     buffer = {
         field.key: torch.empty((*shape, *field.shape), dtype=field.dtype)
-        for field in _copied(layout, stamps).values()
+        for field in _copied(layout, stamps, only_finals).values()
     }
     buffer[DONE] = torch.empty(shape, dtype=torch.bool)
-    for key in (TRAJ_IDS, WORKER, ENV, *([FINAL] if layout.only_finals else [])):
+    for key in (TRAJ_IDS, WORKER, ENV, *([FINAL] if only_finals else [])):
         buffer[key] = torch.empty(shape, dtype=torch.int64)
     return buffer
 
 
-def _copied(layout: FrameLayout, stamps: bool) -> dict[str, Field]:
+def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[str, Field]:
     """The fields that a batch takes from a block, by their names there."""
     left_out = {"ids", "envs", "place"} if stamps else {"ids", "envs", "place", "version"}
     return {
         name: field
         for name, field in layout.fields.items()
-        if name not in left_out and not (layout.only_finals and name.startswith("next/"))
+        if name not in left_out and not (only_finals and name.startswith("next/"))
     }
 
 
-def _fill(rows: dict[Key, Tensor], part: Part, places: _Places, stamps: bool) -> None:
+def _fill(rows: dict[Key, Tensor], part: Part, places: _Places, fields: dict[str, Field]) -> None:
     """Copy one block into its rows of the batch."""
-    layout, tensors = part.frames.layout, part.frames.tensors
-    (ended,) = places.arranged(part.ended()).nonzero(as_tuple=True)
-    for name, field in _copied(layout, stamps).items():
+    tensors = part.frames.tensors
+    (ended,) = places.ended.nonzero(as_tuple=True)
+    for name, field in fields.items():
         source, target = tensors[name].flatten(0, 1), rows[field.key].flatten(0, 1)
-        if name.startswith("next/") and not layout.hosted:
+        if name.startswith("next/") and not part.frames.layout.hosted:
             following = tensors[name.replace("next/", "obs/")].flatten(0, 1)[part.num_envs :]
             places.copy(following, target)
-            target.index_copy_(0, ended, source[places.source[ended]])
+            target.index_copy_(0, ended, source[places.finals(ended)])
         else:
             places.copy(source, target)
     torch.logical_or(rows[TERMINATED], rows[TRUNCATED], out=rows[DONE])
@@ -182,6 +184,7 @@ class _Places:
     """Which frame of a block [time, environments] goes where in its rows [environments, time]."""
 
     def __init__(self, part: Part, num_steps: int):
+        self.part = part
         num_envs = part.num_envs
         self._live = torch.from_numpy(part.frames.live[: part.steps]).T
         counts = self._live.sum(1)
@@ -192,6 +195,7 @@ class _Places:
         self.source = torch.zeros(num_envs * num_steps, dtype=torch.int64)
         self.source[self.mask] = t * num_envs + env
         self.last = (torch.arange(num_steps) == counts[:, None] - 1).view(-1)
+        self.ended = self.arranged(part.ended())
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy a field, both given as [frames, ...]."""
@@ -205,62 +209,26 @@ class _Places:
         arranged[self.mask] = given[self._live]
         return arranged
 
+    def finals(self, ended: Tensor) -> Tensor:
+        """Where the block keeps the final observations of these places, which ended."""
+        return self.part.frames.tensors["place"].view(-1)[self.source[ended]]
 
-def _finals(part: Part, places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
+
+def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
     """The next observations that are not the observation of the next frame in their row.
 
     numbers: receives the number of each frame's among them, counted from `first`, or -1.
     """
-    frames = part.frames
-    ended = places.arranged(part.ended())
-    chosen = ended | places.last
-    numbers.fill_(-1)[chosen.view_as(numbers)] = torch.arange(first, first + int(chosen.sum()))
-    ended, source = ended[chosen], places.source[chosen]
-    kept = frames.tensors["place"].view(-1)[source[ended]]
+    frames, num_envs = places.part.frames, places.part.num_envs
+    (chosen,) = (places.ended | places.last).nonzero(as_tuple=True)
+    numbers.fill_(-1).view(-1)[chosen] = torch.arange(first, first + len(chosen))
+    ended = places.ended[chosen]
     found = []
     for observed, finals in zip(frames.observations, frames.finals, strict=True):
-        after = observed.flatten(0, 1)[part.num_envs + source]
-        after[ended] = finals.flatten(0, 1)[kept]
+        after = observed.flatten(0, 1)[num_envs + places.source[chosen]]
+        after[ended] = finals.flatten(0, 1)[places.finals(chosen[ended])]
         found.append(after)
     return found
-
-
-def _as_views(part: Part, num_steps: int, stamps: bool) -> TensorDict:
-    """The block itself as [environments, time]; `next` is completed in it."""
-    frames, layout = part.frames, part.frames.layout
-    ended = torch.from_numpy(part.ended())
-    if not layout.hosted and not layout.only_finals:
-        for finals, rows in zip(frames.finals, frames.observations, strict=True):
-            mask = ended.reshape(*ended.shape, *[1] * (rows.ndim - 2))
-            torch.where(mask, finals, rows[1 : num_steps + 1], out=finals)
-    shape = (part.num_envs, num_steps)
-    views = {
-        field.key: frames.tensors[name][:num_steps].transpose(0, 1)
-        for name, field in _copied(layout, stamps).items()
-    }
-    kept = []
-    if layout.only_finals:
-        views[FINAL] = torch.empty(shape, dtype=torch.int64)
-        kept.append(_finals(part, _Places(part, num_steps), views[FINAL], 0))
-    views[DONE] = ended.T
-    views[TRAJ_IDS] = torch.from_numpy(part.numbered().T)
-    views[WORKER] = torch.full((1, 1), part.worker).expand(shape)
-    views[ENV] = part.environments().expand(shape)
-    return _batch(views, shape, [part], kept)
-
-
-def _batch(
-    fields: dict[Key, Tensor],
-    shape: tuple[int, int],
-    parts: Sequence[Part],
-    finals: Sequence[Sequence[Tensor]],
-) -> TensorDict:
-    batch = TensorDict(fields, batch_size=shape)
-    if finals:
-        observations = parts[0].frames.layout.observations
-        for field, values in zip(observations, zip(*finals, strict=True), strict=True):
-            batch["next"].set(("finals", *field.key), UnbatchedTensor(torch.cat(values)))
-    return batch
 
 
 def frames_of(batch: TensorDictBase) -> int:

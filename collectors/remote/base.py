@@ -14,19 +14,17 @@ from torch import nn
 
 from collectors.data.batch import Trajectories
 from collectors.options import NEVER_DONE, NO_POLICY, check_graphs, per_worker, share_frames
-from collectors.pooled import Lent, PooledCollector
+from collectors.pooled import PooledCollector, Taken, check_alike
 from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.node_channel import NodeChannel, Pulse
 from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
 from collectors.rollout.seeds import Seeds
-from collectors.rollout.spaces import name_of
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
-from collectors.workers.pool import WorkerPool
 from collectors.workers.worker_spec import PASSED_ON
 from sync import WeightSyncScheme
 
@@ -125,19 +123,10 @@ class RemoteCollector(PooledCollector):
                 )
         return schemes
 
-    def _open(self) -> None:
-        options = self.options
-        self.pool = WorkerPool(
-            self.publisher,
-            capacity=self.capacity,
-            timeout=options.timeout,
-            start_timeout=options.start_timeout,
-        )
-        self._pulse = Pulse(self._channels, min(1.0, options.timeout / 8))
+    def _make_handles(self) -> list[WorkerHandle]:
+        self._pulse = Pulse(self._channels, min(1.0, self.options.timeout / 8))
         self._sent_policy = _on_cpu(self.policy)
-        self.pool.start([self._handle(self._spec(index)) for index in range(self.num_workers)])
-        if options.weight_updater is not None:
-            options.weight_updater.register_collector(self)
+        return [self._handle(self._spec(index)) for index in range(self.num_workers)]
 
     def _channels(self) -> list[NodeChannel]:
         channels = [handle.channel for handle in self.handles]
@@ -147,7 +136,7 @@ class RemoteCollector(PooledCollector):
         """A handle for this node; it continues the trajectory numbers of a removed one."""
         assert self.launcher is not None
         numbering = Trajectories(spec.index, self.capacity)
-        for removed in self._pool.removed:
+        for removed in self.pool.removed:
             if removed.index == spec.index:
                 numbering = removed.trajectories
         numbering.restart()
@@ -172,7 +161,6 @@ class RemoteCollector(PooledCollector):
             collector_class=self.remote.hosted(),
             num_workers=self.remote.num_workers_per_collector,
             frames=self._frames_of[place],
-            num_blocks=options.batches_ahead,
             seeds=Seeds(self.seed, index),
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
@@ -182,17 +170,18 @@ class RemoteCollector(PooledCollector):
 
     # -- batches
 
-    def _assemble(self, taken: Sequence[Lent]) -> TensorDict:
+    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         parts = [self._numbered(handle, delivery) for handle, delivery in taken]
-        _check_alike(parts, [handle.index for handle, _ in taken])
+        entries = [
+            {key: (value.shape[2:], value.dtype) for key, value in part.items(True, True)}
+            for part in parts
+        ]
+        check_alike([handle for handle, _ in taken], entries, "sync=False")
         return stack(parts)
 
     def _numbered(self, handle: WorkerHandle, delivery: Delivery) -> TensorDict:
         """What a node handed over, with the numbers that hold over all nodes."""
         batch: TensorDict = delivery.batch.content
-        if delivery.generation != handle.numbered:
-            handle.trajectories.restart()
-            handle.numbered = delivery.generation
         ids = torch.from_numpy(handle.trajectories.adopt(batch["collector", "traj_ids"].numpy()))
         batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
         batch["collector", "worker"].fill_(handle.index)
@@ -203,17 +192,16 @@ class RemoteCollector(PooledCollector):
 
     # -- control
 
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        found = super()._call(method, *args)
-        return [one for each in found for one in each] if method == "getattr_env" else found
+    def _attributes(self, name: str) -> list[Any]:
+        return [one for each in super()._attributes(name) for one in each]
 
     # -- ending
 
     def _close(self, timeout: float, close_env: bool) -> None:
         left = 0.0  # after an interrupt, processes are ended without waiting
         try:
-            if self.pool is not None:
-                self.pool.close(timeout, close_env=close_env)
+            super()._close(timeout, close_env)
+            if hasattr(self, "_pulse"):
                 self._pulse.stop()
             if self.launcher is not None and hasattr(self, "publisher"):
                 self.publisher.shutdown()  # while the engine can still send
@@ -247,18 +235,3 @@ def _on_cpu(policy: Any) -> Any:
         if any(tensor.device.type != "cpu" for tensor in tensors):
             return copy.deepcopy(policy).cpu()
     return policy
-
-
-def _check_alike(batches: Sequence[TensorDict], nodes: Sequence[int]) -> None:
-    """Refuse batches of different entries: one batch cannot hold both."""
-    first, *others = [
-        {key: (value.shape[2:], value.dtype) for key, value in batch.items(True, True)}
-        for batch in batches
-    ]
-    for other, node in zip(others, nodes[1:], strict=True):
-        for key in first.keys() | other.keys():
-            if first.get(key) != other.get(key):
-                raise ValueError(
-                    f"collector {nodes[0]} and collector {node} differ in {name_of(key)!r}: one "
-                    "batch cannot hold both (sync=False returns them separately)"
-                )

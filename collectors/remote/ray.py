@@ -305,7 +305,7 @@ class RayCollector(RemoteCollector):
                 )
             self.launcher.add(free)
             try:
-                self._pool.start([self._handle(self._added(free))])
+                self.pool.start([self._handle(self._added(free))])
             except BaseException:
                 self.launcher.remove(free)
                 raise
@@ -316,7 +316,7 @@ class RayCollector(RemoteCollector):
     def _added(self, index: int) -> NodeSpec:
         """The spec of an added node: no node before it at its place had its random streams."""
         spec, first = self._spec(index, like=0), self.handles[0].spec
-        used = [one.spec.seeds.generation for one in self._pool.removed if one.index == index]
+        used = [one.spec.seeds.generation for one in self.pool.removed if one.index == index]
         spec.seeds = Seeds(self.seed, index, max(used, default=0), first.seeds.static)
         return spec
 
@@ -331,6 +331,6 @@ class RayCollector(RemoteCollector):
                 known = ", ".join(map(str, handles))
                 why = "it is the last one" if collector in handles else f"there are {known}"
                 raise ValueError(f"collector {collector} cannot be removed: {why}")
-            self._pool.remove(handles[collector], 2.0)
+            self.pool.remove(handles[collector], 2.0)
             self.launcher.remove(collector)
             self.num_workers = len(self.handles)

@@ -2,13 +2,15 @@
 
 A block is one flat piece of memory, which processes can share. Observations have one row more than
 the other fields: row t + 1 holds what follows step t, or, after an end, the first observation of
-the next episode. The true final observation is then in the finals, in the place of its step, or,
-with `only_finals`, in the next free place. Unused places take no memory: nothing writes to them.
+the next episode. The true final observation is then in the next free place of the finals. Unused
+places take no memory: nothing writes to them.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +46,6 @@ class FrameLayout:
     action: Field
     hosted: bool = False  # by a hosted collector, which numbers trajectories and environments
     infos: tuple[Field, ...] = ()
-    only_finals: bool = False  # keep next observations only where no later frame has them
 
     @classmethod
     def of(
@@ -56,7 +57,6 @@ class FrameLayout:
         outputs: dict[Key, Tensor],
         *,
         infos: Mapping[str, np.ndarray[Any, Any]] | None = None,
-        only_finals: bool = False,
     ) -> FrameLayout:
         """The layout for these leaves, and for what the policy puts out beside the action."""
 
@@ -76,7 +76,6 @@ class FrameLayout:
                 Field(("next", "info", name), num_steps, value.shape, torch_dtype(value.dtype))
                 for name, value in (infos or {}).items()
             ),
-            only_finals=only_finals,
         )
 
     @cached_property
@@ -95,11 +94,11 @@ class FrameLayout:
         named["is_init"] = Field(("is_init",), steps + 1, (), torch.bool)
         named["live"] = Field(("collector", "mask"), steps, (), torch.bool)
         named["version"] = Field(("policy_version",), steps, (), torch.int64)
-        if self.only_finals:
-            named["place"] = Field(("next", "final"), steps, (), torch.int64)
         if self.hosted:
             named["ids"] = Field(("collector", "traj_ids"), steps, (), torch.int64)
             named["envs"] = Field(("collector", "env"), steps, (), torch.int64)
+        else:
+            named["place"] = Field(("next", "final"), steps, (), torch.int64)
         return named
 
     def shape(self, field: Field) -> tuple[int, ...]:
@@ -128,7 +127,6 @@ class FrameBlock:
     def __init__(self, layout: FrameLayout, buffer: Tensor):
         self.layout = layout
         self.buffer = buffer
-        self.num_steps = 0  # how many of the rows are filled
         self._num_finals = 0
         self.tensors: dict[str, Tensor] = {}
         pieces = buffer[: layout.nbytes].split(layout.sizes)
@@ -168,9 +166,9 @@ class FrameBlock:
         return [tensor.numpy() for tensor in self.observations]
 
     @cached_property
-    def observed(self) -> list[np.ndarray[Any, Any]]:
-        """The observations as [rows * environments, *shape]."""
-        return [tensor.flatten(0, 1).numpy() for tensor in self.observations]
+    def place(self) -> np.ndarray[Any, Any]:
+        """Where the final observation of each end is among the finals."""
+        return self.tensors["place"].numpy()
 
     @cached_property
     def final_arrays(self) -> list[np.ndarray[Any, Any]]:
@@ -179,20 +177,15 @@ class FrameBlock:
 
     def final_places(self, ended: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Where the final observations of these ends [steps, environments] are."""
-        where = np.flatnonzero(ended)
-        if not self.layout.only_finals:
-            return where
-        places: np.ndarray[Any, Any] = self.tensors["place"].view(-1).numpy()[where]
+        places: np.ndarray[Any, Any] = self.place[: len(ended)][ended]
         return places
 
     def new_finals(self, t: int, ended: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Places for the final observations of the environments that end at step `t`."""
-        where = t * self.layout.num_envs + np.flatnonzero(ended)
-        if not self.layout.only_finals:
-            return where
-        places = np.arange(self._num_finals, self._num_finals + len(where))
-        self._num_finals += len(where)
-        self.tensors["place"].view(-1).numpy()[where] = places
+        count = int(np.count_nonzero(ended))
+        places = np.arange(self._num_finals, self._num_finals + count)
+        self._num_finals += count
+        self.place[t, ended] = places
         return places
 
     def keep_finals(self, t: int, ended: np.ndarray[Any, Any]) -> None:
@@ -203,7 +196,7 @@ class FrameBlock:
 
     def begin(self) -> None:
         """Prepare the block for use again."""
-        self.num_steps = self._num_finals = 0
+        self._num_finals = 0
         self.is_init.fill(False)
         self.live.fill(True)
 
@@ -211,6 +204,15 @@ class FrameBlock:
 def allocate(layout: FrameLayout) -> FrameBlock:
     """A block in this process's own memory."""
     return FrameBlock(layout, torch.from_numpy(np.zeros(layout.nbytes, np.uint8)))
+
+
+def map_blocks(fd: int, layout: FrameLayout, count: int) -> list[FrameBlock]:
+    """Blocks in shared memory, of which each process that uses them has a descriptor."""
+    nbytes = -(-layout.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if os.fstat(fd).st_size == 0:  # the first to map them makes the memory
+        os.ftruncate(fd, nbytes * count)
+    whole = torch.frombuffer(mmap.mmap(fd, nbytes * count), dtype=torch.uint8)
+    return [FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -26,6 +26,7 @@ from collectors.weights.policy_version import VersionMap
 from collectors.weights.receiver import WeightReceiver
 from collectors.workers.shared_counters import (
     FRAMES,
+    HANDING_OVER,
     REPLAYING,
     STAGE,
     STEPPING,
@@ -46,13 +47,13 @@ class HostedCollector:
         seeds: Seeds,
         *,
         counters: SharedCounters,
-        poll_control: Callable[[Any], bool],
+        poll_control: Callable[[], bool],
     ):
         self.collector = collector
         self.counters = counters.values
         self.poll_control = poll_control
         self.frames: FrameBlock | None = None
-        self.may_take = True  # the hosted collector decides when to apply them
+        self.apply_at, self.may_take = "batch", True  # what it does with them is its own affair
         self.layout: FrameLayout | None = None
         self._first: TensorDict | None = None
         self.stamps = VersionMap()
@@ -82,6 +83,10 @@ class HostedCollector:
         self.collector.reset(which)
         self._first = None
 
+    def attribute(self, name: str) -> list[Any]:
+        found: list[Any] = self.collector.getattr_env(name)
+        return found
+
     def plan(self, num_steps: int) -> FrameLayout:
         if self.layout is None:
             self._first = self.collector.next()
@@ -91,7 +96,7 @@ class HostedCollector:
     def collect(self, frames: FrameBlock) -> int:
         """Fill the block with the next batch; how many rows that has."""
         counters = self.counters
-        self.poll_control(self)
+        self.poll_control()
         counters[STAGE] = STEPPING
         batch = self.collector.next() if self._first is None else self._first
         self._first = None
@@ -99,8 +104,8 @@ class HostedCollector:
         _write(frames, batch)
         counters[FRAMES] += frames_of(batch)
         counters[STEPS] += 1
+        counters[STAGE] = HANDING_OVER
         steps: int = batch.batch_size[1]
-        frames.num_steps = steps
         return steps
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector.utils import batch_space
-from tensordict.nn import InteractionType
 from torch import Tensor
 
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
-from collectors.rollout.policy import ACTION, IS_INIT, NEXT, PolicyCaller, exploring, shown
+from collectors.rollout.policy import (
+    ACTION,
+    IS_INIT,
+    NEXT,
+    PolicyCaller,
+    exploring,
+    interaction_type,
+    shown,
+)
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.rollout.spaces import Key, is_reserved, key_of, name_of
 from collectors.weights.receiver import WeightReceiver
@@ -28,6 +36,8 @@ from collectors.workers.shared_counters import (
     ACTING,
     COMPILING,
     FRAMES,
+    HANDING_OVER,
+    NUM_COUNTERS,
     REPLAYING,
     RESETTING,
     STAGE,
@@ -48,8 +58,9 @@ class Rollout:
     weights: receives new versions of the policy. With apply_at="step" it is checked before every
         step, with "episode" at the start of an episode. Before a batch, the caller applies new
         weights.
+    random_frames: so many frames at first have random actions.
     take_at_start: applies new weights at the start of an episode; by default `weights.take`.
-    state_on_update: "zero" clears the policy's state whenever new weights are used.
+    counters: where to count frames and steps; by default a list.
     poll_control: called before every step; False ends the block early.
     """
 
@@ -59,19 +70,14 @@ class Rollout:
         acting: PolicyCaller | None,
         weights: WeightReceiver,
         seeds: Seeds,
+        options: RolloutOptions = RolloutOptions(),  # noqa: B008 - immutable
         *,
-        exploration: InteractionType = InteractionType.RANDOM,
-        apply_at: str = "step",
-        take_at_start: Callable[[], None] | None = None,
-        state_on_update: str = "keep",
-        next_observation: str = "all",
         random_frames: int = 0,
-        set_truncated: bool = False,
+        take_at_start: Callable[[], None] | None = None,
         counters: SharedCounters | None = None,
-        poll_control: Callable[[Rollout], bool] | None = None,
+        poll_control: Callable[[], bool] | None = None,
     ):
-        check_apply_at(apply_at, environments)
-        if state_on_update == "zero" and not (acting and acting.state_keys):
+        if options.state_on_update == "zero" and not (acting and acting.state_keys):
             raise ValueError(
                 "state_on_update='zero' is for a policy that carries state: it returns "
                 "('next', key) for a key that it takes, and this policy does not"
@@ -81,14 +87,12 @@ class Rollout:
         self.weights = weights
         if acting is not None:
             acting.call = weights.watched(acting.call)
-        self.exploration = exploration
-        self.apply_at = apply_at
+        self.options = options
+        self.exploration = interaction_type(options.exploration_type)
+        self.apply_at = options.apply_at
         self.take_at_start = take_at_start or weights.take
-        self.zeroes_state = state_on_update == "zero"
-        self.only_finals = next_observation == "final"
         self.random_frames = random_frames
-        self.set_truncated = set_truncated
-        self.counters = (counters or SharedCounters()).values
+        self.counters = [0] * NUM_COUNTERS if counters is None else counters.values
         self.poll_control = poll_control
         self.layout: FrameLayout | None = None
         self.frames: FrameBlock | None = None  # the current block
@@ -156,7 +160,6 @@ class Rollout:
                 self.environments.action,
                 {key: value for key, value in outputs.items() if key != ACTION},
                 infos=None if infos is None else infos.absent,
-                only_finals=self.only_finals,
             )
         return self.layout
 
@@ -165,7 +168,7 @@ class Rollout:
         acting = self.acting
         if acting is None:
             return {}
-        self.counters[STAGE] = COMPILING if acting.compiles else ACTING
+        self.counters[STAGE] = COMPILING if self.options.compile_policy else ACTING
         self._use(self.weights.version)
         streams = Streams()
         rows = [torch.from_numpy(array) for array in self.environments.current]
@@ -230,21 +233,25 @@ class Rollout:
         """Fill the block; returns the number of rows, fewer only if `poll_control` ended it."""
         self._begin_episodes()
         environments = self.environments
+        if self.options.reset_at_each_iter and not environments.fresh.all():
+            self.restart()
         frames.begin()
         environments.begin(frames)
         self.frames, self.t = frames, 0
         with torch.no_grad(), exploring(self.exploration):
             try:
                 self._run(frames)
+                self.counters[STAGE] = HANDING_OVER
                 _check_unchanged(frames.observation_rows[0])
+                _check_numbers(frames, self.t, environments)
             except BaseException:
                 self.lose()
                 raise
             finally:
                 self.frames = None
-        steps = frames.num_steps = self.t
+        steps = self.t
         environments.end(frames, steps)
-        if self.set_truncated and steps:
+        if self.options.set_truncated and steps:
             self._truncate(frames, steps - 1)
         self.counters[STEPS] += 1
         return steps
@@ -257,7 +264,7 @@ class Rollout:
             t = self.t
             if environments.halting and environments.halted.all():
                 return
-            if self.poll_control is not None and not self.poll_control(self):
+            if self.poll_control is not None and not self.poll_control():
                 return
             if self.apply_at == "step" and weights.has_news():
                 weights.take()
@@ -285,7 +292,7 @@ class Rollout:
             if self._first is not None:  # computed with older weights: as if it never was
                 self._first[1].resume()
                 self._first = None
-            if self.zeroes_state:
+            if self.options.state_on_update == "zero":
                 self._clear_state(None)
 
     def _act_randomly(self, frames: FrameBlock, t: int) -> None:
@@ -341,6 +348,10 @@ class Rollout:
                 mask = mask.reshape(-1, *[1] * (value.ndim - 1))
                 self.state[key] = value.masked_fill(mask, 0)
 
+    def attribute(self, name: str) -> Any:
+        """An attribute of the environments."""
+        return self.environments.attribute(name)
+
     def state_dict(self) -> dict[str, Any]:
         """The random streams, the environments' episodes and the policy's state."""
         return {
@@ -386,14 +397,33 @@ class Rollout:
         frames.truncated[t] |= open_ended
 
 
-def check_apply_at(apply_at: str, environments: Environments) -> None:
-    """Refuse apply_at="episode" where several episodes start at different steps."""
-    if apply_at == "episode" and environments.num_envs > 1:
-        raise ValueError(
-            f"apply_at='episode' needs one environment per worker, but this worker has "
-            f"{environments.num_envs} ({environments}), whose episodes start at different steps; "
-            "use one environment per worker, or apply_at='step' or 'batch'"
-        )
+def _check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
+    """Raise if the policy or an environment returned NaN."""
+    ended = frames.terminated[:steps] | frames.truncated[:steps]
+    places = frames.final_places(ended)
+    live = frames.live[:steps]
+    suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
+    if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
+        suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
+    for i, leaf in enumerate(environments.observations):
+        if leaf.dtype.kind == "f":
+            rows, finals = frames.observation_arrays[i], frames.final_arrays[i][places]
+            name = "/".join(leaf.key)
+            suspects.append((name, rows[: steps + 1], None, 1))
+            if np.isnan(finals.sum(dtype=np.float64)):
+                shown = np.zeros_like(rows[:steps])
+                shown[ended] = finals
+                suspects.append((name, shown, ended, 0))
+    for name, values, counts, ahead in suspects:
+        if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
+            continue
+        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1)
+        if counts is not None:
+            bad &= counts
+        if bad.any():
+            t, env = (int(i) for i in np.argwhere(bad)[0])
+            step = max(0, t - ahead)
+            raise ValueError(f"{name!r} is NaN in environment {env}, at step {step} of this batch")
 
 
 def _check_unchanged(observations: Sequence[Tensor]) -> None:

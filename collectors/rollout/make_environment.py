@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from collectors.rollout.environment import Environments, OneEnv
 from collectors.rollout.episode_replay import writes_files
 from collectors.rollout.infos import Infos
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector
 
@@ -22,15 +22,11 @@ STATISTICS = {"NormalizeObservation", "NormalizeReward"}  # wrappers that gather
 
 def make_environments(
     factory: Callable[..., Any],
-    kwargs: dict[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    options: RolloutOptions = RolloutOptions(),  # noqa: B008 - immutable
     *,
     worker_idx: int = 0,
     seed: int = 0,
-    max_frames: int | None = None,
-    halting: bool = False,
-    resume_episodes: bool = True,
-    resume_timeout: float = math.inf,
-    info_keys: Iterable[str] | Mapping[str, Any] = (),
 ) -> Environments:
     """Call the factory, and wrap what it makes."""
     offered = {"worker_idx": worker_idx, "seed": seed}
@@ -39,21 +35,36 @@ def make_environments(
     statistics = sorted(STATISTICS & set(_chain(env)))
     if worker_idx == 0:  # once for all workers
         _warn_of_what_is_lost(environments, statistics)
-    if max_frames is not None and not environments.can_reset_some:
-        environments.close()
-        raise ValueError(
-            f"max_frames_per_traj={max_frames}: {environments} can only be reset all at once"
-        )
-    environments.max_frames = max_frames
-    environments.halting = halting
+    _check(options, environments)
+    environments.max_frames = options.max_frames_per_traj
+    environments.halting = not options.reset_when_done
     if environments.history is not None:
-        environments.history.timeout = resume_timeout
+        environments.history.timeout = options.resume_timeout
         members = environments.history.members
-        if not resume_episodes or statistics or any(map(writes_files, members)):
+        if not options.resume_episodes or statistics or any(map(writes_files, members)):
             environments.history = None
-    if info_keys:
-        environments.infos = Infos(info_keys, environments.observations, str(environments))
+    if options.info_keys:
+        environments.infos = Infos(options.info_keys, environments.observations, str(environments))
     return environments
+
+
+def _check(options: RolloutOptions, environments: Environments) -> None:
+    """Refuse options that need other environments, and close these."""
+    problem = None
+    if options.max_frames_per_traj is not None and not environments.can_reset_some:
+        problem = (
+            f"max_frames_per_traj={options.max_frames_per_traj}: {environments} can only be reset "
+            "all at once"
+        )
+    elif options.apply_at == "episode" and environments.num_envs > 1:
+        problem = (
+            f"apply_at='episode' needs one environment per worker, but this worker has "
+            f"{environments.num_envs} ({environments}), whose episodes start at different steps; "
+            "use one environment per worker, or apply_at='step' or 'batch'"
+        )
+    if problem is not None:
+        environments.close()
+        raise ValueError(problem)
 
 
 def _accepted(factory: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 
 from collectors.rollout.device_transfer import DeviceTransfer, device_of
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.spaces import Key, Leaf, as_key
 
 ACTION: Key = ("action",)
@@ -44,11 +45,9 @@ class PolicyCaller:
         self,
         policy: Any,
         observations: Sequence[Leaf],
+        options: RolloutOptions = RolloutOptions(),  # noqa: B008 - immutable
         *,
         device: torch.device | None = None,
-        trusted: bool = False,
-        compile_policy: bool | Mapping[str, Any] = False,
-        cudagraph: bool = False,
     ):
         self.policy = policy
         device = device or device_of(policy)
@@ -58,7 +57,7 @@ class PolicyCaller:
         if hasattr(policy, "in_keys"):
             self.in_keys = [as_key(k) for k in policy.in_keys]
         else:
-            self.in_keys = names if trusted else _named_arguments(policy, names)
+            self.in_keys = names if options.trust_policy else _named_arguments(policy, names)
         self.out_keys: list[Key] | None = None
         if hasattr(policy, "out_keys"):
             self.out_keys = [as_key(k) for k in policy.out_keys]
@@ -72,12 +71,10 @@ class PolicyCaller:
             )
         if self.out_keys is not None and ACTION not in self.out_keys:
             raise ValueError(f"the policy returns {shown(self.out_keys)}, but no 'action'")
-        self.call = self._calling(policy, trusted)
-        self.compiles = bool(compile_policy)  # in its first call
-        if compile_policy:
-            options = dict(compile_policy) if isinstance(compile_policy, Mapping) else {}
-            self.call = torch.compile(self.call, **options)
-        if cudagraph:
+        self.call = self._calling(policy, options.trust_policy)
+        if how := options.compile_policy:
+            self.call = torch.compile(self.call, **(how if isinstance(how, Mapping) else {}))
+        if options.cudagraph_policy:
             self.call = CudaGraphModule(self.call)
 
     def __call__(self, inputs: Sequence[Tensor]) -> dict[Key, Tensor]:

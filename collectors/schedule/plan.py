@@ -31,8 +31,9 @@ class Schedule(Protocol):
     exact: bool
     """Whether `versions` are those that acted; else those that had arrived, for `apply_at`."""
 
-    time_s: float
-    """The virtual time, in seconds."""
+    @property
+    def time_s(self) -> float:
+        """The virtual time, in seconds."""
 
     def next_batch(self) -> PlannedBatch:
         """The batch that the learner takes now; `EndOfSchedule` if there is none."""

@@ -29,7 +29,7 @@ class Recorder:
     """Appends to the file, a whole line at a time; a second collector begins with a new header."""
 
     def __init__(self, path: str | Path, **header: Any):
-        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self._path = Path(path).absolute()
         self._began = time.monotonic()
         self._write({"format": FORMAT, **header})
 
@@ -47,11 +47,8 @@ class Recorder:
         self._write({**line, **more, "at_s": at_s})
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def runs(stamps: Tensor) -> list[list[int]]:

@@ -92,7 +92,6 @@ class SimulatedWorker:
 
     index: int
     times: StepTimes
-    num_blocks: int
     generation: int = 0
     is_up: bool = True
     serial: int = 0  # of the last batch that was ordered
@@ -119,15 +118,12 @@ class SimulatedPool:
         *,
         clock: VirtualClock,
         num_steps: int,
-        batches_ahead: int,
         apply_at: ApplyAt,
         failures: Sequence[Failure],
         applied: Callable[[SimulatedWorker, int, int], None],
         made: Callable[[SimulatedWorker, SimulatedBatch], None],
     ):
-        self.workers = [
-            SimulatedWorker(index, one, batches_ahead) for index, one in enumerate(times)
-        ]
+        self.workers = [SimulatedWorker(index, one) for index, one in enumerate(times)]
         self.handles = list(self.workers)  # that are up
         self.arrived: deque[SimulatedWorker] = deque()
         self.version = 0

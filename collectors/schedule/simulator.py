@@ -99,7 +99,6 @@ class Simulator:
             ],
             clock=clock,
             num_steps=self.num_steps,
-            batches_ahead=self.batches_ahead,
             apply_at=self.apply_at,
             failures=self.failures,
             applied=self._applied,
@@ -112,8 +111,13 @@ class Simulator:
         self._calls = Calls()
         self._owes_update = self._owes_log = False
         self._silent: set[int] = set()  # workers that `publish` waits for
-        self.time_s = self.waited_s = 0.0
+        self.waited_s = 0.0
         self._pacing.order()
+
+    @property
+    def time_s(self) -> float:
+        """The virtual time, in seconds."""
+        return self._clock.now * 1e-9
 
     # -- the learner
 
@@ -131,7 +135,6 @@ class Simulator:
         self._tell("collect", began)
         self._pacing.order(updates=1)
         self._owes_update = self._owes_log = True
-        self._note_time()
         versions = tuple((step, self._names[number]) for step, number in batch.versions)
         return PlannedBatch(worker.index, batch.generation, versions)
 
@@ -172,7 +175,6 @@ class Simulator:
             self._clock.step()
             self._silent -= {w for w in self._silent if not self._pool.workers[w].is_up}
         self._tell("publish", began, version)
-        self._note_time()
 
     def _applied(self, worker: SimulatedWorker, version: int, at_ns: int) -> None:
         """A worker uses a version from this time on, of which the learner hears later."""
@@ -205,9 +207,6 @@ class Simulator:
     def _tell(self, name: str, began_ns: int, version: int = -1) -> None:
         if self.watch is not None:
             self.watch(Span(-1, name, began_ns, self._clock.now, version))
-
-    def _note_time(self) -> None:
-        self.time_s = self._clock.now * 1e-9
 
     # -- what else there is to know
 

@@ -17,7 +17,6 @@ from collectors.rollout.seeds import Streams, untouched_streams
 from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.versions import Versions
 from collectors.weights.receiver import WeightReceiver
-from collectors.workers.worker_loop import check_numbers
 
 Plan = tuple[tuple[int, int], ...]
 
@@ -39,7 +38,7 @@ class PlannedReceiver(WeightReceiver):
         self._left = [pair for pair in reversed(plan) if pair[1] != RANDOM_VERSION]
         if self.version < 0:
             self._newest = self._left[-1][1] if self._left else max(self._versions.blocks)
-            self.take()
+            self._use_newest()
         self._newest = self.version
         self._versions.use(self.version)
 
@@ -49,14 +48,13 @@ class PlannedReceiver(WeightReceiver):
         return self._newest != self.version
 
     def take(self) -> None:
+        if self.has_news():
+            self._use_newest()
+
+    def _use_newest(self) -> None:
         self.version = self._newest
         self._versions.use(self.version)
         self._versions.applied(self._worker, self.version)
-
-    def take_if_new(self) -> None:
-        """What `take_at_start` of a rollout calls."""
-        if self.has_news():
-            self.take()
 
 
 class VirtualWorker:
@@ -86,15 +84,8 @@ class VirtualWorker:
         self.receiver = PlannedReceiver(versions, index)
         self._policy = None if acting is None else acting.policy  # of all virtual workers
         self._num_threads = num_threads
-        self._reset_each = options.pop("reset_at_each_iter")
         with untouched_streams():
-            self.rollout = Rollout(
-                environments,
-                acting,
-                self.receiver,
-                take_at_start=self.receiver.take_if_new,
-                **options,
-            )
+            self.rollout = Rollout(environments, acting, self.receiver, **options)
             self.streams = Streams()
         self.receiver.rollout = self.rollout
 
@@ -120,15 +111,12 @@ class VirtualWorker:
             rollout.t = 0
             self.receiver.begin(plan.versions)
             if rollout.apply_at != "episode":
-                self.receiver.take_if_new()
+                self.receiver.take()
             if (random_steps := _random_steps(plan, num_steps)) is not None:
                 rollout.random_frames = random_steps * self.environments.num_envs
-            if self._reset_each:
-                rollout.restart()
             layout = rollout.plan(num_steps)
             frames = blocks.get(layout) or blocks.setdefault(layout, allocate(layout))
             steps = rollout.collect(frames)
-            check_numbers(frames, steps, self.environments)
         return Part(frames, steps, self.index, self.first_env, self.trajectories)
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
+import cloudpickle
 from torch import nn
 
 from sync import NoWeightSyncScheme, WeightSyncScheme
@@ -32,6 +34,14 @@ def check_apart(policy: Any, schemes: Mapping[str, WeightSyncScheme]) -> None:
                     f"weight_sync_schemes: {slot.name!r} of {model_id!r} is also in {owner!r}: "
                     "send each tensor through one scheme"
                 )
+
+
+def copied(policy: Any) -> Any:
+    """A copy of the policy for the rollout, by any means that works."""
+    try:
+        return copy.deepcopy(policy)
+    except Exception:  # noqa: BLE001 - some modules only pickle
+        return cloudpickle.loads(cloudpickle.dumps(policy))
 
 
 def find_model(policy: Any, model_id: str) -> Any:

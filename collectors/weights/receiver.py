@@ -26,6 +26,12 @@ class WeightReceiver:
     def take(self) -> None:
         """Use the newest version from now on."""
 
+    def take_at_least(self, versions: Mapping[str, int], timeout: float) -> None:
+        """Wait until these versions, by model, are in use. They were published before."""
+
+    def rebase(self, base: int) -> None:
+        """Count versions from `base` on, the last version of an earlier run."""
+
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The policy's `call`, wrapped for schemes that check such calls."""
         return call
@@ -66,7 +72,6 @@ class SchemeReceiver(WeightReceiver):
             self._refused.add(model_id)  # this worker keeps its version
 
     def take_at_least(self, versions: Mapping[str, int], timeout: float) -> None:
-        """Wait until these versions, by model, are in use. They were published before."""
         for model_id, version in versions.items():
             scheme = self.schemes[model_id]
             while scheme.version < version and model_id not in self._refused:
@@ -80,7 +85,6 @@ class SchemeReceiver(WeightReceiver):
         self.version = self.base + self._main.version
 
     def rebase(self, base: int) -> None:
-        """Count versions from `base` on, the last version of an earlier run."""
         self.base = base
         self.version = base + self._main.version
 

@@ -85,11 +85,6 @@ class WorkerHandle:
         return len(self.ordered) + len(self.finished)
 
     @property
-    def num_blocks(self) -> int:
-        """How many batches there is memory for."""
-        return int(self.spec.num_blocks)
-
-    @property
     def collected(self) -> int:
         """The frames that it collected, in all its generations."""
         return self.earlier + int(self.channel.frame_counts()["collected"])
@@ -111,7 +106,7 @@ class WorkerHandle:
     def start_generation(self) -> None:
         """The worker is gone: frames that it collected but did not deliver are dropped."""
         counts = self.channel.frame_counts()
-        waiting = sum(d.batch.num_frames for d in self._of_this_generation())
+        waiting = sum(d.batch.num_frames for d in self.finished if d.generation == self.generation)
         self.earlier += counts["collected"]
         self.dropped += counts["collected"] - self.taken - waiting
         self.restarts += counts["restarts"]
@@ -123,9 +118,6 @@ class WorkerHandle:
         self.generation += 1
         seeds = self.spec.seeds
         self.spec.seeds = replace(seeds, generation=seeds.generation + 1)
-
-    def _of_this_generation(self) -> list[Delivery]:
-        return [one for one in self.finished if one.generation == self.generation]
 
     def frame_counts(self) -> dict[str, Any]:
         """Where the frames of all its generations are."""

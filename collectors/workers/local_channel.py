@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import mmap
 import os
 import signal
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from collectors.rollout.frame_block import FrameBlock, FrameLayout
+from collectors.rollout.frame_block import FrameBlock, map_blocks
 from collectors.weights.publisher import Publisher
 from collectors.workers.channel import Answer, Batch, Event, Failed, Hello, Met, WorkerChannel
 from collectors.workers.pipe import Pipe, PipeClosed
@@ -32,6 +29,7 @@ from collectors.workers.shared_counters import (
 from collectors.workers.start_process import default_start_method, sigint_blocked
 from collectors.workers.worker_loop import Setup, main
 from collectors.workers.worker_spec import WorkerSpec
+from sync.local.memory import SharedFd, anonymous_file
 from sync.local.process import Watch, must_look
 
 KILL_AFTER_S = 5.0
@@ -69,6 +67,7 @@ class LocalChannel(WorkerChannel):
         self.counters = SharedCounters()
         self._pipe: Pipe | None = None
         self._watch: Watch | None = None
+        self._memory: SharedFd | None = None  # of the blocks
         self._blocks: list[FrameBlock] = []
         self._free: list[int] = []
         self._ordered: dict[int, int] = {}  # blocks by the serials of batches that have not come
@@ -77,6 +76,8 @@ class LocalChannel(WorkerChannel):
         self.close()
         near, far = Pipe.pair()
         self._pipe, self.counters = near, SharedCounters()
+        self._memory = SharedFd(anonymous_file())
+        self._num_blocks = spec.num_blocks
         self._blocks, self._free = [], list(range(spec.num_blocks))
         self._ordered = {}
         self._made_before = 0  # frames of the batches that have come
@@ -86,6 +87,7 @@ class LocalChannel(WorkerChannel):
             pipe=far,
             counters=self.counters,
             spec=spec.pack(),
+            blocks=self._memory,
             schemes=self._publisher.schemes,
             start_method=default_start_method(),
             version_base=self._publisher.base,
@@ -132,34 +134,30 @@ class LocalChannel(WorkerChannel):
     def receive(self) -> list[Event]:
         if self._pipe is None:
             return []
-        found = (self._event(message, fds) for message, fds in self._pipe.receive())
-        return [event for events in found for event in events]
+        found = (self._event(*message) for message in self._pipe.receive())
+        return [event for event in found if event is not None]
 
-    def _event(self, message: tuple[Any, ...], fds: list[int]) -> list[Event]:
-        kind, *rest = message
+    def _event(self, kind: str, *rest: Any) -> Event | None:
         if kind == "batch":
             number, serial, steps, count, made_s, ended_ns = rest
-            if not self._blocks:  # they could not be mapped, which was a failure
-                return []
             del self._ordered[serial]
             self._made_before += count
             filled = FilledBlock(self._blocks[number], number, steps)
-            return [Batch(serial, count, filled, made_s, ended_ns)]
+            return Batch(serial, count, filled, made_s, ended_ns)
         if kind == "result":
-            return [Answer(*rest)]
+            return Answer(*rest)
         if kind == "hello":
-            return [Hello(*rest)]
+            return Hello(*rest)
         if kind == "met":
-            return [Met()]
+            return Met()
         if kind == "error":
             name, text = rest
-            return [Failed(f"raised {name} while {self.counters.stage}:\n{text.rstrip()}")]
-        layout, count, nbytes = rest
-        try:
-            self._blocks = _map_blocks(layout, count, nbytes, fds)
-        except OSError as error:
-            return [Failed(f"cannot return its frames: their memory cannot be mapped: {error}")]
-        return []
+            return Failed(f"raised {name} while {self.counters.stage}:\n{text.rstrip()}")
+        (layout,) = rest
+        assert self._memory is not None
+        self._blocks = map_blocks(self._memory.fd, layout, self._num_blocks)
+        self._memory.close()
+        return None
 
     def fds(self) -> list[int]:
         pipe, watch = self._pipe, self._watch
@@ -255,13 +253,5 @@ class LocalChannel(WorkerChannel):
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
-
-
-def _map_blocks(layout: FrameLayout, count: int, nbytes: int, fds: list[int]) -> list[FrameBlock]:
-    if not fds:  # no descriptor was free to receive it
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    try:
-        whole = torch.frombuffer(mmap.mmap(fds[0], nbytes * count), dtype=torch.uint8)
-    finally:
-        os.close(fds[0])
-    return [FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
+        if self._memory is not None:
+            self._memory.close()

@@ -26,10 +26,6 @@ class Worker(Protocol):
         """How many of these the learner has not taken."""
 
     @property
-    def num_blocks(self) -> int:
-        """How many batches there is memory for."""
-
-    @property
     def finished(self) -> Sequence[Finished]:
         """Its batches to take, the oldest first."""
 
@@ -72,20 +68,14 @@ class Pacing(Generic[AnyWorker]):
         self._batches_ahead = batches_ahead
         self._max_lag = max_lag
 
-    def order(self, lent: Sequence[AnyWorker] = (), updates: int = 0) -> None:
+    def order(self, updates: int = 0) -> None:
         """Order what workers may begin now.
 
-        lent: whose memory the learner has, once for each block.
         updates: how many versions will be published before the next batch is taken.
         """
         pool = self._pool
         for count in range(self._batches_ahead):
-            able = [
-                handle
-                for handle in pool.handles
-                if handle.under_way <= count
-                and handle.under_way + lent.count(handle) < handle.num_blocks
-            ]
+            able = [handle for handle in pool.handles if handle.under_way <= count]
             for handle in sorted(able, key=lambda handle: handle.serial):
                 # It is taken after those under way, each of which may bring a version.
                 if self._max_lag is not None:

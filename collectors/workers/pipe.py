@@ -1,13 +1,13 @@
 """A two-way pipe for messages between the trainer and one worker.
 
 Only complete messages are received. If a process dies in the middle of one, it is dropped, and no
-call waits for the rest. Messages can carry file descriptors.
+call waits for the rest.
 """
 
 from __future__ import annotations
 
-import array
 import pickle
+import select
 import socket
 import struct
 import time
@@ -17,8 +17,7 @@ import cloudpickle
 
 from sync.local.memory import SharedFd
 
-_HEADER = struct.Struct("QI")
-_MAX_FDS = 16
+_HEADER = struct.Struct("Q")
 
 
 class PipeClosed(ConnectionError):
@@ -42,19 +41,16 @@ class Pipe(SharedFd):
         self._socket = socket.socket(fileno=self.fd)
         self._socket.setblocking(False)
         self._buffer = bytearray()
-        self._fds: list[int] = []
         self.ended = False  # the other end is closed, and all that it sent was received
 
-    def send(self, message: Any, *, timeout: float = 60.0, fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: Any, *, timeout: float = 60.0) -> None:
         """Send one message. `PipeClosed` if the other end is closed, `TimeoutError` if unread."""
         payload = dumps(message)
-        data = memoryview(_HEADER.pack(len(payload), len(fds)) + payload)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        data = memoryview(_HEADER.pack(len(payload)) + payload)
         deadline = time.monotonic() + timeout
         while data:
             try:
-                sent = self._socket.sendmsg([data], rights)
-                data, rights = data[sent:], []
+                data = data[self._socket.send(data) :]
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"a message was not read within {timeout:g} s") from None
@@ -62,33 +58,29 @@ class Pipe(SharedFd):
             except (BrokenPipeError, ConnectionResetError):
                 raise PipeClosed("the other end is closed") from None
 
-    def receive(self) -> list[tuple[Any, list[int]]]:
-        """All messages that have come, each with its descriptors. Never waits."""
+    def receive(self) -> list[Any]:
+        """All messages that have come. Never waits."""
         while not self.ended:
             try:
-                # Descriptors for which there is no room here are missing then.
-                data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, _MAX_FDS)
+                data = self._socket.recv(1 << 16)
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                data, fds = b"", []
-            self._fds += fds
+                data = b""
             self._buffer += data
             self.ended = not data
         return self._complete()
 
-    def _complete(self) -> list[tuple[Any, list[int]]]:
+    def _complete(self) -> list[Any]:
         messages = []
         start = 0
         while len(self._buffer) - start >= _HEADER.size:
-            size, num_fds = _HEADER.unpack_from(self._buffer, start)
+            (size,) = _HEADER.unpack_from(self._buffer, start)
             end = start + _HEADER.size + size
             if end > len(self._buffer):
                 break
             with memoryview(self._buffer) as view:
-                message = pickle.loads(view[start + _HEADER.size : end])
-            messages.append((message, self._fds[:num_fds]))
-            del self._fds[:num_fds]
+                messages.append(pickle.loads(view[start + _HEADER.size : end]))
             start = end
         del self._buffer[:start]
         return messages
@@ -113,8 +105,6 @@ def dumps(message: Any) -> bytes:
 
 
 def _wait_until_writable(sock: socket.socket, timeout: float) -> None:
-    import select
-
     poll = select.poll()
     poll.register(sock, select.POLLOUT)
     poll.poll(timeout * 1000)

@@ -118,9 +118,7 @@ class WorkerPool:
     def _await(self, handles: Sequence[WorkerHandle], done: Callable[[WorkerHandle], bool]) -> None:
         """Wait until `done` for all; raise for those that failed or did not get there."""
         timeout = self._start_timeout
-        self.wait(
-            lambda: all(done(h) or h.failure is not None for h in handles), timeout, watch=False
-        )
+        self.wait(lambda: all(done(h) or h.failure is not None for h in handles), timeout)
         self._raise_if_closed()
         for handle in handles:
             if handle.failure is None and not done(handle):
@@ -173,12 +171,10 @@ class WorkerPool:
 
     # -- listening
 
-    def wait(
-        self, done: Callable[[], bool], timeout: float | None = None, *, watch: bool = True
-    ) -> bool:
+    def wait(self, done: Callable[[], bool], timeout: float | None = None) -> bool:
         """Listen until `done()`, or for `timeout` seconds; whether it is done.
 
-        watch: count workers that make no progress as failed.
+        Workers that make no progress meanwhile count as failed.
         """
         deadline = None if timeout is None else awake_s() + timeout
         while True:
@@ -187,8 +183,7 @@ class WorkerPool:
                 return True
             if remaining <= 0 or self.closed:
                 return False
-            if watch:
-                self._watch()
+            self._watch()
 
     def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
         """Receive messages of workers, waiting up to `timeout`; not if `unless()` is true."""
@@ -391,7 +386,6 @@ class WorkerPool:
         self.wait(
             lambda: all(handle.channel.is_fresh() for handle in handles),
             min(_REFRESH_S, self._timeout),
-            watch=False,
         )
         self.listen()
         with self._news:
@@ -406,38 +400,12 @@ class WorkerPool:
         handles: Iterable[WorkerHandle] | None = None,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Have workers do something between two steps; their results.
-
-        One that another thread replaces meanwhile is asked again.
-        """
-        chosen = list(self.handles if handles is None else handles)
+        """Have workers do something between two steps; their results."""
         limit = self._timeout if timeout is None else timeout
-        deadline = awake_s() + limit
-        answers: dict[int, tuple[bool, Any]] = {}
-        while left := [handle for handle in chosen if handle.index not in answers]:
-            answers |= self._ask(left, method, arguments, limit, deadline)
-        results = []
-        for handle in chosen:
-            ok, value = answers[handle.index]
-            if not ok:
-                text = f"{handle} failed in {method}: {value}"
-                raise WorkerRaised(handle.index, text)
-            results.append(pickle.loads(value))
-        return results
-
-    def _ask(
-        self,
-        handles: Iterable[WorkerHandle],
-        method: str,
-        arguments: Callable[[WorkerHandle], tuple[Any, ...]],
-        limit: float,
-        deadline: float,
-    ) -> dict[int, tuple[bool, Any]]:
-        """The answers by worker; a worker that was replaced before it answered has none."""
         asked = []
         with self._news:
             self._raise_if_closed()
-            for handle in handles:
+            for handle in self.handles if handles is None else handles:
                 self._numbers += 1
                 number, args = self._numbers, arguments(handle)
                 asked.append((handle, handle.generation, number))
@@ -447,23 +415,29 @@ class WorkerPool:
             answered = number in handle.answers
             return answered or handle.failure is not None or handle.generation != generation
 
-        self.wait(lambda: all(is_settled(*one) for one in asked), deadline - awake_s())
-        answers: dict[int, tuple[bool, Any]] = {}
+        self.wait(lambda: all(is_settled(*one) for one in asked), limit)
+        answers = []
         failures: dict[int, WorkerError] = {}
         with self._news:
             self._raise_if_closed()
             for handle, generation, number in asked:
                 if number in handle.answers:
-                    answers[handle.index] = handle.answers.pop(number)
+                    answers.append((handle, *handle.answers.pop(number)))
+                elif handle.generation != generation:
+                    text = f"{handle} was replaced before it answered {method!r}"
+                    failures[handle.index] = WorkerDied(handle.index, text)
                 elif handle.failure is not None:
                     failures[handle.index] = handle.failure
-                elif handle.generation == generation:
+                else:
                     text = f"{handle} did not answer {method!r} within timeout={limit:g} s"
                     activity = handle.channel.activity()
                     failures[handle.index] = WorkerTimeout(handle.index, f"{text}: it {activity}")
         if failures:
             raise combine(failures)
-        return answers
+        for handle, ok, value in answers:
+            if not ok:
+                raise WorkerRaised(handle.index, f"{handle} failed in {method}: {value}")
+        return [pickle.loads(value) for _, _, value in answers]
 
     def _send(self, handle: WorkerHandle, send: Callable[[], None]) -> None:
         """Send a message. If the worker is gone, the wait for its answer notices that."""

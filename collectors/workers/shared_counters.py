@@ -14,6 +14,7 @@ from sync.local.memory import AnonymousMemory, as_bytes
 FRAMES, STEPS, STAGE, VERSION = range(4)
 # Written by the trainer.
 MESSAGES, CUT = 4, 5
+NUM_COUNTERS = 6
 STAGES = (
     "starting",
     "idle",
@@ -33,7 +34,7 @@ class SharedCounters:
     """The counters of one worker: `counters.values[FRAMES]` and so on."""
 
     def __init__(self) -> None:
-        self.memory = AnonymousMemory(8 * 8)
+        self.memory = AnonymousMemory(8 * NUM_COUNTERS)
         self._map()
 
     def _map(self) -> None:

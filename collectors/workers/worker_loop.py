@@ -7,7 +7,7 @@
     publish version 0 (schemes)          <->  apply it; compile the policy if told
                                          <-   met
     collect (block b)                    ->   queue it; plan the blocks at the first, share them
-                                         <-   blocks (layout, descriptor)
+                                         <-   blocks (layout)
                                               fill block b
                                          <-   batch (block b, steps, times)
     call (method, arguments)             ->   between two steps: do it
@@ -25,8 +25,8 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -35,12 +35,12 @@ import torch
 from torch import nn
 
 from collectors.options import steps_of
-from collectors.rollout.environment import Environments
-from collectors.rollout.frame_block import FrameBlock, FrameLayout
+from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.rollout.hosted_collector import HostedCollector
-from collectors.rollout.loop import Rollout, check_apply_at
+from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller, interaction_type, shift_worker
+from collectors.rollout.policy import PolicyCaller, shift_worker
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.weights.models import find_model
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
@@ -48,7 +48,6 @@ from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.shared_counters import (
     CUT,
     FRAMES,
-    HANDING_OVER,
     IDLE,
     MESSAGES,
     STAGE,
@@ -58,7 +57,7 @@ from collectors.workers.shared_counters import (
 from collectors.workers.start_process import exit_now, exit_with_parent, settle_in
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 from sync import NoWeightSyncScheme, WeightSyncScheme
-from sync.local.memory import AnonymousMemory
+from sync.local.memory import AnonymousMemory, SharedFd
 from sync.local.waiting import wait_for
 
 
@@ -71,6 +70,7 @@ class Setup:
     pipe: Pipe
     counters: SharedCounters
     spec: AnonymousMemory
+    blocks: SharedFd  # where the blocks of frames will be
     schemes: Mapping[str, WeightSyncScheme]
     start_method: str  # of processes that an environment starts
     version_base: int = 0
@@ -125,10 +125,8 @@ class Worker:
         self._seen = 0
         self._paused = False
         self._blocks: list[FrameBlock] = []
-        self._memory: AnonymousMemory | None = None
         self._close_env = True
-        self.environments: Environments | None = None
-        self.hosted: Any = None
+        self._close_made: Callable[[bool], None] = lambda close_env: None
         self.receiver: WeightReceiver = WeightReceiver()
 
     def prepare(self) -> None:
@@ -138,54 +136,43 @@ class Worker:
         self.policy = spec.policy_factory() if spec.policy_factory is not None else spec.policy
         if isinstance(self.policy, nn.Module) and spec.policy_device is not None:
             self.policy.to(spec.policy_device)
-        options = spec.options
         shift_worker(self.policy, self.worker_idx)
-        self._reset_each = options["reset_at_each_iter"]
-        self._timeout = options["timeout"]
-        self.rollout: Any = self._host() if spec.collector_class is not None else self._roll_out()
-        if options["compile_policy"] and self.hosted is None:
-            self.rollout.plan(self.num_steps)  # calls the policy, for the first time
+        told = spec.options
+        self.options = RolloutOptions(**{f.name: told[f.name] for f in fields(RolloutOptions)})
+        self._timeout = told["timeout"]
+        if spec.collector_class is not None:
+            self.rollout: Rollout | HostedCollector = self._host()
+        else:
+            self.rollout = self._roll_out()
+            if self.options.compile_policy:
+                self.rollout.plan(self.num_steps)  # calls the policy, for the first time
         self.pipe.send(("met",))
 
     def _roll_out(self) -> Rollout:
         """Step environments here."""
-        spec, options = self.spec, self.spec.options
-        self.environments = environments = make_environments(
+        spec, options = self.spec, self.options
+        environments = make_environments(
             spec.create_env_fn,
             spec.create_env_kwargs,
+            options,
             worker_idx=self.worker_idx,
             seed=spec.seeds.factory(),
-            max_frames=options["max_frames_per_traj"],
-            halting=not options["reset_when_done"],
-            resume_episodes=options["resume_episodes"],
-            resume_timeout=options["resume_timeout"],
-            info_keys=options["info_keys"],
         )
-        check_apply_at(options["apply_at"], environments)
+        self._close_made = lambda close_env: environments.close() if close_env else None
         self.num_steps = steps_of(spec.frames, environments.num_envs)
         self._greet(environments.num_envs, str(environments))
         acting = None
         if self.policy is not None:
-            acting = PolicyCaller(
-                self.policy,
-                environments.observations,
-                device=spec.policy_device,
-                trusted=options["trust_policy"],
-                compile_policy=options["compile_policy"],
-                cudagraph=options["cudagraph_policy"],
-            )
+            observations, device = environments.observations, spec.policy_device
+            acting = PolicyCaller(self.policy, observations, options, device=device)
         return Rollout(
             environments,
             acting,
             self.receiver,
             spec.seeds,
-            exploration=interaction_type(options["exploration_type"]),
-            apply_at=options["apply_at"],
+            options,
+            random_frames=spec.options["random_frames"],
             take_at_start=self._take_due,
-            state_on_update=options["state_on_update"],
-            next_observation=options["next_observation"],
-            random_frames=options["random_frames"],
-            set_truncated=options["set_truncated"],
             counters=self.counters,
             poll_control=self._poll_control,
         )
@@ -196,7 +183,7 @@ class Worker:
         assert spec.collector_class is not None
         told = getattr(spec.collector_class, "keywords", {})
         passed = {name: options[name] for name in PASSED_ON if name not in told}
-        self.hosted = spec.collector_class(
+        hosted = spec.collector_class(
             spec.create_env_fn,
             self.policy,
             frames_per_batch=spec.frames,
@@ -206,35 +193,31 @@ class Worker:
             seed=int(spec.seeds.environments(1)[0]),
             **passed,
         )
+        self._close_made = partial(_shut_down, hosted)
         self.num_steps = 0
-        members = self.hosted.stats().get("workers")
-        num_envs = self.hosted.num_envs
-        described = f"{type(self.hosted).__name__} of {len(members or [0])}"
-        self._greet(num_envs, described)
+        members = hosted.stats().get("workers")
+        self._greet(hosted.num_envs, f"{type(hosted).__name__} of {len(members or [0])}", hosted)
         return HostedCollector(
-            self.hosted, spec.seeds, counters=self.counters, poll_control=self._poll_control
+            hosted, spec.seeds, counters=self.counters, poll_control=self._poll_control
         )
 
-    def _greet(self, num_envs: int, environment: str) -> None:
+    def _greet(self, num_envs: int, environment: str, hosted: Any = None) -> None:
         """Say that all is made, and take version 0."""
         self.num_envs = num_envs
         self.pipe.send(("hello", num_envs, environment))
-        self.receiver = self._connect()
+        self.receiver = self._connect(hosted)
 
-    def _connect(self) -> WeightReceiver:
+    def _connect(self, hosted: Any) -> WeightReceiver:
         schemes = {
             model_id: scheme
             for model_id, scheme in self._setup.schemes.items()
             if not isinstance(scheme, NoWeightSyncScheme)
         }
         for model_id, scheme in schemes.items():
-            if self.hosted is not None:
-                scheme.init_on_receiver(
-                    model_id=model_id, context=self.hosted, worker_idx=self.worker_idx
-                )
-            else:
-                model = find_model(self.policy, model_id)
-                scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
+            model = None if hosted is not None else find_model(self.policy, model_id)
+            scheme.init_on_receiver(
+                model_id=model_id, context=hosted, model=model, worker_idx=self.worker_idx
+            )
             # The trainer comes when the slowest worker is ready.
             scheme.connect_timeout = max(
                 scheme.connect_timeout, self.spec.options["start_timeout"] + self._timeout
@@ -276,7 +259,7 @@ class Worker:
 
     def _take_due(self) -> None:
         """Apply new weights, waiting for the versions that the order names."""
-        if isinstance(self.receiver, SchemeReceiver) and self._order is not None:
+        if self._order is not None:
             self.counters.values[STAGE] = TAKING_WEIGHTS
             self.receiver.take_at_least(self._order.versions, self._timeout)
             self._take()
@@ -284,20 +267,15 @@ class Worker:
     def _collect(self, order: Order) -> None:
         counters, rollout = self.counters.values, self.rollout
         self._order = order
-        if self.spec.options["apply_at"] != "episode" or self.hosted is not None:
+        if rollout.apply_at != "episode":
             self._take_due()
         began = time.monotonic()
-        if self._reset_each and self.hosted is None:
-            rollout.restart()
         if not self._blocks:
             self._share(rollout.plan(self.num_steps))
         frames = self._blocks[order.block]
         before = counters[FRAMES]
         steps = rollout.collect(frames)
-        counters[STAGE] = HANDING_OVER
         self._order = None
-        if self.environments is not None:
-            check_numbers(frames, steps, self.environments)
         count = counters[FRAMES] - before
         made_s = time.monotonic() - began
         ended_ns = time.perf_counter_ns()
@@ -305,21 +283,13 @@ class Worker:
         self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:
-        """Create the blocks, and send their memory to the trainer."""
-        nbytes = -(-layout.nbytes // 4096) * 4096
-        self._memory = AnonymousMemory(nbytes * self.spec.num_blocks)
-        whole = self._memory.map(0, self._memory.nbytes, writable=True)
-        self._blocks = [
-            FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes])
-            for i in range(self.spec.num_blocks)
-        ]
-        self.pipe.send(
-            ("blocks", layout, self.spec.num_blocks, nbytes), fds=(self._memory.fileno(),)
-        )
+        """Create the blocks, and tell the trainer what they are."""
+        self._blocks = map_blocks(self._setup.blocks.fd, layout, self.spec.num_blocks)
+        self.pipe.send(("blocks", layout))
 
     # -- between two steps
 
-    def _poll_control(self, rollout: Any) -> bool:
+    def _poll_control(self) -> bool:
         """Handle messages; False if the block must end here."""
         counters = self.counters.values
         if counters[MESSAGES] != self._seen:
@@ -330,8 +300,7 @@ class Worker:
 
     def _read_messages(self) -> None:
         self._seen = self.counters.values[MESSAGES]
-        for message, _ in self.pipe.receive():
-            kind, *rest = message
+        for kind, *rest in self.pipe.receive():
             if kind == "collect":
                 self._orders.append(Order(*rest))
             elif kind == "call":
@@ -351,18 +320,12 @@ class Worker:
 
     # -- what the trainer can call
 
-    def do_stats(self) -> dict[str, Any]:
-        return {"stage": self.counters.stage, "version": self.receiver.version, "pid": os.getpid()}
-
     def do_hold(self, still: bool) -> None:
         """Rest, or go on."""
         self._paused = still
 
     def do_getattr_env(self, name: str) -> Any:
-        if self.hosted is not None:
-            return self.hosted.getattr_env(name)
-        assert self.environments is not None
-        return self.environments.attribute(name)
+        return self.rollout.attribute(name)
 
     def do_set_seed(self, seeds: Seeds) -> None:
         self.rollout.reseed(seeds)
@@ -389,46 +352,17 @@ class Worker:
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
-        if isinstance(self.receiver, SchemeReceiver):
-            self.receiver.rebase(base)
+        self.receiver.rebase(base)
         return exact, first
 
     def close(self) -> None:
         """Let the trainer's memory go, and close the environments."""
         self.receiver.close()
-        if self.hosted is not None:
-            self.hosted.shutdown(timeout=1.0, close_env=self._close_env, raise_on_error=False)
-        if self.environments is not None and self._close_env:
-            try:
-                self.environments.close()
-            except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
-                traceback.print_exc()
+        try:
+            self._close_made(self._close_env)
+        except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
+            traceback.print_exc()
 
 
-def check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
-    """Raise if the policy or an environment returned NaN."""
-    ended = frames.terminated[:steps] | frames.truncated[:steps]
-    places = frames.final_places(ended)
-    live = frames.live[:steps]
-    suspects: list[tuple[str, Any, Any, int]] = [("reward", frames.reward[:steps], live, 0)]
-    if frames.action.is_floating_point():  # first: where an environment acts by NaN, it gives NaN
-        suspects.insert(0, ("action", frames.action[:steps].numpy(), live, 0))
-    for i, leaf in enumerate(environments.observations):
-        if leaf.dtype.kind == "f":
-            rows, finals = frames.observation_arrays[i], frames.final_arrays[i][places]
-            name = "/".join(leaf.key)
-            suspects.append((name, rows[: steps + 1], None, 1))
-            if np.isnan(finals.sum(dtype=np.float64)):
-                shown = np.zeros_like(rows[:steps])
-                shown[ended] = finals
-                suspects.append((name, shown, ended, 0))
-    for name, values, counts, ahead in suspects:
-        if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
-            continue
-        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1)
-        if counts is not None:
-            bad &= counts
-        if bad.any():
-            t, env = (int(i) for i in np.argwhere(bad)[0])
-            step = max(0, t - ahead)
-            raise ValueError(f"{name!r} is NaN in environment {env}, at step {step} of this batch")
+def _shut_down(hosted: Any, close_env: bool) -> None:
+    hosted.shutdown(timeout=1.0, close_env=close_env, raise_on_error=False)

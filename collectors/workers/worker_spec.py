@@ -9,27 +9,12 @@ from typing import Any
 import cloudpickle
 import torch
 
+from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds
 from sync.local.memory import AnonymousMemory, as_bytes
 
 # The options that a worker is told as they are, and a hosted collector that has none of its own.
-PASSED_ON = (
-    "max_frames_per_traj",
-    "reset_when_done",
-    "reset_at_each_iter",
-    "trust_policy",
-    "compile_policy",
-    "cudagraph_policy",
-    "exploration_type",
-    "apply_at",
-    "state_on_update",
-    "next_observation",
-    "info_keys",
-    "set_truncated",
-    "resume_episodes",
-    "resume_timeout",
-    "timeout",
-)
+PASSED_ON = (*(one.name for one in fields(RolloutOptions)), "timeout")
 
 
 @dataclass
@@ -72,15 +57,11 @@ class WorkerSpec:
     def pack(self) -> AnonymousMemory:
         """The same in shared memory."""
         data = self.pickled()
-        memory = AnonymousMemory(len(data) + 8)
-        view = as_bytes(memory.map(0, memory.nbytes, writable=True))
-        view[:8] = len(data).to_bytes(8, "little")
-        view[8 : 8 + len(data)] = data
+        memory = AnonymousMemory(len(data))
+        as_bytes(memory.map(0, memory.nbytes, writable=True))[: len(data)] = data
         return memory
 
     @staticmethod
     def unpack(memory: AnonymousMemory) -> WorkerSpec:
-        view = as_bytes(memory.map(0, memory.nbytes, writable=False))
-        size = int.from_bytes(view[:8], "little")
-        spec: WorkerSpec = cloudpickle.loads(view[8 : 8 + size])
+        spec: WorkerSpec = cloudpickle.loads(as_bytes(memory.map(0, memory.nbytes, writable=False)))
         return spec

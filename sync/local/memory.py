@@ -67,11 +67,7 @@ class AnonymousMemory(SharedFd):
         if fd is not None:
             super().__init__(fd)
             return
-        if hasattr(os, "memfd_create"):
-            super().__init__(os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        else:  # an unlinked file does the same through the page cache
-            with tempfile.TemporaryFile() as file:
-                super().__init__(os.dup(file.fileno()))
+        super().__init__(anonymous_file())
         with _naming_the_size(self.nbytes):
             os.ftruncate(self.fd, self.nbytes)
         if hasattr(os, "memfd_create"):
@@ -91,6 +87,14 @@ class AnonymousMemory(SharedFd):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "nbytes": self.nbytes}
+
+
+def anonymous_file() -> int:
+    """The descriptor of a new file without a name and, so far, of 0 bytes."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile() as file:  # an unlinked file does the same through the page cache
+        return os.dup(file.fileno())
 
 
 @contextlib.contextmanager

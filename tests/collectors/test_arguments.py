@@ -23,6 +23,9 @@ from collectors import (
     ReplayBuffer,
 )
 from collectors.options import _ONLY_FOR, Options
+from collectors.rollout.loop import Rollout
+from collectors.rollout.make_environment import make_environments
+from collectors.rollout.policy import PolicyCaller
 from collectors.workers.worker_loop import Worker
 from sync import (
     HogwildWeightSyncScheme,
@@ -488,6 +491,8 @@ def test_every_option_is_read_where_it_is_accepted(kind):
     classes = [c for c in KINDS[kind].__mro__ if c.__module__.startswith("collectors.")]
     read = set().union(*(read_in(c, "options") for c in classes))
     read |= read_in(Options.devices, "self") | read_in(Options.storing, "self")
+    for part in (make_environments, PolicyCaller, Rollout):
+        read |= read_in(part, "options")
     refused = {name for name, (kinds, _) in _ONLY_FOR.items() if KINDS[kind].kind not in kinds}
     checked = {"env_device"}  # there is one place where environments can be
     if kind in MULTI:

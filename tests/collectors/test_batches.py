@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.data.batch import Part, Trajectories, assemble, frames_of
+from collectors.data.batch import Part, Trajectories, assemble, buffer_for, frames_of
 from collectors.rollout.frame_block import ALIGNMENT, FrameLayout, allocate
 from collectors.rollout.spaces import action_leaf, observation_leaves
 from tests.collectors.support import same_bits
@@ -35,6 +35,7 @@ def block(num_envs, num_steps, live, ends):
     frames.live[...] = live
     frames.terminated[...] = ends & live
     frames.version[...] = np.arange(num_steps)[:, None]
+    frames.place[...] = np.arange(num_steps * num_envs).reshape(num_steps, num_envs)
     return frames
 
 
@@ -52,7 +53,7 @@ def test_each_environments_frames_come_first_and_in_order(made):
     frames, steps = made
     total = frames.layout.num_steps
     part = Part(frames, steps, 1, 4, Trajectories(1, 2))
-    batch = assemble([part], num_steps=total, copy=True)
+    batch = assemble([part])
     assert batch.batch_size == (frames.layout.num_envs, total)
     assert frames_of(batch) == int(frames.live[:steps].sum())
     for env, row in enumerate(batch):
@@ -81,18 +82,16 @@ def test_each_environments_frames_come_first_and_in_order(made):
 
 @settings(max_examples=100, deadline=None)
 @given(made=blocks())
-def test_views_say_the_same_as_copies(made):
+def test_a_batch_in_used_memory_says_the_same(made):
     frames, steps = made
-    total = frames.layout.num_steps
-    copied, viewed = (
-        assemble([Part(frames, steps, 0, 0, Trajectories())], num_steps=total, copy=copy)
-        for copy in (True, False)
+    buffer = buffer_for([Part(frames, steps, 0, 0, Trajectories())])
+    for tensor in buffer.values():
+        tensor.fill_(1)
+    fresh, reused = (
+        assemble([Part(frames, steps, 0, 0, Trajectories())], buffer=memory)
+        for memory in (None, buffer)
     )
-    if not copied["collector", "mask"].any():
-        return
-    mask = copied["collector", "mask"]
-    assert torch.equal(mask, viewed["collector", "mask"])
-    assert same_bits(copied[mask], viewed[mask])
+    assert same_bits(fresh, reused)
 
 
 def test_workers_lie_one_below_the_other_and_short_ones_are_padded():
@@ -102,12 +101,12 @@ def test_workers_lie_one_below_the_other_and_short_ones_are_padded():
         Part(ones, 3, 0, 0, Trajectories(0, 2)),
         Part(others, 4, 1, 2, Trajectories(1, 2)),
     ]
-    batch = assemble(parts, num_steps=5, copy=True)
+    batch = assemble(parts)
     assert batch["collector", "mask"].sum(1).tolist() == [3, 3, 4]
     assert batch["collector", "worker"][:, 0].tolist() == [0, 0, 1]
     assert batch["collector", "env"][:, 0].tolist() == [0, 1, 2]
     assert batch["b"][2].tolist() == [1, 101, 201, 301, 0]
-    assert "policy_version" not in assemble(parts, num_steps=5, copy=True, stamps=False)
+    assert "policy_version" not in assemble(parts, stamps=False)
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

@@ -62,7 +62,7 @@ def check(collector, checker, batches):
             collector.update_policy_weights_()
 
 
-@pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
+@pytest.mark.parametrize("copy", [True, False], ids=["copies", "reused"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_every_frame_is_what_happened(make, kind, copy):
@@ -90,7 +90,7 @@ def test_batches_that_were_copied_stay_as_they_were(make):
 
 
 @pytest.mark.parametrize("make", [Collector, MultiAsyncCollector], ids=["single", "async"])
-def test_views_are_of_the_blocks_themselves(make):
+def test_without_copies_batches_use_the_same_memory_again(make):
     collector, *_ = build(make, copy=False)
     with collector:
         batches = [collector.next() for _ in range(12)]

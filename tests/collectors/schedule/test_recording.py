@@ -37,7 +37,6 @@ def test_what_is_recorded_is_read_again(tmp_path):
     recorder = Recorder(tmp_path / "schedule.jsonl", **HEADER)
     recorder.note(1, 0, stamps(0, 0, 2), 0.5)
     recorder.note(0, 1, stamps(1, 1, 1), 0.5)
-    recorder.close()
     schedule = RecordedSchedule(tmp_path / "schedule.jsonl")
     assert schedule.header.num_workers == 2
     assert schedule.header.seed == 3

@@ -1,0 +1,31 @@
+"""The options that reach the loop that makes frames, in whichever process that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tensordict.nn import InteractionType
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """How one worker steps its environments and calls its policy."""
+
+    # Episodes and exploration
+    max_frames_per_traj: int | None = None
+    reset_at_each_iter: bool = False
+    reset_when_done: bool = True
+    exploration_type: str | InteractionType = "random"
+    set_truncated: bool = False
+    resume_episodes: bool = True  # load_state_dict replays unfinished episodes
+    resume_timeout: float = 300.0  # of a worker, to replay them; after it, new ones start
+    info_keys: Sequence[str] | Mapping[str, Any] = ()  # a mapping gives values for missing entries
+    # The policy's calls
+    trust_policy: bool = False
+    compile_policy: bool | Mapping[str, Any] = False
+    cudagraph_policy: bool = False
+    # When new weights are applied; "episode": only between two episodes
+    apply_at: Literal["step", "batch", "episode"] = "step"
+    state_on_update: Literal["keep", "zero"] = "keep"  # the policy's recurrent state
