@@ -140,6 +140,8 @@ class LocalChannel(WorkerChannel):
     def _event(self, kind: str, *rest: Any) -> Event | None:
         if kind == "batch":
             number, serial, steps, count, made_s, ended_ns = rest
+            if not self._blocks:  # they could not be mapped, which was a failure
+                return None
             del self._ordered[serial]
             self._made_before += count
             filled = FilledBlock(self._blocks[number], number, steps)
@@ -155,7 +157,10 @@ class LocalChannel(WorkerChannel):
             return Failed(f"raised {name} while {self.counters.stage}:\n{text.rstrip()}")
         (layout,) = rest
         assert self._memory is not None
-        self._blocks = map_blocks(self._memory.fd, layout, self._num_blocks)
+        try:
+            self._blocks = map_blocks(self._memory.fd, layout, self._num_blocks)
+        except OSError as error:
+            return Failed(f"cannot return its frames: their memory cannot be mapped: {error}")
         self._memory.close()
         return None
 

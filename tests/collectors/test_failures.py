@@ -550,6 +550,8 @@ def test_where_no_descriptor_is_left_for_a_workers_frames_that_is_said():
                     taken.append(os.dup(0))
             with pytest.raises(WorkerError, match="Too many open files"):
                 collector.next()
+            for handle in collector.pool.handles:  # its frames have come as well, and are no error
+                wait_until(lambda handle=handle: not handle.channel.is_busy())
         finally:
             for fd in taken:
                 os.close(fd)
