@@ -183,7 +183,10 @@ def test_frames_that_the_policy_has_become_unlikely_to_act_in_weigh_little():
     [("mlp", False), ("mlp", True), ("lstm", False), ("lstm", True), ("cnn", False)],
 )
 def test_it_sees_what_the_workers_saw(model, actions, normalise):
-    impala = learner(model, actions, normalise_observations=normalise)
+    # A small step: with large weights, rows computed together and alone differ by more rounding on
+    # some processors.
+    config = {"learning_rate": 1e-3, "normalise_observations": normalise}
+    impala = learner(model, actions, **config)
     before = copy.deepcopy(impala.policy.state_dict())
     impala.update(rollout(impala, model, actions), 0)
     assert not all(torch.equal(before[k], v) for k, v in impala.policy.state_dict().items())
