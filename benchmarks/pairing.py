@@ -23,10 +23,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.predictors import RETURN, objective_of  # noqa: E402
 from harness.analysis.findings import height  # noqa: E402
 from harness.analysis.read_runs import Run, find_runs  # noqa: E402
 
-RETURN = "episode/return"
 Scores = Mapping[str, Mapping[int, float]]  # by objective, then by seed
 
 
@@ -36,9 +36,7 @@ def scores(runs: Sequence[Run]) -> Scores:
     for run in runs:
         mean = height(run, RETURN, share=1) if run.is_done else None
         if mean is not None:
-            corrected = " with V-trace" if run.options.get("algo.vtrace") else ""
-            objective = f"{run.options['algo.objective']}{corrected}"
-            found[objective][int(run.options["seed"])] = mean
+            found[objective_of(run)][int(run.options["seed"])] = mean
     return found
 
 

@@ -47,13 +47,17 @@ def points(runs: Sequence[Run]) -> list[Point]:
     for run in runs:
         lag = run.options.get("sync.lag")
         if run.is_done and isinstance(lag, int):
-            corrected = " with V-trace" if run.options.get("algo.vtrace") else ""
-            objective = f"{run.options['algo.objective']}{corrected}"
-            groups[str(run.options["env.id"]), objective, lag].append(run)
+            groups[str(run.options["env.id"]), objective_of(run), lag].append(run)
     return [
         Point(task, objective, lag, score(found), measures(lag, found))
         for (task, objective, lag), found in sorted(groups.items())
     ]
+
+
+def objective_of(run: Run) -> str:
+    """What a run's objective is called in tables."""
+    corrected = " with V-trace" if run.options.get("algo.vtrace") else ""
+    return f"{run.options['algo.objective']}{corrected}"
 
 
 def score(runs: Sequence[Run]) -> float:

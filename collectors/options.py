@@ -143,7 +143,7 @@ class Options(RolloutOptions):
 
     def _check_combinations(self, kind: str) -> None:
         whole, split = self.trajs_per_batch is not None, self.split_trajs
-        views, no_buffers = not self.copy, self.use_buffers is False
+        reuses, no_buffers = not self.copy, self.use_buffers is False
         by_worker = self.cat_results not in (None, 0)
         endless, limited = not self.reset_when_done, self.max_frames_per_traj is not None
         preempts, hosts = self.preemptive_threshold is not None, self.collector_class is not None
@@ -156,8 +156,8 @@ class Options(RolloutOptions):
             (self.set_truncated and whole, "set_truncated and trajs_per_batch exclude each other"),
             (by_worker and split, "cat_results sorts by worker, split_trajs by trajectory"),
             (by_worker and whole, "cat_results sorts by worker, trajs_per_batch by trajectory"),
-            (views and no_buffers, "copy=False returns buffers, but use_buffers=False has none"),
-            (views and (split or whole), "copy=False returns views, but trajectories are copies"),
+            (reuses and no_buffers, "copy=False reuses a buffer, but use_buffers=False has none"),
+            (reuses and (split or whole), "copy=False reuses memory, but trajectories are copies"),
             (endless and limited, f"max_frames_per_traj needs resets, {_NO_RESETS}"),
             (endless and whole, f"trajs_per_batch needs many episodes, {_NO_RESETS}"),
             (hosts and preempts, "preemptive_threshold cannot stop a batch of a collector_class"),

@@ -142,7 +142,7 @@ class Runner:
         self.lags.add(batch, version)
         dropped = int(metrics.get("train/dropped", 0))
         self.dropped += dropped
-        if dropped and not metrics["train/gradient_steps"]:
+        if dropped and metrics.get("train/gradient_steps") == 0:
             self.collector.skip_update()
             return False
         self.updates += 1

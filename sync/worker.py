@@ -42,9 +42,7 @@ class WorkerRecord:
     @property
     def failure(self) -> WorkerError | None:
         """Its failure. A death is not a failure if it had acknowledged everything."""
-        if self._raised is not None or self._dead is None:
-            return self._raised
-        return self._dead if self.waiting or not self.connected else None
+        return self._raised or (self._dead if self.waiting or not self.connected else None)
 
     @property
     def synchronized(self) -> bool:

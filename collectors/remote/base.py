@@ -74,7 +74,7 @@ class RemoteCollector(PooledCollector):
                 "several workers on one node is not recorded; use one worker per node"
             )
         if options.get("copy") is False:
-            raise ValueError("copy=False returns views of shared memory: it needs local workers")
+            raise ValueError("copy=False reuses the memory of a batch: it needs local workers")
         super().__init__(factories, policy, num_workers=n, **options)
 
     @abstractmethod

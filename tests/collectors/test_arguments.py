@@ -139,7 +139,12 @@ REFUSED = [
         "copy=False.*use_buffers=False",
     ),
     (MULTI, {"use_buffers": False}, ValueError, "use_buffers=False is for Collector.*in buffers"),
-    (EACH, {"copy": False, "split_trajs": True}, ValueError, "copy=False returns views"),
+    (
+        EACH,
+        {"copy": False, "split_trajs": True},
+        ValueError,
+        "copy=False reuses memory, but trajectories are copies",
+    ),
     (
         EACH,
         {"reset_when_done": False, "max_frames_per_traj": 5},
