@@ -340,7 +340,7 @@ def check_alike(
     """Refuse frames of different entries, each a shape and a dtype: one batch cannot hold both."""
     first = entries[0]
     for handle, other in zip(handles, entries, strict=True):
-        for key in first.keys() | other.keys():
+        for key in dict.fromkeys([*first, *other]):
             if first.get(key) != other.get(key):
                 raise ValueError(
                     f"{handle.name} {handles[0].index} and {handle.name} {handle.index} differ in "
