@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import time
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -126,10 +127,21 @@ def test_a_picture_is_made_of_a_trace(capsys):
     assert not Path("other.svg").exists()
 
 
-def test_a_trace_without_workers_has_a_picture_too():
+def test_a_trace_without_workers_has_a_picture_too(tmp_path):
+    logger = TraceLogger(tmp_path, most_bytes=10_000)
+    now_s = time.perf_counter()
+    logger.phase("update", now_s + 1, now_s + 3)
+    logger.finish({}, 0)
+    assert timeline.main([str(tmp_path)]) == 0
+    drawn = (tmp_path / "timeline.svg").read_text()
+    assert "learner" in drawn
+    assert "worker" not in drawn
+
+
+def test_the_policy_of_a_single_collector_is_worker_0():
     traced("collector=single")
-    assert timeline.main(["run"]) == 0
-    assert "worker" not in Path("run/timeline.svg").read_text()
+    assert timeline.main(["run", "--start", "0", "--seconds", "100"]) == 0
+    assert "worker 0" in Path("run/timeline.svg").read_text()
 
 
 def test_a_trace_does_not_outgrow_its_bound(tmp_path, caplog):
