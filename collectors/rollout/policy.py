@@ -30,6 +30,7 @@ from collectors.rollout.spaces import Key, Leaf, as_key
 ACTION: Key = ("action",)
 IS_INIT: Key = ("is_init",)
 NEXT = "next"
+WARM_UP = 3  # the call that records a CUDA graph: a compiled policy has settled by then
 _UNUSED: Key = ("_",)  # tensordict's name for an output to discard
 _ALPHA_DROPOUTS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, *_ALPHA_DROPOUTS)
@@ -75,7 +76,7 @@ class PolicyCaller:
         if how := options.compile_policy:
             self.call = torch.compile(self.call, **(how if isinstance(how, Mapping) else {}))
         if options.cudagraph_policy:
-            self.call = CudaGraphModule(self.call)
+            self.call = _as_graph(self.call, self.device)
 
     def __call__(self, inputs: Sequence[Tensor]) -> dict[Key, Tensor]:
         """The policy's outputs for these inputs, by key, in the CPU's memory."""
@@ -127,6 +128,16 @@ class PolicyCaller:
             return policy(tensordict)
 
         return call
+
+
+def _as_graph(call: Callable[..., Any], device: torch.device | None) -> Callable[..., Any]:
+    """The call as one CUDA graph."""
+
+    def with_tensors(*inputs: Tensor) -> Any:
+        return call(*inputs)
+
+    # Of a module with `in_keys` it would make a graph that takes a TensorDict.
+    return CudaGraphModule(with_tensors, warmup=WARM_UP, device=device)  # type: ignore[arg-type]
 
 
 def _is_plain(policy: Any) -> bool:

@@ -155,6 +155,16 @@ class NoneConfig(SyncConfig):
 
     name: str = "none"
 
+    def check(self, config: Any) -> None:
+        super().check(config)
+        places = (config.device, config.collector.devices.policy)
+        if len({"cuda:0" if place == "cuda" else str(place) for place in places}) > 1:
+            raise ConfigError(
+                f"sync=none with device={places[0]} and collector.devices.policy={places[1]}: "
+                "the learner's own policy acts, so name one device for both; "
+                "or use sync=shared_mem"
+            )
+
     def _check_pair(self, collector: Any) -> None:
         super()._check_pair(collector)
         if collector.name != "single":

@@ -123,10 +123,11 @@ def read(
     findings: Findings,
     width: int,
     background: bool = False,
+    device: str = "cpu",
 ) -> None:
     """A worker: policy calls without pause, each one checked, until it is told to stop."""
     torch.set_num_threads(1)
-    policy = VersionPolicy(width)
+    policy = VersionPolicy(width).to(device)
     scheme.init_on_receiver(model=policy, worker_idx=worker)
     scheme.connect(background=background)
     while not findings.get(worker, STOP):
@@ -194,14 +195,15 @@ def trial(
     background: bool = False,
     target: Callable[..., None] = read,
     findings: Findings | None = None,
-    model: type[VersionPolicy] = VersionPolicy,
+    model: Callable[[int], VersionPolicy] = VersionPolicy,
+    device: str = "cpu",
 ) -> Iterator[Trial]:
     """Workers that make policy calls while the body runs."""
     ctx = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         ctx.set_forkserver_preload(["torch", "tests.promises.probe"])
     policy, findings = model(width), findings or Findings(workers)
-    scheme.init_on_sender(model=policy, devices=["cpu"] * workers, ctx=ctx)
+    scheme.init_on_sender(model=policy, devices=[device] * workers, ctx=ctx)
     processes = [
         ctx.Process(target=target, args=(scheme, w, findings, width, background), daemon=True)
         for w in range(workers)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+import torch
 import yaml
 from gymnasium.envs.registration import EnvSpec
 
@@ -222,3 +223,12 @@ def test_what_is_only_there_as_a_vector_cannot_be_evaluated(monkeypatch):
     given = ("env.id=OnlyVector-v0", "env.vectorisation=native")
     assert "use evaluation.at_end=false" in error_of(*given)
     assert plan_run([*given, "evaluation.at_end=false"]).config.env.num_envs == 8
+
+
+@pytest.mark.parametrize("given", ["device=cuda", "collector.devices.policy=cuda:1"])
+def test_a_policy_that_is_the_learners_own_is_where_the_learner_is(given, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="name one device for both; or use sync=shared_mem"):
+        plan_run(["collector=single", "sync=none", given])
+    plan_run(["collector=single", "sync=none", "device=cuda:0", "collector.devices.policy=cuda"])

@@ -24,9 +24,10 @@ class Mixed(nn.Module):
 
     def __init__(self, value: float = 0.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.full((SIZE, SIZE), value, device="cuda"))
-        self.register_buffer("mean", torch.full((SIZE,), value, device="cuda"))
-        self.register_buffer("steps", torch.full((50_000,), value))
+        options = {"fill_value": value, "dtype": torch.float32}
+        self.weight = nn.Parameter(torch.full((SIZE, SIZE), device="cuda", **options))
+        self.register_buffer("mean", torch.full((SIZE,), device="cuda", **options))
+        self.register_buffer("steps", torch.full((50_000,), **options))
 
 
 def bind(model, layout=None):
