@@ -4,14 +4,18 @@
     .venv/bin/python benchmarks/broadcast.py [--nodes 2,4,8] [--schemes rpc] [--sizes 4.5k]
 
 In a tree, the trainer sends a version to four nodes, and they pass it on; "flat" it sends it to all
-of them. Nodes are idle processes of this machine, on loopback. RPC uses sockets, as between
-machines: within one, it keeps a core of each process busy. Processor time is that of the trainer's
-process with all its threads. It does not depend on how many cores the nodes share; wall time does.
+of them. Nodes are idle processes of this machine, on loopback, or with `--namespaces` (as root) in
+network namespaces, each with a cable to a switch. RPC uses sockets, as between machines: within
+one, it keeps a core of each process busy. Processor time is that of the trainer's process with all
+its threads. It does not depend on how many cores the nodes share; wall time does.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
+import importlib
 import multiprocessing
 import os
 import sys
@@ -33,7 +37,9 @@ from benchmarks.models import MODEL_WIDTHS, timed_sends_ms  # noqa: E402
 from benchmarks.sync_latency import machine, markdown, save  # noqa: E402
 from benchmarks.sync_remote import ENGINES, Lockstep, Workers, serve, start_ray  # noqa: E402
 from sync.remote import rpc_group, tree  # noqa: E402
+from tests.promises.network import TRAINER, host_name, network, why_not  # noqa: E402
 
+CLONE_NEWNET = 0x40000000
 WARM_UP = 5
 CONNECT_S = 120.0
 JOIN_S = 600.0  # each member of an RPC group connects with all others when it joins
@@ -76,16 +82,40 @@ def serve_sparingly(kind: str, peer: int, port: int) -> None:
     serve(kind, peer, port)
 
 
+def serve_on_host(tag: str, kind: str, peer: int, port: int) -> None:
+    """Be a node in the network namespace of its number."""
+    enter(host_name(tag, peer))
+    be_sparing()
+    torch.set_num_threads(1)
+    module = importlib.import_module(ENGINES[kind].partition(":")[0])
+    module.serve(peer, host=TRAINER, port=port, timeout=JOIN_S)
+
+
+def enter(namespace: str) -> None:
+    """Have this thread, and those that it starts, use the network of a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"setns({namespace})")
+
+
 def be_sparing() -> None:
     """Have RPC use sockets within this machine, too, and wait for many to join one by one."""
-    rpc_group._ONE_MACHINE = {"_transports": ["uv"], "_channels": ["basic"]}
+    few = {"_transports": ["uv"], "_channels": ["basic"]}
+    rpc_group._ONE_MACHINE = rpc_group.BETWEEN_MACHINES = few
     sync_remote.START_S = JOIN_S
 
 
-def measure(kind: str, models: Iterable[str], number: int, rounds: int, sends: int) -> list[Point]:
-    """All models and layouts over one set of nodes."""
+def measure(
+    kind: str, models: Iterable[str], number: int, rounds: int, sends: int, tag: str = ""
+) -> list[Point]:
+    """All models and layouts over one set of nodes; tag: of the network that they are in."""
     with ExitStack() as stack:
-        workers = Workers(kind, number, serve_sparingly)
+        if tag:
+            target = functools.partial(serve_on_host, tag)
+            workers = Workers(kind, number, target, host=TRAINER)
+        else:
+            workers = Workers(kind, number, serve_sparingly)
         stack.callback(workers.close)
         points = []
         for model in models:
@@ -165,6 +195,15 @@ def why_too_many(kind: str, number: int) -> str:
     return f"they may need {needed_mb / 1e3:.0f} GB, and {free_mb / 1e3:.0f} GB are free"
 
 
+def in_namespaces(nodes: int) -> int:
+    """Run this command again in a namespace, with others for the nodes."""
+    if why := why_not():
+        print(why)
+        return 2
+    with network(nodes) as net:
+        return net.start(None, *sys.argv, "--in-network", net.tag).wait()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", default="2,4,8,16,32,64")
@@ -174,7 +213,11 @@ def main() -> int:
     parser.add_argument("--sends", type=int, default=20, help="in a round")
     parser.add_argument("--ray-nodes", type=int, default=16, help="the most that Ray is asked for")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
+    parser.add_argument("--namespaces", action="store_true", help="a network namespace each")
+    parser.add_argument("--in-network", metavar="TAG", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.namespaces and not arguments.in_network:
+        return in_namespaces(max(map(int, arguments.nodes.split(","))))
     multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
     torch.set_num_threads(1)
     be_sparing()
@@ -192,7 +235,8 @@ def main() -> int:
                 break
             print(f"measuring {kind} x {number}", file=sys.stderr, flush=True)
             counts = arguments.rounds, arguments.sends
-            points += measure(kind, arguments.sizes.split(","), number, *counts)
+            sizes = arguments.sizes.split(",")
+            points += measure(kind, sizes, number, *counts, tag=arguments.in_network)
     about: dict[str, Any] = machine()
     print(f"Blocking send ({', '.join(f'{name} {value}' for name, value in about.items())}):\n")
     print(table(points))

@@ -95,9 +95,9 @@ _kept: list[Any] = []
 
 
 class Workers:
-    """An engine with its peers on this machine, which call `target`."""
+    """An engine with its peers on this machine, which call `target`; `where` the trainer is."""
 
-    def __init__(self, kind: str, number: int, target: Callable[..., None] = serve):
+    def __init__(self, kind: str, number: int, target: Callable[..., None] = serve, **where: Any):
         make = resolve_name(ENGINES[kind])
         self.kind, self.processes = kind, []
         if kind == "ray":
@@ -107,7 +107,7 @@ class Workers:
             self.actors = [actor.remote() for _ in range(number)]
             self.engine = make(self.actors)
             return
-        self.engine = make(number, timeout=START_S)
+        self.engine = make(number, timeout=START_S, **where)
         ctx = multiprocessing.get_context("forkserver")
         for peer in range(number):
             args = (kind, peer, self.engine.port)

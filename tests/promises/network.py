@@ -48,13 +48,18 @@ def why_not() -> str:
     return ""
 
 
+def host_name(tag: str, host: int) -> str:
+    """The namespace of a host in the network of this tag."""
+    return f"{tag}-{host}"
+
+
 class Network:
     """A switch with hosts; the trainer runs in a namespace too, so that nothing else is touched."""
 
     def __init__(self, hosts: int):
         self.tag = f"ls{os.getpid() % 10_000}"
         self.processes: list[subprocess.Popen[str]] = []
-        self.names = [self._name("t"), *(self._name(str(host)) for host in range(hosts))]
+        self.names = [self._name("t"), *(host_name(self.tag, host) for host in range(hosts))]
         self.switch = self._name("sw")
         self.addresses = [TRAINER, *(f"10.77.0.{10 + host}" for host in range(hosts))]
         run("ip", "netns", "add", self.switch)
