@@ -26,17 +26,21 @@ def open_store(host: str, port: int, timeout: float) -> Any:
         taken = error.errno == errno.EADDRINUSE
         why = "the port is taken" if taken else str(error.strerror or error).lower()
         raise ConnectionError(f"no store can be opened at {host}:{port}: {why}") from None
-    with listener:
-        store = TCPStore(
+    port = listener.getsockname()[1]
+    descriptor = listener.detach()  # the store owns the socket from here on, and closes it
+    limit = timedelta(seconds=timeout)
+    try:
+        return TCPStore(
             host,
-            listener.getsockname()[1],
+            port,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-            master_listen_fd=listener.fileno(),
+            timeout=limit,
+            master_listen_fd=descriptor,
         )
-        listener.detach()  # the store owns the socket now
-    return store
+    except RuntimeError as error:  # this process is too busy to answer itself, say
+        why = str(error).splitlines()[0]
+        raise ConnectionError(f"no store can be opened at {host}:{port}: {why}") from None
 
 
 def find_store(host: str, port: int, timeout: float, peer: int) -> Any:

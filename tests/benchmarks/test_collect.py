@@ -138,6 +138,7 @@ def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path):
         driver.wait()
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_saves_every_round(tmp_path):
     ran = subprocess.run(
         [

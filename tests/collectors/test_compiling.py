@@ -40,8 +40,8 @@ def distributed(*args, **options):
     [
         (MultiSyncCollector, {}),
         (MultiAsyncCollector, {}),
-        (MultiAsyncCollector, {"collector_class": Collector}),
-        (distributed, {"sync": False}),
+        pytest.param(MultiAsyncCollector, {"collector_class": Collector}, marks=pytest.mark.slow),
+        pytest.param(distributed, {"sync": False}, marks=pytest.mark.slow),
         (distributed, {"collector_class": MultiSyncCollector}),
     ],
     ids=["sync", "async", "hosted", "host of one", "host of workers"],
@@ -55,6 +55,7 @@ def test_a_slow_compiler_is_no_hanging_worker(kind, options):
         assert collector.stats()["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_replacement_may_compile_as_long():
     with build(MultiSyncCollector, on_worker_failure="restart") as collector:
         collector.next()

@@ -48,6 +48,7 @@ def test_the_standalone_example_fits_on_a_page():
     assert len((EXAMPLES / "standalone_sync.py").read_text().splitlines()) < 40
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path):
     """With fewer frames, as a script: what follows `!` is a command."""
     notebook = json.loads((EXAMPLES / "first_ablation.ipynb").read_text())

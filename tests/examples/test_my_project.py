@@ -182,6 +182,7 @@ def test_a_run_of_the_project_goes_on_from_its_checkpoint(installed, tmp_path):
     assert records(tmp_path / "run")[-1]["step"] == 2 * FRAMES
 
 
+@pytest.mark.slow
 def test_help_lists_what_lockstep_has_and_what_a_plugin_adds(installed, tmp_path):
     text = installed.run("lockstep", "--help", cwd=tmp_path)
     assert "ppo_cartpole" in text

@@ -52,7 +52,7 @@ def same(first, second):
     return compare_records(first, second) or compare_weights(first, second)
 
 
-SLOW = ("batches", "episodes", "a tree", "waiting", "dropping", "a lag", "SAC")
+SLOW = ("LSTM", "batches", "episodes", "a tree", "waiting", "dropping", "a lag", "SAC")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(monkeypatch
     assert len(list(Path("outputs/mine/.earlier").iterdir())) == 1
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_jobs_end_with_a_checkpoint_when_their_sweep_is_ended(tmp_path, signum):
     endless = (*SMALL, "total_frames=100_000_000", "seed=1,2", LOCAL, "sweep=mine")
     sweep = start("-m", *endless, folder=tmp_path)
@@ -147,7 +149,9 @@ def test_a_launcher_or_a_sweeper_whose_package_is_missing_is_refused(capsys, mon
 # -- a sweep whose jobs fail
 
 
-@pytest.mark.parametrize("launcher", [(), (LOCAL, "hydra.launcher.parallel=1")])
+@pytest.mark.parametrize(
+    "launcher", [(), pytest.param((LOCAL, "hydra.launcher.parallel=1"), marks=pytest.mark.slow)]
+)
 def test_no_job_is_started_after_so_many_have_failed(launcher, capsys):
     varied = ("algo.learning_rate=1e30,1e-3,1e31,1e-2", "stop_after_failures=2", "sweep=mine")
     assert run.main(["-m", *SMALL, *launcher, *varied]) == 1
@@ -281,6 +285,7 @@ def test_slurm_gets_one_array_with_the_directives_of_the_config(slurm):
 # -- interrupted, and gone on with
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_that_is_gone_on_with_gives_the_table_of_one_never_killed(tmp_path):
     given = ("-m", *SMALL, "algo.learning_rate=1e-3,1e-2", "seed=1,2", "sweep=mine")
     sweep = start(*given, folder=tmp_path / "killed")
@@ -344,6 +349,7 @@ def test_a_run_puts_back_what_it_changes_of_its_process():
     assert inside != expected
 
 
+@pytest.mark.slow
 def test_each_job_has_a_wandb_run_of_its_own_grouped_by_the_sweep(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     given = ("-m", *SMALL, "logger=wandb", "seed=1,2", "sweep=mine")

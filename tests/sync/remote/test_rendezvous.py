@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from sync.remote.addresses import address_towards, interface_of, is_loopback
+from sync.remote.store import open_store
 from tests.promises.probe import wait_until
 from tests.promises.remote_probe import ENGINES, MODULES, Peers
 
@@ -53,6 +54,11 @@ def listening():
         for at in psutil.Process().net_connections("inet")
         if at.status == psutil.CONN_LISTEN
     }
+
+
+def test_a_store_that_does_not_answer_in_time_says_so():
+    with pytest.raises(ConnectionError, match=r"no store can be opened at 127\.0\.0\.1:\d+: .*tim"):
+        open_store("127.0.0.1", 0, 0.0)
 
 
 def test_a_port_that_is_taken_is_named(module, stranger):

@@ -85,9 +85,9 @@ def test_transports_and_channels_can_be_chosen():
 
 
 def test_a_second_agent_in_one_process_is_refused():
-    engine = RPCEngine(1, timeout=5.0)
+    engine = RPCEngine(1, timeout=30.0)
     try:
         with pytest.raises(RuntimeError, match="is in an RPC group already, as 'trainer'"):
-            RPCEngine(1, timeout=5.0)
+            RPCEngine(1, timeout=30.0)
     finally:
         engine.close()
