@@ -159,7 +159,7 @@ class _Relay:
         self._lock = threading.RLock()
         self._open: set[int] = set()  # the serial numbers of deliveries without an answer
         self._news: dict[int, tuple[News, int]] = {}  # with the time when each was heard
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, tuple[Post | None, Link]] = {}
         self._waiting: Future[Gathered] | None = None
         self._awaited: set[int] = set()  # the deliveries whose end it waits for
         self._is_due = False
@@ -184,20 +184,25 @@ class _Relay:
         return answer
 
     def _link(self, engine: str, own: int, other: int) -> Link:
+        """The link over the present connection: calls over an earlier one may never return."""
+        with _lock:
+            connection = _connected.get((engine, own, other))
+        known = self._links.get(other)
+        if known is not None and known[0] is connection:
+            return known[1]
+
         def post(*args: Any) -> Future[Any]:
-            with _lock:
-                found = _connected.get((engine, own, other))
-            if found is None:
+            if connection is None:
                 raise ConnectionError(f"peer {own} is not connected with peer {other}")
-            return found(*args)
+            return connection(*args)
 
         def hear(news: list[News], error: BaseException | None) -> None:
             broken = [News(other, -1, CUT)] if error is not None else []
             self._hear([*news, *broken])
 
-        if other not in self._links:
-            self._links[other] = Link(post, NOTHING, hear)
-        return self._links[other]
+        link = Link(post, NOTHING, hear)
+        self._links[other] = connection, link
+        return link
 
     def ask(self, wait_s: float) -> Future[Gathered]:
         return self._wait(self._open, wait_s)
