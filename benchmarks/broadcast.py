@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import importlib
 import multiprocessing
 import os
 import sys
@@ -77,18 +76,17 @@ class Fit(NamedTuple):
         return cls(float(fixed), float(each), float(errors.max()))
 
 
-def serve_sparingly(kind: str, peer: int, port: int) -> None:
+def serve_sparingly(kind: str, peer: int, port: int, tag: str = "") -> None:
+    """Be a node; tag: in its namespace of the network of this tag."""
+    if tag:
+        enter(host_name(tag, peer))
     be_sparing()
-    serve(kind, peer, port)
+    serve(kind, peer, port, **trainer_of(tag))
 
 
-def serve_on_host(tag: str, kind: str, peer: int, port: int) -> None:
-    """Be a node in the network namespace of its number."""
-    enter(host_name(tag, peer))
-    be_sparing()
-    torch.set_num_threads(1)
-    module = importlib.import_module(ENGINES[kind].partition(":")[0])
-    module.serve(peer, host=TRAINER, port=port, timeout=JOIN_S)
+def trainer_of(tag: str) -> dict[str, str]:
+    """Where the trainer is, as engines take it: on loopback if there is no network."""
+    return {"host": TRAINER} if tag else {}
 
 
 def enter(namespace: str) -> None:
@@ -111,11 +109,8 @@ def measure(
 ) -> list[Point]:
     """All models and layouts over one set of nodes; tag: of the network that they are in."""
     with ExitStack() as stack:
-        if tag:
-            target = functools.partial(serve_on_host, tag)
-            workers = Workers(kind, number, target, host=TRAINER)
-        else:
-            workers = Workers(kind, number, serve_sparingly)
+        target = functools.partial(serve_sparingly, tag=tag)
+        workers = Workers(kind, number, target, **trainer_of(tag))
         stack.callback(workers.close)
         points = []
         for model in models:
@@ -224,6 +219,9 @@ def main() -> int:
     points: list[Point] = []
     stopped: list[str] = []
     for kind in arguments.schemes.split(","):
+        if kind == "ray" and arguments.in_network:
+            stopped.append("ray was left out: its actors would all be in one namespace.")
+            continue
         if kind == "ray":
             start_ray()
         for number in map(int, arguments.nodes.split(",")):

@@ -9,11 +9,12 @@ Everything is measured in turns within one run.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import sync.model.cuda  # noqa: E402
-from benchmarks.models import build_model, timed_ms  # noqa: E402
+from benchmarks.models import MODEL_WIDTHS, build_model, timed_ms  # noqa: E402
 from benchmarks.sync_latency import (  # noqa: E402
     SENDS_A_ROUND,
     WORKERS,
@@ -30,10 +31,18 @@ from benchmarks.sync_latency import (  # noqa: E402
     in_turns,
     machine,
     markdown,
-    options,
+    save,
     shown,
 )
 from sync import WeightSyncScheme  # noqa: E402
+
+
+class Row(NamedTuple):
+    """What was measured with one model."""
+
+    model: str
+    times: dict[str, Times]
+
 
 SCHEMES = ("shared_mem", "multiprocess")
 DEVICE = "cuda"
@@ -126,19 +135,23 @@ def measure(model: str, rounds: int) -> dict[str, Times]:
 
 
 def main() -> int:
-    arguments = options(__doc__.split("\n")[0], rounds=12).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--sizes", default=",".join(MODEL_WIDTHS), help="of 4.5k, 1M, 25M")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no CUDA device here")
         return 2
-    found: dict[str, Any] = {}
+    rows = []
     for model in arguments.sizes.split(","):
         print(f"measuring {model}", file=sys.stderr, flush=True)
-        found[model] = measure(model, arguments.rounds)
-    names = list(next(iter(found.values())))
-    rows = [[model, *(shown(times[name]) for name in names)] for model, times in found.items()]
+        rows.append(Row(model, measure(model, arguments.rounds)))
+    lines = [[row.model, *map(shown, row.times.values())] for row in rows]
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     print(f"Blocking send to {WORKERS} workers on {torch.cuda.get_device_name()}, p50 / p95 in ms")
-    print(f"({about}):\n\n{markdown(['floats', *names], rows)}")
+    print(f"({about}):\n\n{markdown(['floats', *rows[0].times], lines)}")
+    save("sync_cuda", arguments.output, rows)
     return 0
 
 

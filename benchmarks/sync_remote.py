@@ -54,10 +54,10 @@ MOST_BARE = 1.5  # the aim: at most so many times the bare engine, and faster th
 # -- what workers run
 
 
-def serve(kind: str, peer: int, port: int) -> None:
+def serve(kind: str, peer: int, port: int, **where: Any) -> None:
     torch.set_num_threads(1)
     module = importlib.import_module(ENGINES[kind].partition(":")[0])
-    module.serve(peer, port=port, timeout=START_S)
+    module.serve(peer, port=port, timeout=START_S, **where)
 
 
 def be_worker(scheme: WeightSyncScheme, worker: int, model: str) -> None:

@@ -213,16 +213,11 @@ class Sender:
 
     # -- answers of the workers
 
-    def _collect(self) -> set[int]:
-        """Record the channel's answers, and send new processes the weights of their worker.
-
-        Returns the workers that answered.
-        """
+    def _collect(self) -> None:
+        """Record the channel's answers, and send new processes the weights of their worker."""
         newcomers: set[int] = set()
-        answered: set[int] = set()
         for answer in self.channel.poll():
             self.workers[answer.worker].book(answer)
-            answered.add(answer.worker)
             if answer.kind == JOINED:
                 newcomers.add(answer.worker)
             elif answer.kind in (LEFT, LOST):
@@ -232,7 +227,6 @@ class Sender:
             if record.last is not None and record.last_block_is_intact():
                 for part in self.channel.prepare(record.last, [worker]):
                     self.channel.publish(part.block, part.workers)
-        return answered
 
     def settle(
         self, workers: Iterable[int], timeout: float | None = None, *, call: str = "send"
@@ -252,29 +246,26 @@ class Sender:
     ) -> dict[int, WorkerError]:
         deadline = awake_s() + timeout
         failures: dict[int, WorkerError] = {}
-        due = {record.index: record for record in pending}
-        self._collect()
-        to_check = set(due)
         while True:
-            for worker in to_check & due.keys():
-                record = due[worker]
+            self._collect()
+            for record in pending:
                 if record.failure is not None:
-                    failures[worker] = record.failure
-                if record.failure is not None or not self._is_due(record):
-                    del due[worker]
-            if not due:
+                    failures[record.index] = record.failure
+            pending = [
+                record for record in pending if record.failure is None and self._is_due(record)
+            ]
+            if not pending:
                 return dict(sorted(failures.items()))
             remaining = deadline - awake_s()
             if remaining <= 0:
                 return failures | {
-                    worker: self._overdue(record, timeout) for worker, record in due.items()
+                    record.index: self._overdue(record, timeout) for record in pending
                 }
             self._bell.silence()
             self._check_open(call)
             wait_for(
                 [self._bell.fd, *self.channel.fds()], self._poll_timeout(min(remaining, SLICE_S))
             )
-            to_check = self._collect() or set(due)
 
     def _is_due(self, record: WorkerRecord) -> bool:
         """Whether an answer of the worker is outstanding."""

@@ -66,8 +66,8 @@ class CudaCopies:
     def _launch(self, device: torch.device, copies: list[_Copy]) -> Tensor:
         """Queue the copies of one device; returns, on it, the sum of what is to be checked.
 
-        It is finite only if all numbers are. Checking each tensor by itself would take five
-        kernels for each, which is most of the time that a small model takes.
+        It is finite only if all numbers are. To check each tensor by itself would take five more
+        kernels for each, and most of the time of packing a small model.
         """
         side = self._stream(device)
         side.wait_stream(torch.cuda.current_stream(device))

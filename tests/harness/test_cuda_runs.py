@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch._inductor import config as inductor
 
-import run
-from harness.checkpoints import Checkpoints
-from harness.comparison import compare_records, compare_weights
-from harness.reproduce import main
-from tests.harness.test_every_algorithm import ALGORITHMS, check_learned, start
+from tests.harness.test_every_algorithm import (
+    ALGORITHMS,
+    check_learned,
+    check_repeats,
+    check_replayed,
+    start,
+)
 from tests.harness.test_run import records
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(300)]
@@ -58,6 +59,8 @@ def test_a_policy_that_is_the_learners_own():
 )
 @pytest.mark.parametrize("collector", ["single", "multi_async"])
 def test_models_with_memory_compiled_and_as_graphs(collector, how):
+    from torch._inductor import config as inductor  # not for all who collect these tests
+
     given = (*PPO, *COLLECTORS[collector], *how, *LEARNER, *WORKERS)
     with inductor.patch(compile_threads=1):  # more would be processes that are left behind
         check_learned(start(*given, into="run"), "ppo")
@@ -65,20 +68,9 @@ def test_models_with_memory_compiled_and_as_graphs(collector, how):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_synchronous_run_has_the_same_bits_twice_and_when_it_is_resumed(algorithm):
-    given = (*ALGORITHMS[algorithm], *COLLECTORS["multi_sync"], *LEARNER, *WORKERS)
-    given += ("checkpoint.every_frames=48", "checkpoint.keep=99")
-    whole, again = (start(*given, into=into) for into in ("whole", "again"))
-    check_learned(whole, algorithm)
-    assert (compare_records(whole, again) or compare_weights(whole, again)) is None
-    for file in Checkpoints(again / "checkpoints").files()[4:]:
-        file.unlink()
-    assert run.main([f"resume={again}"]) == 0
-    assert (compare_records(whole, again) or compare_weights(whole, again)) is None
+    check_repeats(algorithm, (*COLLECTORS["multi_sync"], *LEARNER, *WORKERS))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_asynchronous_run_is_replayed_to_the_bit(algorithm, capsys):
-    given = (*ALGORITHMS[algorithm], *COLLECTORS["multi_async"], *LEARNER)
-    check_learned(start(*given, into="original"), algorithm)
-    capsys.readouterr()
-    assert main(["original", "--out", "again"]) == 0, capsys.readouterr().out
+    check_replayed(algorithm, (*COLLECTORS["multi_async"], *LEARNER), capsys)

@@ -80,8 +80,12 @@ def check_learned(directory: Path, algorithm: str) -> None:
 
 @pytest.mark.parametrize(("algorithm", "collector"), with_each(SYNCHRONOUS))
 def test_a_synchronous_run_has_the_same_bits_twice_and_when_it_is_resumed(algorithm, collector):
-    given = (*ALGORITHMS[algorithm], *SYNCHRONOUS[collector])
-    given += ("checkpoint.every_frames=48", "checkpoint.keep=99")
+    check_repeats(algorithm, SYNCHRONOUS[collector])
+
+
+def check_repeats(algorithm: str, more: tuple[str, ...]) -> None:
+    """A run has the same bits twice, and when it goes on from a checkpoint."""
+    given = (*ALGORITHMS[algorithm], *more, "checkpoint.every_frames=48", "checkpoint.keep=99")
     whole, again = (start(*given, into=into) for into in ("whole", "again"))
     check_learned(whole, algorithm)
     assert (compare_records(whole, again) or compare_weights(whole, again)) is None
@@ -93,7 +97,12 @@ def test_a_synchronous_run_has_the_same_bits_twice_and_when_it_is_resumed(algori
 
 @pytest.mark.parametrize(("algorithm", "collector"), with_each(ASYNCHRONOUS))
 def test_an_asynchronous_run_is_replayed_to_the_bit(algorithm, collector, capsys):
-    given = (*ALGORITHMS[algorithm], *ASYNCHRONOUS[collector])
+    check_replayed(algorithm, ASYNCHRONOUS[collector], capsys)
+
+
+def check_replayed(algorithm: str, more: tuple[str, ...], capsys: pytest.CaptureFixture) -> None:
+    """An asynchronous run is repeated by its recorded schedule."""
+    given = (*ALGORITHMS[algorithm], *more)
     check_learned(start(*given, into="original"), algorithm)
     capsys.readouterr()
     assert main(["original", "--out", "again"]) == 0, capsys.readouterr().out

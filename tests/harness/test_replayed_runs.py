@@ -98,7 +98,6 @@ def test_every_kind_of_asynchronous_run_is_replayed_to_the_bit(case, capsys):
     check_replayed(SLOW[case], capsys)
 
 
-@pytest.mark.slow
 def test_a_run_over_ray_is_replayed_to_the_bit(capsys):
     pytest.importorskip("ray")
     given = ("collector=ray", "sync=ray", "collector.remote.asynchronous=true")

@@ -106,6 +106,17 @@ def test_who_cannot_be_reached_is_told_of_at_once(parent):
     wait_until(lambda: {(8, UNREACHED), (-1, CUT)} <= parent.said())
 
 
+def test_a_node_that_is_connected_anew_is_asked_though_an_earlier_call_never_returns(parent):
+    parent.send(torch.zeros(1, dtype=torch.uint8))  # to the node below, which says nothing
+    connect(parent.key, 0, 4, parent._post_below)
+    parent.apply()
+    parent.send(torch.zeros(1, dtype=torch.uint8), serial=17)
+    parent.below[1].set_result(Gathered([News(4, 18, RECEIVED)], more=True))
+    wait_until(lambda: len(parent.below) == 3)  # it asks for the rest
+    parent.below[2].set_result(Gathered([OTHER._replace(serial=18)], more=False))
+    wait_until(lambda: (18, APPLIED) in parent.said())
+
+
 def test_the_time_that_an_answer_waited_is_known(parent):
     parent.send(block())
     parent.apply()
