@@ -15,6 +15,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Self, TypeVar
 
@@ -29,7 +30,7 @@ from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
-from collectors.rollout.seeds import check_seed, fresh_seed, next_seed
+from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
 from collectors.rollout.spaces import Key
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
@@ -86,7 +87,8 @@ class BaseCollector(ABC):
             self.options.check_without_policy()
         self.create_env_fn = create_env_fn
         self.policy = policy
-        self.seed = fresh_seed() if self.options.seed is None else int(self.options.seed)
+        seed = fresh_seed() if self.options.seed is None else self.options.seed
+        self.seeds = seed if isinstance(seed, Seeds) else Seeds(int(seed))  # of the first worker
         self.worker_idx = self.options.worker_idx
         self.tracked = PolicyVersion.of(self.options.track_policy_version)
         self.frames = 0  # delivered, also before a resumed run
@@ -148,8 +150,8 @@ class BaseCollector(ABC):
         """This attribute of each worker's environments, in worker order."""
 
     @abstractmethod
-    def _reseed(self, static: bool) -> None:
-        """Seed everything from `self.seed`, and start new episodes."""
+    def _reseed(self) -> None:
+        """Seed everything from `self.seeds`, and start new episodes."""
 
     @abstractmethod
     def _worker_states(self) -> list[dict[str, Any]]:
@@ -457,6 +459,11 @@ class BaseCollector(ABC):
             "sync": self.publisher.stats(),
         }
 
+    @property
+    def seed(self) -> int:
+        """The seed that all random streams come from."""
+        return self.seeds.seed
+
     @ends_on_interrupt
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments and policies, and start new episodes; returns the next seed to use.
@@ -464,8 +471,8 @@ class BaseCollector(ABC):
         static_seed: give this seed to all environments alike.
         """
         self._raise_if_shut()
-        self.seed = check_seed(seed)
-        self._reseed(static_seed)
+        self.seeds = replace(self.seeds, seed=check_seed(seed), static=static_seed)
+        self._reseed()
         return next_seed(self.seed)
 
     @ends_on_interrupt
@@ -535,7 +542,7 @@ class BaseCollector(ABC):
             ahead = int(state["policy_version"]) - self.publisher.version
             base = self.publisher.base + ahead
             exact = self._load_worker_states(list(state["workers"]), base)  # which may refuse them
-            self.seed = int(state["seed"])
+            self.seeds = replace(self.seeds, seed=int(state["seed"]))
             self.frames = int(state["frames"])
             self.publisher.base = base
             self._note_above(self.publisher.version)

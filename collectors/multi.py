@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from collectors.data.batch import Part, Trajectories
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.pooled import PooledCollector, Taken, check_alike
-from collectors.rollout.seeds import Seeds
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import Delivery, WorkerHandle
@@ -52,7 +51,7 @@ class _LocalCollector(PooledCollector):
                 create_env_kwargs=kwargs[i],
                 policy=None if policies[i] is not None else self.policy,
                 policy_factory=policies[i],
-                seeds=Seeds(self.seed, i),
+                seeds=self.seeds.of_worker(i),
                 frames=self._frames_of[i],
                 collector_class=options.collector_class,
                 num_blocks=1 if self.shares_batch else options.batches_ahead,

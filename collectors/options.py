@@ -19,6 +19,7 @@ from collectors.option_checks import (
 )
 from collectors.rollout.policy import interaction_type
 from collectors.rollout.rollout_options import RolloutOptions
+from collectors.rollout.seeds import Seeds
 from collectors.weights.policy_version import PolicyVersion
 from sync import (
     HogwildWeightSyncScheme,
@@ -47,7 +48,8 @@ class Options(RolloutOptions):
     num_workers: int | None = None  # None: one for each factory
     frames_per_batch: int | Sequence[int] = 200  # of all workers (async: of one)
     total_frames: int = -1  # -1: no end
-    seed: int | None = None  # of all random streams, also those of factories; None: drawn
+    # Of all random streams, also those of factories; None: drawn. `Seeds`: of a node's first worker
+    seed: int | Seeds | None = None
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None
     collector_class: Callable[..., Any] | None = None  # what each worker runs; or a partial of it
     # Where
@@ -124,9 +126,9 @@ class Options(RolloutOptions):
                     raise ValueError(f"{name} is a list; {kind} is one worker and takes one value")
 
     def _check_values(self) -> None:
-        check_minimum(
-            self, 0, "max_lag", "init_random_frames", "max_restarts", "worker_idx", "seed"
-        )
+        check_minimum(self, 0, "max_lag", "init_random_frames", "max_restarts", "worker_idx")
+        if not isinstance(self.seed, Seeds):
+            check_minimum(self, 0, "seed")
         check_minimum(self, 1, *_AT_LEAST_ONE)
         if self.total_frames != -1 and self.total_frames < 1:
             raise ValueError(f"total_frames={self.total_frames}: a number of frames, or -1")

@@ -6,6 +6,7 @@ import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ class PooledCollector(BaseCollector):
     """
 
     shares_batch = True
-    on_nodes = False  # whether each worker is a collector on a node
     capacity: int  # there are places for so many workers
     preempted = 0  # frames that stopped workers did not make
     _frames_of: Sequence[int]  # of each worker in a batch
@@ -144,7 +144,6 @@ class PooledCollector(BaseCollector):
             num_steps=first.spec.frames // first.num_envs,
             num_envs=first.num_envs,
             seed=self.seed,
-            on_nodes=self.on_nodes,
         )
 
     @functools.cached_property
@@ -264,10 +263,10 @@ class PooledCollector(BaseCollector):
                     raise
                 self._recover(error, generations, *lost)
 
-    def _reseed(self, static: bool) -> None:
+    def _reseed(self) -> None:
         for handle in self.handles:
-            generation = handle.spec.seeds.generation
-            handle.spec.seeds = Seeds(self.seed, handle.index, generation, static)
+            seeds, base = handle.spec.seeds, self.seeds
+            handle.spec.seeds = replace(seeds, seed=base.seed, static=base.static)
         self._ask("set_seed", lambda handle: (handle.spec.seeds,))
 
     def _attributes(self, name: str) -> list[Any]:

@@ -27,7 +27,6 @@ from collectors.options import SIMULATED, per_worker, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
-from collectors.rollout.seeds import Seeds
 from collectors.schedule.plan import PlannedBatch, Schedule
 from collectors.schedule.versions import Versions
 from collectors.schedule.virtual_worker import VirtualWorker
@@ -41,7 +40,6 @@ class SimulatedCollector(BaseCollector):
     """Collects the same bits as a `MultiAsyncCollector` under a given schedule.
 
     schedule: a `RecordedSchedule`, or a `Simulator` for the same number of workers and steps.
-    on_nodes: seed each worker like a collector on its own node.
 
     A worker's environments are created when its first batch is computed.
     """
@@ -55,11 +53,9 @@ class SimulatedCollector(BaseCollector):
         policy: Any = None,
         *,
         schedule: Schedule,
-        on_nodes: bool = False,
         **options: Any,
     ):
         self.schedule = schedule
-        self._on_nodes = on_nodes
         self._workers: dict[int, VirtualWorker] = {}
         super().__init__(create_env_fn, policy, **options)
 
@@ -79,7 +75,6 @@ class SimulatedCollector(BaseCollector):
         options, n = self.options, self.num_workers
         self._factories = per_worker(self.create_env_fn, n, "create_env_fn")
         self._kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
-        self._seeds = [Seeds(self.seed, worker) for worker in range(n)]
         self._device = options.devices(n)[0]
         # Of all workers: the weights of the acting one are loaded into it.
         self._policy = copied(self.publisher.policy)
@@ -117,10 +112,7 @@ class SimulatedCollector(BaseCollector):
         options = self.options
         if self.schedule.exact:  # it says at which step each version acted
             options = replace(options, apply_at="step")
-        base = self._seeds[index]
-        seeds = Seeds(base.seed, base.worker, generation, base.static)
-        if self._on_nodes:
-            seeds = Seeds(seeds.environments(1)[0], static=base.static)
+        seeds = replace(self.seeds.of_worker(index), generation=generation)
         environments = make_environments(
             self._factories[index],
             self._kwargs[index],
@@ -186,15 +178,12 @@ class SimulatedCollector(BaseCollector):
 
     # -- control
 
-    def _reseed(self, static: bool) -> None:
+    def _reseed(self) -> None:
         with self._lock:
-            for index in range(self.num_workers):
-                worker = self._workers.get(index)
-                generation = 0 if worker is None else worker.generation
-                self._seeds[index] = Seeds(self.seed, index, generation, static)
-                if worker is not None:
-                    with worker.active():
-                        worker.rollout.reseed(self._seeds[index])
+            for index, worker in self._workers.items():
+                seeds = replace(self.seeds.of_worker(index), generation=worker.generation)
+                with worker.active():
+                    worker.rollout.reseed(seeds)
 
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:

@@ -21,7 +21,7 @@ from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, shift_worker
-from collectors.rollout.seeds import Seeds, Streams, untouched_streams
+from collectors.rollout.seeds import Streams, untouched_streams
 from collectors.weights.models import copied, find_model
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
@@ -56,8 +56,8 @@ class Collector(BaseCollector):
             create_env_fn,
             options.create_env_kwargs,  # type: ignore[arg-type]
             options,
-            worker_idx=self.worker_idx or 0,
-            seed=Seeds(self.seed).factory(),
+            worker_idx=self.seeds.worker if self.worker_idx is None else self.worker_idx,
+            seed=self.seeds.factory(),
         )
         self._steps = steps_of(self.frames_per_batch, self.environments.num_envs)
         self._trajectories = Trajectories()
@@ -72,7 +72,7 @@ class Collector(BaseCollector):
                 self.environments,
                 acting,
                 self._receiver,
-                Seeds(self.seed),
+                self.seeds,
                 options,
                 random_frames=options.init_random_frames,
                 take_at_start=self._take_due,
@@ -176,9 +176,9 @@ class Collector(BaseCollector):
                 if time.monotonic() > deadline:
                     raise
 
-    def _reseed(self, static: bool) -> None:
+    def _reseed(self) -> None:
         with self._lock, untouched_streams():
-            self._rollout.reseed(Seeds(self.seed, static=static))
+            self._rollout.reseed(self.seeds)
             self._streams.keep()
 
     def _worker_states(self) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.node_channel import NodeChannel, Pulse
 from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
-from collectors.rollout.seeds import Seeds
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
@@ -39,7 +38,6 @@ class RemoteCollector(PooledCollector):
     """
 
     _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the nodes
-    on_nodes = True
     _room = 1  # there are places for so many times the nodes that are started
     launcher: Launcher | None = None
 
@@ -161,7 +159,7 @@ class RemoteCollector(PooledCollector):
             collector_class=self.remote.hosted(),
             num_workers=self.remote.num_workers_per_collector,
             frames=self._frames_of[place],
-            seeds=Seeds(self.seed, index),
+            seeds=self.seeds.of_worker(index * self.remote.num_workers_per_collector),
             policy_device=self.policy_devices[place],
             num_threads=options.num_sub_threads,
             as_arrays=self.launcher.as_arrays,

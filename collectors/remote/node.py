@@ -27,7 +27,7 @@ import platform
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,7 +77,6 @@ class Node:
         self.timeout = float(spec.options["timeout"])
         self.stamps = VersionMap()
         self.collector = _make_collector(spec)
-        self.collector.set_seed(int(spec.seeds.environments(1)[0]), spec.seeds.static)
         for model_id, scheme in spec.schemes.items():
             model = find_model(self.collector.publisher.policy, model_id)
             scheme.init_on_receiver(
@@ -168,7 +167,7 @@ class Node:
 
     def do_set_seed(self, seeds: Seeds) -> None:
         self.spec.seeds = seeds
-        self.collector.set_seed(int(seeds.environments(1)[0]), seeds.static)
+        self.collector.set_seed(seeds.seed, seeds.static)
 
     def do_reset(self, which: list[int] | None) -> None:
         self.collector.reset(None if which is None else np.array(which, np.int64))
@@ -272,7 +271,7 @@ def _make_collector(spec: NodeSpec) -> Any:
         policy_factory=factory,
         create_env_kwargs=spec.create_env_kwargs,
         frames_per_batch=spec.frames,
-        seed=int(spec.seeds.environments(1)[0]),
+        seed=_seeds(spec),
         policy_device=None if acts_randomly else spec.policy_device,
         init_random_frames=options["random_frames"],
         weight_sync_schemes=schemes or None,
@@ -280,6 +279,14 @@ def _make_collector(spec: NodeSpec) -> Any:
         **workers,
         **passed,
     )
+
+
+def _seeds(spec: NodeSpec) -> Seeds:
+    """The random streams of the node's first worker: each worker has those it would have alone."""
+    if spec.num_workers == 1:
+        return spec.seeds
+    generations = 1 + spec.options["max_restarts"]  # workers of this node may be replaced, too
+    return replace(spec.seeds, generation=spec.seeds.generation * generations)
 
 
 # -- what the trainer calls

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from collectors.base import ends_on_interrupt
@@ -20,7 +20,6 @@ from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.options import RemoteArguments, taken
-from collectors.rollout.seeds import Seeds
 from collectors.signatures import takes
 from collectors.workers.channel import CannotReplace
 from sync import RayWeightSyncScheme
@@ -315,9 +314,9 @@ class RayCollector(RemoteCollector):
 
     def _added(self, index: int) -> NodeSpec:
         """The spec of an added node: no node before it at its place had its random streams."""
-        spec, first = self._spec(index, like=0), self.handles[0].spec
+        spec = self._spec(index, like=0)
         used = [one.spec.seeds.generation for one in self.pool.removed if one.index == index]
-        spec.seeds = Seeds(self.seed, index, max(used, default=0), first.seeds.static)
+        spec.seeds = replace(spec.seeds, generation=max(used, default=0))
         return spec
 
     @ends_on_interrupt

@@ -10,7 +10,7 @@ import contextlib
 import random
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,10 @@ class Seeds:
     worker: int = 0
     generation: int = 0
     static: bool = False
+
+    def of_worker(self, index: int) -> Seeds:
+        """Those of the worker `index` places further on."""
+        return replace(self, worker=self.worker + index)
 
     def environments(self, count: int) -> list[int]:
         """A seed for each environment."""

@@ -1,9 +1,8 @@
 """Records the schedule of an asynchronous collector: one line of JSON for each batch it delivers.
 
-    {"format": 1, "num_workers": 2, "num_steps": 128, "num_envs": 4, "seed": 7, "on_nodes": false}
+    {"format": 1, "num_workers": 2, "num_steps": 128, "num_envs": 4, "seed": 7}
     {"worker": 0, "generation": 0, "versions": [[0, 3], [17, 4]], "made_s": 0.0213, "at_s": 1.204}
 
-on_nodes: whether each worker is a collector on a node of its own, which has seeds of its own.
 generation: how often the worker was replaced before.
 lost: true in the last lines of a run that ended since this worker failed over this batch or the
 next.

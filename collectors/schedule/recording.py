@@ -25,7 +25,6 @@ class Header:
     num_steps: int  # of a batch
     num_envs: int  # of a worker
     seed: int
-    on_nodes: bool = False
 
 
 class RecordedSchedule:
@@ -138,4 +137,4 @@ def _header(line: dict[str, Any], where: str) -> Header:
     values: dict[str, Any] = {name: line.get(name) for name in names}
     if any(type(value) is not int or value < 0 for value in values.values()):
         raise ValueError(f"{where}: expected whole numbers for {', '.join(names)}")
-    return Header(**values, on_nodes=line.get("on_nodes") is True)
+    return Header(**values)

@@ -155,7 +155,7 @@ class Worker:
             spec.create_env_fn,
             spec.create_env_kwargs,
             options,
-            worker_idx=self.worker_idx,
+            worker_idx=spec.seeds.worker,
             seed=spec.seeds.factory(),
         )
         self._close_made = lambda close_env: environments.close() if close_env else None

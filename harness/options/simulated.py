@@ -50,8 +50,7 @@ class SimulatedConfig(CollectorConfig):
         }
         if self.replay is None:
             return given | {"schedule": self.simulator(config)}
-        schedule = self.recording(self.replay)
-        return given | {"schedule": schedule, "on_nodes": schedule.header.on_nodes}
+        return given | {"schedule": self.recording(self.replay)}
 
     def simulator(self, config: Any) -> Any:
         """The simulated schedule. `ConfigError` for impossible costs or failures."""

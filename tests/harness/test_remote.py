@@ -14,6 +14,7 @@ import pytest
 
 import run
 from harness.checkpoints import Checkpoints
+from harness.comparison import compare_records
 from harness.config.plan import plan_run
 from harness.files import read_json
 from harness.options.errors import ConfigError, ImpossiblePair
@@ -129,7 +130,7 @@ def test_the_ranks_of_the_pages_examples_have_a_host_a_node(kind, ranks, workers
 
 
 @pytest.mark.parametrize("kind", EACH)
-def test_a_short_run_has_what_every_run_has(kind):
+def test_a_short_run_has_what_every_run_has_and_the_bits_of_a_run_of_one_machine(kind):
     status, directory = start(*SMALL, *of(kind))
     assert status == 0
     summary = read_json(directory / "summary.json")
@@ -140,6 +141,9 @@ def test_a_short_run_has_what_every_run_has(kind):
     assert len(Checkpoints(directory / "checkpoints").files()) == 1
     if kind == "ray":  # it was not connected with a cluster before, and started one
         assert not sys.modules["ray"].is_initialized()
+    _, local = start(*SMALL, "collector=multi_sync", "sync=shared_mem", into="local")
+    assert compare_records(local, directory, replayed=True) is None
+    assert same_weights(local, directory)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one():

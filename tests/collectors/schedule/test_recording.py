@@ -11,7 +11,7 @@ from collectors.schedule.plan import EndOfSchedule, PlannedBatch
 from collectors.schedule.recorder import Recorder, runs
 from collectors.schedule.recording import RecordedSchedule
 
-HEADER = {"num_workers": 2, "num_steps": 8, "num_envs": 1, "seed": 3, "on_nodes": False}
+HEADER = {"num_workers": 2, "num_steps": 8, "num_envs": 1, "seed": 3}
 
 
 def stamps(*versions):
