@@ -42,12 +42,11 @@ from sync.model.layout import CheckFinite, Layout
 from sync.model.snapshot import NEVER
 from sync.model.strategy import Weights, WeightStrategy, is_by_worker
 from sync.receiver import Receiver
-from sync.registry import make_scheme
+from sync.registry import scheme_class
 from sync.sender import Sender
 from sync.stats import SendStats
 from sync.transport import SchemeTransport
 from sync.verify import Verifier, check_verify
-from sync.views import WeightReceiver, WeightSender
 from sync.worker import WorkerRecord
 
 P = ParamSpec("P")
@@ -97,8 +96,8 @@ class WeightSyncScheme:
     def __init__(
         self,
         strategy: str | WeightStrategy = "tensordict",
-        *,
         sync: bool = True,
+        *,
         timeout: float = 10.0,
         connect_timeout: float = 60.0,
         check_finite: CheckFinite = True,
@@ -130,14 +129,9 @@ class WeightSyncScheme:
         self.link = Link.of(link)
         self.lag, self.tear = Lag.of(lag), Tear.of(tear)
         self.first_version = 0
-        if not self.moves_weights:
-            self._refuse_effects(wire=wire, link=link, lag=lag, tear=tear)
         self.verify = check_verify(verify)
-        if not self.moves_weights and self.verify != "off":
-            raise ValueError(
-                f"verify={verify!r}: {type(self).__name__} publishes no weights that could be "
-                "compared; use SharedMemWeightSyncScheme"
-            )
+        if not self.moves_weights:
+            self._refuse_effects(wire=wire, link=link, lag=lag, tear=tear, verify=verify)
         self.model_id: str | None = None
         self._layout: Layout | None = None
         self._handout: Any = None
@@ -146,12 +140,15 @@ class WeightSyncScheme:
 
     def _refuse_effects(self, **given: Any) -> None:
         """Raise if an effect on versions is requested, but no versions travel."""
-        nothing = {"wire": "float32", "link": None, "lag": None, "tear": None}
+        nothing = {"wire": "float32", "link": None, "lag": None, "tear": None, "verify": "off"}
         for name, value in nothing.items():
             if getattr(self, name) != value:
+                lacks = "moves no weights that could be encoded, delayed or torn"
+                if name == "verify":
+                    lacks = "publishes no weights that could be compared"
                 raise ValueError(
-                    f"{name}={given[name]!r}: {type(self).__name__} moves no weights that "
-                    "could be encoded, delayed or torn; use SharedMemWeightSyncScheme"
+                    f"{name}={given[name]!r}: {type(self).__name__} {lacks}; "
+                    "use SharedMemWeightSyncScheme"
                 )
 
     @property
@@ -168,6 +165,9 @@ class WeightSyncScheme:
         self._context: Callable[[], Any] = _nothing
         self._shut = False
         self._last_version = NEVER
+
+    def _remember(self, context: Any) -> None:
+        self._context = _nothing if context is None else weakref.ref(context)
 
     # -- what a subclass defines
 
@@ -231,9 +231,9 @@ class WeightSyncScheme:
         )
         self.shutdown()
         self._leave_process()
-        sender.open(self._open_channel(sender.layout, form.num_workers))
+        sender.channel = self._open_channel(sender.layout, form.num_workers)
         self.model_id = model_id
-        self._context = _nothing if context is None else weakref.ref(context)
+        self._remember(context)
         self._sender, self._layout = sender, sender.layout
         self._handout, self._devices = sender.channel.handout, form.devices
         _OPEN.add(self)
@@ -356,7 +356,7 @@ class WeightSyncScheme:
             self._receiver.close()
         self._leave_process()
         self.model_id = model_id or self.model_id
-        self._context = _nothing if context is None else weakref.ref(context)
+        self._remember(context)
         self._receiver = Receiver(
             self._open_receiver(worker),
             self._layout,
@@ -647,7 +647,8 @@ class WeightSyncScheme:
     @staticmethod
     def from_backend(name: str, **kwargs: Any) -> WeightSyncScheme:
         """The scheme known by a short name, such as "shared" or "multiprocessing"."""
-        return make_scheme(name, **kwargs)
+        scheme: WeightSyncScheme = scheme_class(name)(**kwargs)
+        return scheme
 
     def init_on_worker(self, **kwargs: Any) -> None:
         """The older name of `init_on_receiver`."""
@@ -657,17 +658,15 @@ class WeightSyncScheme:
         """The older name of `connect`."""
         self.connect(**kwargs)
 
-    def create_sender(self) -> WeightSender:
-        return WeightSender(self)
+    def create_sender(self) -> Self:
+        """The scheme, which is its own sender and receiver."""
+        return self
 
-    def get_sender(self) -> WeightSender:
-        return WeightSender(self)
+    get_sender = create_receiver = get_receiver = create_sender
 
-    def create_receiver(self) -> WeightReceiver:
-        return WeightReceiver(self)
-
-    def get_receiver(self) -> WeightReceiver:
-        return WeightReceiver(self)
+    def update_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """The older name of `send`."""
+        self.send(weights, worker_ids)
 
 
 # What `_leave_process` sets.

@@ -63,7 +63,7 @@ class Simulator:
     watch: called with every `Span` of virtual time, when it ends or its end is known.
     """
 
-    exact = False
+    exact = False  # its versions are those that had arrived, for `apply_at`
     watch: Callable[[Span], None] | None = None
 
     def __init__(

@@ -50,7 +50,10 @@ class LocalSender(SenderChannel):
     """Connects workers, receives their answers and notices their deaths.
 
     blocks_per_worker: the largest number of blocks that one worker can protect from being written.
+    segfault_hint: what to add to the error if a worker died of one.
     """
+
+    segfault_hint = ""
 
     def __init__(self, layout: Layout, num_workers: int, blocks_per_worker: int):
         super().__init__(layout, num_workers)
@@ -138,11 +141,8 @@ class LocalSender(SenderChannel):
 
     def _lost(self, peer: Peer) -> Answer:
         ending = peer.watch.ending
-        hint = self._hint_at_segfault() if "SIGSEGV" in ending else ""
+        hint = self.segfault_hint if "SIGSEGV" in ending else ""
         return Answer(peer.worker, LOST, text=ending + hint)
-
-    def _hint_at_segfault(self) -> str:
-        return ""
 
     def _drop(self, peer: Peer) -> None:
         del self._peers[peer.worker]

@@ -6,7 +6,6 @@ from typing import Any
 
 from sync.channel import SenderChannel
 from sync.model.layout import Layout
-from sync.model.strategy import WeightStrategy
 from sync.remote.channel import RemoteReceiver, RemoteSender
 from sync.remote.engine import Engine
 from sync.scheme import WeightSyncScheme
@@ -26,11 +25,6 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
 
     sender_channel = RemoteSender
     receiver_channel = RemoteReceiver
-
-    def __init__(
-        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
-    ):
-        super().__init__(strategy, sync=sync, **options)
 
     def _leave_process(self) -> None:
         super()._leave_process()

@@ -42,7 +42,7 @@ class SharedMemSender(LocalSender):
         # changes to. One more is being written.
         super().__init__(layout, num_workers, blocks_per_worker=4)
         self.board = Board(num_workers)
-        self._zero_copy = zero_copy
+        self.segfault_hint = SEGFAULT_HINT if zero_copy else ""
         for row in self.board.rows:
             row.clear()
 
@@ -51,9 +51,6 @@ class SharedMemSender(LocalSender):
 
     def _reset(self, worker: int) -> None:
         self.board.rows[worker].clear()
-
-    def _hint_at_segfault(self) -> str:
-        return SEGFAULT_HINT if self._zero_copy else ""
 
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
         held = {block.number for block in keep}
