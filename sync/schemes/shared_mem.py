@@ -47,7 +47,7 @@ class SharedMemSender(LocalSender):
             row.clear()
 
     def _shared_fds(self) -> list[int]:
-        return [self.slots.fd, self.board.memory.fd, *self.board.fence.fds]
+        return [self.slots.fd, self.board.memory.fd, self.board.fence.fd]
 
     def _reset(self, worker: int) -> None:
         self.board.rows[worker].clear()
@@ -90,7 +90,7 @@ class SharedMemReceiver(LocalReceiver):
         self._retries = 0
 
     def _map(self, fds: list[int]) -> None:
-        slots, board, *fence = fds
+        slots, board, fence = fds
         self._slots = Slots(self.layout, 0, slots)
         memory = AnonymousMemory((self.worker + 1) * 64, board)
         self._board = Board(self.worker + 1, memory, Fence(fence))

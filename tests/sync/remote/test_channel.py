@@ -58,8 +58,7 @@ class Sending:
         self.model = nn.Linear(3, 2)
         self.binding = Binding(self.model, WeightStrategy())
         self.engine = Scripted()
-        self.channel = RemoteSender(self.binding.layout, 2)
-        self.channel.engine = self.engine
+        self.channel = RemoteSender(self.binding.layout, 2, self.engine)
 
     def publish(self, version, workers=(0,), keep=()):
         block = self.channel.free_block(keep)
