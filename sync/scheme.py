@@ -29,13 +29,7 @@ from sync.channel import ReceiverChannel, SenderChannel
 from sync.effects.exact_lag import Lag, LagSender
 from sync.effects.slow_link import Link, SlowLinkSender
 from sync.effects.tearing import Tear, TearSender
-from sync.effects.wire import (
-    EncodedReceiver,
-    EncodedSender,
-    check_wire,
-    make_decoder,
-    make_encoder,
-)
+from sync.effects.wire import EncodedSender, check_wire, make_decoder, make_encoder
 from sync.forms import SenderForm, resolve_model
 from sync.local.waiting import LONGEST_S
 from sync.model.layout import CheckFinite, Layout
@@ -252,14 +246,6 @@ class WeightSyncScheme:
             channel = TearSender(channel, self.tear, self.first_version)
         return channel
 
-    def _open_receiver(self, worker: int) -> ReceiverChannel:
-        assert self._layout is not None
-        decoder = make_decoder(self.wire, self._layout)
-        if decoder is None:
-            return self._make_receiver(self._handout, self._layout, worker)
-        channel = self._make_receiver(self._handout, decoder.layout, worker)
-        return EncodedReceiver(channel, decoder, self._layout)
-
     def _check_worker(self, worker_idx: Any) -> int:
         if worker_idx not in range(self.num_workers):
             raise ValueError(
@@ -357,8 +343,10 @@ class WeightSyncScheme:
         self._leave_process()
         self.model_id = model_id or self.model_id
         self._remember(context)
+        decoder = make_decoder(self.wire, self._layout)
+        layout = self._layout if decoder is None else decoder.layout
         self._receiver = Receiver(
-            self._open_receiver(worker),
+            self._make_receiver(self._handout, layout, worker),
             self._layout,
             model,
             self.strategy,
@@ -366,6 +354,7 @@ class WeightSyncScheme:
             zero_copy=getattr(self, "zero_copy", False),
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
             verifier=None if self.verify == "off" else Verifier(self.verify, worker),
+            decoder=decoder,
         )
 
     def _pass_on(self, weights: Any) -> None:
