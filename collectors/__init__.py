@@ -14,36 +14,21 @@ from typing import TYPE_CHECKING, Any
 import sync  # noqa: F401 - before anything here that imports tensordict
 
 if TYPE_CHECKING:
-    from collectors.base import BaseCollector
-    from collectors.data.next_observations import next_observations, next_values
-    from collectors.data.replay_buffer import ReplayBuffer
-    from collectors.multi import MultiAsyncCollector, MultiCollector, MultiSyncCollector
-    from collectors.remote.distributed import DistributedCollector
-    from collectors.remote.ray import RayCollector
-    from collectors.remote.rpc import RPCCollector
-    from collectors.schedule.recording import RecordedSchedule
-    from collectors.schedule.simulator import Simulator
-    from collectors.simulated import SimulatedCollector
-    from collectors.single import Collector
-    from collectors.weights.policy_version import PolicyVersion
-
-__all__ = [
-    "BaseCollector",
-    "Collector",
-    "DistributedCollector",
-    "MultiAsyncCollector",
-    "MultiCollector",
-    "MultiSyncCollector",
-    "PolicyVersion",
-    "RPCCollector",
-    "RayCollector",
-    "RecordedSchedule",
-    "ReplayBuffer",
-    "SimulatedCollector",
-    "Simulator",
-    "next_observations",
-    "next_values",
-]
+    from collectors.base import BaseCollector as BaseCollector
+    from collectors.data.next_observations import next_observations as next_observations
+    from collectors.data.next_observations import next_values as next_values
+    from collectors.data.replay_buffer import ReplayBuffer as ReplayBuffer
+    from collectors.multi import MultiAsyncCollector as MultiAsyncCollector
+    from collectors.multi import MultiCollector as MultiCollector
+    from collectors.multi import MultiSyncCollector as MultiSyncCollector
+    from collectors.remote.distributed import DistributedCollector as DistributedCollector
+    from collectors.remote.ray import RayCollector as RayCollector
+    from collectors.remote.rpc import RPCCollector as RPCCollector
+    from collectors.schedule.recording import RecordedSchedule as RecordedSchedule
+    from collectors.schedule.simulator import Simulator as Simulator
+    from collectors.simulated import SimulatedCollector as SimulatedCollector
+    from collectors.single import Collector as Collector
+    from collectors.weights.policy_version import PolicyVersion as PolicyVersion
 
 _WHERE = {
     "BaseCollector": "base",
@@ -62,6 +47,7 @@ _WHERE = {
     "next_observations": "data.next_observations",
     "next_values": "data.next_observations",
 }
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

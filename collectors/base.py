@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import math
+import operator
 import os
 import sys
 import threading
@@ -483,10 +484,7 @@ class BaseCollector(ABC):
 
     def getattr_policy(self, name: str) -> Any:
         """An attribute of the policy, by its path."""
-        found = self.publisher.policy
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
+        return operator.attrgetter(name)(self.publisher.policy)
 
     def getattr_rb(self, name: str) -> Any:
         """An attribute of the replay buffer."""

@@ -99,16 +99,16 @@ class MultiSyncCollector(_LocalCollector):
                 f"not {counts}"
             )
 
-    def _enough(self) -> int:
-        share = self.options.preemptive_threshold
-        return len(self.handles) if share is None else math.ceil(share * len(self.handles))
-
-    def _cut_the_rest(self) -> None:
-        for handle in self.handles:
-            if not handle.finished:
-                assert isinstance(handle.channel, LocalChannel)
-                handle.channel.cut(handle.serial)
-                handle.cut = handle.serial
+    def _gather_all(self) -> TensorDict:
+        """With `preemptive_threshold`, unfinished workers then hand over the frames they have."""
+        if (share := self.options.preemptive_threshold) is not None:
+            self._wait_for(math.ceil(share * len(self.handles)))
+            for handle in self.handles:
+                if not handle.finished:
+                    assert isinstance(handle.channel, LocalChannel)
+                    handle.channel.cut(handle.serial)
+                    handle.cut = handle.serial
+        return super()._gather_all()
 
     def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
         parts = [self._part(handle, delivery) for handle, delivery in taken]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import name_of
 from collectors.schedule.recorder import Recorder
+from collectors.workers.channel import FRAME_COUNTS
 from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
 from collectors.workers.pacing import Pacing
 from collectors.workers.pool import WorkerPool
@@ -83,19 +83,8 @@ class PooledCollector(BaseCollector):
         return self._gather_all() if self.shares_batch else self._gather_first()
 
     def _gather_all(self) -> TensorDict:
-        enough = self._enough()
-        self._wait_for(enough)
-        if enough < len(self.handles):
-            self._cut_the_rest()
-            self._wait_for(len(self.handles))
+        self._wait_for(len(self.handles))
         return self._take(self.handles)
-
-    def _enough(self) -> int:
-        """The number of finished workers after which the others are stopped."""
-        return len(self.handles)
-
-    def _cut_the_rest(self) -> None:
-        """Tell unfinished workers to return the frames that they have."""
 
     def _wait_for(self, enough: int) -> None:
         """Wait until so many workers have finished a batch, replacing those that fail."""
@@ -147,7 +136,7 @@ class PooledCollector(BaseCollector):
         )
 
     @functools.cached_property
-    def _pacing(self) -> Pacing[WorkerHandle]:
+    def _pacing(self) -> Pacing:
         return Pacing(self.pool, self.options.batches_ahead, self.options.max_lag)
 
     def _take(self, handles: Sequence[WorkerHandle]) -> TensorDict:
@@ -279,12 +268,8 @@ class PooledCollector(BaseCollector):
             self._call("reset", None)
             return
         which = as_mask(reset_idx, max(h.first_env + h.num_envs for h in self.handles))
-        chosen: dict[WorkerHandle, list[int]] = {}
-        for handle in self.handles:
-            mine = which[handle.first_env : handle.first_env + handle.num_envs]
-            if mine.any():
-                chosen[handle] = [int(i) for i in np.flatnonzero(mine)]
-        self._ask("reset", lambda handle: (chosen[handle],), list(chosen))
+        of = {h: which[h.first_env : h.first_env + h.num_envs] for h in self.handles}
+        self._ask("reset", lambda handle: (of[handle],), [h for h in of if of[h].any()])
 
     @ends_on_interrupt
     def _hold(self, still: bool) -> None:
@@ -327,8 +312,7 @@ class PooledCollector(BaseCollector):
 
     def _counters(self) -> dict[str, Any]:
         workers = self.pool.frame_counts()
-        names = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
-        totals = {name: sum(worker[name] for worker in workers) for name in names}
+        totals = {name: sum(worker[name] for worker in workers) for name in FRAME_COUNTS}
         totals["preempted"] += self.preempted
         return {**totals, "workers": workers}
 

@@ -27,7 +27,9 @@ from collectors.options import SIMULATED, per_worker, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
-from collectors.schedule.plan import PlannedBatch, Schedule
+from collectors.schedule.plan import PlannedBatch
+from collectors.schedule.recording import RecordedSchedule
+from collectors.schedule.simulator import Simulator
 from collectors.schedule.versions import Versions
 from collectors.schedule.virtual_worker import VirtualWorker
 from collectors.signatures import Arguments, takes
@@ -52,7 +54,7 @@ class SimulatedCollector(BaseCollector):
         create_env_fn: Any,
         policy: Any = None,
         *,
-        schedule: Schedule,
+        schedule: RecordedSchedule | Simulator,
         **options: Any,
     ):
         self.schedule = schedule

@@ -44,13 +44,13 @@ class SenderForm:
         elif "params_map" in arguments:
             form = _from_params_map(given["params_map"])
         else:
-            source = given["weights"] if given["weights"] is not None else given["model"]
+            source = given["weights"] if "weights" in arguments else given["model"]
             if "devices" in arguments:
                 _check_devices(given["devices"])
                 devices = [None if d is None else torch.device(d) for d in given["devices"]]
             else:
                 devices = [None] * _whole(given["num_workers"])
-            form = cls(tuple(devices), source, device_map_fn=given["device_map_fn"])
+            form = cls(tuple(devices), source, device_map_fn=given.get("device_map_fn"))
         if not form.devices:
             raise ValueError("a scheme needs at least one worker, got none")
         form._check_start_method(ctx)

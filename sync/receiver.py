@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sync.channel import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
+from sync.effects.formats import Decoder
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import SLICE_S, awake_s, wait_for
 from sync.model.binding import Binding
@@ -33,6 +34,7 @@ class Receiver:
 
     pass_on: called with the weights after each version, before it is acknowledged.
     verifier: compares the model with what was published.
+    decoder: turns what the channel brings into a whole model, in the memory of this process.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Receiver:
         zero_copy: bool = False,
         pass_on: Callable[[Any], None] | None = None,
         verifier: Verifier | None = None,
+        decoder: Decoder | None = None,
     ):
         self.channel = channel
         self.model = model
@@ -58,6 +61,7 @@ class Receiver:
         self._zero_copy = zero_copy
         self._pass_on = pass_on
         self._verifier = verifier
+        self._decoder = decoder
         self._lock = threading.RLock()
         self._news = threading.Condition(self._lock)
         self._reading = False
@@ -181,6 +185,8 @@ class Receiver:
             block = self.channel.take()
             if block is None:
                 return False
+            if self._decoder is not None:
+                block = self._decoder.whole(block)
             version, published = block.version, block.published_ns
             self._apply(block)
             if self._pass_on is not None:

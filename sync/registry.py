@@ -31,8 +31,3 @@ def scheme_class(name: str) -> Any:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"no scheme is called {name!r}{hint or '.'} Known: {', '.join(SCHEMES)}")
     return SCHEMES[name]
-
-
-def make_scheme(name: str, **kwargs: Any) -> Any:
-    """A scheme by its name."""
-    return scheme_class(name)(**kwargs)

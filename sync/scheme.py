@@ -29,25 +29,18 @@ from sync.channel import ReceiverChannel, SenderChannel
 from sync.effects.exact_lag import Lag, LagSender
 from sync.effects.slow_link import Link, SlowLinkSender
 from sync.effects.tearing import Tear, TearSender
-from sync.effects.wire import (
-    EncodedReceiver,
-    EncodedSender,
-    check_wire,
-    make_decoder,
-    make_encoder,
-)
+from sync.effects.wire import EncodedSender, check_wire, make_decoder, make_encoder
 from sync.forms import SenderForm, resolve_model
 from sync.local.waiting import LONGEST_S
 from sync.model.layout import CheckFinite, Layout
 from sync.model.snapshot import NEVER
 from sync.model.strategy import Weights, WeightStrategy, is_by_worker
 from sync.receiver import Receiver
-from sync.registry import make_scheme
+from sync.registry import scheme_class
 from sync.sender import Sender
 from sync.stats import SendStats
 from sync.transport import SchemeTransport
 from sync.verify import Verifier, check_verify
-from sync.views import WeightReceiver, WeightSender
 from sync.worker import WorkerRecord
 
 P = ParamSpec("P")
@@ -97,8 +90,8 @@ class WeightSyncScheme:
     def __init__(
         self,
         strategy: str | WeightStrategy = "tensordict",
-        *,
         sync: bool = True,
+        *,
         timeout: float = 10.0,
         connect_timeout: float = 60.0,
         check_finite: CheckFinite = True,
@@ -130,14 +123,9 @@ class WeightSyncScheme:
         self.link = Link.of(link)
         self.lag, self.tear = Lag.of(lag), Tear.of(tear)
         self.first_version = 0
-        if not self.moves_weights:
-            self._refuse_effects(wire=wire, link=link, lag=lag, tear=tear)
         self.verify = check_verify(verify)
-        if not self.moves_weights and self.verify != "off":
-            raise ValueError(
-                f"verify={verify!r}: {type(self).__name__} publishes no weights that could be "
-                "compared; use SharedMemWeightSyncScheme"
-            )
+        if not self.moves_weights:
+            self._refuse_effects(wire=wire, link=link, lag=lag, tear=tear, verify=verify)
         self.model_id: str | None = None
         self._layout: Layout | None = None
         self._handout: Any = None
@@ -146,12 +134,15 @@ class WeightSyncScheme:
 
     def _refuse_effects(self, **given: Any) -> None:
         """Raise if an effect on versions is requested, but no versions travel."""
-        nothing = {"wire": "float32", "link": None, "lag": None, "tear": None}
+        nothing = {"wire": "float32", "link": None, "lag": None, "tear": None, "verify": "off"}
         for name, value in nothing.items():
             if getattr(self, name) != value:
+                lacks = "moves no weights that could be encoded, delayed or torn"
+                if name == "verify":
+                    lacks = "publishes no weights that could be compared"
                 raise ValueError(
-                    f"{name}={given[name]!r}: {type(self).__name__} moves no weights that "
-                    "could be encoded, delayed or torn; use SharedMemWeightSyncScheme"
+                    f"{name}={given[name]!r}: {type(self).__name__} {lacks}; "
+                    "use SharedMemWeightSyncScheme"
                 )
 
     @property
@@ -168,6 +159,9 @@ class WeightSyncScheme:
         self._context: Callable[[], Any] = _nothing
         self._shut = False
         self._last_version = NEVER
+
+    def _remember(self, context: Any) -> None:
+        self._context = _nothing if context is None else weakref.ref(context)
 
     # -- what a subclass defines
 
@@ -231,9 +225,9 @@ class WeightSyncScheme:
         )
         self.shutdown()
         self._leave_process()
-        sender.open(self._open_channel(sender.layout, form.num_workers))
+        sender.channel = self._open_channel(sender.layout, form.num_workers)
         self.model_id = model_id
-        self._context = _nothing if context is None else weakref.ref(context)
+        self._remember(context)
         self._sender, self._layout = sender, sender.layout
         self._handout, self._devices = sender.channel.handout, form.devices
         _OPEN.add(self)
@@ -251,14 +245,6 @@ class WeightSyncScheme:
         if self.tear is not None:
             channel = TearSender(channel, self.tear, self.first_version)
         return channel
-
-    def _open_receiver(self, worker: int) -> ReceiverChannel:
-        assert self._layout is not None
-        decoder = make_decoder(self.wire, self._layout)
-        if decoder is None:
-            return self._make_receiver(self._handout, self._layout, worker)
-        channel = self._make_receiver(self._handout, decoder.layout, worker)
-        return EncodedReceiver(channel, decoder, self._layout)
 
     def _check_worker(self, worker_idx: Any) -> int:
         if worker_idx not in range(self.num_workers):
@@ -356,9 +342,11 @@ class WeightSyncScheme:
             self._receiver.close()
         self._leave_process()
         self.model_id = model_id or self.model_id
-        self._context = _nothing if context is None else weakref.ref(context)
+        self._remember(context)
+        decoder = make_decoder(self.wire, self._layout)
+        layout = self._layout if decoder is None else decoder.layout
         self._receiver = Receiver(
-            self._open_receiver(worker),
+            self._make_receiver(self._handout, layout, worker),
             self._layout,
             model,
             self.strategy,
@@ -366,6 +354,7 @@ class WeightSyncScheme:
             zero_copy=getattr(self, "zero_copy", False),
             pass_on=self._pass_on if hasattr(context, "update_policy_weights_") else None,
             verifier=None if self.verify == "off" else Verifier(self.verify, worker),
+            decoder=decoder,
         )
 
     def _pass_on(self, weights: Any) -> None:
@@ -647,7 +636,8 @@ class WeightSyncScheme:
     @staticmethod
     def from_backend(name: str, **kwargs: Any) -> WeightSyncScheme:
         """The scheme known by a short name, such as "shared" or "multiprocessing"."""
-        return make_scheme(name, **kwargs)
+        scheme: WeightSyncScheme = scheme_class(name)(**kwargs)
+        return scheme
 
     def init_on_worker(self, **kwargs: Any) -> None:
         """The older name of `init_on_receiver`."""
@@ -657,17 +647,15 @@ class WeightSyncScheme:
         """The older name of `connect`."""
         self.connect(**kwargs)
 
-    def create_sender(self) -> WeightSender:
-        return WeightSender(self)
+    def create_sender(self) -> Self:
+        """The scheme, which is its own sender and receiver."""
+        return self
 
-    def get_sender(self) -> WeightSender:
-        return WeightSender(self)
+    get_sender = create_receiver = get_receiver = create_sender
 
-    def create_receiver(self) -> WeightReceiver:
-        return WeightReceiver(self)
-
-    def get_receiver(self) -> WeightReceiver:
-        return WeightReceiver(self)
+    def update_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """The older name of `send`."""
+        self.send(weights, worker_ids)
 
 
 # What `_leave_process` sets.

@@ -24,7 +24,7 @@ from sync.model.binding import Binding
 from sync.model.layout import CheckFinite
 from sync.model.snapshot import NEVER, Snapshot
 from sync.model.strategy import Weights, WeightStrategy
-from sync.stats import SendStats
+from sync.stats import SendStats, Sent
 from sync.worker import WorkerRecord
 
 _CLOSE_S = 1.0  # how long closing waits for a call of another thread to end
@@ -32,7 +32,10 @@ Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent
 
 
 class Sender:
-    """Publishes versions over a channel and keeps track of its workers. One call at a time."""
+    """Publishes versions over a channel and keeps track of its workers. One call at a time.
+
+    channel: created for `layout`, and set before the first call.
+    """
 
     channel: SenderChannel
 
@@ -65,10 +68,6 @@ class Sender:
         self._bell = Doorbell()
         self._service: Service | None = None
         self.broken: Exception | None = None  # what ended the service thread
-
-    def open(self, channel: SenderChannel) -> None:
-        """Use this channel, which was created for `layout`."""
-        self.channel = channel
 
     @contextmanager
     def _exclusive(self, call: str) -> Iterator[None]:
@@ -182,15 +181,8 @@ class Sender:
                     continue
                 sent = part.source or block  # an older version, where lag is added
                 nbytes = part.block.wire_bytes if part.nbytes is None else part.nbytes
-                self.stats.add(
-                    sent.version,
-                    nbytes,
-                    pack_ns=pack_ns,
-                    publish_ns=now_ns() - begun,
-                    workers=part.workers,
-                    max_error=part.max_error,
-                    relative_error=part.relative_error,
-                )
+                times, errors = (pack_ns, now_ns() - begun), (part.max_error, part.relative_error)
+                self.stats.add(Sent(sent.version, nbytes, *times, part.workers, *errors))
                 for worker in part.workers:
                     self.workers[worker].sent(sent)
                     self.workers[worker].stats.saved_bytes += self.layout.nbytes - nbytes

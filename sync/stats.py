@@ -20,8 +20,8 @@ class Sent(NamedTuple):
     pack_ns: int
     publish_ns: int
     workers: Sequence[int]
-    max_error: float
-    relative_error: float
+    max_error: float = 0.0
+    relative_error: float = 0.0
 
 
 class Applied(NamedTuple):
@@ -55,23 +55,11 @@ class WorkerStats:
         self.verified_calls = 0
         self._recent: deque[Applied] = deque(maxlen=KEPT)
 
-    def add(
-        self,
-        version: int,
-        *,
-        wake_ns: int,
-        apply_ns: int,
-        acknowledge_ns: int,
-        retries: int,
-        again: bool,
-        published_ns: int = 0,
-    ) -> None:
+    def add(self, applied: Applied, *, again: bool) -> None:
         """`again`: a new process applied a version that its predecessor had answered."""
         self.applied += not again
-        self.retries += retries
-        self._recent.append(
-            Applied(version, wake_ns, apply_ns, acknowledge_ns, retries, published_ns)
-        )
+        self.retries += applied.retries
+        self._recent.append(applied)
 
     @property
     def recent(self) -> list[Applied]:
@@ -110,21 +98,10 @@ class SendStats:
         self.max_error = 0.0
         self._recent: deque[Sent] = deque(maxlen=KEPT)
 
-    def add(
-        self,
-        version: int,
-        nbytes: int,
-        *,
-        pack_ns: int,
-        publish_ns: int,
-        workers: Sequence[int],
-        max_error: float = 0.0,
-        relative_error: float = 0.0,
-    ) -> None:
+    def add(self, sent: Sent) -> None:
         self.sends += 1
-        self.nbytes += nbytes
-        self.max_error = max(self.max_error, max_error)
-        sent = Sent(version, nbytes, pack_ns, publish_ns, workers, max_error, relative_error)
+        self.nbytes += sent.nbytes
+        self.max_error = max(self.max_error, sent.max_error)
         self._recent.append(sent)
 
     @property

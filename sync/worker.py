@@ -7,7 +7,7 @@ import torch
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.snapshot import NEVER, Snapshot
-from sync.stats import WorkerStats
+from sync.stats import Applied, WorkerStats
 
 
 class WorkerRecord:
@@ -109,15 +109,15 @@ class WorkerRecord:
         again = version <= self.answered
         self.answered = max(self.answered, version)
         self.stats.verified_calls += answer.verified_calls
-        self.stats.add(
+        applied = Applied(
             version,
             wake_ns=answer.seen_ns - answer.published_ns,
             apply_ns=answer.applied_ns - answer.seen_ns,
             acknowledge_ns=answer.applied_ns - answer.published_ns + answer.return_ns,
             retries=answer.retries,
-            again=again,
             published_ns=answer.published_ns,
         )
+        self.stats.add(applied, again=again)
 
     def overdue(self, seconds: float, who: str, hint: str) -> WorkerTimeout:
         """The error if it did not answer in time. `who` and `hint` come from the channel."""

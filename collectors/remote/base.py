@@ -114,10 +114,10 @@ class RemoteCollector(PooledCollector):
                     f"{name}: {model_id!r} has a {type(scheme).__name__}; "
                     f"{self.kind} takes {self._scheme_class.__name__}"
                 )
-            if updater is not None and scheme.initialized_on_sender:
+            if scheme.initialized_on_sender:
+                hint = "init_on_sender()" if updater is None else "remote_collectors"
                 raise ValueError(
-                    f"{name} already has workers, but {self.kind} creates its own: omit "
-                    "remote_collectors"
+                    f"{name} already has workers, but {self.kind} creates its own: omit {hint}"
                 )
         return schemes
 

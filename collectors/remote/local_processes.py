@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -16,6 +15,7 @@ from collectors.workers.start_process import (
     PRELOAD,
     context,
     default_start_method,
+    end_process,
     exit_now,
     exit_with_parent,
     settle_in,
@@ -23,14 +23,13 @@ from collectors.workers.start_process import (
 )
 from sync.local.process import Watch
 
-KILL_AFTER_S = 5.0
 LOADED = (*PRELOAD, "collectors.remote.node", "collectors.multi", "collectors.single")
 
 
 def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> None:
     """Serve a node until the trainer stops it or is gone."""
     settle_in(start_method)
-    exit_with_parent(trainer_pid, lambda: os._exit(1))
+    exit_with_parent(trainer_pid)
     status = 0
     try:
         serve()
@@ -93,14 +92,8 @@ class Processes:
         """Wait for a process to end, then kill it."""
         if node not in self._processes:
             return
-        process, watch = self._processes[node]
-        if not watch.wait(timeout):
-            watch.kill()  # `process.kill` fails if the fork server died
-            watch.wait(KILL_AFTER_S)
-        process.join(KILL_AFTER_S)
+        end_process(*self._processes[node], timeout)
         self._processes.pop(node, None)
-        with contextlib.suppress(ValueError):
-            process.close()
 
     def end_all(self, timeout: float) -> None:
         """The same for all processes together."""

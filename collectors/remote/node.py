@@ -43,6 +43,7 @@ from collectors.rollout.policy import shift_worker
 from collectors.rollout.seeds import Seeds
 from collectors.weights.models import POLICY, find_model
 from collectors.weights.policy_version import VersionMap
+from collectors.workers.channel import FRAME_COUNTS
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 from sync import SharedMemWeightSyncScheme, WeightSyncScheme
 
@@ -142,13 +143,12 @@ class Node:
 
     def frame_counts(self) -> dict[str, Any]:
         """Where every frame of this node is, and what its workers do."""
-        names = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
         with self._counting:  # so that a higher number is a later state
             stats = self.collector.stats()
             self._num_counts += 1
             number = self._num_counts
         return {
-            **{name: stats[name] for name in names},
+            **{name: stats[name] for name in FRAME_COUNTS},
             "number": number,
             "version": self.stamps.newest,
             "workers": stats.get("workers", []),
@@ -169,8 +169,8 @@ class Node:
         self.spec.seeds = seeds
         self.collector.set_seed(seeds.seed, seeds.static)
 
-    def do_reset(self, which: list[int] | None) -> None:
-        self.collector.reset(None if which is None else np.array(which, np.int64))
+    def do_reset(self, which: np.ndarray[Any, Any] | None) -> None:
+        self.collector.reset(which)
 
     def do_state_dict(self) -> dict[str, Any]:
         return {

@@ -25,15 +25,23 @@ from collectors.remote.batches import from_entries
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec, Reply
 from collectors.weights.publisher import Publisher
-from collectors.workers.channel import Answer, Batch, Event, Failed, Hello, Met, WorkerChannel
+from collectors.workers.channel import (
+    FRAME_COUNTS,
+    Answer,
+    Batch,
+    Event,
+    Failed,
+    Hello,
+    Met,
+    WorkerChannel,
+)
 from sync.errors import WorkerError, WorkerRaised
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import awake_s
 from sync.remote.engine import PeerDied
 
 _NO_COUNTS: dict[str, Any] = {
-    **dict.fromkeys(("collected", "delivered", "dropped", "in_flight"), 0),
-    **dict.fromkeys(("restarts", "preempted", "number"), 0),
+    **dict.fromkeys((*FRAME_COUNTS, "number"), 0),
     "version": -1,
     "workers": [],
 }

@@ -37,16 +37,6 @@ class NodeActor:
     """A process for a node; everything in it is called from outside."""
 
 
-class Places(RayEngine):
-    """The actors of a collector; None where one can be added."""
-
-    def gone(self, peer: int) -> str | None:
-        return "there is no such collector" if self._actors[peer] is None else super().gone(peer)
-
-    def describe(self, peer: int) -> str:
-        return f"peer {peer}" if self._actors[peer] is None else super().describe(peer)
-
-
 class RayLauncher(Launcher):
     """Starts actors. The last launcher in a cluster that one of them joined or started leaves it.
 
@@ -71,7 +61,7 @@ class RayLauncher(Launcher):
             self._membership = _join(configs, capacity, address, init_config, timeout)
             if self._membership is not None:
                 self._membership.launchers += 1
-        self.engine = self._engine = Places([None] * capacity)
+        self.engine = self._engine = RayEngine([None] * capacity)  # where actors can be added
         try:
             self._start(range(len(configs)))
         except BaseException:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sync.model.layout import aligned
+
 _ALIGNMENT = 16  # bytes; vectorised kernels need it
 
 
@@ -53,12 +55,8 @@ class DeviceTransfer:
         return [found.get(id(value), value) for value in values]
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
 def _nbytes(tensors: Sequence[Tensor]) -> int:
-    return sum(_aligned(tensor.nbytes) for tensor in tensors)
+    return sum(aligned(tensor.nbytes, _ALIGNMENT) for tensor in tensors)
 
 
 def _pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
@@ -68,7 +66,7 @@ def _pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
 
 def _views(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Tensors like these, one after the other in the buffer's bytes."""
-    pieces = buffer.split([_aligned(tensor.nbytes) for tensor in like])
+    pieces = buffer.split([aligned(tensor.nbytes, _ALIGNMENT) for tensor in like])
     return [
         piece[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for piece, tensor in zip(pieces, like, strict=True)

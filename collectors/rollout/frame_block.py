@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from collectors.rollout.spaces import Key, Leaf
+from sync.model.layout import aligned
 
 ALIGNMENT = 64
 
@@ -108,17 +109,13 @@ class FrameLayout:
     def sizes(self) -> list[int]:
         """Bytes that each field takes in a block."""
         return [
-            _aligned(math.prod(self.shape(field)) * field.dtype.itemsize)
+            aligned(math.prod(self.shape(field)) * field.dtype.itemsize, ALIGNMENT)
             for field in self.fields.values()
         ]
 
     @property
     def nbytes(self) -> int:
         return sum(self.sizes)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class FrameBlock:
@@ -208,7 +205,7 @@ def allocate(layout: FrameLayout) -> FrameBlock:
 
 def map_blocks(fd: int, layout: FrameLayout, count: int) -> list[FrameBlock]:
     """Blocks in shared memory, of which each process that uses them has a descriptor."""
-    nbytes = -(-layout.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = aligned(layout.nbytes, mmap.PAGESIZE)
     if os.fstat(fd).st_size == 0:  # the first to map them makes the memory
         os.ftruncate(fd, nbytes * count)
     whole = torch.frombuffer(mmap.mmap(fd, nbytes * count), dtype=torch.uint8)

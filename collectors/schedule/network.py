@@ -105,7 +105,7 @@ class Transfers:
     ):
         self._network, self._clock, self._arrive = network, clock, arrive
         self._num_workers = num_workers
-        self._links: list[WorkerLink[Version]] = []
+        self._links: list[WorkerLink] = []
         if link is not None:
             self._links = [WorkerLink(link, worker, clock) for worker in range(num_workers)]
             for one in self._links:

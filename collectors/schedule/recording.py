@@ -30,7 +30,7 @@ class Header:
 class RecordedSchedule:
     """Gives the batches of a recording in their order. `ValueError` for a file that is none."""
 
-    exact = True
+    exact = True  # its versions are those that acted
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

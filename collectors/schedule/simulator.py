@@ -63,7 +63,7 @@ class Simulator:
     watch: called with every `Span` of virtual time, when it ends or its end is known.
     """
 
-    exact = False
+    exact = False  # its versions are those that had arrived, for `apply_at`
     watch: Callable[[Span], None] | None = None
 
     def __init__(
@@ -105,7 +105,7 @@ class Simulator:
             made=self._made,
         )
         self._transfers = Transfers(self.network, self.link, n, clock, pool.arrive)
-        self._pacing = Pacing[SimulatedWorker](pool, self.batches_ahead, self.max_lag)
+        self._pacing = Pacing(pool, self.batches_ahead, self.max_lag)
         self._learner = LearnerTimes(self.costs, self.seed)
         self._names = [0]  # by number, the versions as they were given
         self._calls = Calls()

@@ -25,6 +25,10 @@ from torch import Tensor
 
 from sync.errors import WorkerError
 
+# Of a worker: where its frames are, how often it was replaced, and the frames that it was told not
+# to make.
+FRAME_COUNTS = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
+
 
 class CannotReplace(RuntimeError):
     """This process cannot start a replacement for a lost process."""

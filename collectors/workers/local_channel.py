@@ -12,7 +12,16 @@ from torch import Tensor
 
 from collectors.rollout.frame_block import FrameBlock, map_blocks
 from collectors.weights.publisher import Publisher
-from collectors.workers.channel import Answer, Batch, Event, Failed, Hello, Met, WorkerChannel
+from collectors.workers.channel import (
+    FRAME_COUNTS,
+    Answer,
+    Batch,
+    Event,
+    Failed,
+    Hello,
+    Met,
+    WorkerChannel,
+)
 from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.shared_counters import (
     CUT,
@@ -26,13 +35,11 @@ from collectors.workers.shared_counters import (
     VERSION,
     SharedCounters,
 )
-from collectors.workers.start_process import default_start_method, sigint_blocked
+from collectors.workers.start_process import default_start_method, end_process, sigint_blocked
 from collectors.workers.worker_loop import Setup, main
 from collectors.workers.worker_spec import WorkerSpec
 from sync.local.memory import SharedFd, anonymous_file
 from sync.local.process import Watch, must_look
-
-KILL_AFTER_S = 5.0
 
 # A worker that has imported the script sends what it raises.
 _NOT_IMPORTED = (
@@ -225,12 +232,9 @@ class LocalChannel(WorkerChannel):
         values = self.counters.values
         made = values[FRAMES]
         return {
+            **dict.fromkeys(FRAME_COUNTS, 0),
             "collected": made,
             "delivered": made,  # to the trainer, whose blocks they are in
-            "dropped": 0,
-            "in_flight": 0,
-            "restarts": 0,
-            "preempted": 0,
             "pid": None if self.process is None else self.process.pid,
             "stage": self.counters.stage,
             "version": values[VERSION],
@@ -243,16 +247,9 @@ class LocalChannel(WorkerChannel):
             self._send("stop", close_env, timeout=0.1)
 
     def end(self, timeout: float) -> None:
-        process, watch = self.process, self._watch
-        if process is None:
-            return
-        if watch is not None and not watch.wait(timeout):
-            watch.kill()  # `process.kill` fails if the fork server died
-            watch.wait(KILL_AFTER_S)
-        process.join(KILL_AFTER_S)
-        with contextlib.suppress(ValueError):
-            process.close()
-        self.process = self._watch = None
+        if self.process is not None and self._watch is not None:
+            end_process(self.process, self._watch, timeout)
+            self.process = self._watch = None
 
     def close(self) -> None:
         if self._pipe is not None:

@@ -2,68 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 
-class Finished(Protocol):
-    """A batch that the learner has not taken yet."""
-
-    @property
-    def version(self) -> int:
-        """The newest version when it was ordered."""
-
-
-class Worker(Protocol):
-    """The attributes of a worker that pacing uses."""
-
-    @property
-    def serial(self) -> int:
-        """How many batches were ordered of it."""
-
-    @property
-    def under_way(self) -> int:
-        """How many of these the learner has not taken."""
-
-    @property
-    def finished(self) -> Sequence[Finished]:
-        """Its batches to take, the oldest first."""
-
-
-AnyWorker = TypeVar("AnyWorker", bound=Worker)
-
-
-class Pool(Protocol[AnyWorker]):
-    """The workers that are paced: a `WorkerPool`, or those of a simulation."""
-
-    @property
-    def handles(self) -> Sequence[AnyWorker]:
-        """All workers."""
-
-    @property
-    def arrived(self) -> Iterable[AnyWorker]:
-        """A worker for each finished batch, in the order in which they came."""
-
-    @property
-    def version(self) -> int:
-        """The version last published."""
-
-    def order(self, handle: AnyWorker, /) -> None:
-        """Have one more batch collected."""
-
-    def versions_under_way(self) -> list[int]:
-        """The version at the order of every batch that was not taken yet, the oldest first."""
-
-
-class Pacing(Generic[AnyWorker]):
+class Pacing:
     """Orders batches, and chooses among those that arrived.
 
+    pool: a `WorkerPool`, or that of a simulation. Used are its `handles`, `arrived` (a worker for
+        each finished batch, in the order in which they came), `version`, `order` and
+        `versions_under_way`; and of a worker `serial`, `under_way` and `finished`, whose entries
+        have the `version` that was the newest when they were ordered.
     batches_ahead: how many a worker may finish before the learner takes one.
     max_lag: how many versions old a batch may be when it is taken, if one version is published for
         each batch. None for any number.
     """
 
-    def __init__(self, pool: Pool[AnyWorker], batches_ahead: int, max_lag: int | None):
+    def __init__(self, pool: Any, batches_ahead: int, max_lag: int | None):
         self._pool = pool
         self._batches_ahead = batches_ahead
         self._max_lag = max_lag
@@ -84,8 +38,8 @@ class Pacing(Generic[AnyWorker]):
                         return
                 pool.order(handle)
 
-    def next_to_take(self) -> AnyWorker | None:
-        """Whose batch comes next: the first to arrive that makes no other one too old."""
+    def next_to_take(self) -> Any:
+        """Whose batch comes next: the first to arrive that makes no other one too old, or None."""
         pool = self._pool
         if self._max_lag is None:
             return next(iter(pool.arrived), None)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from sync.local.process import Watch
 from sync.local.waiting import wait_for
 
+_KILL_AFTER_S = 5.0
 PRELOAD = ("collectors.workers.worker_loop", "gymnasium.envs.classic_control")
 
 
@@ -69,6 +70,16 @@ def sigint_blocked() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+def end_process(process: Any, watch: Watch, timeout: float) -> None:
+    """Wait for a process to end, then kill it, and release it."""
+    if not watch.wait(timeout):
+        watch.kill()  # `process.kill` fails if the fork server died
+        watch.wait(_KILL_AFTER_S)
+    process.join(_KILL_AFTER_S)
+    with contextlib.suppress(ValueError):
+        process.close()
+
+
 # -- in the process that was started
 
 
@@ -98,14 +109,14 @@ def _obey_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def exit_with_parent(pid: int, leave: Callable[[], Any]) -> None:
-    """Have `leave` called as soon as the trainer's process is gone."""
+def exit_with_parent(pid: int) -> None:
+    """End this process as soon as the trainer's is gone."""
 
     def wait() -> None:
         watch = Watch(pid)
         while not watch.look():
             wait_for(watch.fds(), 3600.0)
-        leave()
+        os._exit(1)
 
     threading.Thread(target=wait, name="lockstep-leave", daemon=True).start()
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 import traceback
 from collections import deque
@@ -96,7 +95,7 @@ def main(setup: Setup) -> None:
     worker: Worker | None = None
     status = 0
     try:
-        exit_with_parent(setup.trainer_pid, partial(os._exit, 1))
+        exit_with_parent(setup.trainer_pid)
         worker = Worker(setup)
         worker.prepare()
         worker.run()
@@ -330,12 +329,8 @@ class Worker:
     def do_set_seed(self, seeds: Seeds) -> None:
         self.rollout.reseed(seeds)
 
-    def do_reset(self, which: list[int] | None) -> None:
-        mask = None
-        if which is not None:
-            mask = np.zeros(self.num_envs, bool)
-            mask[which] = True
-        self.rollout.restart(mask)
+    def do_reset(self, which: np.ndarray[Any, Any] | None) -> None:
+        self.rollout.restart(which)
 
     def do_state_dict(self) -> dict[str, Any]:
         return {**self.rollout.state_dict(), "streams": Streams().state_dict()}

@@ -62,6 +62,19 @@ class Decoder(ABC):
 
     layout: Layout
 
+    def whole(self, block: Snapshot) -> Snapshot:
+        """The whole model, with the stamp of the block. It stays valid until the next call."""
+        whole = self.decode(block)
+        copy_stamp(block, whole, block.checksums)
+        return whole
+
     @abstractmethod
     def decode(self, block: Snapshot) -> Snapshot:
-        """The whole model. It stays valid until the next call."""
+        """The numbers of the whole model, for `whole`."""
+
+
+def copy_stamp(source: Snapshot, target: Snapshot, checksums: Sequence[int]) -> None:
+    """Stamp `target` like `source`, with these checksums of its numbers."""
+    target.stamp(source.version, source.extra, source.published_ns)
+    if checksums:
+        target.seal(checksums)

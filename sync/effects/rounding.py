@@ -9,7 +9,6 @@ costs four bytes a row (`docs/slow-links.md` has the numbers).
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,13 +27,15 @@ INT8_MAX = 127
 ALIGNMENT = 16
 
 
-class RoundedFormat(ABC):
-    """One lossy format: the layout of its blocks, and the conversion in both directions."""
+class RoundedFormat:
+    """The layout of encoded blocks, and the conversion in both directions.
 
-    name: str
+    As it is, for `bfloat16` and `float16`: two bytes per number.
+    """
 
-    def __init__(self, model: Layout):
-        self.model = model
+    def __init__(self, model: Layout, dtype: torch.dtype):
+        self.model, self.dtype = model, dtype
+        self.name = str(dtype).removeprefix("torch.")
         tensors: dict[str, Tensor] = {}
         for leaf in model.leaves:
             tensors |= self._encoded_tensors(leaf)
@@ -42,44 +43,24 @@ class RoundedFormat(ABC):
         self.layout = replace(layout, extra_capacity=model.extra_capacity)
         self._index = {leaf.name: i for i, leaf in enumerate(self.layout.leaves)}
 
-    @abstractmethod
     def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:
         """What travels for a leaf, as meta tensors."""
-
-    @abstractmethod
-    def encode(self, whole: Snapshot, block: Snapshot) -> None:
-        """Write the leaves of `block` from the model in `whole`."""
-
-    @abstractmethod
-    def decode(self, block: Snapshot, whole: Snapshot) -> None:
-        """Write the leaves of `whole` from `block`."""
-
-
-class HalfPrecision(RoundedFormat):
-    """`bfloat16` and `float16`: two bytes per number."""
-
-    def __init__(self, model: Layout, dtype: torch.dtype):
-        self.dtype = dtype
-        self.name = str(dtype).removeprefix("torch.")
-        super().__init__(model)
-
-    def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:
         is_large = leaf.dtype.is_floating_point and leaf.dtype.itemsize > 2
         return {leaf.name: _meta(leaf.shape, self.dtype if is_large else leaf.dtype)}
 
     def encode(self, whole: Snapshot, block: Snapshot) -> None:
+        """Write the leaves of `block` from the model in `whole`."""
         for leaf, view in zip(self.model.leaves, whole.views, strict=True):
             block.views[self._index[leaf.name]].copy_(view)
 
     def decode(self, block: Snapshot, whole: Snapshot) -> None:
+        """Write the leaves of `whole` from `block`."""
         for leaf, view in zip(self.model.leaves, whole.views, strict=True):
             view.copy_(block.views[self._index[leaf.name]])
 
 
 class Int8(RoundedFormat):
     """One byte per number. The largest number of a row is 127 times the scale of the row."""
-
-    name = "int8"
 
     def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:
         if not _is_scaled(leaf):
@@ -129,7 +110,7 @@ def _require_finite(leaf: Leaf, summary: Tensor, numbers: Tensor) -> None:
 
 def rounded_format(name: str, model: Layout) -> RoundedFormat:
     """The lossy format of that name."""
-    return Int8(model) if name == "int8" else HalfPrecision(model, getattr(torch, name))
+    return (Int8 if name == "int8" else RoundedFormat)(model, getattr(torch, name))
 
 
 class RoundingEncoder(Encoder):

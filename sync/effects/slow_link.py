@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -85,27 +85,16 @@ PRESETS = {
 }
 
 
-class Block(Protocol):
-    """The part of a block that a link uses."""
-
-    @property
-    def wire_bytes(self) -> int:
-        """How much is transmitted."""
-
-
-AnyBlock = TypeVar("AnyBlock", bound=Block)
-
-
 @dataclass
-class Message(Generic[AnyBlock]):
+class Message:
     """One version on its way to a worker."""
 
-    block: AnyBlock
+    block: Any  # with `wire_bytes`, how much is transmitted
     sent_ns: int
     arrives_ns: int = 0
 
 
-class WorkerLink(Generic[AnyBlock]):
+class WorkerLink:
     """The link to one worker: versions in flight, and counts of earlier ones.
 
     clock: returns the time in nanoseconds; `now_ns` if there is none.
@@ -127,14 +116,14 @@ class WorkerLink(Generic[AnyBlock]):
     def reset(self, *, connected: bool) -> None:
         """Drop the connection and everything in flight. `connected`: open a new one."""
         self._connected = connected
-        self._waiting: Message[AnyBlock] | None = None
-        self._in_flight: deque[Message[AnyBlock]] = deque()
+        self._waiting: Message | None = None
+        self._in_flight: deque[Message] = deque()
         self._answers: deque[tuple[int, Answer]] = deque()  # with the times at which they arrive
         self._free_at_ns = self._last_arrival_ns = 0
 
     # -- to the worker
 
-    def send(self, block: AnyBlock) -> None:
+    def send(self, block: Any) -> None:
         """Transmit this block as soon as the link is free; it replaces a block that waits.
 
         Without a connection it is dropped. A process that connects is sent the newest version.
@@ -177,7 +166,7 @@ class WorkerLink(Generic[AnyBlock]):
             )
         return transmission_ns, rounds * max(2 * self.latency_ns, MIN_ROUND_TRIP_NS)
 
-    def arrived(self, now: int) -> Iterator[Message[AnyBlock]]:
+    def arrived(self, now: int) -> Iterator[Message]:
         """Remove the messages that have arrived, in the order of sending."""
         self._transmit(now)
         while self._in_flight and self._in_flight[0].arrives_ns <= now:
@@ -207,7 +196,7 @@ class WorkerLink(Generic[AnyBlock]):
     # -- its state
 
     @property
-    def blocks(self) -> list[AnyBlock]:
+    def blocks(self) -> list[Any]:
         """The blocks that have not arrived yet."""
         waiting = [] if self._waiting is None else [self._waiting]
         return [message.block for message in (*waiting, *self._in_flight)]
@@ -247,7 +236,7 @@ class SlowLinkSender(SenderWrapper):
 
     def __init__(self, inner: SenderChannel, link: Link):
         super().__init__(inner)
-        self.links: dict[int, WorkerLink[Snapshot]] = {
+        self.links: dict[int, WorkerLink] = {
             worker: WorkerLink(link, worker) for worker in range(inner.num_workers)
         }
 

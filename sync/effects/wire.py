@@ -13,21 +13,20 @@ Integers, booleans, complex numbers and extra state always travel as they are.
     -------                                             ------
     EncodedSender: the caller writes a whole model
       prepare(): encode it into a block of `inner`
-      publish()                              --->       EncodedReceiver
-                                                          take(): decode into a private block
+      publish()                              --->       Receiver
+                                                          take(), and decode into a private block
       poll(): tell the encoder what was applied   <---    answer()
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sync.channel import Answer, Part, ReceiverChannel, SenderChannel
+from sync.channel import Answer, Part, SenderChannel
 from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
-from sync.effects.formats import Decoder, Encoder
+from sync.effects.formats import Decoder, Encoder, copy_stamp
 from sync.effects.rounding import RoundingDecoder, RoundingEncoder, rounded_format
 from sync.effects.wrapper import SenderWrapper
 from sync.model.binding import Binding
@@ -99,7 +98,7 @@ class EncodedSender(SenderWrapper):
         block = self.inner.free_block([prepared.encoded for prepared in self._prepared])
         block.mark(builds_on=NEVER, is_base=False, filled=0)
         max_error, relative_error = self._encoder.encode(whole, block, workers)
-        _copy_stamp(whole, block, self._encoder.checksums(whole))
+        copy_stamp(whole, block, self._encoder.checksums(whole))
         parts = [
             part._replace(max_error=max_error, relative_error=relative_error)
             for part in self.inner.prepare(block, workers)
@@ -118,47 +117,3 @@ class EncodedSender(SenderWrapper):
         for answer in answers:
             self._encoder.heard(answer)
         return answers
-
-
-class EncodedReceiver(ReceiverChannel):
-    """Decodes what `inner` receives into private memory, so a worker never uses a shared block."""
-
-    def __init__(self, inner: ReceiverChannel, decoder: Decoder, model_layout: Layout):
-        super().__init__(inner.handout, model_layout, inner.worker)
-        self.inner = inner
-        self._decoder = decoder
-
-    def take(self) -> Snapshot | None:
-        block = self.inner.take()
-        if block is None:
-            return None
-        whole = self._decoder.decode(block)
-        _copy_stamp(block, whole, block.checksums)
-        return whole
-
-    def open(self) -> None:
-        self.inner.open()
-
-    def answer(self, answer: Answer) -> None:
-        self.inner.answer(answer)
-
-    def has_news(self) -> bool:
-        return self.inner.has_news()
-
-    def fds(self) -> list[int]:
-        return self.inner.fds()
-
-    def sender_gone(self) -> str:
-        return self.inner.sender_gone()
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def sleeping(self) -> contextlib.AbstractContextManager[Any]:
-        return self.inner.sleeping()
-
-
-def _copy_stamp(source: Snapshot, target: Snapshot, checksums: Sequence[int]) -> None:
-    target.stamp(source.version, source.extra, source.published_ns)
-    if checksums:
-        target.seal(checksums)

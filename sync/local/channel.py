@@ -12,7 +12,6 @@ import threading
 import weakref
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer, ReceiverChannel, SenderChannel
 from sync.local.process import Watch, must_look
@@ -50,7 +49,10 @@ class LocalSender(SenderChannel):
     """Connects workers, receives their answers and notices their deaths.
 
     blocks_per_worker: the largest number of blocks that one worker can protect from being written.
+    segfault_hint: what to add to the error if a worker died of one.
     """
+
+    segfault_hint = ""
 
     def __init__(self, layout: Layout, num_workers: int, blocks_per_worker: int):
         super().__init__(layout, num_workers)
@@ -138,11 +140,8 @@ class LocalSender(SenderChannel):
 
     def _lost(self, peer: Peer) -> Answer:
         ending = peer.watch.ending
-        hint = self._hint_at_segfault() if "SIGSEGV" in ending else ""
+        hint = self.segfault_hint if "SIGSEGV" in ending else ""
         return Answer(peer.worker, LOST, text=ending + hint)
-
-    def _hint_at_segfault(self) -> str:
-        return ""
 
     def _drop(self, peer: Peer) -> None:
         del self._peers[peer.worker]
@@ -252,11 +251,6 @@ class LocalReceiver(ReceiverChannel):
         self._poll = select.poll()
         self._poll.register(self._connection.fd, select.POLLIN)
 
-    @property
-    def connection(self) -> Connection:
-        assert self._connection is not None, "open() comes first"
-        return self._connection
-
     def listen(self) -> None:
         """Read the sender's messages."""
         with self._reading:
@@ -282,12 +276,13 @@ class LocalReceiver(ReceiverChannel):
             self._gone = self._gone or "the sender is gone"
 
     def answer(self, answer: Answer) -> None:
+        assert self._connection is not None, "open() comes first"
         if answer.kind == APPLIED:
             times = answer.published_ns, answer.seen_ns, answer.applied_ns
             counts = answer.retries, answer.verified_calls
-            self.connection.send(DONE, answer.version, *times, *counts)
+            self._connection.send(DONE, answer.version, *times, *counts)
         else:
-            self.connection.send(FAIL, answer.version, text=answer.text)
+            self._connection.send(FAIL, answer.version, text=answer.text)
 
     def fds(self) -> list[int]:
         if self._connection is None or self._watch is None:
@@ -305,6 +300,3 @@ class LocalReceiver(ReceiverChannel):
             self._connection.send(LEAVE)
             self._connection.close()
             self._connection = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a receiver cannot be pickled: pass the scheme to the other process")

@@ -20,12 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sync.model.layout import aligned
+
 
 class SharedFd:
-    """A file descriptor that can be pickled for a process that is being started.
-
-    A deep copy holds a duplicate of it, for another object in the same process.
-    """
+    """A file descriptor that can be pickled for a process that is being started."""
 
     fd = -1
 
@@ -44,11 +43,6 @@ class SharedFd:
         if not sys.is_finalizing():
             self.close()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedFd:
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, fd=os.dup(self.fd))
-        return twin
-
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self.fd)}
 
@@ -63,7 +57,7 @@ class AnonymousMemory(SharedFd):
     """
 
     def __init__(self, nbytes: int, fd: int | None = None):
-        self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.nbytes = aligned(max(nbytes, 1), mmap.PAGESIZE)
         if fd is not None:
             super().__init__(fd)
             return

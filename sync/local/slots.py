@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Collection
 
 from sync.local.memory import AnonymousMemory
-from sync.model.layout import Layout
+from sync.model.layout import Layout, aligned
 from sync.model.snapshot import Snapshot
 
 
@@ -24,7 +24,7 @@ class Slots:
     def __init__(self, layout: Layout, capacity: int, fd: int | None = None):
         self.layout = layout
         self.capacity = capacity
-        self._stride = -(-layout.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._stride = aligned(layout.nbytes, mmap.PAGESIZE)
         self._memory = AnonymousMemory(self._stride * capacity, fd)
         self._writable = fd is None
         self._mapped: dict[int, Snapshot] = {}

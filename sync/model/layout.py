@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -23,7 +22,7 @@ class Leaf:
     """One tensor of the model: its dotted name, its type and its place in the block.
 
     is_buffer: whether it is a buffer of a module. This flag changes nothing in a block, so it is
-        left out of comparisons and digests.
+        left out of comparisons.
     """
 
     name: str
@@ -69,26 +68,21 @@ class Layout:
                 if tensor.dtype == dtype:
                     shape, nbytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
                     leaves.append(Leaf(name, dtype, shape, offset, nbytes, name in buffers))
-                    offset = _aligned(offset + nbytes, alignment)
-            offset = _aligned(offset)
+                    offset = aligned(offset + nbytes, alignment)
+            offset = aligned(offset)
             segments.append((dtype, start, offset))
         # The size of pickled extra state varies, so there is room for it to grow.
-        capacity = _aligned(max(4096, 4 * len(extra))) if extra else 0
+        capacity = aligned(max(4096, 4 * len(extra))) if extra else 0
         return cls(tuple(leaves), tuple(segments), offset, capacity)
 
     def with_checksums(self) -> Layout:
         """The same with room for the checksums of `Snapshot.seal`, behind the extra state."""
-        room = _aligned(CHECKSUM_BYTES * (len(self.leaves) + 1))
+        room = aligned(CHECKSUM_BYTES * (len(self.leaves) + 1))
         return replace(self, extra_capacity=self.extra_capacity + room)
 
     @property
     def nbytes(self) -> int:
         return self.extra_offset + self.extra_capacity
-
-    @property
-    def digest(self) -> str:
-        """Equal on two machines exactly if their blocks are interchangeable."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def views(self, buffer: Tensor) -> list[Tensor]:
         """One tensor per leaf, in the order of `leaves`, each a view of `buffer` (uint8)."""
@@ -146,5 +140,6 @@ def _names(names: Sequence[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _aligned(offset: int, alignment: int = ALIGNMENT) -> int:
+def aligned(offset: int, alignment: int = ALIGNMENT) -> int:
+    """The next multiple of `alignment`, or the offset itself if it is one."""
     return -(-offset // alignment) * alignment

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import ipaddress
-import os
 import socket
 import struct
-import threading
 import warnings
-from collections.abc import Iterator
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
@@ -61,33 +57,3 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
-
-
-_in_use: dict[str, tuple[str, int, str | None]] = {}  # variable: interface, users, value before
-_changed = threading.Condition()
-
-
-@contextlib.contextmanager
-def uses_interface(variable: str, name: str) -> Iterator[None]:
-    """Have what reads this environment variable use the network interface `name`.
-
-    All threads share the environment, and both sides of a connection may be made in one process:
-    threads with the same interface do not exclude each other.
-    """
-    with _changed:
-        _changed.wait_for(lambda: variable not in _in_use or _in_use[variable][0] == name)
-        _, users, before = _in_use.get(variable, (name, 0, os.environ.get(variable)))
-        _in_use[variable] = name, users + 1, before
-        os.environ[variable] = name
-    try:
-        yield
-    finally:
-        with _changed:
-            _, users, before = _in_use.pop(variable)
-            if users > 1:
-                _in_use[variable] = name, users - 1, before
-            elif before is None:
-                del os.environ[variable]
-            else:
-                os.environ[variable] = before
-            _changed.notify_all()

@@ -34,6 +34,12 @@ def unpack(data: bytes, tensors: Sequence[Tensor]) -> Any:
     return _Unpickler(io.BytesIO(data), tensors).load()
 
 
+def unpack_and_run(data: bytes, tensors: Sequence[Tensor]) -> Any:
+    """Run a call that was packed as (function, args)."""
+    function, args = unpack(data, tensors)
+    return function(*args)
+
+
 class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]):
         super().__init__(file)

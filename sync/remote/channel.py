@@ -109,11 +109,11 @@ class _Delivery:
 
 
 class RemoteSender(SenderChannel):
-    """The trainer's half. `engine` is set before anything is published."""
+    """The trainer's half."""
 
-    def __init__(self, layout: Layout, num_workers: int):
+    def __init__(self, layout: Layout, num_workers: int, engine: Engine):
         super().__init__(layout, num_workers)
-        self.engine: Engine | None = None
+        self.engine = engine
         self.handout = self._key = uuid.uuid4().hex
         self._bell = Doorbell()
         # By the ids of their blocks, as long as they wait or are on their way.
@@ -168,7 +168,6 @@ class RemoteSender(SenderChannel):
 
     def _send(self, deliveries: Sequence[_Delivery]) -> None:
         """Send a version to all for which it is, through the tree."""
-        assert self.engine is not None, "attach() comes first"
         branches = [
             Branch(one.worker, self._peers[one.worker].owner, one.serial, []) for one in deliveries
         ]
@@ -183,7 +182,6 @@ class RemoteSender(SenderChannel):
         """Send a version to a node that passes it on."""
         engine, peer = self.engine, self._peers[head.worker]
         version = self._pending[head.serial].version
-        assert engine is not None
         assert version is not None
         if peer.link is None:
             peer.link = self._link(head.worker, engine)
@@ -231,7 +229,6 @@ class RemoteSender(SenderChannel):
         future.add_done_callback(note)
 
     def _post(self, delivery: _Delivery) -> Future[Reply]:
-        assert self.engine is not None, "attach() comes first"
         worker, version = delivery.worker, delivery.version
         if version is None:
             packed, owner = self.engine.pack_block(NOTHING), ""
@@ -268,9 +265,8 @@ class RemoteSender(SenderChannel):
         self._bell.silence()  # before the look, so that a later ring is not lost
         while self._ended:
             answers += self._ended.popleft()()
-        gone = self.engine.gone if self.engine is not None else None
         for worker, peer in self._peers.items():
-            if gone is not None and not peer.lost and (why := gone(worker)) is not None:
+            if not peer.lost and (why := self.engine.gone(worker)) is not None:
                 why = f"{self.describe(worker)} is gone: {why}"
                 answers.append(self._lose(worker, peer, why))
         self._send_overdue()
@@ -342,7 +338,6 @@ class RemoteSender(SenderChannel):
     ) -> Iterator[Answer]:
         answer, version = reply.answer, delivery.version
         if answer.kind == JOINED and reply.owner != peer.owner:
-            assert self.engine is not None
             peer.owner, peer.waiting = reply.owner, None  # it waited for the predecessor
             self._tree.join(delivery.worker, self.engine)
             yield answer
@@ -391,10 +386,10 @@ class RemoteSender(SenderChannel):
         return peer is not None and peer.on_the_way is not None and peer.on_the_way.version is None
 
     def describe(self, worker: int) -> str:
-        return "" if self.engine is None else self.engine.describe(worker)
+        return self.engine.describe(worker)
 
     def hint(self, worker: int) -> str:
-        return "" if self.engine is None else self.engine.hint
+        return self.engine.hint
 
     def stats(self, worker: int) -> dict[str, Any]:
         return {"relay": self._peers[worker].relay if worker in self._peers else None}
@@ -404,14 +399,12 @@ class RemoteSender(SenderChannel):
         if self._closed:
             return
         self._closed = True
-        engine = self.engine
-        if engine is not None:
-            told = [
-                engine.call(worker, relay.close, self._key, worker)
-                for worker, peer in self._peers.items()
-                if not peer.lost and engine.gone(worker) is None
-            ]
-            wait(told, timeout=_CLOSE_S)
+        told = [
+            self.engine.call(worker, relay.close, self._key, worker)
+            for worker, peer in self._peers.items()
+            if not peer.lost and self.engine.gone(worker) is None
+        ]
+        wait(told, timeout=_CLOSE_S)
         self._bell.close()
         self._peers.clear()
         self._pool.clear()
@@ -427,26 +420,22 @@ class RemoteReceiver(ReceiverChannel):
         self._taken = NOTHING
         expect_worker(key, worker)
 
-    @property
-    def inbox(self) -> Inbox:
-        """Where versions arrive."""
-        assert self._inbox is not None, "open() comes first"
-        return self._inbox
-
     def open(self) -> None:
         self._inbox = Inbox(self._key, self.worker)
 
     def take(self) -> Snapshot | None:
-        part = self.inbox.take()
+        assert self._inbox is not None, "open() comes first"
+        part = self._inbox.take()
         if part is None:
             return None
         self._taken = part
         return _snapshot(part, self.layout)
 
     def answer(self, answer: Answer) -> None:
+        assert self._inbox is not None, "open() comes first"
         taken, self._taken = self._taken, NOTHING
         give_back(taken)
-        self.inbox.answer(answer)
+        self._inbox.answer(answer)
 
     def has_news(self) -> bool:
         return self._inbox is not None and self._inbox.has_news()

@@ -56,6 +56,7 @@ class Engine(ABC):
         """The block as `post` takes it; made once for all peers that get the block."""
         return PackedBlock(block, self.mechanism)
 
+    @abstractmethod
     def post(
         self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
     ) -> Future[Any]:
@@ -66,7 +67,6 @@ class Engine(ABC):
         block may be written again only when the futures of all its posts are done, and never if one
         of them ended in `PeerDied`: the engine may still be reading it.
         """
-        return self.call(peer, _wait_for, function, packed.content, *args)
 
     def introduce(self, peer: int, other: int) -> list[Future[Any]]:
         """Have a peer be able to post to another one, by `relay.connect` in its process.
@@ -90,7 +90,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what the engine itself started, within a bounded time; may be called twice."""
-
-
-def _wait_for(function: Callable[..., Future[Any]], block: Tensor, *args: Any) -> Any:
-    return function(block, *args).result()

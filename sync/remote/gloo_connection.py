@@ -34,7 +34,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sync.remote.addresses import interface_of
 from sync.remote.blocks import lend_block
-from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack
+from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack_and_run
 from sync.remote.engine import PeerDied
 
 FRAME_BYTES = 4096
@@ -105,10 +105,6 @@ class GlooConnection:
             self._fail_calls()
         return future
 
-    def unanswered(self) -> int:
-        """How many calls have no answer yet."""
-        return len(self._calls)
-
     # -- the writing thread
 
     def _write(self) -> None:
@@ -170,7 +166,7 @@ class GlooConnection:
         return memory
 
     def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
-        outcome = Outcome.of(_unpack_and_run, (data, tensors))
+        outcome = Outcome.of(unpack_and_run, (data, tensors))
         self._outgoing.put(_Message(_ANSWER, ticket, outcome.packed()))
 
     def _serve_post(self, ticket: int, data: bytes, block: Tensor) -> None:
@@ -212,11 +208,6 @@ class GlooConnection:
 
 def _new(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
-
-
-def _unpack_and_run(data: bytes, tensors: list[Tensor]) -> Any:
-    function, args = unpack(data, tensors)
-    return function(*args)
 
 
 def _reason(error: Exception, silence_s: float) -> str:

@@ -53,7 +53,10 @@ def is_connected() -> bool:
 
 
 class RayEngine(Engine):
-    """Over actor handles; `replace` puts another actor into a dead one's place."""
+    """Over actor handles; `replace` puts another actor into a dead one's place.
+
+    actors: None where there is none yet.
+    """
 
     mechanism = "ray object store"
     hint = (
@@ -107,10 +110,13 @@ class RayEngine(Engine):
         return [self.call(peer, _know, self.id, peer, other, actor, whose)]
 
     def gone(self, peer: int) -> str | None:
+        if self._actors[peer] is None:
+            return "there is no such actor"
         return self._gone.get(peer) or (None if is_connected() else LEFT)
 
     def describe(self, peer: int) -> str:
-        return f"peer {peer} (Ray actor {self._actors[peer]._actor_id.hex()[:12]})"
+        actor = self._actors[peer]
+        return f"peer {peer}" + (f" (Ray actor {actor._actor_id.hex()[:12]})" if actor else "")
 
     def close(self) -> None:
         """Nothing to end: actors and cluster are their owner's."""

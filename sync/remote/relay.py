@@ -6,7 +6,7 @@
                                                 Link.send(v1, part) --------> ...
                             <-- news --------   once all have answered, or after a while
     (if some have not)      -- ask_for_news ->  ...
-                            <-- news --------   once the rest has, or after a longer while
+                            <-- news --------   once the rest has, or after a while
 
 News say what became of single deliveries. An answer is the worker's own, so a node only gathers
 answers: it waits with them until it has all, but not for long. It also says which workers have a
@@ -35,7 +35,7 @@ RECEIVED = "received"  # the worker's process has the version
 UNREACHED = "unreached"  # it may not have it, and nothing more will be heard of it on this way
 CUT = "cut"  # its connection with the node above is broken
 NOTHING = torch.empty(0, dtype=torch.uint8)
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 0.1
+_WAIT_S = 0.1  # how long a node gathers answers before it says those that it has
 
 Post = Callable[..., Future[Any]]  # (function, block, *args): Engine.post to one peer
 
@@ -75,17 +75,15 @@ class Link:
     ):
         self._post, self._nothing, self._hear = post, nothing, hear
         self._token = uuid.uuid4().hex
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the two below
         self._open: dict[int, int] = {}  # the workers of deliveries without an answer, by serial
         self._asked = 0  # calls that have not returned
-        self._wait_s = _FIRST_WAIT_S
 
     def send(self, block: Any, key: str, engine: str, branch: Branch) -> Future[Gathered]:
         """Returns a future that ends when the node has the block, or later."""
         with self._lock:
             self._open.update((one.serial, one.worker) for one in branch.all())
             self._asked += 1
-            self._wait_s = _FIRST_WAIT_S
         return self._call(pass_on, block, key, engine, self._token, branch)
 
     def _call(self, function: Callable[..., Any], block: Any, key: str, *args: Any) -> Future[Any]:
@@ -110,11 +108,10 @@ class Link:
                 lost, self._open = self._open, {}
             ask_again = bool(self._open) and not self._asked
             self._asked += ask_again
-            wait_s = self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
         unreached = [News(worker, serial, UNREACHED) for serial, worker in lost.items()]
         self._hear(news + unreached, error)
         if ask_again:
-            self._call(ask_for_news, self._nothing, key, self._token, wait_s)
+            self._call(ask_for_news, self._nothing, key, self._token)
 
 
 # -- the node's side
@@ -137,11 +134,11 @@ def pass_on(block: Tensor, key: str, engine: str, token: str, branch: Branch) ->
     return relay.take(block, key, engine, branch)
 
 
-def ask_for_news(_: Tensor, key: str, token: str, wait_s: float) -> Future[Gathered]:
+def ask_for_news(_: Tensor, key: str, token: str) -> Future[Gathered]:
     """What became of the deliveries that were passed on, once all have ended or after a while."""
     with _lock:
         relay = _relays.setdefault((key, token), _Relay())
-    return relay.ask(wait_s)
+    return relay.ask()
 
 
 def close(key: str, worker: int) -> None:
@@ -169,7 +166,7 @@ class _Relay:
             serials = {one.serial for one in branch.all()}
             self._open |= serials
             self._add([News(branch.worker, branch.serial, RECEIVED)])
-            answer = self._wait(serials, _FIRST_WAIT_S)
+            answer = self._wait(serials)
             links = [self._link(engine, branch.worker, one.worker) for one in branch.below]
         users: list[Future[Any]] = [
             link.send(block, key, engine, one)
@@ -204,18 +201,18 @@ class _Relay:
         self._links[other] = connection, link
         return link
 
-    def ask(self, wait_s: float) -> Future[Gathered]:
-        return self._wait(self._open, wait_s)
+    def ask(self) -> Future[Gathered]:
+        return self._wait(self._open)
 
-    def _wait(self, serials: set[int], wait_s: float) -> Future[Gathered]:
-        """Wait for these, but with news of others no longer than `wait_s`."""
+    def _wait(self, serials: set[int]) -> Future[Gathered]:
+        """Wait for these, but with news of others no longer than `_WAIT_S`."""
         with self._lock:
             self._reply(always=True)  # a newer call waits in the place of an older one
             waiting: Future[Gathered] = Future()
             self._waiting, self._awaited, self._is_due = waiting, set(serials), False
             self._reply()
         if not waiting.done():
-            timer = threading.Timer(wait_s, self._note_due, (waiting,))
+            timer = threading.Timer(_WAIT_S, self._note_due, (waiting,))
             timer.daemon = True
             waiting.add_done_callback(lambda _: timer.cancel())
             timer.start()

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
-from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack
+from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack_and_run
 from sync.remote.engine import PackedBlock, PeerDied
 from sync.remote.inbox import close_all
 from sync.remote.joining import JoiningEngine
@@ -242,12 +242,7 @@ def _join(peer: int, store: Any, address: str, timeout: float) -> str:
 
 
 def _run(data: bytes, *tensors: Tensor) -> tuple[Any, ...]:
-    return _reply(Outcome.of(_unpack_and_run, (data, tensors)).packed())
-
-
-def _unpack_and_run(data: bytes, tensors: tuple[Tensor, ...]) -> Any:
-    function, args = unpack(data, tensors)
-    return function(*args)
+    return _reply(Outcome.of(unpack_and_run, (data, tensors)).packed())
 
 
 def _reply(packed: Packed) -> tuple[Any, ...]:

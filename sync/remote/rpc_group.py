@@ -14,6 +14,7 @@ module uses what is not public:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator
 from datetime import timedelta
@@ -23,9 +24,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sync.remote.addresses import interface_of, is_loopback, uses_interface
+from sync.remote.addresses import interface_of, is_loopback
 
 _SCHEME = "lockstep"
+_INTERFACE = "TP_SOCKET_IFNAME"  # the environment variable that tells TensorPipe which to use
 # Among processes of one machine nothing but the store listens on a port: unexpected bytes end a
 # process that listens for TensorPipe over TCP.
 _ONE_MACHINE: dict[str, Any] = {"_transports": ["shm"], "_channels": ["basic"]}
@@ -80,6 +82,7 @@ def join(name: str, number: int, store: Any, address: str, timeout: float) -> No
         num_worker_threads=32,
         **(_ONE_MACHINE if is_loopback(store.host) else BETWEEN_MACHINES),
     )
+    interface, before = interface_of(address), os.environ.get(_INTERFACE)
     _stores[name] = store
     rpc._init_counter = 0  # both sides must name the group alike
     lost = False
@@ -92,9 +95,9 @@ def join(name: str, number: int, store: Any, address: str, timeout: float) -> No
 
     # A process that does not reach a member leaves: torch's own way waits for it to have joined.
     rpc.api.shutdown = leave_at_once
+    os.environ[_INTERFACE] = interface
     try:
-        with uses_interface("TP_SOCKET_IFNAME", interface_of(address)):
-            rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
+        rpc.init_rpc(name, rank=number, world_size=None, rpc_backend_options=options)
     except RuntimeError as error:
         if lost:
             _step_back(name, store)
@@ -105,6 +108,10 @@ def join(name: str, number: int, store: Any, address: str, timeout: float) -> No
     finally:
         rpc.api.shutdown = shutdown
         del _stores[name]
+        if before is None:
+            del os.environ[_INTERFACE]
+        else:
+            os.environ[_INTERFACE] = before
 
 
 def _own_name() -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 from sync.channel import SenderChannel
 from sync.model.layout import Layout
-from sync.model.strategy import WeightStrategy
 from sync.remote.channel import RemoteReceiver, RemoteSender
 from sync.remote.engine import Engine
 from sync.scheme import WeightSyncScheme
@@ -27,41 +26,28 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
     sender_channel = RemoteSender
     receiver_channel = RemoteReceiver
 
-    def __init__(
-        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
-    ):
-        super().__init__(strategy, sync=sync, **options)
-
-    def _leave_process(self) -> None:
-        super()._leave_process()
-        self._remote: RemoteSender | None = None
-        self._engine: Engine | None = getattr(self, "_engine", None)  # it may be attached first
+    _engine: Engine | None = None
 
     def attach(self, engine: Engine) -> None:
         """Reach the workers through `engine`: worker i is its peer i."""
+        if self.initialized_on_sender:
+            raise RuntimeError("call attach(engine) before init_on_sender()")
         self._engine = engine
-        if self._remote is not None:
-            self._remote.engine = engine
 
     def _make_sender(self, layout: Layout, num_workers: int) -> SenderChannel:
-        self._remote = RemoteSender(layout, num_workers)
-        self._remote.engine = self._engine
-        return self._remote
-
-    def _check_ready(self) -> None:
         if self._engine is None:
             raise RuntimeError(
-                f"{type(self).__name__} has no engine: call attach(engine) before connect()"
+                f"{type(self).__name__} has no engine: call attach(engine) before init_on_sender()"
             )
+        return RemoteSender(layout, num_workers, self._engine)
+
+    def _check_ready(self) -> None:
+        assert self._engine is not None
         if self._engine.num_peers < self.num_workers:
             raise ValueError(
                 f"the scheme has {self.num_workers} workers, but its engine "
                 f"{self._engine.num_peers} peers; each worker is the peer of its number"
             )
 
-    def shutdown(self) -> None:
-        super().shutdown()
-        self._remote = None
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_remote": None, "_engine": None}
+        return {**super().__getstate__(), "_engine": None}

@@ -23,7 +23,6 @@ from sync.local.rendezvous import VERSION, Message
 from sync.local.slots import Slots
 from sync.model.layout import Layout
 from sync.model.snapshot import Snapshot
-from sync.model.strategy import WeightStrategy
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
 
@@ -118,8 +117,3 @@ class MultiProcessWeightSyncScheme(WeightSyncScheme):
 
     sender_channel = MultiProcessSender
     receiver_channel = MultiProcessReceiver
-
-    def __init__(
-        self, strategy: str | WeightStrategy = "tensordict", sync: bool = True, **options: Any
-    ):
-        super().__init__(strategy, sync=sync, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,16 +28,12 @@ class NoWeightSyncScheme(WeightSyncScheme):
         self._side: str | None = None
         self._worker_idx: int | None = None
         self._model: Any = None
-        self._version = NEVER
 
     def init_on_sender(self, *, model_id: str | None = None, ctx: Any = None, **given: Any) -> None:
         """Takes the same arguments as every scheme, and checks them."""
-        names = ("context", "weights", "model", "params_map", "devices", "device_map_fn")
-        blank: dict[str, Any] = dict.fromkeys((*names, "num_workers"))
-        form = SenderForm.of(model_id=model_id, ctx=ctx, **{**blank, **given})
+        form = SenderForm.of(model_id=model_id, ctx=ctx, **given)
         self._side, self._model, self.model_id = "sender", form.source, model_id
-        context = given.get("context")
-        self._context = weakref.ref(context) if context is not None else lambda: None
+        self._remember(given.get("context"))
         self._devices = form.devices
 
     def init_on_receiver(
@@ -54,13 +49,13 @@ class NoWeightSyncScheme(WeightSyncScheme):
         if worker_idx is None:
             worker_idx = getattr(context, "worker_idx", None)
         self._side, self._model, self._worker_idx = "receiver", model, worker_idx
-        self._context = weakref.ref(context) if context is not None else lambda: None
+        self._remember(context)
 
     def connect(self, **how: Any) -> None:
         """Waits for nothing."""
         if self._side is None:
             raise RuntimeError("connect() needs init_on_sender() or init_on_receiver() first")
-        self._version = 0
+        self._last_version = 0
 
     def send(
         self,
@@ -68,15 +63,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         worker_ids: int | Sequence[int] | None = None,
     ) -> None:
         """Moves nothing; what no scheme could send is refused."""
-        self._check_send("send", weights, worker_ids)
-
-    def send_async(
-        self,
-        weights: Weights | Mapping[int, Weights] | None = None,
-        worker_ids: int | Sequence[int] | None = None,
-    ) -> None:
-        """Moves nothing; what no scheme could send is refused."""
-        self._check_send("send_async", weights, worker_ids)
+        self._publish("send", weights, worker_ids)
 
     def wait_async(
         self, timeout: float | None = None, worker_ids: int | Sequence[int] | None = None
@@ -84,7 +71,9 @@ class NoWeightSyncScheme(WeightSyncScheme):
         """Waits for nothing, because nothing is in flight."""
         self._check_side("wait_async", "sender")
 
-    def _check_send(self, call: str, weights: Any, worker_ids: Any) -> None:
+    def _publish(
+        self, call: str, weights: Any, worker_ids: Any, *, wait: bool = False
+    ) -> list[int]:
         self._check_side(call, "sender")
         workers = chosen_workers(worker_ids, self.num_workers)
         if is_by_worker(weights):
@@ -93,6 +82,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
                 raise ValueError(
                     f"worker_ids={worker_ids} and weights for workers {addressed} disagree"
                 )
+        return workers
 
     def _check_side(self, call: str, side: str) -> None:
         if self._side != side:
@@ -125,7 +115,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int]:
-        yield self._version
+        yield self.version
 
     @property
     def model(self) -> Any:
@@ -134,10 +124,6 @@ class NoWeightSyncScheme(WeightSyncScheme):
     @property
     def weights(self) -> Any:
         return None if self._model is None else self.strategy.extract_weights(self._model)
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     @property
     def worker_idx(self) -> int | None:
@@ -149,7 +135,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     @property
     def acknowledged(self) -> dict[int, int]:
-        return dict.fromkeys(range(self.num_workers), self._version)
+        return dict.fromkeys(range(self.num_workers), self.version)
 
     @property
     def send_stats(self) -> SendStats:
@@ -157,7 +143,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     @property
     def stats(self) -> dict[str, Any]:
-        return {"version": self._version, "sends": 0, "bytes": 0, "workers": {}}
+        return {"version": self.version, "sends": 0, "bytes": 0, "workers": {}}
 
     @property
     def initialized_on_sender(self) -> bool:
@@ -169,15 +155,15 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     @property
     def synchronized_on_sender(self) -> bool:
-        return self._side == "sender" and self._version != NEVER
+        return self._side == "sender" and self.version != NEVER
 
     @property
     def synchronized_on_receiver(self) -> bool:
-        return self._side == "receiver" and self._version != NEVER
+        return self._side == "receiver" and self.version != NEVER
 
     def shutdown(self) -> None:
         """Release the model; a second call does nothing."""
         self._side, self._model, self._devices = None, None, ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_side": None, "_model": None, "_version": NEVER}
+        return {**super().__getstate__(), "_side": None, "_model": None}

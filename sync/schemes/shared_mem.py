@@ -42,18 +42,15 @@ class SharedMemSender(LocalSender):
         # changes to. One more is being written.
         super().__init__(layout, num_workers, blocks_per_worker=4)
         self.board = Board(num_workers)
-        self._zero_copy = zero_copy
+        self.segfault_hint = SEGFAULT_HINT if zero_copy else ""
         for row in self.board.rows:
             row.clear()
 
     def _shared_fds(self) -> list[int]:
-        return [self.slots.fd, self.board.memory.fd, *self.board.fence.fds]
+        return [self.slots.fd, self.board.memory.fd, self.board.fence.fd]
 
     def _reset(self, worker: int) -> None:
         self.board.rows[worker].clear()
-
-    def _hint_at_segfault(self) -> str:
-        return SEGFAULT_HINT if self._zero_copy else ""
 
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
         held = {block.number for block in keep}
@@ -93,7 +90,7 @@ class SharedMemReceiver(LocalReceiver):
         self._retries = 0
 
     def _map(self, fds: list[int]) -> None:
-        slots, board, *fence = fds
+        slots, board, fence = fds
         self._slots = Slots(self.layout, 0, slots)
         memory = AnonymousMemory((self.worker + 1) * 64, board)
         self._board = Board(self.worker + 1, memory, Fence(fence))

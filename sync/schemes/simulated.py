@@ -91,11 +91,6 @@ class SimulatedWeightSyncScheme(WeightSyncScheme):
         binding, decoder = Binding(model, self.strategy, layout), make_decoder(self.wire, layout)
 
         def load(block: Snapshot) -> None:
-            if decoder is None:
-                binding.load(block)
-                return
-            whole = decoder.decode(block)
-            whole.stamp(block.version, block.extra, block.published_ns)
-            binding.load(whole)
+            binding.load(block if decoder is None else decoder.whole(block))
 
         return load

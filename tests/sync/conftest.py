@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-KERNEL = ("memfd_create", "eventfd", "pidfd_open")
+KERNEL = ("memfd_create", "pidfd_open")
 SYSTEMS = {"all": (), **{f"no_{name}": (name,) for name in KERNEL}, "none": KERNEL}
 
 

@@ -8,11 +8,6 @@ import gc
 import os
 import threading
 
-import pytest
-
-from sync.local.doorbell import Doorbell
-from sync.local.memory import AnonymousMemory, SharedFd
-from sync.local.waiting import wait_for
 from tests.own_process import in_own_process
 from tests.sync.support import bits, policy
 from tests.sync.test_scheme import EACH, sender
@@ -116,31 +111,3 @@ def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
             receiver.receive()
     del scheme, receiver
     assert count() == before
-
-
-@pytest.mark.parametrize("make", [lambda: AnonymousMemory(10), Doorbell])
-def test_a_deep_copy_has_a_descriptor_of_its_own(system, make):
-    original = make()
-    twin = copy.deepcopy(original)
-    fds = [original.fd, twin.fd]
-    assert fds[0] != fds[1]
-    del original
-    gc.collect()
-    os.fstat(fds[1])
-
-
-def test_what_has_no_descriptor_any_more_cannot_be_copied():
-    memory = AnonymousMemory(10)
-    memory.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        copy.deepcopy(memory)
-    assert isinstance(memory, SharedFd)
-
-
-def test_a_deep_copy_of_a_doorbell_rings_the_same(system):
-    bell = Doorbell()
-    twin = copy.deepcopy(bell)
-    twin.ring()
-    assert wait_for([bell.fd], 0) == [bell.fd]
-    bell.silence()
-    assert wait_for([twin.fd], 0) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sync import Layout, WorkerDied, WorkerRaised
-from sync.stats import KEPT, SendStats, WorkerStats, percentiles
+from sync.stats import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
 from tests.sync.support import (
     Counting,
     Worker,
@@ -47,7 +47,7 @@ def test_without_values_there_are_no_percentiles():
 
 def test_packing_and_publishing_are_told_apart():
     stats = SendStats()
-    stats.add(1, 8, pack_ns=1_000_000, publish_ns=2_000_000, workers=[1])
+    stats.add(Sent(1, 8, pack_ns=1_000_000, publish_ns=2_000_000, workers=[1]))
     assert stats.summary()["pack_ms"]["p50"] == 1.0
     assert stats.summary()["publish_ms"]["p50"] == 2.0
     assert [sent["pack_ms"] for sent in stats.worker_summaries(2)] == [
@@ -59,9 +59,9 @@ def test_packing_and_publishing_are_told_apart():
 def test_counts_go_on_when_old_times_are_forgotten():
     stats, worker = SendStats(), WorkerStats()
     for number in range(KEPT + 10):
-        stats.add(number, 8, pack_ns=1, publish_ns=number, workers=[0])
+        stats.add(Sent(number, 8, pack_ns=1, publish_ns=number, workers=[0]))
         answer = {"wake_ns": 1, "apply_ns": 1, "acknowledge_ns": 2, "retries": 1}
-        worker.add(number, **answer, again=False)
+        worker.add(Applied(number, **answer), again=False)
     assert (stats.sends, stats.nbytes, len(stats.recent)) == (KEPT + 10, 8 * (KEPT + 10), KEPT)
     assert (worker.applied, worker.retries, len(worker.recent)) == (KEPT + 10, KEPT + 10, KEPT)
     assert stats.recent[0].version == worker.recent[0].version == 10

@@ -1,4 +1,4 @@
-"""Schemes on machines that lack memfd, eventfd, pidfd or an ordered memory, and what is left."""
+"""Schemes on machines that lack memfd, pidfd or an ordered memory, and what is left."""
 
 from __future__ import annotations
 

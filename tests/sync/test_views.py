@@ -1,4 +1,4 @@
-"""The older spelling: a sender and a receiver as objects of their own."""
+"""The older spelling: a scheme as its own sender and receiver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_sender_and_a_receiver_do_what_their_scheme_does(kind):
     def take(scheme, model):
         receiver = scheme.create_receiver()
         weights = receiver.receive(timeout=20)
-        return receiver.scheme is scheme, scheme.get_receiver().receive() is None, bits(weights)
+        return receiver is scheme, scheme.get_receiver().receive() is None, bits(weights)
 
     with sender(kind, model := policy(1)) as scheme, Worker(scheme, worker_idx=0) as worker:
         worker.tell(connect)

@@ -42,10 +42,14 @@ class FakeSender(SenderChannel):
 
 
 class FakeReceiver(ReceiverChannel):
-    """Takes the versions that were published after the sender polled its JOINED."""
+    """Takes the versions that were published after the sender polled its JOINED.
 
-    def __init__(self, sender, worker):
+    decoder: of the wire format, with which a `Receiver` decodes what was taken.
+    """
+
+    def __init__(self, sender, worker, decoder=None):
         super().__init__(None, sender.layout, worker)
+        self._decoder = decoder
         self._sender = sender
         self._inbox = []
 
@@ -54,7 +58,8 @@ class FakeReceiver(ReceiverChannel):
         self._sender.said.append(Answer(self.worker, JOINED, pid=1))
 
     def take(self):
-        return self._inbox.pop(0) if self._inbox else None
+        block = self._inbox.pop(0) if self._inbox else None
+        return block if block is None or self._decoder is None else self._decoder.whole(block)
 
     def answer(self, answer):
         self._sender.said.append(answer)

@@ -8,7 +8,7 @@ import torch
 from sync import WIRES, Layout, Link
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.effects.slow_link import SlowLinkSender
-from sync.effects.wire import EncodedReceiver, EncodedSender, make_decoder, make_encoder
+from sync.effects.wire import EncodedSender, make_decoder, make_encoder
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 
 MS = 1_000_000
@@ -42,9 +42,7 @@ class Core:
         self.last, self.version, self.heard = {}, -1, []
 
     def receiver(self, worker):
-        receiver = FakeReceiver(self.mechanism, worker)
-        decoder = make_decoder(self.wire, LAYOUT)
-        receiver = EncodedReceiver(receiver, decoder, LAYOUT) if decoder else receiver
+        receiver = FakeReceiver(self.mechanism, worker, make_decoder(self.wire, LAYOUT))
         receiver.open()
         return receiver
 

@@ -15,7 +15,7 @@ from torch import nn
 from sync import Layout, WorkerDied
 from sync.channel import APPLIED, JOINED, Answer
 from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
-from sync.effects.wire import EncodedReceiver, EncodedSender
+from sync.effects.wire import EncodedSender
 from sync.model.snapshot import NEVER
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 from tests.sync.effects.test_wire import COPYING, made, publish, step
@@ -207,8 +207,7 @@ class Pair:
     def join(self):
         """Another process becomes the worker."""
         self.decoder = DeltaDecoder(DeltaFormat(self.layout))
-        inner = FakeReceiver(self.channel, 0)
-        self.receiver = EncodedReceiver(inner, self.decoder, self.layout)
+        self.receiver = FakeReceiver(self.channel, 0, self.decoder)
         self.receiver.open()
 
     def publish(self, weights, version):

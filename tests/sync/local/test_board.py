@@ -31,7 +31,7 @@ def block(number, version):
 
 def as_a_worker_sees(board, workers):
     memory = AnonymousMemory(board.memory.nbytes, os.dup(board.memory.fd))
-    return Board(workers, memory, Fence([os.dup(fd) for fd in board.fence.fds]))
+    return Board(workers, memory, Fence(os.dup(board.fence.fd)))
 
 
 def test_a_word_holds_a_version_and_a_block():

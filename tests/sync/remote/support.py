@@ -29,6 +29,9 @@ class Threads(Engine):
         self.pool.submit(lambda: Outcome.of(function, args).tell(future, "this process"))
         return future
 
+    def post(self, peer, function, packed, *args):
+        return self.call(peer, lambda: function(packed.content, *args).result())
+
     def gone(self, peer):
         return None
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sync import WorkerRaised
+from sync import RPCWeightSyncScheme, WorkerRaised
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.model.binding import Binding
 from sync.model.snapshot import NEVER
@@ -58,8 +58,7 @@ class Sending:
         self.model = nn.Linear(3, 2)
         self.binding = Binding(self.model, WeightStrategy())
         self.engine = Scripted()
-        self.channel = RemoteSender(self.binding.layout, 2)
-        self.channel.engine = self.engine
+        self.channel = RemoteSender(self.binding.layout, 2, self.engine)
 
     def publish(self, version, workers=(0,), keep=()):
         block = self.channel.free_block(keep)
@@ -348,3 +347,14 @@ def test_a_successor_in_the_same_process_takes_the_place_of_one_that_left():
         assert theirs.number.item() == 5
         assert scheme.stats["workers"][0]["restarts"] == 1
         successor.shutdown()
+
+
+def test_a_scheme_needs_its_engine_before_it_is_initialised():
+    engine, scheme = Scripted(), RPCWeightSyncScheme()
+    with pytest.raises(RuntimeError, match=r"has no engine: call attach\(engine\) before"):
+        scheme.init_on_sender(model=nn.Linear(1, 1), devices=["cpu"])
+    scheme.attach(engine)
+    scheme.init_on_sender(model=nn.Linear(1, 1), devices=["cpu"])
+    with pytest.raises(RuntimeError, match=r"attach\(engine\) before init_on_sender"):
+        scheme.attach(engine)
+    scheme.shutdown()

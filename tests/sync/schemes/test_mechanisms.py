@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("kind", EVERY)
 def what_arrived(scheme, model):
     """Whether the kernel holds a message for the worker, and which memory its process shares."""
     poll = select.poll()
-    poll.register(scheme._receiver.channel.connection.fd, select.POLLIN)
+    poll.register(scheme._receiver.channel._connection.fd, select.POLLIN)
     maps = Path("/proc/self/maps").read_text().count("memfd:lockstep")
     return bool(poll.poll(0)), maps
 
