@@ -105,9 +105,9 @@ collectors.add("ray", "collectors:RayCollector", collect.RayCollectorConfig)
 loggers = Registry("logger", "logger", log.LoggerConfig, several=True)
 loggers.add("jsonl", "harness.logging.jsonl:no_more_loggers", log.JsonlConfig)
 loggers.add("wandb", "harness.logging.wandb:make", log.WandbConfig)
-loggers.add("tensorboard", "harness.logging.tensorboard:make", log.TensorBoardConfig)
-loggers.add("trackio", "harness.logging.trackio:make", log.TrackioConfig)
-loggers.add("trace", "harness.logging.trace:make", log.TraceConfig)
+loggers.add("tensorboard", "harness.logging.tensorboard:TensorBoardLogger", log.TensorBoardConfig)
+loggers.add("trackio", "harness.logging.trackio:TrackioLogger", log.TrackioConfig)
+loggers.add("trace", "harness.logging.trace:TraceLogger", log.TraceConfig)
 
 # Made with (options): a harness.callbacks.Callback.
 callbacks = Registry("callback", "callbacks", Options, several=True)

@@ -39,17 +39,12 @@ MOST_BYTES = 1 << 31  # of a trace that is read
 NS = 1e9
 
 
-def make(options: TraceConfig, run_dir: RunDir, info: RunInfo) -> TraceLogger:
-    """`logger=trace`."""
-    return TraceLogger(run_dir.path, most_bytes=round(options.max_mb * 2**20))
-
-
 class TraceLogger(Logger):
-    """Writes what the learner and its workers do as it happens, up to `most_bytes`."""
+    """Writes what the learner and its workers do as it happens, up to `max_mb`."""
 
-    def __init__(self, folder: Path, *, most_bytes: int):
-        self._stream = _new_file(folder)
-        self._room = most_bytes
+    def __init__(self, options: TraceConfig, run_dir: RunDir, info: RunInfo):
+        self._stream = _new_file(run_dir.path)
+        self._room = round(options.max_mb * 2**20)
         self._zero_ns = time.perf_counter_ns()
         self._lines: list[str] = []  # not written yet
         self._ends: dict[tuple[int, int], int] = {}  # of each track

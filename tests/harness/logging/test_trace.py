@@ -13,8 +13,10 @@ import pytest
 
 import run
 from harness.files import read_json
-from harness.logging import timeline
+from harness.logging import RunInfo, timeline
 from harness.logging.trace import FIRST_WORKER, LEARNER, WORK, TraceLogger, read_trace
+from harness.options.loggers import TraceConfig
+from harness.run_dir import RunDir
 from tests.harness.small import SMALL
 
 TICK = 1e-3  # of a microsecond: what is written is rounded to it
@@ -32,6 +34,10 @@ def traced(*overrides: str, status: int = 0) -> tuple[list[dict], dict]:
     assert run.main(arguments) == status
     json.loads(Path("run/trace.json").read_text())  # whole, with its closing bracket
     return read_trace(Path("run/trace.json")), read_json(Path("run/summary.json"))
+
+
+def start(folder: Path, *, most_bytes: int) -> TraceLogger:
+    return TraceLogger(TraceConfig(max_mb=most_bytes / 2**20), RunDir(folder), RunInfo("a-run", {}))
 
 
 def named(events: list[dict], name: str, kind: str = "X") -> list[dict]:
@@ -128,7 +134,7 @@ def test_a_picture_is_made_of_a_trace(capsys):
 
 
 def test_a_trace_without_workers_has_a_picture_too(tmp_path):
-    logger = TraceLogger(tmp_path, most_bytes=10_000)
+    logger = start(tmp_path, most_bytes=10_000)
     now_s = time.perf_counter()
     logger.phase("update", now_s + 1, now_s + 3)
     logger.finish({}, 0)
@@ -145,7 +151,7 @@ def test_the_policy_of_a_single_collector_is_worker_0():
 
 
 def test_a_trace_does_not_outgrow_its_bound(tmp_path, caplog):
-    logger = TraceLogger(tmp_path, most_bytes=1000)
+    logger = start(tmp_path, most_bytes=1000)
     for second in range(100):
         logger.log(second, {}, {})
     logger.finish({}, 0)
@@ -157,7 +163,7 @@ def test_a_trace_does_not_outgrow_its_bound(tmp_path, caplog):
 
 @pytest.mark.parametrize("cut", [1, 20, 60, 10_000])
 def test_a_trace_of_a_killed_run_can_be_read(tmp_path, cut):
-    logger = TraceLogger(tmp_path, most_bytes=10_000)
+    logger = start(tmp_path, most_bytes=10_000)
     for step in range(5):
         logger.log(step, {}, {})
     file = tmp_path / "trace.json"  # as it is now, without an end

@@ -15,6 +15,8 @@ import wandb
 import run
 from harness.logging import Histogram, RunInfo
 from harness.logging.wandb import WandbLogger
+from harness.options.loggers import WandbConfig
+from harness.run_dir import RunDir
 from tests.harness.logging.wandb_file import read
 from tests.harness.painted import Painted
 from tests.harness.small import SMALL
@@ -35,8 +37,7 @@ def no_account(monkeypatch, tmp_path):
 
 
 def start(folder: Path, info: RunInfo = INFO) -> WandbLogger:
-    where = {"mode": "offline", "project": "lockstep"}
-    return WandbLogger(folder, info, tags=["tagged"], **where)
+    return WandbLogger(WandbConfig(tags=["tagged"]), RunDir(folder), info)
 
 
 def values(items) -> dict:
@@ -104,7 +105,7 @@ def test_a_run_does_not_wait_for_wandb_to_start(tmp_path, monkeypatch):
 
 
 def test_online_without_an_account_the_run_goes_on(tmp_path, caplog):
-    logger = WandbLogger(tmp_path, INFO, mode="online", project="lockstep", entity=None)
+    logger = WandbLogger(WandbConfig(mode="online"), RunDir(tmp_path), INFO)
     with caplog.at_level(logging.WARNING):
         logger.log(1, {"a": 1.0}, {})
         logger.finish({}, 0)
