@@ -138,24 +138,18 @@ def open_directory(plan: RunPlan) -> RunDir:
         raise ConfigError(f"{plan.directory} cannot be written: {error}") from error
 
 
+@dataclass(eq=False)
 class Execution:
     """What belongs to one run while it lasts."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        run_dir: RunDir,
-        learner: Learner,
-        display: Display,
-        interruption: Interruption,
-        state: tuple[int, dict[str, Any]] | None = None,
-    ):
-        self.plan = plan
-        self.run_dir = run_dir
-        self.learner = learner
-        self.display = display
-        self.interruption = interruption
-        self.state = state
+    plan: RunPlan
+    run_dir: RunDir
+    learner: Learner
+    display: Display
+    interruption: Interruption
+    state: tuple[int, dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
         self.loggers = Loggers([])
         self.runner: Runner | None = None
         self.summary: dict[str, Any] = {}
@@ -195,22 +189,22 @@ class Execution:
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             runner = self.runner = Runner(
-                self.plan.config,
+                config=config,
                 learner=self.learner,
                 collector=collector,
-                source=make_source(self.plan.config, collector, self.learner),
+                source=make_source(config, collector, self.learner),
                 sync=SyncMeter(scheme, scheme.num_workers),
                 published=published,
-                evaluate=lambda: self._evaluate(evaluator),
+                play=lambda: self._evaluate(evaluator),
                 checkpoints=Checkpoints(
                     self.run_dir.checkpoints,
-                    keep=self.plan.config.checkpoint.keep,
+                    keep=config.checkpoint.keep,
                     run=self.run_dir.read_id(),
                 ),
                 loggers=self.loggers,
                 display=self.display,
                 interruption=self.interruption,
-                callbacks=make_callbacks(self.plan.config.callbacks),
+                callbacks=make_callbacks(config.callbacks),
                 directory=self.run_dir.path,
             )
             if self.state is not None:

@@ -6,7 +6,7 @@ buffer and draws a number of samples for each new frame.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -17,52 +17,30 @@ from harness.algorithms.interface import Algorithm, Ratios, ReplayAlgorithm
 from harness.means import Means
 
 
-class Learner(Protocol):
-    """Improves a policy from batches."""
-
-    algorithm: Any
-
-    @property
-    def policy(self) -> nn.Module:
-        """What is sent to the workers."""
-
-    def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
-        """Take in a batch while the newest published weights are of `version`; metrics."""
-
-    def versions(self, batch: TensorDictBase) -> Tensor:
-        """The version behind each frame that `learn` has just used, given its batch."""
-
-    @property
-    def ratios(self) -> Ratios | None:
-        """Importance ratios of the frames that `learn` has just used, if they are known."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-
-
 class OnPolicy:
     """Each batch is learned from once."""
 
     def __init__(self, algorithm: Algorithm):
-        self.algorithm = algorithm
+        self.algorithm: Any = algorithm
 
     @property
     def policy(self) -> nn.Module:
+        """What is sent to the workers."""
         policy: nn.Module = self.algorithm.policy
         return policy
 
     def learn(self, batch: TensorDictBase, version: int) -> dict[str, float]:
+        """Take in a batch while the newest published weights are of `version`; metrics."""
         return self.algorithm.update(batch, version)
 
     def versions(self, batch: TensorDictBase) -> Tensor:
+        """The version behind each frame that `learn` has just used, given its batch."""
         stamps: Tensor = batch["policy_version"][batch["collector", "mask"]]
         return stamps
 
     @property
     def ratios(self) -> Ratios | None:
+        """Importance ratios of the frames that `learn` has just used, if they are known."""
         return getattr(self.algorithm, "ratios", None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,6 +55,8 @@ class OffPolicy:
 
     extend: whether to put batches there; not if the collector does.
     """
+
+    ratios: Ratios | None = None  # of replayed frames they are not known
 
     def __init__(self, algorithm: ReplayAlgorithm, replay: ReplayBuffer, *, extend: bool = True):
         self.algorithm: Any = algorithm
@@ -115,10 +95,6 @@ class OffPolicy:
         """Of the samples; of the batch it is how old the data was that came in."""
         return torch.cat(self._sampled) if self._sampled else torch.empty(0, dtype=torch.int64)
 
-    @property
-    def ratios(self) -> None:
-        return None
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "algorithm": self.algorithm.state_dict(),
@@ -130,3 +106,6 @@ class OffPolicy:
         self.algorithm.load_state_dict(state["algorithm"])
         self.replay.load_state_dict(state["replay"])
         self._frames = state["frames"]
+
+
+Learner = OnPolicy | OffPolicy
