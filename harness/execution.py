@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import secrets
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
+
+from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.learners import Learner
 from harness.callbacks import make_callbacks
 from harness.checkpoints import CheckpointError, Checkpoints
@@ -18,7 +23,6 @@ from harness.config.plan import RunPlan
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, read_json
-from harness.isolation import own_state
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
 from harness.options.errors import ConfigError
@@ -71,6 +75,21 @@ def execute(plan: RunPlan) -> Outcome:
         return outcome
     with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
         return _execute(plan)
+
+
+@contextmanager
+def own_state(*, seed: int, num_threads: int) -> Iterator[None]:
+    """Seed the global random streams and set torch's thread count; restore both afterwards."""
+    threads = torch.get_num_threads()
+    with untouched_streams():
+        torch.set_num_threads(num_threads)
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _execute(plan: RunPlan) -> Outcome:

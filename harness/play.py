@@ -19,7 +19,7 @@ from torch import nn
 
 from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config.plan import to_config
-from harness.config.resumed import check_stored_imports, read_options
+from harness.config.resumed import add_import_flags, check_stored_imports, read_options
 from harness.environments.evaluate import play
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, write_atomic
@@ -45,18 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--max-steps", type=int, default=5000, help="end an episode after this many steps; 5000"
     )
-    parser.add_argument(
-        "--import-env",
-        action="store_true",
-        help="import what the run's env.id and env.wrappers name; its code is executed",
-    )
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import a plugin that the run used; its code is executed (may be repeated)",
-    )
+    add_import_flags(parser)
     options = parser.parse_args(arguments)
     out = options.out or options.run_dir / "play.gif"
     try:

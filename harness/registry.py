@@ -49,7 +49,6 @@ for name, objective_options in (
 models = Registry("model", "model", model.ModelConfig)
 models.add("mlp", "harness.models.encoders:MLPEncoder", model.MLPConfig)
 models.add("cnn", "harness.models.encoders:CNNEncoder", model.CNNConfig)
-models.add("nature_cnn", "harness.models.encoders:CNNEncoder", model.NatureCNNConfig)
 models.add("impala_cnn", "harness.models.encoders:ImpalaCNNEncoder", model.ImpalaCNNConfig)
 models.add("minatar_cnn", "harness.models.encoders:MinAtarCNNEncoder", model.MinAtarCNNConfig)
 models.add("lstm", "harness.models.encoders:MLPEncoder", model.LSTMConfig)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
-from harness.algorithms.interface import Setup, check_annealing
+from harness.algorithms.interface import Setup
 from harness.algorithms.state import Adam, seeded, weights
 from harness.models.encoders import encoder, flat, mlp, orthogonal
 from harness.models.heads import wants_sample
@@ -104,9 +104,6 @@ class DQN:
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 
     def __init__(self, config: DQNConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
-        check_annealing(config.anneal_learning_rate, setup)
         actions = setup.action_space
         if not isinstance(actions, Discrete):
             raise ValueError(f"algo=dqn needs a Discrete action space, but this is {actions}")

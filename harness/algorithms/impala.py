@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.algorithms.actor_critic import View, actor_critic, view
 from harness.algorithms.batches import network_rows
-from harness.algorithms.interface import Ratios, Setup, check_annealing
+from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.returns import Returns, Steps, explained_variance, vtrace
 from harness.algorithms.state import Adam, Optimiser, RMSProp, seeded, weights
 from harness.means import Means
@@ -28,9 +28,6 @@ class IMPALA:
     """
 
     def __init__(self, config: IMPALAConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
-        check_annealing(config.anneal_learning_rate, setup)
         self.config = config
         self.sequence_length = getattr(setup.model, "sequence_length", 1)  # of recurrent models
         self.total_frames = setup.total_frames

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.algorithms.actor_critic import Actor, actor_critic, view
 from harness.algorithms.batches import network_rows, sequences
-from harness.algorithms.interface import Ratios, Setup, check_annealing
+from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, kl_estimate, objective
 from harness.algorithms.returns import Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged, seeded, weights
@@ -30,9 +30,6 @@ class PPO:
     PER_FRAME = ("behaviour", "proximal", "averaged", "value", "advantage", "target")
 
     def __init__(self, config: PPOConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
-        check_annealing(config.anneal_learning_rate, setup)
         if config.compile and setup.model.recurrent:
             # torch 2.13 gives a wrong gradient for the input weights of the cell, silently.
             raise ValueError(

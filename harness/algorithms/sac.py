@@ -126,8 +126,6 @@ class SAC:
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 
     def __init__(self, config: SACConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
         self.config = config
         self.device = setup.device
         observations, actions = setup.observation_space, setup.action_space

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from harness.options.base import Options
-from harness.options.errors import ConfigError
+from harness.options.errors import require
 from harness.options.typed import Positive
 
 
@@ -50,11 +49,7 @@ class TensorBoardConfig(LoggerConfig):
     """Event files for TensorBoard, in the run directory's tensorboard/."""
 
     def check(self, config: Any) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError(
-                "logger=tensorboard needs tensorboard; "
-                "install it with: pip install -e '.[tensorboard]'"
-            )
+        require("logger=tensorboard", "tensorboard", "tensorboard")
 
 
 @dataclass
@@ -64,7 +59,4 @@ class TrackioConfig(LoggerConfig):
     project: str = "lockstep"  # where the run is filed
 
     def check(self, config: Any) -> None:
-        if importlib.util.find_spec("trackio") is None:
-            raise ConfigError(
-                "logger=trackio needs trackio; install it with: pip install -e '.[trackio]'"
-            )
+        require("logger=trackio", "trackio", "trackio")
