@@ -186,8 +186,7 @@ class DQN:
         # A truncated episode would have gone on; a terminated one is worth nothing more.
         best = best.masked_fill(samples["next", "terminated"], 0)
         discount = samples.get(("replay", "discount"), self.config.gamma)
-        target: Tensor = samples["next", "reward"] + discount * best
-        return target
+        return samples["next", "reward"] + discount * best
 
     def _weights(self, share: Tensor) -> Tensor:
         """Importance weights, which make up for how much likelier than others a frame is drawn.
@@ -217,7 +216,6 @@ class DQN:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.target_network.load_state_dict(state["target_network"])
         self.optimiser.load_state_dict(state["optimiser"])

@@ -125,7 +125,6 @@ class IMPALA:
             self.policy.normaliser.update(observations)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on from here: tensors and plain numbers."""
         normaliser = self.policy.normaliser
         return {
             "policy": weights(self.policy),
@@ -136,7 +135,6 @@ class IMPALA:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.optimiser.load_state_dict(state["optimiser"])

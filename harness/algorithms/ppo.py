@@ -129,10 +129,7 @@ class PPO:
         """Of each frame: the log-probability of its action by the average of the weights."""
         assert self.averaged is not None
         policy = self.averaged.module
-        log_prob: Tensor = policy.head.log_prob(
-            policy.head(_features(policy, part)), part["action"]
-        )
-        return log_prob
+        return policy.head.log_prob(policy.head(_features(policy, part)), part["action"])
 
     def _minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """The frames (or sequences) in random order, in parts of nearly equal size."""
@@ -221,7 +218,6 @@ class PPO:
         return {"rewards": self.reward_normaliser, **observed}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on from here: tensors and plain numbers."""
         averaged = {} if self.averaged is None else {"averaged": self.averaged.state_dict()}
         return {
             **averaged,
@@ -235,7 +231,6 @@ class PPO:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         if self.averaged is not None:
