@@ -3,7 +3,7 @@
 runner                     thread "lockstep-wandb"
 ------                     -----------------------
 log(...)   --queue-->      init, log, log, ...
-finish()   --queue-->      summary, figures, files and exit code, end W&B's own process
+finish()   --queue-->      summary, files and exit code, end W&B's own process
 waits, at most FINISH_S    an error anywhere: one warning, and all further records are let go
 and then ends W&B's own process, whose answer the thread may wait for
 """
@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
-from harness.logging.figures import draw_run
-from harness.logging.wandb_files import VIDEO, Files, film_run, keep
-from harness.logging.wandb_report import open_png, quiet
+from harness.logging.wandb_files import Files, keep
+from harness.logging.wandb_report import quiet
 from harness.options.loggers import WandbConfig
 from harness.run_dir import RunDir
 
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 WAITING = 10_000  # records, before a W&B that does not keep up loses some
 FINISH_S = 30.0
-METRICS = "metrics.jsonl"
 SILENT = logging.CRITICAL + 1
 STEP = "global_step"
 # What CleanRL's users look for, beside the names that all loggers have.
@@ -65,8 +63,7 @@ class WandbLogger(Logger):
             log.warning("W&B did not keep up: %d records are only in metrics.jsonl", self._lost)
         final = dict(summary)
         chosen, plugins = self._options.artifacts, self._info.options.get("plugins") or ()
-        film = film_run(self._folder, plugins) if VIDEO in chosen else None
-        files = Files(self._folder, chosen, film, plugins)
+        files = Files(self._folder, chosen, plugins)
         self._put(lambda run: _finish(run, final, exit_code, files))
         self._put(None)
         self._thread.join(FINISH_S)
@@ -135,27 +132,11 @@ def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogr
 def _finish(run: Any, summary: dict[str, Any], exit_code: int, files: Files) -> None:
     for name, value in summary.items():
         run.summary[name] = value
-    metrics = files.folder / METRICS
-    if metrics.exists():
-        _draw(run, metrics)
     try:
         keep(run, files)
     except (ValueError, OSError) as error:
         log.warning("the run's files are not in W&B: %s", error)
     run.finish(exit_code=exit_code)
-
-
-def _draw(run: Any, metrics: Path) -> None:
-    """The run's figures, beside its last record."""
-    import wandb
-
-    try:
-        pictures = {f"figures/{name}": open_png(png) for name, png in draw_run(metrics).items()}
-    except (ValueError, LookupError, OSError) as error:
-        log.warning("the run's figures cannot be drawn: %s", error)
-        return
-    if pictures:
-        run.log({name: wandb.Image(picture) for name, picture in pictures.items()})
 
 
 def _kill_service() -> None:

@@ -30,10 +30,8 @@ class WandbConfig(LoggerConfig):
     project: str = "lockstep"  # the project of the run
     entity: str | None = None  # the account or team; null: your own
     tags: list[str] = field(default_factory=list)  # of the run
-    # files of the run to keep there: manifest, code, checkpoint (the last one), video
-    artifacts: list[Literal["manifest", "code", "checkpoint", "video"]] = field(
-        default_factory=list
-    )
+    # files of the run to keep there: manifest, code, checkpoint (the last one)
+    artifacts: list[Literal["manifest", "code", "checkpoint"]] = field(default_factory=list)
     system_metrics: bool = False  # W&B's own, beside system/* in every record
 
 

@@ -7,7 +7,6 @@ import logging
 import threading
 from pathlib import Path
 
-import gymnasium as gym
 import psutil
 import pytest
 import wandb
@@ -18,7 +17,6 @@ from harness.logging.wandb import WandbLogger
 from harness.options.loggers import WandbConfig
 from harness.run_dir import RunDir
 from tests.harness.logging.wandb_file import read
-from tests.harness.painted import Painted
 from tests.harness.small import SMALL
 
 INFO = RunInfo(
@@ -187,22 +185,3 @@ def test_a_run_keeps_its_manifest_and_what_else_is_chosen(tmp_path, monkeypatch)
     (checkpoint,) = (folder / "checkpoints").iterdir()
     assert kept["checkpoint"] == [checkpoint.name]
     assert not [file for file in tmp_path.rglob("**/staging/**") if file.is_file()]
-
-
-def test_a_video_is_made_where_the_environment_can_be_rendered(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = run_once("env.id=tests.harness.painted:Painted-v0", "logger.wandb.artifacts=[video]")
-    assert artifacts(folder)["video"] == ["evaluation.gif"]
-    logged = [values(r.history.item) for r in read(folder) if r.history.item]
-    assert any("eval/video" in key for record in logged for key in record)
-
-
-def test_without_pictures_the_run_ends_well_and_has_no_video(tmp_path, monkeypatch, caplog):
-    def blind(self):
-        raise gym.error.DependencyNotInstalled("no pygame here")
-
-    monkeypatch.setattr(Painted, "render", blind)
-    monkeypatch.chdir(tmp_path)
-    folder = run_once("env.id=tests.harness.painted:Painted-v0", "logger.wandb.artifacts=[video]")
-    assert "there is no evaluation video" in caplog.text
-    assert artifacts(folder) == {}
