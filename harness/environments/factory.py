@@ -281,7 +281,7 @@ def _bounded(space: gym.Space) -> TypeGuard[Box]:
 
 
 def _clip_to(space: Box) -> Callable[..., Any]:
-    """Clips actions to the space that the environment states, and goes on stating.
+    """A function that clips actions to the bounds of a space.
 
     A Gaussian policy reaches past any bounds; its recorded action stays the one it chose.
     """
