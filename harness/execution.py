@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import secrets
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
+
+from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.learners import Learner
 from harness.callbacks import make_callbacks
 from harness.checkpoints import CheckpointError, Checkpoints
@@ -18,7 +23,6 @@ from harness.config.plan import RunPlan
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, read_json
-from harness.isolation import own_state
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
 from harness.options.errors import ConfigError
@@ -71,6 +75,21 @@ def execute(plan: RunPlan) -> Outcome:
         return outcome
     with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
         return _execute(plan)
+
+
+@contextmanager
+def own_state(*, seed: int, num_threads: int) -> Iterator[None]:
+    """Seed the global random streams and set torch's thread count; restore both afterwards."""
+    threads = torch.get_num_threads()
+    with untouched_streams():
+        torch.set_num_threads(num_threads)
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _execute(plan: RunPlan) -> Outcome:
@@ -138,24 +157,18 @@ def open_directory(plan: RunPlan) -> RunDir:
         raise ConfigError(f"{plan.directory} cannot be written: {error}") from error
 
 
+@dataclass(eq=False)
 class Execution:
     """What belongs to one run while it lasts."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        run_dir: RunDir,
-        learner: Learner,
-        display: Display,
-        interruption: Interruption,
-        state: tuple[int, dict[str, Any]] | None = None,
-    ):
-        self.plan = plan
-        self.run_dir = run_dir
-        self.learner = learner
-        self.display = display
-        self.interruption = interruption
-        self.state = state
+    plan: RunPlan
+    run_dir: RunDir
+    learner: Learner
+    display: Display
+    interruption: Interruption
+    state: tuple[int, dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
         self.loggers = Loggers([])
         self.runner: Runner | None = None
         self.summary: dict[str, Any] = {}
@@ -195,22 +208,22 @@ class Execution:
             evaluator = self._evaluator()
             stack.callback(evaluator.close)
             runner = self.runner = Runner(
-                self.plan.config,
+                config=config,
                 learner=self.learner,
                 collector=collector,
-                source=make_source(self.plan.config, collector, self.learner),
+                source=make_source(config, collector, self.learner),
                 sync=SyncMeter(scheme, scheme.num_workers),
                 published=published,
-                evaluate=lambda: self._evaluate(evaluator),
+                play=lambda: self._evaluate(evaluator),
                 checkpoints=Checkpoints(
                     self.run_dir.checkpoints,
-                    keep=self.plan.config.checkpoint.keep,
+                    keep=config.checkpoint.keep,
                     run=self.run_dir.read_id(),
                 ),
                 loggers=self.loggers,
                 display=self.display,
                 interruption=self.interruption,
-                callbacks=make_callbacks(self.plan.config.callbacks),
+                callbacks=make_callbacks(config.callbacks),
                 directory=self.run_dir.path,
             )
             if self.state is not None:

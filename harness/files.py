@@ -130,8 +130,7 @@ def parse_yaml(text: str) -> Any:
 
 def to_yaml(value: Any) -> str:
     """Plain YAML, which `parse_yaml` reads as the same value."""
-    text: str = yaml.dump(value, Dumper=_PlainDumper, sort_keys=False)
-    return text
+    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False)
 
 
 KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
@@ -158,8 +157,7 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         if len(node.value) > 400:  # longer than any float, and slow to write as decimals
             raise yaml.YAMLError("a number of more than 400 digits")
-        number: int = super().construct_yaml_int(node)
-        return number
+        return super().construct_yaml_int(node)
 
 
 class _PlainDumper(yaml.SafeDumper):

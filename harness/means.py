@@ -33,10 +33,8 @@ class Means:
         return {name: float(total) / counts[name] for name, total in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers only."""
         sums = {name: float(total) for name, total in self._sums.items()}
         return {"sums": sums, "counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self._sums, self._counts = dict(state["sums"]), Counter(state["counts"])

@@ -140,7 +140,6 @@ class Episodes:
         return found | ({"episode/wrapped_return": wrapped} if self.differs else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers only."""
         return {
             "open": {key: list(value) for key, value in self._open.items()},
             "fresh": [list(episode) for episode in self._fresh],
@@ -150,7 +149,6 @@ class Episodes:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self._open = {int(env): Open(*value) for env, value in state["open"].items()}
         self._fresh = [(gained, length, seen) for gained, length, seen in state["fresh"]]
         self.recent = deque(state["recent"], maxlen=RECENT_EPISODES)
@@ -184,7 +182,6 @@ class Lags:
         return metrics | lag_figures(lags), lag_histogram(lags)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers only."""
         return {
             "all": dict(self.all),
             "fresh": dict(self._fresh),
@@ -192,7 +189,6 @@ class Lags:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.all, self._fresh = (
             Counter({int(lag): count for lag, count in state[name].items()})
             for name in ("all", "fresh")

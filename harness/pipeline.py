@@ -98,8 +98,7 @@ def make_scheme(config: SyncConfig, *, simulated: bool = False) -> WeightSyncSch
     if simulated:
         given = config.arguments()
         return SimulatedWeightSyncScheme(**{key: given[key] for key in EFFECTS if key in given})
-    scheme: WeightSyncScheme = schemes.get(config.name).load()(**config.arguments())
-    return scheme
+    return schemes.get(config.name).load()(**config.arguments())
 
 
 def make_collector(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -19,7 +17,7 @@ from torch import nn
 
 from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config.plan import to_config
-from harness.config.resumed import check_stored_imports, read_options
+from harness.config.resumed import add_import_flags, check_stored_imports, read_options
 from harness.environments.evaluate import play
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, write_atomic
@@ -39,24 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m harness.play", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="a run's directory")
-    parser.add_argument("--out", type=Path, help="the .gif or .mp4 to write; <run dir>/play.gif")
+    parser.add_argument("--out", type=Path, help="the .gif to write; <run dir>/play.gif")
     parser.add_argument("--episodes", type=int, default=1, help="how many, one after another")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode")
     parser.add_argument(
         "--max-steps", type=int, default=5000, help="end an episode after this many steps; 5000"
     )
-    parser.add_argument(
-        "--import-env",
-        action="store_true",
-        help="import what the run's env.id and env.wrappers name; its code is executed",
-    )
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import a plugin that the run used; its code is executed (may be repeated)",
-    )
+    add_import_flags(parser)
     options = parser.parse_args(arguments)
     out = options.out or options.run_dir / "play.gif"
     try:
@@ -143,35 +130,18 @@ def look(env: gym.Env) -> Image.Image:
 
 def check_format(out: Path) -> None:
     """Raise, before anything is played, if no such file can be written."""
-    if out.suffix not in (".gif", ".mp4"):
-        raise CannotPlay(f"--out is {out}, expected a name that ends in .gif or .mp4")
-    if out.suffix == ".mp4" and shutil.which("ffmpeg") is None:
-        raise CannotPlay(f"--out is {out}, which needs ffmpeg; without it, use a .gif")
+    if out.suffix != ".gif":
+        raise CannotPlay(f"--out is {out}, expected a name that ends in .gif")
 
 
 def write(film: list[Image.Image], out: Path, fps: int) -> None:
-    """Write the pictures as a GIF or, by ffmpeg, as an MP4."""
-    if out.suffix == ".gif":
-        first, *others = film
-        # A GIF counts in hundredths of a second, and players slow down what is under two.
-        duration_ms = max(20, round(100 / fps) * 10)
-        content = io.BytesIO()
-        options = {"append_images": others, "duration": duration_ms, "loop": 0}
-        first.save(content, "GIF", save_all=True, **options)
-        write_atomic(out, content.getvalue())
-        return
-    width, height = film[0].size
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps)]
-    # The common pixel format wants even sides.
-    target = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", str(out)]
-    command = ["ffmpeg", "-loglevel", "error", "-y", *source, "-i", "-", *target]
-    pictures = b"".join(picture.convert("RGB").tobytes() for picture in film)
-    done = subprocess.run(command, input=pictures, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        complaint = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CannotPlay(
-            f"ffmpeg could not write {out}: {complaint[-1] if complaint else 'no word'}"
-        )
+    """Write the pictures as a GIF."""
+    first, *others = film
+    # A GIF counts in hundredths of a second, and players slow down what is under two.
+    duration_ms = max(20, round(100 / fps) * 10)
+    content = io.BytesIO()
+    first.save(content, "GIF", save_all=True, append_images=others, duration=duration_ms, loop=0)
+    write_atomic(out, content.getvalue())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from harness.analysis.statistics import LEVEL
 from harness.checkpoints import CheckpointError
 from harness.comparison import Difference, compare_records, compare_weights, is_repeatable
 from harness.config.plan import RunPlan, to_config
-from harness.config.resumed import check_stored_imports, read_options
+from harness.config.resumed import add_import_flags, check_stored_imports, read_options
 from harness.files import one_line, parse_yaml, read_json
 from harness.options.base import defaults
 from harness.options.run import Config
@@ -100,18 +100,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"how often to run it; by default once, and {REPEATS} times if its bits depend on "
         "timing, for an interval to compare with",
     )
-    found.add_argument(
-        "--import-env",
-        action="store_true",
-        help="import what the run's env.id and env.wrappers name; its code runs",
-    )
-    found.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import a plugin that the run was done with; its code runs (may be repeated)",
-    )
+    add_import_flags(found)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,43 +40,29 @@ class Stand(NamedTuple):
     evaluated_at: int
 
 
+@dataclass(eq=False, kw_only=True)
 class Runner:
     """Owns the loop and its counters; all parts are passed in."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        learner: Learner,
-        collector: BaseCollector,
-        source: Source,
-        sync: SyncMeter,
-        published: PublishedWeights,
-        evaluate: Evaluate,
-        checkpoints: Checkpoints,
-        loggers: Loggers,
-        display: Display,
-        interruption: Interruption,
-        callbacks: Callbacks,
-        directory: Path,
-    ):
-        self.config = config
-        self.directory = directory
-        self.callbacks = callbacks
-        self.learner = learner
-        self.collector = collector
-        self.source = source
-        self.sync = sync
-        self._published = published
-        self._evaluate = evaluate
-        self._checkpoints = checkpoints
-        self._loggers = loggers
-        self._display = display
-        self._interruption = interruption
+    config: Config
+    directory: Path
+    learner: Learner
+    collector: BaseCollector
+    source: Source
+    sync: SyncMeter
+    published: PublishedWeights
+    play: Evaluate
+    checkpoints: Checkpoints
+    loggers: Loggers
+    display: Display
+    interruption: Interruption
+    callbacks: Callbacks
+
+    def __post_init__(self) -> None:
         self.frames = 0
         self.updates = 0
         self.dropped = 0  # frames that the learner would not take, for their lag
-        self.clock = Clock(loggers.phase)
+        self.clock = Clock(self.loggers.phase)
         self.episodes = Episodes()
         self.lags = Lags()
         self.staleness = Staleness()
@@ -91,8 +78,8 @@ class Runner:
     def run(self) -> None:
         """Until all frames are collected, or a signal asks for the end."""
         self._started_at = self.frames
-        with self._interruption.whole():
-            self._loggers.start(self)
+        with self.interruption.whole():
+            self.loggers.start(self)
             self.callbacks.call("on_run_start", self)
             # What was due when the run that this one goes on from was ended.
             self.tell()
@@ -111,7 +98,7 @@ class Runner:
                 self._record()
             elif self._evaluated:
                 self.callbacks.call("on_log", self, self._evaluated)
-                self._loggers.log(self.frames, self._evaluated)
+                self.loggers.log(self.frames, self._evaluated)
                 self._evaluated = {}
 
     # -- the four steps
@@ -154,7 +141,7 @@ class Runner:
             return
         with self.clock.phase("sync", "publish"), self.sync.publishing():
             self.collector.update_policy_weights_()
-        self._published.add()
+        self.published.add()
         self.callbacks.call("on_publish", self, int(self.collector.policy_version))
         self.staleness.publications.note(int(self.collector.policy_version), self.updates)
 
@@ -179,8 +166,8 @@ class Runner:
     def _record(self) -> None:
         metrics, histograms = self._read()
         self.callbacks.call("on_log", self, metrics)
-        self._loggers.log(self.frames, metrics, histograms)
-        self._display.update(self.frames, metrics, episode_return=self.mean_return)
+        self.loggers.log(self.frames, metrics, histograms)
+        self.display.update(self.frames, metrics, episode_return=self.mean_return)
         self._logged_at = self.frames
 
     # -- now and then
@@ -189,7 +176,7 @@ class Runner:
         """Checkpoint and signals, if they are due; the run's state is whole here."""
         if self._is_due(self.config.checkpoint.every_frames, self._saved.frames):
             self.save()
-        self._interruption.check()
+        self.interruption.check()
 
     def _is_due(self, every_frames: int | None, last: int) -> bool:
         """Whether a multiple of `every_frames` was passed since the last time."""
@@ -197,8 +184,8 @@ class Runner:
 
     def evaluate(self) -> None:
         """Play the deterministic policy; the figures go into the record of these frames."""
-        with self.clock.phase("log", "evaluate"), self._interruption.unchanged():
-            self._evaluated = self._last_evaluation = self._evaluate()
+        with self.clock.phase("log", "evaluate"), self.interruption.unchanged():
+            self._evaluated = self._last_evaluation = self.play()
         self._evaluated_at = self.frames
 
     def save(self) -> None:
@@ -206,7 +193,7 @@ class Runner:
         if self._saved == self._stand():
             return
         with self.clock.phase("log", "checkpoint"):
-            file = self._checkpoints.save(self.frames, self.state_dict())
+            file = self.checkpoints.save(self.frames, self.state_dict())
         self._saved = self._stand()
         log.info("checkpoint %s", file.name)
         self.callbacks.call("on_checkpoint", self, file)
@@ -302,7 +289,7 @@ class Runner:
             "last_evaluation": self._last_evaluation,
             "counts": self._counts(),
             "trained": self._trained.state_dict(),
-            "published": self._published.state(),
+            "published": self.published.state(),
             "sync": self.sync.state_dict(),
             "episodes": self.episodes.state_dict(),
             "lags": self.lags.state_dict(),
@@ -311,7 +298,7 @@ class Runner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; version 0 is the oldest that was published."""
-        self._published.publish_again(self.collector)
+        self.published.publish_again(self.collector)
         self.learner.load_state_dict(state["learner"])
         if not self.collector.load_state_dict(state["collector"]):
             log.warning("some environments cannot be restored: their episodes start again")

@@ -7,7 +7,7 @@ free running   the collector fills the replay buffer in the background; the lear
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from tensordict import TensorDictBase
 
@@ -20,63 +20,53 @@ from sync.local.waiting import awake_s
 LOOK_EVERY_S = 0.2
 
 
-class Source(Protocol):
-    """Gives the batches of a run."""
+@dataclass(eq=False)
+class InTurn:
+    """The collector's batches as it makes them."""
+
+    collector: BaseCollector
 
     def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
         """The batch after the first `seen` frames, and how many are seen then.
 
         Waits for it; None if there will be no more.
         """
-
-
-class InTurn:
-    """The collector's batches as it makes them."""
-
-    def __init__(self, collector: BaseCollector):
-        self._collector = collector
-
-    def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
         try:
-            batch = self._collector.next()
+            batch = self.collector.next()
         except EndOfSchedule:  # the recorded run ended here
             return None
         return batch, seen + int(batch["collector", "mask"].sum())
 
 
+@dataclass(eq=False)
 class FreeRunning:
     """The frames that a collector puts into a replay buffer, in the order in which they came."""
 
-    def __init__(
-        self,
-        collector: BaseCollector,
-        replay: ReplayBuffer,
-        *,
-        frames_per_batch: int,
-        timeout_s: float,
-    ):
-        self._collector = collector
-        self._replay = replay
-        self._frames_per_batch = frames_per_batch
-        self._timeout_s = timeout_s
+    collector: BaseCollector
+    replay: ReplayBuffer
+    frames_per_batch: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
         self._started = False
 
     def next(self, seen: int) -> tuple[TensorDictBase, int] | None:
+        """As `InTurn.next`."""
         if not self._started:
-            self._collector.start()
+            self.collector.start()
             self._started = True
-        wanted = seen + self._frames_per_batch
+        wanted = seen + self.frames_per_batch
         before, deadline = -1, 0.0
-        while (written := self._replay.wait(wanted, LOOK_EVERY_S)) < wanted:
-            if not self._collector.running:
-                wanted = min(wanted, self._replay.written)  # all that there will be
+        while (written := self.replay.wait(wanted, LOOK_EVERY_S)) < wanted:
+            if not self.collector.running:
+                wanted = min(wanted, self.replay.written)  # all that there will be
                 break
-            if (made := self._collector.counts()["collected"]) != before:
-                before, deadline = made, awake_s() + self._timeout_s
+            if (made := self.collector.counts()["collected"]) != before:
+                before, deadline = made, awake_s() + self.timeout_s
             elif awake_s() > deadline:
                 raise TimeoutError(
-                    f"{written - seen} of {self._frames_per_batch} frames came within "
-                    f"{self._timeout_s:g} s of the last that was made"
+                    f"{written - seen} of {self.frames_per_batch} frames came within "
+                    f"{self.timeout_s:g} s of the last that was made"
                 )
         return (self._between(seen, wanted), wanted) if wanted > seen else None
 
@@ -84,12 +74,15 @@ class FreeRunning:
         """Frames by when they came, as far as the ring still holds them."""
         while True:
             gone = self._gone()
-            frames = self._replay[max(first - gone, 0) : max(last - gone, 0)]
+            frames = self.replay[max(first - gone, 0) : max(last - gone, 0)]
             if self._gone() == gone:  # else the ring moved on in between
                 return frames
 
     def _gone(self) -> int:
-        return max(0, self._replay.written - self._replay.capacity)
+        return max(0, self.replay.written - self.replay.capacity)
+
+
+Source = InTurn | FreeRunning
 
 
 def make_source(config: Config, collector: BaseCollector, learner: Learner) -> Source:

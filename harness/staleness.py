@@ -71,11 +71,9 @@ class Publications:
         return np.rint(found).astype(np.int64)
 
     def state_dict(self) -> list[list[int]]:
-        """Plain numbers only."""
         return [list(point) for point in self._points]
 
     def load_state_dict(self, state: list[list[int]]) -> None:
-        """Go on from what `state_dict` returned."""
         self._points = [(int(version), int(updates)) for version, updates in state]
 
 
@@ -117,7 +115,6 @@ class LagCounts:
         return dict(zip(lags.tolist(), self.counts[lags].tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers."""
         return {
             "counts": torch.from_numpy(self.counts.copy()),
             "unpublished": self.unpublished,
@@ -126,7 +123,6 @@ class LagCounts:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.counts = state["counts"].numpy().copy()
         self.unpublished = int(state["unpublished"])
         self.trained, self.num_trained = float(state["trained"]), int(state["num_trained"])
@@ -191,18 +187,15 @@ class Health:
             }
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors only."""
         return {name: torch.from_numpy(values.copy()) for name, values in vars(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         for name in vars(self):
             setattr(self, name, state[name].numpy().copy())
 
 
 def _log_sum(logarithms: np.ndarray) -> np.float64:
-    found: np.float64 = np.logaddexp.reduce(logarithms)
-    return found
+    return np.logaddexp.reduce(logarithms)
 
 
 class Staleness:
@@ -260,7 +253,6 @@ class Staleness:
         return self._all.figures() | self._all_health.figures()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers."""
         return {
             "publications": self.publications.state_dict(),
             "fresh": self._fresh.state_dict(),
@@ -271,7 +263,6 @@ class Staleness:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.publications.load_state_dict(state["publications"])
         self._fresh.load_state_dict(state["fresh"])
         self._all.load_state_dict(state["all"])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from gymnasium.spaces import Space
+from tensordict import TensorDictBase
 from tensordict.nn import interaction_type
 from torch import Tensor, nn
 
+from collectors import next_observations
 from harness.algorithms.interface import Setup
+from harness.algorithms.returns import continues
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import Normaliser
@@ -96,3 +102,60 @@ def actor_critic(config: PPOConfig | IMPALAConfig, setup: Setup) -> tuple[Actor,
     """Both, for the spaces and the model of `setup`."""
     actor = Actor(config, setup.model, setup.observation_space, setup.action_space)
     return actor, Critic(setup.model, setup.observation_space, actor.encoder.num_features)
+
+
+class View(NamedTuple):
+    """What the networks presently make of rows of frames [E, T]."""
+
+    log_prob: Tensor  # of the action
+    parameters: Tensor  # of the distribution of actions
+    value: Tensor
+    next_value: Tensor  # of the observation that truly followed; without gradient
+    continues: Tensor  # where the next frame of the row carries on
+    states: Tensor | None  # of a recurrent policy after each frame; without gradient
+
+
+def view(
+    policy: Actor,
+    critic: Critic,
+    batch: TensorDictBase,
+    rows: dict[str, Tensor],
+    length: int | None = None,
+) -> View:
+    """Evaluate every frame, and what followed it where the row does not go on.
+
+    Elsewhere, what followed is the row's next frame. `length`: the frames that gradients of a
+    recurrent policy go back through; None: those of the row.
+    """
+    network, mask = policy.encoder, batch["collector", "mask"]
+    goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
+    cut = mask & ~goes_on & ~batch["next", "terminated"]
+    next_inputs, states = policy.prepare(next_observations(batch, cut)), None
+    if isinstance(network, RecurrentEncoder):
+        features, states = _unroll(network, rows, length or mask.shape[1])
+        with torch.no_grad():
+            next_features, _ = network(next_inputs, states[cut])
+    else:
+        features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
+        with torch.no_grad():
+            next_features = network(next_inputs) if critic.encoder is None else next_inputs
+    parameters, value = policy.head(features), critic(rows["inputs"], features)
+    with torch.no_grad():
+        next_value = value.roll(-1, 1)
+        next_value[cut] = critic(next_inputs, next_features)
+    log_prob = policy.head.log_prob(parameters, rows["action"])
+    return View(log_prob, parameters, value, next_value, goes_on, states)
+
+
+def _unroll(
+    network: RecurrentEncoder, rows: dict[str, Tensor], length: int
+) -> tuple[Tensor, Tensor]:
+    """Features of rows, from the state that each begins with, and the state after each frame."""
+    state, parts = rows["state"][:, 0], []
+    pieces = (rows[key].split(length, dim=1) for key in ("inputs", "starts"))
+    for inputs, starts in zip(*pieces, strict=True):
+        features, after = network.unroll(inputs, state, starts)
+        state = after[:, -1].detach()
+        parts.append((features, after.detach()))
+    all_features, states = zip(*parts, strict=True)
+    return torch.cat(all_features, dim=1), torch.cat(states, dim=1)

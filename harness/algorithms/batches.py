@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-
-class Policy(Protocol):
-    """What `network_rows` needs of a policy."""
-
-    is_recurrent: bool
-
-    def prepare(self, observation: Tensor) -> Tensor:
-        """What the encoder is given."""
+from harness.algorithms.actor_critic import Actor
 
 
-def network_rows(policy: Policy, batch: TensorDictBase) -> dict[str, Tensor]:
+def network_rows(policy: Actor, batch: TensorDictBase) -> dict[str, Tensor]:
     """What the networks are given and what was done, in rows [E, T]."""
     mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
     starts = batch["is_init"].clone()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
-from harness.algorithms.interface import Setup, check_annealing
+from harness.algorithms.interface import Setup
 from harness.algorithms.state import Adam, seeded, weights
 from harness.models.encoders import encoder, flat, mlp, orthogonal
 from harness.models.heads import wants_sample
@@ -104,9 +104,6 @@ class DQN:
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 
     def __init__(self, config: DQNConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
-        check_annealing(config.anneal_learning_rate, setup)
         actions = setup.action_space
         if not isinstance(actions, Discrete):
             raise ValueError(f"algo=dqn needs a Discrete action space, but this is {actions}")
@@ -189,8 +186,7 @@ class DQN:
         # A truncated episode would have gone on; a terminated one is worth nothing more.
         best = best.masked_fill(samples["next", "terminated"], 0)
         discount = samples.get(("replay", "discount"), self.config.gamma)
-        target: Tensor = samples["next", "reward"] + discount * best
-        return target
+        return samples["next", "reward"] + discount * best
 
     def _weights(self, share: Tensor) -> Tensor:
         """Importance weights, which make up for how much likelier than others a frame is drawn.
@@ -220,7 +216,6 @@ class DQN:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.target_network.load_state_dict(state["target_network"])
         self.optimiser.load_state_dict(state["optimiser"])

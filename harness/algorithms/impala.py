@@ -6,31 +6,19 @@ Architectures", 2018. Losses are means over frames; the paper's are sums.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from collectors import next_observations
-from harness.algorithms.actor_critic import actor_critic
+from harness.algorithms.actor_critic import View, actor_critic, view
 from harness.algorithms.batches import network_rows
-from harness.algorithms.interface import Ratios, Setup, check_annealing
-from harness.algorithms.returns import Returns, Steps, continues, explained_variance, vtrace
+from harness.algorithms.interface import Ratios, Setup
+from harness.algorithms.returns import Returns, Steps, explained_variance, vtrace
 from harness.algorithms.state import Adam, Optimiser, RMSProp, seeded, weights
 from harness.means import Means
-from harness.models.encoders import RecurrentEncoder
 from harness.options.algorithms import IMPALAConfig
-
-
-class View(NamedTuple):
-    """What the networks presently make of rows of frames [E, T]."""
-
-    log_prob: Tensor  # of the action
-    entropy: Tensor
-    value: Tensor
-    next_value: Tensor  # of the observation that truly followed; without gradient
-    continues: Tensor  # where the next frame of the row carries on
 
 
 class IMPALA:
@@ -40,9 +28,6 @@ class IMPALA:
     """
 
     def __init__(self, config: IMPALAConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
-        check_annealing(config.anneal_learning_rate, setup)
         self.config = config
         self.sequence_length = getattr(setup.model, "sequence_length", 1)  # of recurrent models
         self.total_frames = setup.total_frames
@@ -85,30 +70,30 @@ class IMPALA:
         rows = network_rows(self.policy, batch)
         means = Means()
         for epoch in range(config.epochs):
-            view = self._view(batch, rows)
-            log_ratio = view.log_prob.detach() - batch["action_log_prob"]
-            returns = self._returns(batch, view, log_ratio)
+            seen = view(self.policy, self.critic, batch, rows, self.sequence_length)
+            log_ratio = seen.log_prob.detach() - batch["action_log_prob"]
+            returns = self._returns(batch, seen, log_ratio)
             if epoch == 0:
                 self.ratios = Ratios(log_ratio[usable], versions[usable])
-                fit = explained_variance(returns.targets, view.value.detach(), mask)
+                fit = explained_variance(returns.targets, seen.value.detach(), mask)
                 metrics["explained_variance"] = fit
             if usable.any():
-                loss, measured = self._loss(view, returns, log_ratio, usable)
+                loss, measured = self._loss(seen, returns, log_ratio, usable)
                 norm = self.optimiser.step(loss, config.max_grad_norm)
                 means.add({**measured, "grad_norm": norm})
         self.observe(batch["observation"][mask])  # for the next version, not for this one
         return {f"train/{name}": float(x) for name, x in (metrics | means.read()).items()}
 
     def _loss(
-        self, view: View, returns: Returns, log_ratio: Tensor, usable: Tensor
+        self, seen: View, returns: Returns, log_ratio: Tensor, usable: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the usable frames, and what to report of it."""
         config = self.config
         weight = log_ratio[usable].exp().clamp(max=config.pg_rho_bar)
         gain = weight * returns.advantages[usable]
-        policy_loss = -(gain * view.log_prob[usable]).mean()
-        value_loss = 0.5 * (view.value - returns.targets)[usable].square().mean()
-        entropy = view.entropy[usable].mean()
+        policy_loss = -(gain * seen.log_prob[usable]).mean()
+        value_loss = 0.5 * (seen.value - returns.targets)[usable].square().mean()
+        entropy = self.policy.head.entropy(seen.parameters)[usable].mean()
         loss = policy_loss + config.value_weight * value_loss - config.entropy_weight * entropy
         return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
@@ -120,56 +105,17 @@ class IMPALA:
 
     # -- what every frame was worth
 
-    def _returns(self, batch: TensorDictBase, view: View, log_ratio: Tensor) -> Returns:
+    def _returns(self, batch: TensorDictBase, seen: View, log_ratio: Tensor) -> Returns:
         """V-trace targets, and advantages without the frame's own weight."""
         config, mask = self.config, batch["collector", "mask"]
         reward = batch["next", "reward"]
         if config.clip_rewards:
             reward = reward.clamp(-1, 1)
-        terminated, value = batch["next", "terminated"], view.value.detach()
-        steps = Steps(reward, value, view.next_value, terminated, view.continues, mask)
+        terminated, value = batch["next", "terminated"], seen.value.detach()
+        steps = Steps(reward, value, seen.next_value, terminated, seen.continues, mask)
         log_ratio = torch.where(batch["policy_version"] >= 0, log_ratio, 0)
         caps = {"rho": config.rho_bar, "c": config.c_bar}
         return vtrace(steps, log_ratio, gamma=config.gamma, lam=1.0, **caps)
-
-    def _view(self, batch: TensorDictBase, rows: dict[str, Tensor]) -> View:
-        """Evaluate every frame, and what followed it where the row does not go on.
-
-        Elsewhere, what followed is the row's next frame.
-        """
-        network, head, mask = self.policy.encoder, self.policy.head, batch["collector", "mask"]
-        goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
-        cut = mask & ~goes_on & ~batch["next", "terminated"]
-        next_inputs = self.policy.prepare(next_observations(batch, cut))
-        if isinstance(network, RecurrentEncoder):
-            features, after = self._unroll(network, rows)
-            with torch.no_grad():
-                next_features, _ = network(next_inputs, after[cut])
-        else:
-            features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
-            with torch.no_grad():
-                next_features = network(next_inputs) if self.critic.encoder is None else next_inputs
-        parameters, value = head(features), self.critic(rows["inputs"], features)
-        with torch.no_grad():
-            next_value = value.roll(-1, 1)
-            next_value[cut] = self.critic(next_inputs, next_features)
-        log_prob = head.log_prob(parameters, rows["action"])
-        return View(log_prob, head.entropy(parameters), value, next_value, goes_on)
-
-    def _unroll(self, network: RecurrentEncoder, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Features of rows, from the state that each begins with, and the state after each frame.
-
-        Gradients go back through `model.sequence_length` frames.
-        """
-        state, length = rows["state"][:, 0], self.sequence_length
-        parts = []
-        pieces = (rows[key].split(length, dim=1) for key in ("inputs", "starts"))
-        for inputs, starts in zip(*pieces, strict=True):
-            features, after = network.unroll(inputs, state, starts)
-            state = after[:, -1].detach()
-            parts.append((features, after.detach()))
-        all_features, states = zip(*parts, strict=True)
-        return torch.cat(all_features, dim=1), torch.cat(states, dim=1)
 
     # -- checkpoints
 
@@ -179,7 +125,6 @@ class IMPALA:
             self.policy.normaliser.update(observations)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on from here: tensors and plain numbers."""
         normaliser = self.policy.normaliser
         return {
             "policy": weights(self.policy),
@@ -190,7 +135,6 @@ class IMPALA:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.optimiser.load_state_dict(state["optimiser"])

@@ -9,12 +9,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from collectors import next_observations
-from harness.algorithms.actor_critic import Actor, actor_critic
+from harness.algorithms.actor_critic import Actor, actor_critic, view
 from harness.algorithms.batches import network_rows, sequences
-from harness.algorithms.interface import Ratios, Setup, check_annealing
+from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, kl_estimate, objective
-from harness.algorithms.returns import Steps, continues, explained_variance, gae, vtrace
+from harness.algorithms.returns import Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged, seeded, weights
 from harness.means import Means
 from harness.models.encoders import RecurrentEncoder
@@ -31,9 +30,6 @@ class PPO:
     PER_FRAME = ("behaviour", "proximal", "averaged", "value", "advantage", "target")
 
     def __init__(self, config: PPOConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
-        check_annealing(config.anneal_learning_rate, setup)
         if config.compile and setup.model.recurrent:
             # torch 2.13 gives a wrong gradient for the input weights of the cell, silently.
             raise ValueError(
@@ -133,10 +129,7 @@ class PPO:
         """Of each frame: the log-probability of its action by the average of the weights."""
         assert self.averaged is not None
         policy = self.averaged.module
-        log_prob: Tensor = policy.head.log_prob(
-            policy.head(_features(policy, part)), part["action"]
-        )
-        return log_prob
+        return policy.head.log_prob(policy.head(_features(policy, part)), part["action"])
 
     def _minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """The frames (or sequences) in random order, in parts of nearly equal size."""
@@ -176,11 +169,15 @@ class PPO:
         if config.max_lag is not None:
             usable &= lag <= config.max_lag
         rows = network_rows(self.policy, batch)
-        log_prob, value, next_value, goes_on = self._view(batch, rows)
+        seen = view(self.policy, self.critic, batch, rows)
+        if seen.states is not None:
+            rows["state"][:, 1:] = seen.states[:, :-1]
+        log_prob, value = seen.log_prob, seen.value
         behaviour = batch["action_log_prob"]
         self.ratios = Ratios((log_prob - behaviour)[usable], batch["policy_version"][usable])
         terminated = batch["next", "terminated"]
-        steps = Steps(self._rewards(batch), value, next_value, terminated, goes_on, mask)
+        rewards = self._rewards(batch)
+        steps = Steps(rewards, value, seen.next_value, terminated, seen.continues, mask)
         if config.vtrace:
             log_ratio = torch.where(chosen, log_prob - behaviour, 0)
             caps = {"rho": config.vtrace_rho, "c": config.vtrace_c}
@@ -205,35 +202,6 @@ class PPO:
             return {key: x.flatten(0, 1) for key, x in rows.items()}, metrics
         return {key: x[usable] for key, x in rows.items()}, metrics
 
-    def _view(
-        self, batch: TensorDictBase, rows: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The present log-probabilities and values, the values of what followed, and `continues`.
-
-        What followed is the row's next frame; only where the row does not go on is the observation
-        that truly came next looked at itself.
-        """
-        network = self.policy.encoder
-        mask = batch["collector", "mask"]
-        goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
-        cut = mask & ~goes_on & ~batch["next", "terminated"]
-        if isinstance(network, RecurrentEncoder):
-            features, after = network.unroll(rows["inputs"], rows["state"][:, 0], rows["starts"])
-            rows["state"][:, 1:] = after[:, :-1]
-            next_inputs = self.policy.prepare(next_observations(batch, cut))
-            next_features, _ = network(next_inputs, after[cut])
-        else:
-            features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
-            next_inputs = self.policy.prepare(next_observations(batch, cut))
-            next_features = network(next_inputs) if self.critic.encoder is None else next_inputs
-        head = self.policy.head
-        log_prob = head.log_prob(head(features), rows["action"])
-        value = self.critic(rows["inputs"], features)
-        next_value = torch.zeros_like(value)
-        next_value[:, :-1] = value[:, 1:]
-        next_value[cut] = self.critic(next_inputs, next_features)
-        return log_prob, value, next_value, goes_on
-
     def _rewards(self, batch: TensorDictBase) -> Tensor:
         reward = batch["next", "reward"]
         if not self.config.normalise_rewards:
@@ -250,7 +218,6 @@ class PPO:
         return {"rewards": self.reward_normaliser, **observed}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on from here: tensors and plain numbers."""
         averaged = {} if self.averaged is None else {"averaged": self.averaged.state_dict()}
         return {
             **averaged,
@@ -264,7 +231,6 @@ class PPO:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.policy.load_state_dict(state["policy"])
         self.critic.load_state_dict(state["critic"])
         if self.averaged is not None:

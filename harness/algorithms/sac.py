@@ -126,8 +126,6 @@ class SAC:
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
 
     def __init__(self, config: SACConfig, setup: Setup):
-        config.validate()
-        setup.model.validate()
         self.config = config
         self.device = setup.device
         observations, actions = setup.observation_space, setup.action_space
@@ -225,7 +223,6 @@ class SAC:
         return torch.randn(shape, generator=self.generator, device=self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on from here: tensors and plain numbers."""
         normaliser = self.policy.normaliser
         return {
             "statistics": {} if normaliser is None else normaliser.statistics(),
@@ -243,7 +240,6 @@ class SAC:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         for name in ("policy", "critics", "target_critics"):
             getattr(self, name).load_state_dict(state[name])
         if self.policy.normaliser is not None:

@@ -64,7 +64,6 @@ class Optimiser:
         return {name: tensor.clone() for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state_dict` returned."""
         for name, tensor in self._state().items():
             tensor.copy_(state[name])
 
@@ -172,7 +171,6 @@ class Averaged(Generic[Module]):
         return {"weights": weights(self.module), "total": self._total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
         self.module.load_state_dict(state["weights"])
         self._total = float(state["total"])
 

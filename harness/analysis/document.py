@@ -52,8 +52,8 @@ def write(
         sections |= {
             f"Results{about}": _results(findings, suffix),
             f"Learning{about}": _learning(findings, suffix),
-            f"Synchronisation{about}": _sync(findings, suffix),
-            f"Health by lag{about}": _health(findings, suffix),
+            f"Synchronisation{about}": _sync(findings),
+            f"Health by lag{about}": _health(findings),
             f"Throughput and time{about}": _time(findings, suffix),
         }
     sections |= {
@@ -226,7 +226,7 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
     yield from _comparisons(findings.throughout)
 
 
-def _sync(findings: Findings, suffix: str) -> Blocks:
+def _sync(findings: Findings) -> Blocks:
     if timed := [r for r in findings.results if r.has(*(f"{name}_p50" for name in LATENCIES))]:
         yield (
             "Milliseconds to publish (as long as the learner is held up), until a worker has "
@@ -245,13 +245,6 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
             for result in timed
         ]
         yield Table(["setting", *LATENCIES.values(), "bytes a run"], rows, numbers=True)
-        yield drawing.draw(
-            figures.latencies,
-            findings,
-            f"latencies{suffix}",
-            "Distributions of sync latencies: the share of records, of all seeds together, whose "
-            "mean is at most that many milliseconds.",
-        )
     if lagged := [result for result in findings.results if result.has(LAGS[0])]:
         yield (
             "Lag: how many versions behind the newest the weights were that computed an action "
@@ -263,13 +256,6 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
         told = (*LAGS, "policy/dropped", "collector/dropped")
         rows = [[r.label, *(number(r.middle(name)) for name in told)] for r in lagged]
         yield Table(columns, rows, numbers=True)
-        yield drawing.draw(
-            figures.lags,
-            findings,
-            f"lags{suffix}",
-            "Distribution of lag: the share of records, of all seeds together, whose frames lag "
-            "at most so much on average.",
-        )
     if torn := [result for result in findings.results if result.has("sync/tear_rate")]:
         yield (
             "Torn weights: the share of policy calls during which the weights changed, of those "
@@ -290,7 +276,7 @@ def _sync(findings: Findings, suffix: str) -> Blocks:
         yield Table(["setting", *UPDATE_LAGS.values()], rows, numbers=True)
 
 
-def _health(findings: Findings, suffix: str) -> Blocks:
+def _health(findings: Findings) -> Blocks:
     rows = [
         [result.label, BUCKETS[bucket], *(number(value, 3) for value in values)]
         for result in findings.results
@@ -302,16 +288,10 @@ def _health(findings: Findings, suffix: str) -> Blocks:
         "Importance weights of the learner's policy at the start of an update over the weights "
         "that acted, by lag in updates; medians over seeds of the whole run. ESS is the effective "
         "sample size as a share of the frames: 1 if all weigh the same. KL is the divergence of "
-        "the acting policy from the learner's, and the largest ratio that of one frame."
+        "the acting policy from the learner's, and the largest ratio that of one frame. The lower "
+        "the ESS and the higher the KL, the less the frames say about the learner's policy."
     )
     yield Table(["setting", "lag", *HEALTH.values()], rows, numbers=True)
-    yield drawing.draw(
-        figures.health,
-        findings,
-        f"health{suffix}",
-        "Effective sample size and divergence by lag in updates. The lower the one and the higher "
-        "the other, the less the frames say about the learner's policy.",
-    )
 
 
 def _percentiles(values: Sequence[float]) -> str:
@@ -336,7 +316,6 @@ def _time(findings: Findings, suffix: str) -> Blocks:
         for result in timed
     ]
     yield Table(["setting", "frames/s", "wall s", *phases], rows, numbers=True)
-    yield drawing.draw(figures.times, findings, f"times{suffix}", "Where the learner's time went.")
     yield drawing.draw(
         figures.throughput,
         findings,

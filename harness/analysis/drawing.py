@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 import warnings
@@ -21,7 +22,6 @@ from harness.analysis.curves import Band
 from harness.analysis.design import Design
 from harness.analysis.findings import Findings, Result
 from harness.analysis.progress import show_progress
-from harness.logging.figures import to_bytes
 
 WIDTH = 5.8  # inches: letters stay readable at a phone's width
 DPI = 160
@@ -75,12 +75,20 @@ def draw(
         figure.set_layout_engine("constrained")
         figure.draw_without_rendering()
         figure.set_layout_engine(None)
-        png, svg = to_bytes(figure, "png", DPI), to_bytes(figure, "svg", DPI).decode()
+        png, svg = to_bytes(figure, "png"), to_bytes(figure, "svg").decode()
     dark = svg
     for light_ink, dark_ink in zip(INKS["light"], INKS["dark"], strict=True):
         dark = dark.replace(light_ink, dark_ink)
     told = ", ".join(result.label for result in getattr(shown_of, "results", ()))
     return Picture(slug, caption, f"{caption} ({told})" if told else caption, png, svg, dark)
+
+
+def to_bytes(figure: Figure, form: str) -> bytes:
+    """The figure as a PNG or SVG file, the same to the byte for the same figure."""
+    undated = {"png": {"Software": None}, "svg": {"Date": None}}[form]
+    stream = io.BytesIO()
+    figure.savefig(stream, format=form, dpi=DPI, metadata=undated)
+    return stream.getvalue()
 
 
 def shown(label: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from harness.analysis.drawing import (
     FILLS,
@@ -19,13 +18,10 @@ from harness.analysis.drawing import (
     with_legend,
 )
 from harness.analysis.factor_figures import MOST_BANDS, by_factors
-from harness.analysis.findings import HEALTH, LAGS, LATENCIES, POINTS, Findings, Result
+from harness.analysis.findings import Findings, Result
 from harness.analysis.statistics import student
-from harness.metrics import PHASES
-from harness.staleness import BUCKETS
 
 MOST_SHADED = 6  # curves with bands; of more the bands would cover the curves
-PHASE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#999999")
 
 
 # -- learning
@@ -112,62 +108,7 @@ def profiles(findings: Findings) -> Figure | None:
     return figure
 
 
-# -- synchronisation and time
-
-
-def latencies(findings: Findings) -> Figure | None:
-    """How publish, acknowledge and apply times spread over the records."""
-    return _distributions(findings, LATENCIES, "ms", log=True)
-
-
-def lags(findings: Findings) -> Figure | None:
-    """How the lag of consumed frames spreads over the records."""
-    return _distributions(findings, {LAGS[0]: ""}, "mean lag of a record's frames (versions)")
-
-
-def health(findings: Findings) -> Figure | None:
-    """What lag does to importance weights: effective sample size and divergence by bucket."""
-    found = {result.label: result.health() for result in findings.results}
-    drawn = [result for result in findings.results if found[result.label]]
-    if not drawn:
-        return None
-    figure = with_legend(findings, drawn, 2.8)
-    styles, places = looks(findings), list(BUCKETS)
-    for axes, name in zip(figure.subplots(1, 2), ("policy/ess", "policy/kl"), strict=True):
-        column = list(HEALTH).index(name)
-        for result in drawn:
-            buckets = found[result.label]
-            x = [places.index(bucket) for bucket in buckets]
-            y = [values[column] for values in buckets.values()]
-            axes.plot(x, y, marker="o", markersize=4, **styles[result.label])
-        axes.set_xticks(range(len(places)), list(BUCKETS.values()), fontsize=8)
-        axes.set(title=HEALTH[name], xlabel="lag (updates)", xlim=(-0.5, len(places) - 0.5))
-    return figure
-
-
-def _distributions(
-    findings: Findings, titles: dict[str, str], xlabel: str, *, log: bool = False
-) -> Figure | None:
-    """A panel for each metric: the share of records below each value."""
-    names = [n for n in titles if any(n in r.distributions for r in findings.results)]
-    drawn = [r for r in findings.results if any(name in r.distributions for name in names)]
-    if not drawn:
-        return None
-    figure = with_legend(findings, drawn, 2.8)
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    styles = looks(findings)
-    for axes, name in zip(panels, names, strict=True):
-        found = {r.label: r.distributions[name] for r in drawn if name in r.distributions}
-        for label, values in found.items():
-            axes.plot([values[0], *values], [0, *np.linspace(0, 1, POINTS)], **styles[label])
-        axes.set(title=titles[name], xlabel=xlabel)
-        axes.margins(x=0.03)
-        if log and all(values[0] > 0 for values in found.values()):
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(short))
-            axes.xaxis.set_minor_formatter(NullFormatter())
-    panels[0].set_ylabel("share of records")
-    return figure
+# -- throughput
 
 
 def throughput(findings: Findings) -> Figure | None:
@@ -193,19 +134,3 @@ def throughput(findings: Findings) -> Figure | None:
 def _points(result: Result) -> np.ndarray:
     known = [r.summary for r in result.runs if {"policy/lag_mean", "fps"} <= r.summary.keys()]
     return np.array([[summary["policy/lag_mean"], summary["fps"]] for summary in known])
-
-
-def times(findings: Findings) -> Figure | None:
-    """Where the learner's time went."""
-    drawn = [r for r in findings.results if math.isfinite(r.seconds_per_1000_frames("other"))]
-    if not drawn:
-        return None
-    figure, (axes,) = in_rows([drawn])
-    before = np.zeros(len(drawn))
-    for phase, colour in zip((*PHASES, "other"), PHASE_COLOURS, strict=True):
-        spent = np.array([result.seconds_per_1000_frames(phase) for result in drawn])
-        axes.barh(range(len(drawn)), spent, left=before, color=colour, height=0.62, label=phase)
-        before += spent
-    axes.set(xlabel="seconds for 1000 frames")
-    figure.legend(loc="outside upper left", ncols=5, fontsize=9)
-    return figure

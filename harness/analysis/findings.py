@@ -53,11 +53,9 @@ WANTED = (
     VIRTUAL_TIME,
     EVALUATED,
     TRAINED,
-    *LATENCIES,
-    *LAGS,
     *(f"time/{phase}_s" for phase in PHASES),
 )
-POINTS = 101  # of a curve's grid, of a profile and of a distribution
+POINTS = 101  # of a curve's grid and of a profile
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
 FEWEST_POINTS = 10  # of a metric that is drawn as a curve
 TRAINING, LAST_TENTH, EVALUATION = SCORES = ("training", "last_tenth", "evaluation")
@@ -72,7 +70,6 @@ class Result:
     estimates: dict[str, Estimate]  # by measure; empty without scores
     curves: dict[str, Band] = field(default_factory=dict)  # over frames and seconds; see Run.curve
     profile: Band | None = None
-    distributions: dict[str, np.ndarray] = field(default_factory=dict)  # metric → percentiles
 
     @property
     def label(self) -> str:
@@ -232,8 +229,6 @@ def _task(task: Task, metric: str | None, primary: str | None, target: float | N
     results = _results(task, lambda run: run.summary.get(score), target)
     _add_curves(results, curve)
     _add_profiles(results)
-    for result in results:
-        result.distributions = _distributions(result.runs)
     throughout = None
     if any(result.curves for result in results):
         share, about = (0.1, " of the last tenth") if primary == LAST_TENTH else (1.0, "")
@@ -293,7 +288,7 @@ def _phase_share(run: Run, phase: str) -> float:
     return max(spent, 0.0) / frames * 1000 if frames > 0 and math.isfinite(spent) else math.nan
 
 
-# -- curves and distributions
+# -- curves
 
 
 def _add_curves(results: Sequence[Result], metric: str) -> None:
@@ -322,16 +317,6 @@ def _add_profiles(results: Sequence[Result]) -> None:
     for result in results:
         if result.scores:
             result.profile = profile([_values(result)], thresholds)
-
-
-def _distributions(runs: Sequence[Run]) -> dict[str, np.ndarray]:
-    """Percentiles 0 to 100 of latencies and lags, over the records of all runs together."""
-    found = {}
-    for metric in (*LATENCIES, "policy/lag_mean"):
-        pooled = np.concatenate([np.zeros(0), *(run.curve(metric)[1] for run in runs)])
-        if len(pooled):
-            found[metric] = np.percentile(pooled, np.linspace(0, 100, POINTS))
-    return found
 
 
 # -- comparisons

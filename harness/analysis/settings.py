@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from harness.analysis.read_runs import Run
+from harness.options.typed import show
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
 # These change nothing that is measured: runs that differ in them alone replicate each other. The
@@ -97,7 +97,7 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
 
 def _options(run: Run, by_source: bool) -> Options:
     found = {SOURCE: run.source} if by_source else {}
-    found |= {key: _yaml(value) for key, value in run.options.items() if key != SOURCE}
+    found |= {key: show(value) for key, value in run.options.items() if key != SOURCE}
     if (
         REPLAY in found
     ):  # if each seed replays its own recording, as in replay=outputs/a/seed=${seed}
@@ -126,12 +126,6 @@ def _joined(own: Options, parents: Sequence[str]) -> Options:
             rest = [v for k, v in own.items() if k.startswith(f"{parent}.") and k != key]
             found[parent] = f"{value}({', '.join(rest)})"
     return found
-
-
-def _yaml(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _values(key: str, options: Sequence[Options]) -> set[str]:

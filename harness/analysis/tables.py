@@ -10,13 +10,10 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
 from harness.analysis.curves import Band
-from harness.analysis.findings import HEALTH, Findings, Result, every_score, totals
+from harness.analysis.findings import Findings, Result, every_score, totals
 from harness.analysis.read_runs import Run
 from harness.analysis.response import Response
-from harness.metrics import PHASES
 
 # What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -36,9 +33,6 @@ def files(
         "totals": _totals(found),
         "curves": _curves(found),
         "profiles": _profiles(found),
-        "distributions": _distributions(found),
-        "health": _health(found),
-        "time": _time(found),
     }
     if response is not None:
         tables["response"] = _response(response)
@@ -148,29 +142,6 @@ def _points(band: Band | None) -> Iterator[Row]:
     for x, value, low, high in zip(band.grid, band.value, band.low, band.high, strict=True):
         if math.isfinite(value):
             yield [x, value, low, high, band.num_seeds]
-
-
-def _distributions(found: Sequence[Findings]) -> Iterator[Row]:
-    yield ["task", "setting", "metric", "percentile", "value"]
-    for f, r in _all(found):
-        for metric, values in r.distributions.items():
-            shares = np.linspace(0, 100, len(values))
-            for share, value in zip(shares, values, strict=True):
-                yield [f.task.name, r.label, metric, share, value]
-
-
-def _health(found: Sequence[Findings]) -> Iterator[Row]:
-    yield ["task", "setting", "lag", *(name.removeprefix("policy/") for name in HEALTH)]
-    for f, r in _all(found):
-        for bucket, values in r.health().items():
-            yield [f.task.name, r.label, bucket.removeprefix("lag_"), *values]
-
-
-def _time(found: Sequence[Findings]) -> Iterator[Row]:
-    yield ["task", "setting", "phase", "seconds_per_1000_frames"]
-    for f, r in _all(found):
-        for phase in (*PHASES, "other"):
-            yield [f.task.name, r.label, phase, r.seconds_per_1000_frames(phase)]
 
 
 def _all(found: Iterable[Findings]) -> Iterator[tuple[Findings, Result]]:

@@ -29,7 +29,7 @@ from yaml import YAMLError
 
 from harness.config.compose import prepare, quoted, task_overrides
 from harness.config.explain import explain, explained
-from harness.config.help import UnknownGroup, page
+from harness.config.help import page
 from harness.config.store import CONF, HYDRA_VERSION
 from harness.options.errors import ConfigError, ImpossiblePair
 
@@ -65,7 +65,9 @@ def _command(arguments: list[str]) -> int:
     overrides = [text for text in overrides if not text.startswith("-")]
     Status.run, Status.sweep = 0, None
     if flags.help and overrides and "=" not in overrides[0]:
-        return _help(overrides[0], flags.config_dir)
+        with explained([]):
+            print(page(overrides[0], flags.config_dir))
+        return 0
     with explained(overrides):
         config_name = prepare(
             overrides,
@@ -98,16 +100,6 @@ def _flags() -> argparse.ArgumentParser:
     for name in (("--package", "-p"), ("--cfg", "-c")):  # so that their values are no overrides
         parser.add_argument(*name)
     return parser
-
-
-def _help(group: str, own: str | None) -> int:
-    try:
-        with explained([]):
-            print(page(group, own))
-    except UnknownGroup as error:
-        print(f"lockstep: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    return 0
 
 
 @contextmanager

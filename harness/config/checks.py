@@ -10,11 +10,9 @@ from harness.options.run import Config
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first thing in the config that cannot work.
 
-    Each class of options checks its own: `validate` checks values, and `check` checks combinations
-    with the rest of the config.
+    Types and bounds were checked when the options were built. Each class of options checks its own
+    combinations with the rest of the config: `check`.
     """
-    for part in config.parts():
-        part.validate()
     check_environment(config.env)
     _check_evaluation(config)
     _check_devices(config)

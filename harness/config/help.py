@@ -5,13 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import yaml
 
 from harness.config.store import CONF
+from harness.files import flatten
 from harness.options.base import comments, defaults, summary
 from harness.options.environments import EnvConfig
+from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, RunConfig
 from harness.options.typed import show
 from harness.parts import Registry
@@ -70,10 +72,6 @@ STATUS = """\
 by SIGTERM, both with a checkpoint. A second Ctrl-C ends at once."""
 
 
-class UnknownGroup(ValueError):
-    """There is no group of this name."""
-
-
 def page(topic: str | None = None, own: str | None = None) -> str:
     """The manual page, or that of one group. own: a config directory of the user's."""
     if topic is None:
@@ -81,7 +79,7 @@ def page(topic: str | None = None, own: str | None = None) -> str:
     topic = topic.split("=")[0]
     if topic not in groups():
         known = ", ".join(groups())
-        raise UnknownGroup(f"--help {topic}: there is no such group; groups: {known}")
+        raise ConfigError(f"--help {topic}: there is no such group; groups: {known}")
     return "\n".join(_group_page(topic, [CONF] if own is None else [CONF, Path(own)]))
 
 
@@ -192,18 +190,12 @@ def _options(options: type, prefix: str, column: int) -> Iterator[str]:
 
 def _set_by(file: Path) -> Iterator[tuple[str, str]]:
     """The options that a config file sets, by their dotted names."""
-
-    def flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
-        if isinstance(value, dict) and (value or not path):
-            for key, inner in value.items():
-                yield from flat(inner, f"{path}.{key}" if path else str(key))
-        else:
-            yield path, show(value)
-
     with file.open() as stream:  # errors then name the file
         content = yaml.safe_load(stream)
     content = content if isinstance(content, dict) else {}
-    return flat({k: v for k, v in content.items() if k not in ("defaults", "hydra")}, "")
+    own = {k: v for k, v in content.items() if k not in ("defaults", "hydra")}
+    for path, value in flatten(own, lists=False) if own else ():
+        yield path, show(value)
 
 
 def _entry(left: str, text: str, column: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ that would import a package.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,6 +74,22 @@ def _literal(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _literal(inner) for key, inner in value.items()}
     return [_literal(inner) for inner in value] if isinstance(value, list) else value
+
+
+def add_import_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags with which a person names again what `check_stored_imports` asks for."""
+    parser.add_argument(
+        "--import-env",
+        action="store_true",
+        help="import what the run's env.id and env.wrappers name; its code is executed",
+    )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a plugin that the run used; its code is executed (may be repeated)",
+    )
 
 
 def check_stored_imports(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import sys
 from collections import Counter
@@ -21,7 +20,7 @@ from harness.config.plan import make_folder, plain, plan_from
 from harness.config.space import split
 from harness.environments.factory import single
 from harness.files import read_json
-from harness.options.errors import ConfigError, ImpossiblePair
+from harness.options.errors import ConfigError, ImpossiblePair, require
 from harness.options.run import Config
 from harness.pipeline import spaces
 from harness.run_dir import RunDir
@@ -33,13 +32,6 @@ OUTPUTS = "outputs"
 SOUND = {"done", "pruned"}
 LONGEST_ERROR = 300
 MANY_JOBS = 20  # to compose them takes seconds
-# Launchers and sweepers of other packages: the package, its module, and our extra.
-SUBMITIT = ("hydra-submitit-launcher", "hydra_plugins.hydra_submitit_launcher", "sweep")
-NEEDS = {
-    "hydra/launcher=submitit_local": SUBMITIT,
-    "hydra/launcher=submitit_slurm": SUBMITIT,
-    "hydra/sweeper=optuna": ("optuna", "optuna", "optuna"),
-}
 
 
 class Sweep:
@@ -59,23 +51,13 @@ class Sweep:
                 f"resume={self.config.resume} with --multirun: a sweep starts new runs; "
                 "resume each of its runs in a command of its own"
             )
-        self._check_packages()
+        if self.config.hydra.runtime.choices.get("hydra/sweeper") == "optuna":
+            require("hydra/sweeper=optuna", "optuna", "optuna")
         jobs, searches = self._jobs()
         planned = self._plan(jobs)
         self.num_jobs = None if searches else planned
         self._name_jobs()
         make_folder(self.folder)
-
-    def _check_packages(self) -> None:
-        """Raise `ConfigError` for a launcher or a sweeper whose package is missing."""
-        choices = self.config.hydra.runtime.choices
-        for group, choice in choices.items():
-            package, module, extra = NEEDS.get(f"{group}={choice}", ("", "", ""))
-            if module and importlib.util.find_spec(module) is None:
-                raise ConfigError(
-                    f"{group}={choice} needs {package}; "
-                    f"install it with: pip install -e '.[{extra}]'"
-                )
 
     def _jobs(self) -> tuple[list[list[str]], bool]:
         """The overrides of each job; for a search, of the ends of its space."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,6 +12,7 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
+from collectors.rollout.seeds import untouched_streams
 from harness.environments.returns import TellOwnEpisode
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class Evaluator:
 
     def run(self, policy: nn.Module) -> dict[str, float]:
         """The mean and spread of the episodes' returns, and their mean length, as metrics."""
-        with untouched_random_streams():
+        with untouched_streams():
             while len(self._envs) < len(self.seeds):
                 env = self._factory()
                 assert isinstance(env, gym.Env)
@@ -166,15 +165,3 @@ class Carried:
         for key, value in self.state.items():
             value[which] = given["next", key]
         return given["action"].cpu().numpy()
-
-
-@contextmanager
-def untouched_random_streams() -> Iterator[None]:
-    """Put the global random streams of Python, numpy and torch back to where they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 import os
 import signal
 import threading
@@ -13,17 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_all_start_methods
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import vector
+from gymnasium.wrappers import TransformAction, vector
 
 from harness.environments.returns import OwnEpisode, OwnEpisodesOfVector, TellOwnEpisode
 from harness.options.environments import EnvConfig
-from harness.options.errors import ConfigError, suggest
+from harness.options.errors import ConfigError, require, suggest
 from harness.options.typed import build
 from harness.parts import choice, load
 from harness.plugins import import_named, load_plugins
@@ -63,7 +62,6 @@ KEEP_RETURNS = {
 
 def check_environment(config: EnvConfig) -> None:
     """Raise `ConfigError` if no such environment can be made."""
-    config.validate()
     spec = find(config.id)
     native = config.vectorisation == "native"
     if native and spec.vector_entry_point is None:
@@ -78,7 +76,7 @@ def check_environment(config: EnvConfig) -> None:
                 "use env.vectorisation=sync"
             )
         if wrapper.name in WRAPPERS_NEED:
-            _check_installed(f"env.wrappers: {wrapper.name!r}", *WRAPPERS_NEED[wrapper.name])
+            require(f"env.wrappers: {wrapper.name!r}", *WRAPPERS_NEED[wrapper.name])
     skipped = config.kwargs.get("frameskip", 1)
     if _wrapper_skips(config) and skipped != 1:
         raise ConfigError(
@@ -97,7 +95,7 @@ def find(env_id: str) -> gym.envs.registration.EnvSpec:
     module, _, name = env_id.rpartition(":")
     if (package := _package_of(name)) is not None:
         for needed in package.needs:
-            _check_installed(f"env.id={env_id}", needed, package.extra)
+            require(f"env.id={env_id}", needed, package.extra)
     try:
         import_package_of(name)
         if module:
@@ -108,7 +106,7 @@ def find(env_id: str) -> gym.envs.registration.EnvSpec:
         raise ConfigError(f"env.id={env_id}: gymnasium does not know it; {known}") from error
     for place, (needs, extra) in EXTRAS.items():
         if str(spec.entry_point).startswith(place):
-            _check_installed(f"env.id={env_id}", needs, extra)
+            require(f"env.id={env_id}", needs, extra)
     return spec
 
 
@@ -134,11 +132,6 @@ def import_package_of(name: str) -> None:
 
 def _package_of(name: str) -> Package | None:
     return next((one for prefix, one in PACKAGES.items() if name.startswith(prefix)), None)
-
-
-def _check_installed(who: str, needs: str, extra: str) -> None:
-    if importlib.util.find_spec(needs) is None:
-        raise ConfigError(f"{who} needs {needs}; install it with: pip install -e '.[{extra}]'")
 
 
 @dataclass(frozen=True)
@@ -237,7 +230,8 @@ def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
         disable_env_checker=True,
         **_arguments(config, render_mode),
     )
-    env = ClipToBounds(env) if _bounded(env.action_space) else env
+    if _bounded(space := env.action_space):
+        env = TransformAction(env, _clip_to(space), space)
     own = OwnEpisode(env) if alters_returns(config) else None
     env = own or env
     for wrapper in chosen_wrappers(config):
@@ -256,7 +250,8 @@ def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
         vectorization_mode="vector_entry_point",
         **kwargs,
     )
-    envs = ClipVectorToBounds(envs) if _bounded(envs.single_action_space) else envs
+    if _bounded(space := envs.single_action_space):
+        envs = vector.TransformAction(envs, _clip_to(space))
     envs = OwnEpisodesOfVector(envs) if alters_returns(config) else envs
     for wrapper in chosen_wrappers(config):
         if wrapper.vector is None:
@@ -281,29 +276,13 @@ def _wrapper_skips(config: EnvConfig) -> bool:
     return False
 
 
-def _bounded(space: gym.Space) -> bool:
+def _bounded(space: gym.Space) -> TypeGuard[Box]:
     return isinstance(space, Box) and bool(np.isfinite([space.low, space.high]).any())
 
 
-class ClipToBounds(gym.ActionWrapper):
-    """Clips actions to the space that the environment states, and goes on stating it.
+def _clip_to(space: Box) -> Callable[..., Any]:
+    """A function that clips actions to the bounds of a space.
 
     A Gaussian policy reaches past any bounds; its recorded action stays the one it chose.
     """
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        assert isinstance(env.action_space, Box)
-        self._bounds = env.action_space.low, env.action_space.high
-
-    def action(self, action: Any) -> Any:
-        return np.clip(action, *self._bounds)
-
-
-class ClipVectorToBounds(vector.TransformAction):
-    """`ClipToBounds` for a native vector of environments."""
-
-    def __init__(self, env: VectorEnv):
-        space = env.single_action_space
-        assert isinstance(space, Box)
-        super().__init__(env, partial(np.clip, a_min=space.low, a_max=space.high))
+    return partial(np.clip, a_min=space.low, a_max=space.high)

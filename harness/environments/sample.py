@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.environments.evaluate import untouched_random_streams
+from collectors.rollout.seeds import untouched_streams
 
 
 def sample_observations(make_env: Callable[[], Any], num_frames: int, *, seed: int) -> Tensor:
@@ -17,7 +17,7 @@ def sample_observations(make_env: Callable[[], Any], num_frames: int, *, seed: i
 
     Nothing here moves a random stream that training draws from.
     """
-    with untouched_random_streams():
+    with untouched_streams():
         env = make_env()
         try:
             env.action_space.seed(seed)

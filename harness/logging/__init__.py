@@ -43,12 +43,7 @@ class Loggers(Logger):
                 self._loggers.remove(logger)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        for logger in self._loggers:
-            try:
-                logger.finish(summary, exit_code)
-            except Exception as error:
-                log.info("a logger failed", exc_info=True)
-                log.error("%s did not finish: %s", type(logger).__name__, error)
+        self._each(lambda logger: logger.finish(summary, exit_code))
         self._loggers = []
 
 

@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,13 @@ from harness.options.loggers import TensorBoardConfig
 from harness.run_dir import RunDir
 
 
-def make(options: TensorBoardConfig, run_dir: RunDir, info: RunInfo) -> TensorBoardLogger:
-    """`logger=tensorboard`."""
-    return TensorBoardLogger(run_dir.path / "tensorboard")
-
-
 class TensorBoardLogger(Logger):
     """Scalars and histograms in one event file."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, options: TensorBoardConfig, run_dir: RunDir, info: RunInfo):
         from torch.utils.tensorboard import RecordWriter
 
+        folder = run_dir.path / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         self._stream = open(folder / name, "wb")  # noqa: SIM115

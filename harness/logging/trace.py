@@ -6,7 +6,7 @@
     worker 1   ...
 
 The file is an array of events in the Trace Event Format, an event a line. A run that is killed
-leaves an array without its closing bracket, which both viewers and `read_trace` read.
+leaves an array without its closing bracket, which both viewers read.
 
 Times are microseconds since the logger was made. Simulated workers and their learner have virtual
 time, in which an evaluation and an apply are moments. Workers elsewhere do not send the times of
@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 
 from collectors import SimulatedCollector
 from collectors.schedule.simulator import Simulator, Span
-from harness.files import parse_json, read_text
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo, Watched
 from harness.options.loggers import TraceConfig
 from harness.run_dir import RunDir
@@ -35,21 +34,15 @@ log = logging.getLogger(__name__)
 LEARNER, FIRST_WORKER = 1, 2  # "processes" of the trace
 WORK, APPLIED = 1, 2  # their "threads"
 COUNTERS = ("episode/return", "policy/lag_updates_mean", "collector/fps")
-MOST_BYTES = 1 << 31  # of a trace that is read
 NS = 1e9
 
 
-def make(options: TraceConfig, run_dir: RunDir, info: RunInfo) -> TraceLogger:
-    """`logger=trace`."""
-    return TraceLogger(run_dir.path, most_bytes=round(options.max_mb * 2**20))
-
-
 class TraceLogger(Logger):
-    """Writes what the learner and its workers do as it happens, up to `most_bytes`."""
+    """Writes what the learner and its workers do as it happens, up to `max_mb`."""
 
-    def __init__(self, folder: Path, *, most_bytes: int):
-        self._stream = _new_file(folder)
-        self._room = most_bytes
+    def __init__(self, options: TraceConfig, run_dir: RunDir, info: RunInfo):
+        self._stream = _new_file(run_dir.path)
+        self._room = round(options.max_mb * 2**20)
         self._zero_ns = time.perf_counter_ns()
         self._lines: list[str] = []  # not written yet
         self._ends: dict[tuple[int, int], int] = {}  # of each track
@@ -205,24 +198,3 @@ def _new_file(folder: Path) -> BinaryIO:
             return open(folder / name, "xb", buffering=0)  # x: through no link that was laid there
         except FileExistsError:
             number += 1
-
-
-def _whole_lines(text: str) -> list[str]:
-    """The lines of an unfinished trace, without a part of one."""
-    lines = text.splitlines() or ["["]
-    try:
-        parse_json(lines[-1].strip("[,") or "{}")
-    except ValueError:
-        lines.pop()
-    return lines
-
-
-def read_trace(file: Path) -> list[dict[str, Any]]:
-    """The events of a trace, also of one that has no end."""
-    text = read_text(file, MOST_BYTES).rstrip()
-    if not text.endswith("]"):  # the run was killed, perhaps in the middle of a line
-        text = "\n".join(_whole_lines(text)).rstrip(",") + "]"
-    events = parse_json(text)
-    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise ValueError(f"{file} is no trace: expected an array of events")
-    return events

@@ -15,21 +15,16 @@ from harness.options.loggers import TrackioConfig
 from harness.run_dir import RunDir
 
 
-def make(options: TrackioConfig, run_dir: RunDir, info: RunInfo) -> TrackioLogger:
-    """`logger=trackio`."""
-    return TrackioLogger(info, project=options.project)
-
-
 class TrackioLogger(Logger):
     """One Trackio run; records are written by Trackio's own thread."""
 
-    def __init__(self, info: RunInfo, *, project: str):
+    def __init__(self, options: TrackioConfig, run_dir: RunDir, info: RunInfo):
         import trackio
 
         self._histogram, self._finish = trackio.Histogram, trackio.finish
         with contextlib.redirect_stdout(io.StringIO()):  # the display is the harness's
             self._run = trackio.init(
-                project=project,
+                project=options.project,
                 name=info.name,
                 group=info.group,
                 config=info.options,

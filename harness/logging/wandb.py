@@ -3,7 +3,7 @@
 runner                     thread "lockstep-wandb"
 ------                     -----------------------
 log(...)   --queue-->      init, log, log, ...
-finish()   --queue-->      summary, figures, files and exit code, end W&B's own process
+finish()   --queue-->      summary, files and exit code, end W&B's own process
 waits, at most FINISH_S    an error anywhere: one warning, and all further records are let go
 and then ends W&B's own process, whose answer the thread may wait for
 """
@@ -16,16 +16,15 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
-from harness.logging.figures import draw_run
-from harness.logging.wandb_files import VIDEO, Files, film_run, keep
-from harness.logging.wandb_report import open_png, quiet
+from harness.logging.wandb_files import Files, keep
+from harness.logging.wandb_report import quiet
 from harness.options.loggers import WandbConfig
 from harness.run_dir import RunDir
 
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 WAITING = 10_000  # records, before a W&B that does not keep up loses some
 FINISH_S = 30.0
-METRICS = "metrics.jsonl"
 SILENT = logging.CRITICAL + 1
 STEP = "global_step"
 # What CleanRL's users look for, beside the names that all loggers have.
@@ -47,29 +45,12 @@ ALIASES = {
 class WandbLogger(Logger):
     """One W&B run, offline or online."""
 
-    def __init__(
-        self,
-        folder: Path,
-        info: RunInfo,
-        *,
-        mode: str,
-        project: str,
-        entity: str | None = None,
-        tags: Sequence[str] = (),
-        artifacts: Sequence[str] = (),
-        system_metrics: bool = False,
-        plugins: Sequence[str] = (),
-    ):
-        self._folder = folder
+    def __init__(self, options: WandbConfig, run_dir: RunDir, info: RunInfo):
+        self._options = options
+        self._folder = run_dir.path
         self._info = info
-        self._tags = list(tags)
-        self._artifacts = list(artifacts)
-        self._system_metrics = system_metrics
-        self._plugins = list(plugins)
-        self._where: dict[str, Any] = {"mode": mode, "project": project, "entity": entity}
         self._jobs: queue.Queue[Callable[[Any], None] | None] = queue.Queue(WAITING)
         self._lost = 0
-        self._failed = False
         self._thread = threading.Thread(target=self._work, name="lockstep-wandb", daemon=True)
         self._thread.start()
 
@@ -81,8 +62,8 @@ class WandbLogger(Logger):
         if self._lost:
             log.warning("W&B did not keep up: %d records are only in metrics.jsonl", self._lost)
         final = dict(summary)
-        film = film_run(self._folder, self._plugins) if VIDEO in self._artifacts else None
-        files = Files(self._folder, self._artifacts, film, self._plugins)
+        chosen, plugins = self._options.artifacts, self._info.options.get("plugins") or ()
+        files = Files(self._folder, chosen, plugins)
         self._put(lambda run: _finish(run, final, exit_code, files))
         self._put(None)
         self._thread.join(FINISH_S)
@@ -117,17 +98,20 @@ class WandbLogger(Logger):
 
         # Its log would print a traceback for each line that a full disk does not take.
         logging.getLogger("wandb").setLevel(SILENT)
+        options = self._options
         run = wandb.init(
             dir=str(self._folder),
+            mode=options.mode,
+            project=options.project,
+            entity=options.entity,
             name=self._info.name,
             group=self._info.group,
             job_type=self._info.job_type,
-            tags=self._tags,
+            tags=options.tags,
             config=self._info.options,
             id=self._info.wandb_id or None,
             resume="allow" if self._info.resumed else None,
-            settings=quiet(init_timeout=FINISH_S, x_disable_stats=not self._system_metrics),
-            **self._where,
+            settings=quiet(init_timeout=FINISH_S, x_disable_stats=not options.system_metrics),
         )
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP)
@@ -148,27 +132,11 @@ def _log(run: Any, step: int, metrics: dict[str, float], bins: dict[str, Histogr
 def _finish(run: Any, summary: dict[str, Any], exit_code: int, files: Files) -> None:
     for name, value in summary.items():
         run.summary[name] = value
-    metrics = files.folder / METRICS
-    if metrics.exists():
-        _draw(run, metrics)
     try:
         keep(run, files)
     except (ValueError, OSError) as error:
         log.warning("the run's files are not in W&B: %s", error)
     run.finish(exit_code=exit_code)
-
-
-def _draw(run: Any, metrics: Path) -> None:
-    """The run's figures, beside its last record."""
-    import wandb
-
-    try:
-        pictures = {f"figures/{name}": open_png(png) for name, png in draw_run(metrics).items()}
-    except (ValueError, LookupError, OSError) as error:
-        log.warning("the run's figures cannot be drawn: %s", error)
-        return
-    if pictures:
-        run.log({name: wandb.Image(picture) for name, picture in pictures.items()})
 
 
 def _kill_service() -> None:
@@ -195,16 +163,4 @@ def _tear_down() -> None:
 
 def make(options: WandbConfig, run_dir: RunDir, info: RunInfo) -> WandbLogger | None:
     """`logger=wandb`; None where it is disabled."""
-    if options.mode == "disabled":
-        return None
-    return WandbLogger(
-        run_dir.path,
-        info,
-        mode=options.mode,
-        project=options.project,
-        entity=options.entity,
-        tags=options.tags,
-        artifacts=options.artifacts,
-        system_metrics=options.system_metrics,
-        plugins=info.options.get("plugins") or (),
-    )
+    return None if options.mode == "disabled" else WandbLogger(options, run_dir, info)

@@ -1,10 +1,7 @@
-"""The files of a run that W&B keeps as artifacts: manifest, code, last checkpoint, a video."""
+"""The files of a run that W&B keeps as artifacts: manifest, code, last checkpoint."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,25 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.files import one_line
 from harness.provenance import ROOT
 
-log = logging.getLogger(__name__)
-
-MANIFEST, CODE, CHECKPOINT, VIDEO = "manifest", "code", "checkpoint", "video"
+MANIFEST, CODE, CHECKPOINT = "manifest", "code", "checkpoint"
 PACKAGES = ("harness", "collectors", "sync", "conf")
 CODE_SUFFIXES = (".py", ".yaml")
-VIDEO_FILE = "evaluation.gif"
-VIDEO_STEPS = 1000  # where the episode is cut
 
 
 @dataclass
 class Files:
-    """What is kept of a run. video: the file, if it could be made."""
+    """What is kept of a run."""
 
     folder: Path
     chosen: Sequence[str]
-    video: Path | None = None
     plugins: Sequence[str] = ()
 
 
@@ -49,8 +40,6 @@ def keep(run: Any, files: Files) -> None:
             # Else W&B copies the file into the home directory.
             artifact.add_file(str(file), name=name, policy="immutable")
         run.log_artifact(artifact)
-    if files.video is not None:
-        run.log({"eval/video": wandb.Video(str(files.video), format="gif")})
 
 
 def _copied(file: Path, place: Path) -> Path:
@@ -67,8 +56,6 @@ def _found(files: Files, kind: str) -> Iterator[tuple[str, Path]]:
     elif kind == CHECKPOINT:
         saved = sorted((files.folder / "checkpoints").glob("[0-9]*.safetensors"))
         yield from ((file.name, file) for file in saved[-1:])
-    elif kind == VIDEO and files.video is not None:
-        yield files.video.name, files.video
     elif kind == CODE:
         yield from _code(files.plugins)
 
@@ -83,20 +70,3 @@ def _code(plugins: Sequence[str]) -> Iterator[tuple[str, Path]]:
         source = getattr(sys.modules.get(plugin), "__file__", None)
         if source is not None:
             yield f"plugins/{plugin}.py", Path(source)
-
-
-def film_run(folder: Path, plugins: Sequence[str]) -> Path | None:
-    """A film of the last checkpoint's policy; None, and a warning, where there can be none."""
-    from harness.play import load, perform, write
-
-    file = folder / VIDEO_FILE
-    try:
-        config, policy, _ = load(folder, import_env=True, plugins=plugins)
-        with contextlib.redirect_stdout(io.StringIO()):  # it tells how each episode went
-            film, fps = perform(config, policy, episodes=1, seed=0, max_steps=VIDEO_STEPS)
-        write(film, file, fps)
-    except Exception as error:
-        log.info("no video", exc_info=True)
-        log.warning("there is no evaluation video: %s", one_line(error))
-        return None
-    return file

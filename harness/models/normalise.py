@@ -67,7 +67,6 @@ class Normaliser(nn.Module):
         return {"count": self.count, "mean": self.mean, "variance": self.variance}
 
     def load_statistics(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `statistics` returned."""
         self._scale_by(int(state["count"]), state["mean"], state["variance"])
 
 

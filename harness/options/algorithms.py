@@ -38,6 +38,11 @@ class AlgorithmConfig(Options):
             )
 
 
+def _to_normalise(options: Any) -> int:
+    """How many observations the statistics of an algorithm that normalises them start from."""
+    return 1024 if options.normalise_observations else 0
+
+
 @dataclass
 class PPOConfig(AlgorithmConfig):
     """Proximal policy optimisation: on-policy, with options for lagging data."""
@@ -72,9 +77,7 @@ class PPOConfig(AlgorithmConfig):
     # versions; frames that lag more are dropped, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
 
-    @property
-    def sampled_frames(self) -> int:
-        return 1024 if self.normalise_observations else 0
+    sampled_frames = property(_to_normalise)
 
 
 @dataclass
@@ -103,9 +106,7 @@ class IMPALAConfig(AlgorithmConfig):
     # versions; frames that lag more are dropped, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
 
-    @property
-    def sampled_frames(self) -> int:
-        return 1024 if self.normalise_observations else 0
+    sampled_frames = property(_to_normalise)
 
 
 @dataclass
@@ -124,17 +125,13 @@ class ReplayConfig(AlgorithmConfig):
     def random_frames(self) -> int:
         return self.learning_starts
 
-    def validate(self) -> None:
-        super().validate()
+    def check(self, config: Any) -> None:
+        super().check(config)
         if self.buffer_size < self.batch_size:
             raise ConfigError(
                 f"algo.buffer_size={self.buffer_size}: expected {self.batch_size} or more, which "
                 "is algo.batch_size"
             )
-
-    def check(self, config: Any) -> None:
-        """Refuse options that do not work with single frames."""
-        super().check(config)
         name, known = self.name, self.name.upper()
         if config.model.recurrent:
             raise ConfigError(
@@ -172,9 +169,7 @@ class SACConfig(ReplayConfig):
     # by running statistics, which travel with the weights; the first are of 1024 random actions
     normalise_observations: bool = False
 
-    @property
-    def sampled_frames(self) -> int:
-        return 1024 if self.normalise_observations else 0
+    sampled_frames = property(_to_normalise)
 
     def check(self, config: Any) -> None:
         super().check(config)

@@ -1,4 +1,4 @@
-"""The base of all options: a default for the config, a comment, and two checks."""
+"""The base of all options: a default for the config, a comment, and a check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import textwrap
 from typing import Any, ClassVar, get_origin
 
-from harness.options.typed import check_values, hints
+from harness.options.typed import hints
 
 
 @dataclasses.dataclass
@@ -17,10 +17,6 @@ class Options:
     """The options of one part of a run. Derive from the class of its group."""
 
     group: ClassVar[str] = ""  # where they lie in the config
-
-    def validate(self) -> None:
-        """Raise `ConfigError` for a value that is wrong whatever the other options are."""
-        check_values(self, self.group)
 
     def check(self, config: Any) -> None:
         """Raise `ConfigError` if these cannot work with the rest of the run's `Config`."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from harness.options.base import Options, linked
-from harness.options.errors import ConfigError
+from harness.options.errors import ConfigError, require
 from harness.options.typed import Count, NonNegative, NonNegativeInt, Range, Seconds
 
 Threads = Annotated[int, Range(1, 4096)]
@@ -31,6 +30,7 @@ class CollectorConfig(Options):
 
     group: ClassVar[str] = "collector"
     scheme: ClassVar[str | None] = None  # the only sync scheme that it goes with
+    simulates: ClassVar[bool] = False  # whether its workers are virtual, so that no weights travel
 
     name: str = ""  # the registered name
     frames_per_batch: Count = 1024  # frames of one batch
@@ -74,11 +74,6 @@ class CollectorConfig(Options):
     @property
     def preempts(self) -> bool:
         """Whether a batch may omit frames that slow workers have not finished."""
-        return False
-
-    @property
-    def simulates(self) -> bool:
-        """Whether its workers are virtual, so that no weights travel."""
         return False
 
     @property
@@ -400,5 +395,4 @@ class RayCollectorConfig(RemoteCollectorConfig):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("collector=ray needs ray; install it with: pip install -e '.[ray]'")
+        require("collector=ray", "ray", "ray")

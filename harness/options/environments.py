@@ -25,8 +25,7 @@ class EnvConfig(Options):
     max_episode_steps: Count | None = None  # null: the environment's own limit
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of the environment itself
 
-    def validate(self) -> None:
-        super().validate()
+    def check(self, config: Any) -> None:
         if self.vectorisation == "none" and self.num_envs != 1:
             raise ConfigError(
                 f"env.num_envs={self.num_envs} env.vectorisation=none: expected 1; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 
 from harness.files import one_line
@@ -17,6 +18,12 @@ class ConfigError(ValueError):
 
 class ImpossiblePair(ConfigError):
     """A scheme and a collector that do not work together, each valid on its own."""
+
+
+def require(who: str, module: str, extra: str) -> None:
+    """Raise `ConfigError` if the module that `who` needs is missing; our `extra` installs it."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"{who} needs {module}; install it with: pip install -e '.[{extra}]'")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from harness.options.base import Options
-from harness.options.errors import ConfigError
+from harness.options.errors import require
 from harness.options.typed import Positive
 
 
@@ -31,10 +30,8 @@ class WandbConfig(LoggerConfig):
     project: str = "lockstep"  # the project of the run
     entity: str | None = None  # the account or team; null: your own
     tags: list[str] = field(default_factory=list)  # of the run
-    # files of the run to keep there: manifest, code, checkpoint (the last one), video
-    artifacts: list[Literal["manifest", "code", "checkpoint", "video"]] = field(
-        default_factory=list
-    )
+    # files of the run to keep there: manifest, code, checkpoint (the last one)
+    artifacts: list[Literal["manifest", "code", "checkpoint"]] = field(default_factory=list)
     system_metrics: bool = False  # W&B's own, beside system/* in every record
 
 
@@ -50,11 +47,7 @@ class TensorBoardConfig(LoggerConfig):
     """Event files for TensorBoard, in the run directory's tensorboard/."""
 
     def check(self, config: Any) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError(
-                "logger=tensorboard needs tensorboard; "
-                "install it with: pip install -e '.[tensorboard]'"
-            )
+        require("logger=tensorboard", "tensorboard", "tensorboard")
 
 
 @dataclass
@@ -64,7 +57,4 @@ class TrackioConfig(LoggerConfig):
     project: str = "lockstep"  # where the run is filed
 
     def check(self, config: Any) -> None:
-        if importlib.util.find_spec("trackio") is None:
-            raise ConfigError(
-                "logger=trackio needs trackio; install it with: pip install -e '.[trackio]'"
-            )
+        require("logger=trackio", "trackio", "trackio")

@@ -53,13 +53,6 @@ class CNNConfig(ImageConfig):
 
 
 @dataclass
-class NatureCNNConfig(CNNConfig):
-    """Another name of model=cnn."""
-
-    name: str = "nature_cnn"
-
-
-@dataclass
 class ImpalaCNNConfig(ImageConfig):
     """IMPALA's residual convolutions and hidden layers, for images."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harness.files import check_ordinary
 from harness.options.cluster import CostsConfig, FailureConfig, NetworkConfig, make_failures
@@ -18,6 +18,8 @@ SCHEDULE = "schedule.jsonl"  # of a run directory
 @dataclass
 class SimulatedConfig(CollectorConfig):
     """Asynchronous workers in virtual time, computed by one process. Same seed, same bits."""
+
+    simulates: ClassVar[bool] = True
 
     name: str = "simulated"
     num_workers: Workers = 8  # virtual workers; each has env.num_envs environments
@@ -37,10 +39,6 @@ class SimulatedConfig(CollectorConfig):
 
     @property
     def asynchronous(self) -> bool:
-        return True
-
-    @property
-    def simulates(self) -> bool:
         return True
 
     def arguments(self, config: Any) -> dict[str, Any]:

@@ -174,16 +174,6 @@ def _finite(value: float) -> float:
     return number
 
 
-def check_values(options: Any, path: str) -> None:
-    """Raise `ConfigError` for a field that is not of its type or within its bounds."""
-    for name, annotation in hints(type(options)).items():
-        value = getattr(options, name)
-        if dataclasses.is_dataclass(value):
-            check_values(value, join(path, name))
-        else:
-            convert(annotation, value, join(path, name))
-
-
 def paths(cls: type) -> Iterator[str]:
     """The dotted path of every option below a dataclass."""
     for name, annotation in hints(cls).items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from harness.command import main
-from harness.metric_reference import GROUPS, reference
 from harness.staleness import BUCKETS
 from tests.docs.pages import read
 
@@ -29,7 +29,8 @@ RUNS = (
     (*REPLAY, "algo=sac", "env=pendulum"),
     (*REPLAY, "algo=dqn"),
 )
-DESCRIBED = {name for metrics in GROUPS.values() for name in metrics}
+ROWS = re.findall(r"^\| `([^`]+)` \| \S", read("docs/metrics.md"), re.MULTILINE)
+DESCRIBED = set(ROWS)
 # Logged on a GPU, with wrappers that change rewards, and of lags that no short run has.
 RARE = {"system/cuda_memory_mb", "episode/wrapped_return"}
 RARE |= {name for name in DESCRIBED if name.rpartition("/")[2] in BUCKETS}
@@ -53,9 +54,8 @@ def names_in(directory: Path) -> set[str]:
     return {name for record in (*records, summary) for name in record}
 
 
-def test_the_page_is_made_from_the_code():
-    """Made anew by: python -m harness.metric_reference > docs/metrics.md"""
-    assert read("docs/metrics.md") == reference() + "\n"
+def test_every_metric_is_described_once():
+    assert len(ROWS) == len(DESCRIBED)
 
 
 def test_every_logged_metric_is_described(logged):

@@ -23,6 +23,7 @@ from harness.environments.factory import (
     check_environment,
 )
 from harness.options.environments import EnvConfig
+from harness.options.typed import build
 
 
 def made(**config):
@@ -136,6 +137,12 @@ def test_actions_are_clipped_in_a_native_vector_too(echo):
 # -- what is refused
 
 
+def check(config: dict) -> None:
+    options = build(EnvConfig, config, "env")
+    check_environment(options)
+    options.check(None)
+
+
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
@@ -154,7 +161,7 @@ def test_actions_are_clipped_in_a_native_vector_too(echo):
 )
 def test_an_environment_that_cannot_be_made_is_refused_in_one_line(config, complaint):
     with pytest.raises(ValueError, match=complaint) as caught:
-        check_environment(EnvConfig(**config))
+        check(config)
     assert "\n" not in str(caught.value)
 
 

@@ -21,6 +21,7 @@ from collectors import Collector
 from harness.algorithms.impala import IMPALA
 from harness.algorithms.interface import Setup
 from harness.options import CNNConfig, IMPALAConfig, LSTMConfig, MLPConfig, ModelConfig
+from harness.options.typed import build
 from tests.harness.rollouts import Noise, PlainCollector, noise
 
 VECTOR = Box(-1, 1, (3,), np.float32)
@@ -385,11 +386,6 @@ def test_images_are_not_normalised_by_statistics():
         learner("cnn", normalise_observations=True)
 
 
-def test_annealing_needs_an_end():
-    with pytest.raises(ValueError, match=r"total_frames is -1.*no end to anneal to"):
-        learner(total=-1)
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -408,7 +404,7 @@ def test_annealing_needs_an_end():
 )
 def test_a_setting_that_makes_no_sense_is_refused(change, complaint):
     with pytest.raises(ValueError, match=complaint):
-        IMPALAConfig(**change).validate()
+        build(IMPALAConfig, change, "algo")
 
 
 # -- it learns

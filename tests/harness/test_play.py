@@ -90,23 +90,10 @@ def test_the_weights_played_are_those_of_the_checkpoint(tmp_path):
     assert all((parameter == 0.125).all() for parameter in policy.parameters())
 
 
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
-def test_an_mp4_is_written_by_ffmpeg(tmp_path):
-    out = tmp_path / "film.mp4"
-    assert play.main([str(run_dir(tmp_path)), "--import-env", "--out", str(out)]) == 0
-    assert out.stat().st_size > 0
-
-
-def test_without_ffmpeg_an_mp4_is_refused_before_anything_is_played(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert play.main([str(tmp_path), "--out", "film.mp4"]) == 2
-    assert "needs ffmpeg; without it, use a .gif" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--out", "film.avi"], "expected a name that ends in .gif or .mp4"),
+        (["--out", "film.avi"], "expected a name that ends in .gif"),
         (["--episodes", "0"], "--episodes is 0, expected 1 or more"),
         ([], "is not a run directory: it has no config.yaml"),
     ],

@@ -15,7 +15,9 @@ from torch.distributions.transforms import AffineTransform, TanhTransform
 
 from harness.algorithms.interface import Setup
 from harness.algorithms.sac import SAC, SACPolicy
-from harness.options import LSTMConfig, MLPConfig, SACConfig
+from harness.config.plan import plan_run
+from harness.options import ConfigError, LSTMConfig, MLPConfig, SACConfig
+from harness.options.typed import build
 
 OBSERVATIONS = Box(-1, 1, (3,), np.float32)
 ACTIONS = Box(np.float32([-2, 1]), np.float32([4, 2]))
@@ -321,7 +323,6 @@ def test_a_model_with_memory_is_refused():
     ("change", "complaint"),
     [
         ({"tau": 1.5}, r"algo.tau=1.5: expected a number .more than 0, 1 or less"),
-        ({"buffer_size": 10}, "algo.buffer_size=10: expected 256 or more"),
         ({"updates_per_frame": 0.0}, "algo.updates_per_frame=0.0: expected a number .more than 0"),
         ({"alpha": 0.0}, "algo.alpha=0.0: "),
         ({"policy_delay": 0}, "algo.policy_delay=0: "),
@@ -329,4 +330,9 @@ def test_a_model_with_memory_is_refused():
 )
 def test_a_setting_that_makes_no_sense_is_refused(change, complaint):
     with pytest.raises(ValueError, match=complaint):
-        SACConfig(**change).validate()
+        build(SACConfig, change, "algo")
+
+
+def test_a_replay_buffer_smaller_than_a_batch_is_refused():
+    with pytest.raises(ConfigError, match=r"algo.buffer_size=10: expected 256 or more"):
+        plan_run(["algo=sac", "env=pendulum", "algo.buffer_size=10"])

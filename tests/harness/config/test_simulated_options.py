@@ -20,7 +20,6 @@ from sync import PRESETS
 def run_with(sync=None, num_envs=8, **options):
     """A config as its checks see it."""
     collector = build(SimulatedConfig, options, "collector")
-    collector.validate()
     return SimpleNamespace(
         collector=collector,
         sync=sync or SharedMemConfig(),

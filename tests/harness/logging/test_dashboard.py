@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import run
-from harness.logging import picture
 from harness.logging.dashboard import Dashboard
 from harness.logging.verdict import verdict
 from tests.harness.small import ROOT, SMALL
@@ -139,22 +137,6 @@ def test_the_verdict_names_what_takes_the_time(phases, workers, collector, name,
 def test_without_any_time_there_is_no_verdict():
     assert verdict({}, {}) is None
     assert verdict(dict.fromkeys(SPENT, 0.0), {}) is None
-
-
-@pytest.mark.parametrize("logger", ["trace", "jsonl"])
-def test_a_picture_is_made_of_a_recorded_run(tmp_path, monkeypatch, logger, capsys):
-    monkeypatch.chdir(tmp_path)
-    options = ("collector=multi_async", "total_frames=2048", f"logger={logger}")
-    assert run.main([*SMALL, *options, "hydra.run.dir=run"]) == 0
-    assert picture.main(["run", "--at", "0.5"]) == 0
-    svg = Path("run/dashboard.svg").read_text()
-    assert svg.startswith("<svg")
-    assert "url(http" not in svg
-    assert "frames/s" in svg.replace("&#160;", " ")
-    assert ("worker" in svg) == (logger == "trace")
-    assert picture.main(["run", "--at", "0"]) == 2
-    assert picture.main(["elsewhere"]) == 2
-    assert "picture: " in capsys.readouterr().err
 
 
 class Terminal:

@@ -12,23 +12,29 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.config.plan import plan_run
-from harness.logging import Histogram
+from harness.logging import Histogram, RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
 from harness.options.errors import ConfigError
+from harness.options.loggers import TensorBoardConfig
+from harness.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[3]
 HISTOGRAM = Histogram([2, 1], [0.0, 1.0, 2.0])
 
 
 def read(folder: Path) -> EventAccumulator:
-    (file,) = folder.iterdir()
+    (file,) = (folder / "tensorboard").iterdir()
     assert ".tfevents." in file.name
     events = EventAccumulator(str(file), size_guidance={"scalars": 0, "histograms": 0})
     return events.Reload()
 
 
+def start(folder: Path) -> TensorBoardLogger:
+    return TensorBoardLogger(TensorBoardConfig(), RunDir(folder), RunInfo("a-run", {}))
+
+
 def test_scalars_and_histograms_can_be_read_back(tmp_path):
-    logger = TensorBoardLogger(tmp_path)
+    logger = start(tmp_path)
     logger.log(300, {"train/loss": 0.5, "frames": 3}, {"policy/lag": HISTOGRAM})
     logger.log(400, {"train/loss": 0.25}, {})
     logger.finish({}, 0)
@@ -48,7 +54,7 @@ def test_scalars_and_histograms_can_be_read_back(tmp_path):
 def test_a_record_is_in_the_file_as_soon_as_it_is_logged(tmp_path):
     """A killed run loses nothing that it logged."""
     before = threading.active_count()
-    logger = TensorBoardLogger(tmp_path)
+    logger = start(tmp_path)
     logger.log(1, {"a": 1.0}, {})
     assert [event.value for event in read(tmp_path).Scalars("a")] == [1.0]
     assert threading.active_count() == before
@@ -59,11 +65,14 @@ def test_a_logger_whose_disk_is_full_is_left_out_and_prints_no_traceback(tmp_pat
     code = f"""
 import logging, resource, signal
 from pathlib import Path
-from harness.logging import Loggers
+from harness.logging import Loggers, RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
+from harness.options.loggers import TensorBoardConfig
+from harness.run_dir import RunDir
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-loggers = Loggers([TensorBoardLogger(Path({str(tmp_path)!r}))])
+run_dir = RunDir(Path({str(tmp_path)!r}))
+loggers = Loggers([TensorBoardLogger(TensorBoardConfig(), run_dir, RunInfo("a-run", {{}}))])
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
 for step in range(100):
     loggers.log(step, {{"a": 1.0}})

@@ -7,7 +7,6 @@ import logging
 import threading
 from pathlib import Path
 
-import gymnasium as gym
 import psutil
 import pytest
 import wandb
@@ -15,8 +14,9 @@ import wandb
 import run
 from harness.logging import Histogram, RunInfo
 from harness.logging.wandb import WandbLogger
+from harness.options.loggers import WandbConfig
+from harness.run_dir import RunDir
 from tests.harness.logging.wandb_file import read
-from tests.harness.painted import Painted
 from tests.harness.small import SMALL
 
 INFO = RunInfo(
@@ -35,8 +35,7 @@ def no_account(monkeypatch, tmp_path):
 
 
 def start(folder: Path, info: RunInfo = INFO) -> WandbLogger:
-    where = {"mode": "offline", "project": "lockstep"}
-    return WandbLogger(folder, info, tags=["tagged"], **where)
+    return WandbLogger(WandbConfig(tags=["tagged"]), RunDir(folder), info)
 
 
 def values(items) -> dict:
@@ -104,7 +103,7 @@ def test_a_run_does_not_wait_for_wandb_to_start(tmp_path, monkeypatch):
 
 
 def test_online_without_an_account_the_run_goes_on(tmp_path, caplog):
-    logger = WandbLogger(tmp_path, INFO, mode="online", project="lockstep", entity=None)
+    logger = WandbLogger(WandbConfig(mode="online"), RunDir(tmp_path), INFO)
     with caplog.at_level(logging.WARNING):
         logger.log(1, {"a": 1.0}, {})
         logger.finish({}, 0)
@@ -186,22 +185,3 @@ def test_a_run_keeps_its_manifest_and_what_else_is_chosen(tmp_path, monkeypatch)
     (checkpoint,) = (folder / "checkpoints").iterdir()
     assert kept["checkpoint"] == [checkpoint.name]
     assert not [file for file in tmp_path.rglob("**/staging/**") if file.is_file()]
-
-
-def test_a_video_is_made_where_the_environment_can_be_rendered(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = run_once("env.id=tests.harness.painted:Painted-v0", "logger.wandb.artifacts=[video]")
-    assert artifacts(folder)["video"] == ["evaluation.gif"]
-    logged = [values(r.history.item) for r in read(folder) if r.history.item]
-    assert any("eval/video" in key for record in logged for key in record)
-
-
-def test_without_pictures_the_run_ends_well_and_has_no_video(tmp_path, monkeypatch, caplog):
-    def blind(self):
-        raise gym.error.DependencyNotInstalled("no pygame here")
-
-    monkeypatch.setattr(Painted, "render", blind)
-    monkeypatch.chdir(tmp_path)
-    folder = run_once("env.id=tests.harness.painted:Painted-v0", "logger.wandb.artifacts=[video]")
-    assert "there is no evaluation video" in caplog.text
-    assert artifacts(folder) == {}
