@@ -28,7 +28,7 @@ from harness.files import one_line, parse_yaml, read_json
 from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
-from harness.provenance import manifest
+from harness.provenance import hardware, manifest
 from harness.search import objective
 
 SAME, DIFFERENT, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -224,7 +224,7 @@ def reproduce(original: Path, plan: RunPlan, repeats: int | None) -> Verdict:
         why = "it was resumed, and the stored config is that of its last part"
         return Verdict("undecided", f"{why}: earlier ones may have had other options", DIFFERENT)
     if repeatable:
-        return Verdict("different", "this config promises the same bits for a seed", DIFFERENT)
+        return _broken(original, "this config promises the same bits for a seed")
     return within(objective(read_json(original / "summary.json")), scores)
 
 
@@ -240,7 +240,7 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
         difference, compared = _compare_weights(original, place)
     if difference is not None:
         print(f"first difference: {one_line(difference)}")
-        return Verdict("different", "a replay promises the same bits", DIFFERENT)
+        return _broken(original, "a replay promises the same bits")
     ended, raised = _ending(place)
     if outcome.state == "failed" and raised not in failure:  # a worker's is told with its traceback
         why = f"the replay failed: {one_line(raised)}; it is in {place}"
@@ -249,6 +249,15 @@ def replay(original: Path, plan: RunPlan) -> Verdict:
         return Verdict("identical", f"{compared}, in {place}", SAME)
     how = f"it fails alike: {raised}" if ended == "failed" else f"that run was {state}: {failure}"
     return Verdict("identical", f"{compared}, up to its end; {one_line(how)}; in {place}", SAME)
+
+
+def _broken(original: Path, promise: str) -> Verdict:
+    """A promise that was not kept. Other processors compute other last digits."""
+    stored = _mapping(read_json(original / "manifest.json").get("hardware")).get("processor")
+    here = hardware()["processor"]
+    if stored is not None and stored != here:
+        promise += f", on the same kind of processor: {_short(stored)} then, {here} now"
+    return Verdict("different", promise, DIFFERENT)
 
 
 def _ending(directory: Path) -> tuple[str, str]:

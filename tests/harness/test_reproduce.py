@@ -54,7 +54,14 @@ def test_a_run_is_reproduced_to_the_bit_or_it_is_said_where_it_parts(original, c
     out = capsys.readouterr().out
     parted = f"first difference: step {step}, eval/return: {value + 1} there, {value} here"
     assert parted in out
-    assert "different: this config promises the same bits for a seed" in out
+    assert "different: this config promises the same bits for a seed\n" in out
+
+    manifest = json.loads((original / "manifest.json").read_text())
+    manifest["hardware"]["processor"] = "Another 3000"
+    (original / "manifest.json").write_text(json.dumps(manifest))
+    assert main([str(original), "--out", "fourth"]) == 1
+    out = capsys.readouterr().out
+    assert "for a seed, on the same kind of processor: Another 3000 then, " in out
 
 
 def test_a_run_that_went_on_with_other_options_is_not_said_to_break_a_promise(original, capsys):
