@@ -75,8 +75,8 @@ def end_process(process: Any, watch: Watch, timeout: float) -> None:
     if not watch.wait(timeout):
         watch.kill()  # `process.kill` fails if the fork server died
         watch.wait(_KILL_AFTER_S)
-    process.join(_KILL_AFTER_S)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError):  # it still runs, or an interrupted call has released it
+        process.join(_KILL_AFTER_S)
         process.close()
 
 
