@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 class ImpossiblePair(ConfigError):
-    """A scheme and a collector that do not work together, each valid on its own."""
+    """Two options that do not work together, each valid on its own: a scheme and a collector."""
 
 
 def require(who: str, module: str, extra: str) -> None:

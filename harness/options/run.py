@@ -57,7 +57,7 @@ class CommandConfig:
 
     resume: str | None = None  # a run directory: continue from its newest checkpoint
     skip_done: bool = False  # skip jobs whose directory holds a finished run of the same config
-    skip_impossible: bool = False  # skip pairs of scheme and collector that do not work together
+    skip_impossible: bool = False  # skip jobs whose options do not work together
     # start no further job of a sweep after this many have failed; null: never
     stop_after_failures: Count | None = None
     # index into values that vary together, ${zip:1e-3,3e-4}: --multirun point=0,1

@@ -105,17 +105,17 @@ class SyncConfig(Options):
     def check(self, config: Any) -> None:
         self._check_pair(config.collector)
         if self.apply_at == "episode" and config.env.num_envs != 1:
-            raise ConfigError(
+            raise ImpossiblePair(
                 f"sync.apply_at=episode env.num_envs={config.env.num_envs}: episodes of several "
                 "environments start at different steps; use env.num_envs=1 and more workers"
             )
         if self.apply_at == "episode" and not self.versions_travel:
-            raise ConfigError(
+            raise ImpossiblePair(
                 f"sync.apply_at=episode sync={self.name}: its weights change at once, also during "
                 "an episode; use sync=shared_mem"
             )
         if self.state_on_update == "zero" and not config.model.recurrent:
-            raise ConfigError(
+            raise ImpossiblePair(
                 f"sync.state_on_update=zero model={config.model.name}: it has no state; "
                 "use model=lstm"
             )

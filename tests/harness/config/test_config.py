@@ -11,12 +11,13 @@ from gymnasium.envs.registration import EnvSpec
 
 from harness.config.compose import compose_run
 from harness.config.help import groups
-from harness.config.plan import plain, plan_run
+from harness.config.plan import plain, plan_from, plan_run
 from harness.config.store import CONF
-from harness.options import ConfigError, PPOConfig, SACConfig
+from harness.options import ConfigError, ImpossiblePair, PPOConfig, SACConfig
 from harness.options.base import comments
 from harness.options.environments import EnvConfig
 from harness.registry import GROUPS, algorithms
+from tests.harness.config.experiments import jobs_of_experiment
 
 
 def error_of(*overrides: str) -> str:
@@ -82,6 +83,25 @@ def test_an_experiment_is_taken_without_a_plus_and_is_sound(experiment):
     except ConfigError as error:
         if "pip install" not in str(error):
             raise
+
+
+SWEEPS = [file.stem for file in CONF.glob("experiment/*.yaml") if "params:" in file.read_text()]
+
+
+@pytest.mark.parametrize(
+    "experiment", sorted(set(SWEEPS) - {"ppo_search", "sac_search", "replayed"})
+)
+def test_the_jobs_of_an_experiment_are_sound_or_left_out(experiment, tmp_path):
+    """Those that differ from the first job in one option."""
+    first, *others = jobs_of_experiment(experiment, "env=cartpole", "seed=1")
+    for job in others:
+        if sum(map(str.__ne__, first, job)) > 1:
+            continue
+        composed, _ = compose_run(job)
+        try:
+            plan_from(composed, tmp_path / "job", job)
+        except ImpossiblePair:
+            assert plain(composed)["skip_impossible"], job
 
 
 def test_the_command_line_wins_over_an_experiment():
