@@ -4,10 +4,10 @@
     .venv/bin/python benchmarks/scaling.py [--workers 1,2,4] [--model 1M] [--write docs/scaling.md]
 
 Each scheme is measured with blocking sends of one model to 1, 2, 4, 6, 8 and 16 workers of this
-machine. Costs are fitted to up to 8 of them: one for each send, one for each worker, and one for
-each further level of the tree in which nodes pass versions on. What they say of 16 is compared with
-what was measured. For a cluster they are put together with what links carry. Tables and prose of
-docs/scaling.md come from here.
+machine. Costs are fitted to up to 8 of them: one for each send, one for each worker, and one more
+for each worker that has its versions from another one instead of the trainer. What they say of 16
+is compared with what was measured. For a cluster they are put together with what links carry.
+Tables and prose of docs/scaling.md come from here.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """`fixed_ms + each_ms * workers + level_ms * (levels - 1)`; no cost is negative."""
+    """`fixed_ms + each_ms * workers + relayed_ms * relayed(workers)`; no cost is negative."""
 
     fixed_ms: float
     each_ms: float
-    level_ms: float
+    relayed_ms: float
     worst: float  # the largest relative error of the fit where it was made
-    is_tree: bool  # whether there is more than one level
+    is_tree: bool  # whether nodes pass versions on
 
     def at(self, workers: float) -> float:
-        further = levels(int(workers)) - 1 if self.is_tree else 0
-        return self.fixed_ms + self.each_ms * workers + self.level_ms * further
+        others = relayed(workers) if self.is_tree else 0.0
+        return self.fixed_ms + self.each_ms * workers + self.relayed_ms * others
 
     def error(self, points: Iterable[Point]) -> float:
         """The largest relative error for these."""
@@ -83,7 +83,7 @@ class Fit:
         columns = {
             "fixed": np.ones(len(points)),
             "each": np.array(workers, float),
-            "level": np.array([levels(n) - 1 if is_tree else 0 for n in workers], float),
+            "relayed": np.array([relayed(n) if is_tree else 0 for n in workers], float),
         }
         used = [name for name in columns if columns[name].any()][: len(points)]
         while True:
@@ -93,8 +93,13 @@ class Fit:
                 break
             del used[int(costs.argmin())]
         found = dict.fromkeys(columns, 0.0) | dict(zip(used, map(float, costs), strict=True))
-        fit = cls(found["fixed"], found["each"], found["level"], 0.0, is_tree)
+        fit = cls(found["fixed"], found["each"], found["relayed"], 0.0, is_tree)
         return replace(fit, worst=fit.error(points))
+
+
+def relayed(workers: float) -> float:
+    """How many of them get a version from another one."""
+    return max(0.0, workers - tree.FAN_OUT)
 
 
 def levels(nodes: int) -> int:
@@ -202,7 +207,9 @@ def predict(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> dic
         return {"nodes": 1, "total_ms": fits[kind].at(on.on_a_node), "link_ms": 0.0}
     waits = on.latency_ms * 2 * levels(on.nodes)
     link = copies_in_a_row(kind, on.nodes) * on.carry_ms(nbytes) + waits
-    processor = fits[kind].fixed_ms + fits[kind].each_ms * calls_in_a_row(on.nodes) + waits
+    fit, calls = fits[kind], calls_in_a_row(on.nodes)
+    by_nodes = relayed(calls)  # all but those of the trainer
+    processor = fit.fixed_ms + fit.each_ms * calls + fit.relayed_ms * by_nodes + waits
     return {"nodes": on.nodes, "total_ms": max(link, processor) + spread, "link_ms": link}
 
 
@@ -262,21 +269,22 @@ def page(
         "",
         "## Fitted",
         "",
-        "`p50 = fixed + each × workers + level × (levels − 1)`, fitted to "
-        f"{FITTED} workers or fewer. Levels are those of the tree in which nodes pass versions on "
-        f"({tree.FAN_OUT} each). With more workers than cores, most of this time is spent waiting "
-        "for a core. The nodes of a cluster do not wait for each other in this way, so `each` is "
-        "an upper bound. The last column is how far the fit is off where it was not made, for more "
-        "workers; the aim is 20 %.",
+        "`p50 = fixed + each × workers + relayed × (workers − "
+        f"{tree.FAN_OUT})`, fitted to {FITTED} workers or fewer. Over an engine, the trainer sends "
+        f"to {tree.FAN_OUT} workers, and these pass versions on to the others, which is what "
+        "`relayed` costs. With more workers than cores, most of this time is spent waiting for a "
+        "core. The nodes of a cluster do not wait for each other in this way, so `each` and "
+        "`relayed` are upper bounds. The last column is how far the fit is off where it was not "
+        "made, for more workers; the aim is 20 %.",
         "",
-        "| scheme | fixed ms | each ms | level ms | largest error of the fit | error beyond it |",
+        "| scheme | fixed ms | each ms | relayed ms | largest error of the fit | error beyond it |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for kind, fit in fits.items():
         beyond = [p for p in results[kind] if p.workers > FITTED]
         missed = f"{100 * fit.error(beyond):.0f} %" if beyond else ""
         lines.append(
-            f"| {kind} | {fit.fixed_ms:.3f} | {fit.each_ms:.3f} | {fit.level_ms:.3f} "
+            f"| {kind} | {fit.fixed_ms:.3f} | {fit.each_ms:.3f} | {fit.relayed_ms:.3f} "
             f"| {100 * fit.worst:.0f} % | {missed} |"
         )
     for on in clusters:
@@ -318,9 +326,10 @@ ASSUMPTIONS = [
     "takes. With `distributed` and `rpc`, each of these is a copy over the sender's link.",
     "- With `ray`, a node fetches a block from any node that has it. The number of nodes that have "
     "it doubles with each step, so there are ⌈log₂(nodes + 1)⌉ steps.",
-    "- A call of a node and its answer take `each` of processor time as measured above, which "
-    "includes sending the block, and calls in a row add up. The slower of links and processors "
-    "counts. Two link latencies are added for each level.",
+    "- A call of a node and its answer take `each` of processor time as measured above, and "
+    "`relayed` besides if another node calls. This includes sending the block, and calls in a row "
+    "add up. The slower of links and processors counts. Each level of the tree adds two link "
+    "latencies.",
     "- Links carry nothing else, all nodes are equal, and workers are idle. A worker that is in "
     "the middle of a policy call answers after it, which adds up to the time of one call.",
     "- More than 16 workers, and more than one machine, were not measured. Treat a prediction as "

@@ -34,13 +34,13 @@ def test_rays_nodes_have_it_from_each_other():
 
 
 def cost(workers):
-    return 1.0 + 0.5 * workers + 2.0 * (levels(workers) - 1)
+    return 1.0 + 0.5 * workers + 2.0 * max(0, workers - 4)
 
 
 def test_costs_are_found_again_and_hold_beyond_the_fit():
     points = [Point(n, cost(n), 0.0, 0.0, 0.0) for n in (1, 2, 4, 6, 8, 16)]
     fit = Fit.of(points, is_tree=True)
-    assert (fit.fixed_ms, fit.each_ms, fit.level_ms) == pytest.approx((1.0, 0.5, 2.0))
+    assert (fit.fixed_ms, fit.each_ms, fit.relayed_ms) == pytest.approx((1.0, 0.5, 2.0))
     assert fit.error(points) < 1e-6
     assert fit.at(64) == pytest.approx(cost(64))
 
@@ -48,4 +48,4 @@ def test_costs_are_found_again_and_hold_beyond_the_fit():
 def test_no_cost_is_negative():
     times = {1: 3.0, 2: 2.5, 4: 2.0}
     fit = Fit.of([Point(n, ms, 0.0, 0.0, 0.0) for n, ms in times.items()], is_tree=True)
-    assert min(fit.fixed_ms, fit.each_ms, fit.level_ms) >= 0.0
+    assert min(fit.fixed_ms, fit.each_ms, fit.relayed_ms) >= 0.0

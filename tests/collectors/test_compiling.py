@@ -38,7 +38,7 @@ def distributed(*args, **options):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (MultiSyncCollector, {}),
+        pytest.param(MultiSyncCollector, {}, marks=pytest.mark.slow),
         (MultiAsyncCollector, {}),
         pytest.param(MultiAsyncCollector, {"collector_class": Collector}, marks=pytest.mark.slow),
         pytest.param(distributed, {"sync": False}, marks=pytest.mark.slow),

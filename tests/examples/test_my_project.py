@@ -139,7 +139,14 @@ def test_another_projects_commit_is_not_taken_for_the_codes(installed, tmp_path)
         shutil.rmtree(repository / ".git", ignore_errors=True)
 
 
-@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
+@pytest.mark.parametrize(
+    "collector",
+    [
+        pytest.param("single", marks=pytest.mark.slow),
+        pytest.param("multi_sync", marks=pytest.mark.slow),
+        "multi_async",
+    ],
+)
 def test_the_projects_parts_work_together(installed, tmp_path, collector):
     installed.experiment(f"collector={collector}", "hydra.run.dir=run", cwd=tmp_path)
     run = tmp_path / "run"
@@ -163,6 +170,7 @@ def test_the_projects_parts_work_together(installed, tmp_path, collector):
         assert any("encoder.blocks.1.2.weight" in name for name in tensors.keys())  # noqa: SIM118
 
 
+@pytest.mark.slow
 def test_a_sweep_of_the_project_has_a_report(installed, tmp_path):
     by_path = 'env.wrappers=["my_project.wrappers:ObservationNoise"]'
     swept = ("sync=unix_socket,shared_mem", "sweep=mine", by_path)

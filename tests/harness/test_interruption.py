@@ -66,7 +66,9 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
+@pytest.mark.parametrize(
+    "collector", ["single", pytest.param("multi_sync", marks=pytest.mark.slow), "multi_async"]
+)
 def test_ctrl_c_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, collector):
     directory = tmp_path / "run"
     with running(directory, f"collector={collector}") as process:

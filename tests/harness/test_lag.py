@@ -176,11 +176,19 @@ TEAR = ("sync.tear.share=0.3", "sync.tear.span=2", "sync.tear.unit=element")
     [
         (SMALL, ("collector=single", "sync.lag=4")),
         (SMALL, ("collector=multi_sync", "sync.lag=4", "sync=multiprocess", "sync.wire=int8")),
-        (SMALL, ("collector=multi_sync", DRAWN)),
-        (SMALL, ("collector=multi_sync", "sync.lag={kind: cycle, values: [0, 3, 2], per: worker}")),
+        pytest.param(SMALL, ("collector=multi_sync", DRAWN), marks=pytest.mark.slow),
+        pytest.param(
+            SMALL,
+            ("collector=multi_sync", "sync.lag={kind: cycle, values: [0, 3, 2], per: worker}"),
+            marks=pytest.mark.slow,
+        ),
         (SMALL, ("collector=single", *TEAR)),
         (SMALL, ("collector=multi_sync", *TEAR, DRAWN)),
-        (SMALL, ("collector=single", "sync.tear.share=0.5", "sync.interval=2")),
+        pytest.param(
+            SMALL,
+            ("collector=single", "sync.tear.share=0.5", "sync.interval=2"),
+            marks=pytest.mark.slow,
+        ),
         (SMALL_SAC, ("collector=multi_sync", "sync.lag=2", *TEAR)),
     ],
     ids=["constant", "int8", "drawn", "by worker", "torn", "both", "interval", "sac"],

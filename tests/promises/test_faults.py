@@ -272,7 +272,7 @@ def train_for_ever(kind: str, width: int, findings: Findings) -> None:
             running.publish()
 
 
-@pytest.mark.parametrize("width", [64, 512])
+@pytest.mark.parametrize("width", [pytest.param(64, marks=pytest.mark.slow), 512])
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_a_trainer_killed_in_the_middle_of_a_publish_leaves_workers_whole(kind, width):
     chance = random.Random(width)

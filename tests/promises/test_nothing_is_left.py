@@ -126,7 +126,11 @@ def test_shutdown_twice_from_del_and_at_exit_is_silent(tmp_path, kind, backgroun
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("shared_copy", "spawn"), ("shared_zero_copy", "forkserver"), ("multiprocess", "spawn")],
+    [
+        ("shared_copy", "spawn"),
+        pytest.param("shared_zero_copy", "forkserver", marks=pytest.mark.slow),
+        pytest.param("multiprocess", "spawn", marks=pytest.mark.slow),
+    ],
 )
 def test_spawned_workers_leave_nothing_either(tmp_path, kind, method):
     before = shm_entries()

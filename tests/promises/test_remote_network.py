@@ -68,7 +68,7 @@ def hosts(kind, number=2):
         yield net, trainer, peers
 
 
-@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+@pytest.mark.parametrize("kind", ["distributed", pytest.param("rpc", marks=pytest.mark.slow)])
 def test_a_pulled_cable_is_noticed_in_time_and_put_in_again_loses_nothing(kind):
     with hosts(kind) as (net, trainer, _):
         trainer.says("send")

@@ -37,7 +37,13 @@ def small_fan_out(monkeypatch):
     monkeypatch.setattr(tree, "FAN_OUT", FAN_OUT)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# Nodes pass versions on alike over each engine, and Ray takes longest to start.
+RAY_IS_SLOW = [
+    pytest.param(kind, marks=pytest.mark.slow if kind == "ray" else []) for kind in KINDS
+]
+
+
+@pytest.fixture(scope="module", params=RAY_IS_SLOW)
 def kind(request):
     if request.param == "ray":
         pytest.importorskip("ray", reason="ray is not installed")

@@ -31,7 +31,7 @@ def drawn(batch):
 
 
 @pytest.mark.parametrize("kind", EACH)
-@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("per_node", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_on_nodes_have_the_random_streams_of_local_ones(kind, per_node):
     options = {"frames_per_batch": 160, "seed": 3}
     nodes = {"num_collectors": 4 // per_node, "num_workers_per_collector": per_node}
