@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -36,7 +36,9 @@ from benchmarks.broadcast import be_sparing, serve_sparingly, until_connected  #
 from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
 from benchmarks.sync_remote import Lockstep, Workers, start_ray  # noqa: E402
-from sync import WeightSyncScheme  # noqa: E402
+from collectors.schedule.network import Network, Transfers, Version  # noqa: E402
+from collectors.schedule.virtual_clock import VirtualClock  # noqa: E402
+from sync import Link, WeightSyncScheme  # noqa: E402
 from sync.remote import tree  # noqa: E402
 
 LOCAL = ("shared", "multiprocessing")
@@ -213,6 +215,41 @@ def predict(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> dic
     return {"nodes": on.nodes, "total_ms": max(link, processor) + spread, "link_ms": link}
 
 
+class Simulated(NamedTuple):
+    """The same cluster as a network of `collector=simulated`, whose workers are the nodes.
+
+    latest_ms: when the last node has a version, counted from the start of the send.
+    """
+
+    options: dict[str, float]
+    latest_ms: float
+
+
+def simulate(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> Simulated:
+    """Every port takes as long for a node as the calls and copies in a row do on average."""
+    found = predict(kind, {kind: fits[kind]}, nbytes, on)  # without the workers of a node
+    waits = on.latency_ms * 2 * levels(on.nodes)
+    port_ms = (found["total_ms"] - waits - fits[kind].fixed_ms) / calls_in_a_row(on.nodes)
+    mbps = nbytes * 8 / port_ms * 1e-3
+    clock, arrived = VirtualClock(), list[int]()
+    transfers = Transfers(
+        Network(mbps, "tree", tree.FAN_OUT),
+        Link(latency_ms=on.latency_ms),
+        on.nodes,
+        clock,
+        lambda node, version: arrived.append(clock.now),
+    )
+    transfers.publish(Version(1, nbytes), range(on.nodes))
+    while len(arrived) < on.nodes:
+        clock.step()
+    options = {
+        "collector.costs.publish_ms": fits[kind].fixed_ms,
+        "collector.network.port_mbps": mbps,
+        "sync.link.latency_ms": on.latency_ms,
+    }
+    return Simulated(options, fits[kind].fixed_ms + max(arrived) * 1e-6)
+
+
 def calls_in_a_row(nodes: int) -> int:
     """How many nodes are called, one after the other, before the last one is."""
 
@@ -289,6 +326,7 @@ def page(
         )
     for on in clusters:
         lines += prediction(fits, results, nbytes, on)
+    lines += in_the_simulator(fits, nbytes, clusters)
     lines += ["", "## What the prediction assumes", "", *ASSUMPTIONS, ""]
     return "\n".join(lines)
 
@@ -315,6 +353,42 @@ def prediction(
             f"| {kind} | {found['total_ms']:.1f} | {found['link_ms']:.1f} | {carried:,.0f} "
             f"| {memory:,.0f} |"
         )
+    return lines
+
+
+def in_the_simulator(
+    fits: Mapping[str, Fit], nbytes: int, clusters: Sequence[Cluster]
+) -> list[str]:
+    """The options that simulate these clusters, and whether the simulator agrees."""
+    lines = [
+        "",
+        "## In the simulator",
+        "",
+        "The simulator takes the same costs as its network. Each simulated worker is a node with "
+        "the environments of its workers, and these options are the same for all:",
+        "",
+        "    collector=simulated collector.network.topology=tree "
+        f"collector.network.fan_out={tree.FAN_OUT}",
+        "",
+        "The last two columns compare when the last node has a version: as the simulator has it, "
+        "and as predicted, without the answer's way back and the workers of the node.",
+        "",
+        "| cluster | scheme | options | simulated, ms | predicted, ms |",
+        "|---|---|---|---:|---:|",
+    ]
+    for on in clusters:
+        for kind in fits:
+            if kind in LOCAL:
+                continue
+            found = simulate(kind, fits, nbytes, on)
+            options = " ".join(f"{name}={value:.4g}" for name, value in found.options.items())
+            back = on.latency_ms * levels(on.nodes)
+            expected = predict(kind, {kind: fits[kind]}, nbytes, on)["total_ms"] - back
+            lines.append(
+                f"| {on.nodes} nodes, {on.gbit:g} Gbit/s | {kind} | "
+                f"`collector.num_workers={on.nodes} {options}` "
+                f"| {found.latest_ms:.1f} | {expected:.1f} |"
+            )
     return lines
 
 

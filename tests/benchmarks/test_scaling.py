@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scaling import (
+    Cluster,
     Fit,
     Point,
     copies_from_the_trainer,
     copies_in_a_row,
     levels,
+    predict,
+    simulate,
 )
 
 
@@ -49,3 +52,13 @@ def test_no_cost_is_negative():
     times = {1: 3.0, 2: 2.5, 4: 2.0}
     fit = Fit.of([Point(n, ms, 0.0, 0.0, 0.0) for n, ms in times.items()], is_tree=True)
     assert min(fit.fixed_ms, fit.each_ms, fit.relayed_ms) >= 0.0
+
+
+@pytest.mark.parametrize("kind", ["distributed", "ray"])
+@pytest.mark.parametrize("gbit", [1, 100])
+def test_the_simulator_brings_a_version_to_the_last_node_when_it_is_predicted(kind, gbit):
+    fits = {kind: Fit(2.0, 0.5, 1.0, 0.0, is_tree=True)}
+    on = Cluster(nodes=84, gbit=gbit)
+    found = simulate(kind, fits, 4_000_000, on)
+    expected = predict(kind, fits, 4_000_000, on)["total_ms"] - on.latency_ms * levels(84)
+    assert found.latest_ms == pytest.approx(expected, rel=1e-3)
