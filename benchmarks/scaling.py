@@ -243,8 +243,8 @@ def simulate(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> Si
     while len(arrived) < on.nodes:
         clock.step()
     options = {
-        "collector.costs.publish_ms": fits[kind].fixed_ms,
-        "collector.network.port_mbps": mbps,
+        "collector.costs.publish_ms": round(fits[kind].fixed_ms, 3),
+        "collector.network.port_mbps": round(mbps),
         "sync.link.latency_ms": on.latency_ms,
     }
     return Simulated(options, fits[kind].fixed_ms + max(arrived) * 1e-6)
@@ -365,7 +365,8 @@ def in_the_simulator(
         "## In the simulator",
         "",
         "The simulator takes the same costs as its network. Each simulated worker is a node with "
-        "the environments of its workers, and these options are the same for all:",
+        "the environments of its workers. The port is for a model of this size. These options are "
+        "the same for all:",
         "",
         "    collector=simulated collector.network.topology=tree "
         f"collector.network.fan_out={tree.FAN_OUT}",
@@ -381,7 +382,7 @@ def in_the_simulator(
             if kind in LOCAL:
                 continue
             found = simulate(kind, fits, nbytes, on)
-            options = " ".join(f"{name}={value:.4g}" for name, value in found.options.items())
+            options = " ".join(f"{name}={value:g}" for name, value in found.options.items())
             back = on.latency_ms * levels(on.nodes)
             expected = predict(kind, {kind: fits[kind]}, nbytes, on)["total_ms"] - back
             lines.append(
