@@ -283,7 +283,7 @@ def page(
         "# Scaling of `send`",
         "",
         "How long a blocking `send` takes with more workers, measured on one machine and predicted "
-        "for a cluster.",
+        "for a cluster. No cluster was at hand: treat a prediction as an order of magnitude.",
         "",
         "`make bench BENCH=scaling` writes this page. "
         f"It ran on {os.cpu_count()} cores "
@@ -307,12 +307,12 @@ def page(
         "## Fitted",
         "",
         "`p50 = fixed + each × workers + relayed × (workers − "
-        f"{tree.FAN_OUT})`, fitted to {FITTED} workers or fewer. Over an engine, the trainer sends "
-        f"to {tree.FAN_OUT} workers, and these pass versions on to the others, which is what "
-        "`relayed` costs. With more workers than cores, most of this time is spent waiting for a "
-        "core. The nodes of a cluster do not wait for each other in this way, so `each` and "
-        "`relayed` are upper bounds. The last column is how far the fit is off where it was not "
-        "made, for more workers; the aim is 20 %.",
+        f"{tree.FAN_OUT})`, fitted to {FITTED} workers or fewer. Over an engine (Ray, RPC or "
+        f"torch.distributed), the trainer sends to {tree.FAN_OUT} workers, and these pass versions "
+        "on to the others, which is what `relayed` costs. With more workers than cores, most of "
+        "this time is spent waiting for a core. The nodes of a cluster do not wait for each other "
+        "in this way, so `each` and `relayed` are likely to be too high. The last column is the "
+        "error for more workers, which the fit did not use; the aim is at most 20 %.",
         "",
         "| scheme | fixed ms | each ms | relayed ms | largest error of the fit | error beyond it |",
         "|---|---:|---:|---:|---:|---:|",
@@ -371,8 +371,9 @@ def in_the_simulator(
         "    collector=simulated collector.network.topology=tree "
         f"collector.network.fan_out={tree.FAN_OUT}",
         "",
-        "The last two columns compare when the last node has a version: as the simulator has it, "
-        "and as predicted, without the answer's way back and the workers of the node.",
+        "The last two columns say when the last node has a version: in the simulator, and by the "
+        "formula, without the answer's way back and the workers of the node. They compare the "
+        "simulator with the formula, not with a cluster.",
         "",
         "| cluster | scheme | options | simulated, ms | predicted, ms |",
         "|---|---|---|---:|---:|",
@@ -397,8 +398,8 @@ ASSUMPTIONS = [
     "- Each node has one receiver. The workers of the node share each version through shared "
     "memory, at the cost measured for `shared` with as many workers.",
     f"- The trainer sends to {tree.FAN_OUT} nodes, and each node to {tree.FAN_OUT} others, one "
-    "after the other. The last node is reached after as many sends in a row as the way to it "
-    "takes. With `distributed` and `rpc`, each of these is a copy over the sender's link.",
+    "after the other. The last node is reached after all sends on the path to it. With "
+    "`distributed` and `rpc`, each of these is a copy over the sender's link.",
     "- With `ray`, a node fetches a block from any node that has it. The number of nodes that have "
     "it doubles with each step, so there are ⌈log₂(nodes + 1)⌉ steps.",
     "- A call of a node and its answer take `each` of processor time as measured above, and "
@@ -407,8 +408,7 @@ ASSUMPTIONS = [
     "latencies.",
     "- Links carry nothing else, all nodes are equal, and workers are idle. A worker that is in "
     "the middle of a policy call answers after it, which adds up to the time of one call.",
-    "- More than 16 workers, and more than one machine, were not measured. Treat a prediction as "
-    "an order of magnitude.",
+    "- More than 16 workers, and more than one machine, were not measured.",
 ]
 
 

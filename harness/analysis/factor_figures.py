@@ -26,13 +26,16 @@ from harness.analysis.drawing import (
     shown,
 )
 from harness.analysis.findings import Findings
-from harness.analysis.response import Panel, Response, positions
+from harness.analysis.response import Panel, Response, are_numbers, positions
 
 MOST_BANDS = 3  # of a panel; more would cover each other
 
 
 def response(found: Response) -> Figure | None:
-    """A score over a factor: a line for each value of the hue, a panel for each of the facet."""
+    """A score over a factor: a line for each value of the hue, a panel for each of the facet.
+
+    Over categories, points are not joined.
+    """
     panels = [panel for panel in found.panels if panel.cells]
     if not panels:
         return None
@@ -41,6 +44,7 @@ def response(found: Response) -> Figure | None:
     one_task = len({id(f) for panel in panels for f in panel.findings}) == 1
     figure, grid = panel_grid(len(panels), 3.0 if alone else 2.4, sharey=one_task)
     at = positions(design.values)
+    joined: dict[str, Any] = {} if are_numbers(design.values) else {"linestyle": "none"}
     least = min(np.diff(sorted(at)), default=1.0)
     for axes, panel in zip(grid, panels, strict=True):
         _draw_margin(axes, panel)
@@ -63,7 +67,7 @@ def response(found: Response) -> Figure | None:
                 capsize=2,
                 elinewidth=1.1,
                 markersize=4.5,
-                **line_look(number),
+                **line_look(number) | joined,
             )
         ticks = [shown(value) for value in design.values]
         slanted = sum(map(len, ticks)) > MOST_LETTERS * (2 if alone else 1)
@@ -74,7 +78,10 @@ def response(found: Response) -> Figure | None:
         axes.yaxis.set_major_formatter(FuncFormatter(short))
     label_panels(figure, grid, " + ".join(design.x), panels[0].findings[0].score)
     if len(design.lines) > 1:
-        lines = [Line2D([], [], markersize=4.5, **line_look(n)) for n in range(len(design.lines))]
+        lines = [
+            Line2D([], [], markersize=4.5, **line_look(n) | joined)
+            for n in range(len(design.lines))
+        ]
         add_legend(figure, lines, design.lines, " + ".join(design.hue))
     return figure
 

@@ -57,18 +57,23 @@ def respond(design: Design, found: Sequence[Findings]) -> Response:
     return Response(design, list(panels.values()))
 
 
+def are_numbers(values: Sequence[str]) -> bool:
+    """Whether all are finite numbers; otherwise they are categories."""
+    try:
+        return all(math.isfinite(float(value)) for value in values)
+    except ValueError:
+        return False
+
+
 def positions(values: Sequence[str]) -> list[float]:
     """Where the values of x stand: by size, by the logarithm of it, or one after the other.
 
     On a logarithmic axis zero stands one step before the least, the smallest between two values.
     """
-    try:
-        numbers = [float(value) for value in values]
-    except ValueError:
-        numbers = [math.nan]
-    positive = [number for number in numbers if number > 0]
-    if not all(map(math.isfinite, numbers)):
+    if not are_numbers(values):
         return [float(place) for place in range(len(values))]
+    numbers = [float(value) for value in values]
+    positive = [number for number in numbers if number > 0]
     if min(numbers) < 0 or not positive or max(positive) < 2**OCTAVES * min(positive):
         return numbers
     logs = sorted({math.log2(number) for number in positive})

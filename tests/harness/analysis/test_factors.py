@@ -154,6 +154,13 @@ def test_the_figure_has_the_means_their_intervals_and_a_name_for_each_line(sweep
     assert [text.get_text() for text in legend.get_texts()] == response.design.lines
 
 
+@pytest.mark.parametrize(("x", "joined"), [("sync.lag", "-"), ("algo.objective", "None")])
+def test_points_are_joined_over_numbers_and_not_over_categories(sweep, x, joined):
+    _, _, response = study(sweep, x=x)
+    (axes,) = factor_figures.response(response).axes
+    assert {container.lines[0].get_linestyle() for container in axes.containers} == {joined}
+
+
 def test_the_report_opens_with_the_verdict_its_figure_and_its_table(sweep, tmp_path):
     out = tmp_path / "out"
     place = [str(sweep), "--out", str(out)]
