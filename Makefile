@@ -14,9 +14,9 @@ READY := .venv/.ready-$(subst /,_,$(PYTHON))
 PEERS := .venv-peers/.ready-$(subst /,_,$(PYTHON))
 DOCS := .venv-docs/.ready-$(subst /,_,$(PYTHON))
 BIN := .venv/bin
-# Four files at a time, since tests wait as often as they work, in their order: the many short ones
+# Three files at a time, since tests wait as often as they work, in their order: the many short ones
 # of tests/sync come last and fill the gaps.
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests start hundreds of interpreters: without bytecode, each would compile the packages anew.
 test slow coverage: export PYTHONDONTWRITEBYTECODE :=
