@@ -96,9 +96,7 @@ def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(monkeypatch
     assert len(list(Path("outputs/mine/.earlier").iterdir())) == 1
 
 
-@pytest.mark.parametrize(
-    "signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
-)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_jobs_end_with_a_checkpoint_when_their_sweep_is_ended(tmp_path, signum):
     endless = (*SMALL, "total_frames=100_000_000", "seed=1,2", LOCAL, "sweep=mine")
     sweep = start("-m", *endless, folder=tmp_path)
