@@ -82,6 +82,7 @@ class LocalChannel(WorkerChannel):
     def start(self, spec: WorkerSpec, generation: int) -> None:
         self.close()
         near, far = Pipe.pair()
+        self.counters.memory.close()  # it stays mapped for whoever still has it
         self._pipe, self.counters = near, SharedCounters()
         self._memory = SharedFd(anonymous_file())
         self._num_blocks = spec.num_blocks
@@ -112,6 +113,7 @@ class LocalChannel(WorkerChannel):
                 ) from error
             self.process, self._watch = process, Watch(process.pid)
         far.close()
+        setup.spec.close()
 
     def meet(self) -> None:
         """The worker connects its schemes by itself, after its hello."""
@@ -249,6 +251,7 @@ class LocalChannel(WorkerChannel):
     def end(self, timeout: float) -> None:
         if self.process is not None and self._watch is not None:
             end_process(self.process, self._watch, timeout)
+            self._watch.close()
             self.process = self._watch = None
 
     def close(self) -> None:

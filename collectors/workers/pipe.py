@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import cloudpickle
@@ -27,21 +28,18 @@ class PipeClosed(ConnectionError):
 class Pipe(SharedFd):
     """One end. It can be passed to a child process when that is started."""
 
-    def __init__(self, fd: int):
-        super().__init__(fd)
-        self._open()
-
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
         """Two ends, joined."""
         near, far = socket.socketpair()
         return cls(near.detach()), cls(far.detach())
 
-    def _open(self) -> None:
-        self._socket = socket.socket(fileno=self.fd)
+    def _open(self, fd: int) -> Callable[[], object]:
+        self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._buffer = bytearray()
         self.ended = False  # the other end is closed, and all that it sent was received
+        return self._socket.close
 
     def send(self, message: Any, *, timeout: float = 60.0) -> None:
         """Send one message. `PipeClosed` if the other end is closed, `TimeoutError` if unread."""
@@ -84,15 +82,6 @@ class Pipe(SharedFd):
             start = end
         del self._buffer[:start]
         return messages
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            self._socket.detach()
-        super().close()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._open()
 
 
 def dumps(message: Any) -> bytes:

@@ -149,6 +149,7 @@ class LocalSender(SenderChannel):
         for fd in peer.polled:
             self._poll.unregister(fd)
         peer.connection.close()
+        peer.watch.close()
 
     def _meet(self, fd: int, answers: list[Answer]) -> None:
         """Accept a process that says which worker it is."""
@@ -201,6 +202,7 @@ class LocalSender(SenderChannel):
         self._listener.close()
         for peer in self._peers.values():
             peer.connection.close()
+            peer.watch.close()
         for unidentified in self._unidentified.values():
             unidentified.close()
         self._peers.clear()

@@ -10,11 +10,12 @@ import contextlib
 import fcntl
 import mmap
 import os
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.reduction import DupFd
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -24,30 +25,35 @@ from sync.model.layout import aligned
 
 
 class SharedFd:
-    """A file descriptor that can be pickled for a process that is being started."""
+    """A file descriptor that can be pickled for a process that is being started.
 
-    fd = -1
+    It is closed with the object, if not before. But a Ctrl-C during that would be lost, so what
+    goes while a program runs is closed first.
+    """
 
     def __init__(self, fd: int):
         self.fd = fd
+        self._close = finalize(self, self._open(fd))
+        self._close.atexit = False
+
+    def _open(self, fd: int) -> Callable[[], object]:
+        """What closes it."""
+        return partial(os.close, fd)
 
     def fileno(self) -> int:
         return self.fd
 
     def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
+        self.fd = -1
+        self._close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self.fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, fd=state["fd"].detach())
+        fd = state.pop("fd").detach()
+        self.__dict__.update(state)
+        SharedFd.__init__(self, fd)
 
 
 class AnonymousMemory(SharedFd):

@@ -75,6 +75,12 @@ class Watch:
             elif not self.look():
                 os.kill(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """Release the descriptor. Another thread may still look; it is told nothing new."""
+        if self._fd is not None:
+            self._fd.close()
+        _LOOKED_UP.discard(self)
+
 
 _LOOKED_UP: weakref.WeakSet[Watch] = weakref.WeakSet()
 
@@ -86,7 +92,8 @@ def must_look() -> bool:
 
 def _readable(fd: int, timeout_s: float = 0.0) -> list[int]:
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    if fd >= 0:
+        poll.register(fd, select.POLLIN)
     return [ready for ready, _ in poll.poll(timeout_s * 1000)]
 
 

@@ -75,13 +75,14 @@ awake_s = AwakeClock()
 
 
 def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:
-    """The descriptors that are or become readable within `timeout_s`.
+    """The descriptors that are or become readable within `timeout_s`; a closed one, -1, never is.
 
     Returns after at most 50 ms if there are processes whose end cannot be polled.
     """
     poll = select.poll()
     for fd in fds:
-        poll.register(fd, select.POLLIN)
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
     timeout_s = min(timeout_s, 0.05 if must_look() else 3600.0)  # a longer wait calls again
     if timeout_s <= 0:
         return [fd for fd, _ in poll.poll(0)]

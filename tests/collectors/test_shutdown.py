@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import forkserver
@@ -294,6 +295,28 @@ def test_shutdown_twice_and_from_del(kind):
     del collector
     gc.collect()
     wait_until(lambda: all(is_gone(pid) for pid in workers))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_no_descriptor_is_left_to_the_interpreter_which_would_lose_an_interrupt(
+    method, monkeypatch
+):
+    left = []
+
+    class Told(weakref.finalize):
+        def __call__(self, ref=None):
+            left.extend([] if ref is None else [self])
+            super().__call__(ref)
+
+    monkeypatch.setattr("sync.local.memory.finalize", Told)
+    with make("async", start_method=method, on_worker_failure="restart") as collector:
+        collector.next()
+        os.kill(pids(collector)[0], signal.SIGKILL)
+        while collector.stats()["workers"][0]["restarts"] == 0:
+            collector.update_policy_weights_()
+            collector.next()
+        gc.collect()
+        assert not left
 
 
 @pytest.mark.parametrize("tells", [True, False])

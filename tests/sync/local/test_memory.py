@@ -10,11 +10,13 @@ import pickle
 import resource
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing import reduction
 
 import pytest
 import torch
 
+from collectors.workers.pipe import Pipe
 from sync.local.doorbell import Doorbell
 from sync.local.memory import AnonymousMemory, SharedFd
 from sync.local.waiting import wait_for
@@ -144,8 +146,31 @@ def test_torch_is_not_warned_of_read_only_memory(recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("kind", [SharedFd, AnonymousMemory, Doorbell])
-def test_half_an_object_is_cleared_away_in_silence(kind):
-    half = kind.__new__(kind)  # an interrupt came before it had a descriptor
-    half.__del__()
-    assert half.fd == -1
+def socketpair_end():
+    near, far = Pipe.pair()
+    far.close()
+    return near
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("make", [Doorbell, lambda: AnonymousMemory(8), socketpair_end])
+def test_no_interrupt_is_lost_while_an_object_is_cleared_away(make):
+    def stop(signum, frame):
+        came.append(signum)
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for k in range(300):
+            came: list[int] = []
+            with suppress(Stop):
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + k * 1e-6)
+                while not came:
+                    make().close()
+                pytest.fail("an interrupt was lost")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

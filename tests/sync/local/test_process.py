@@ -25,6 +25,14 @@ def test_a_watch_sees_a_process_end_also_if_nobody_collected_it(system):
     assert Watch(worker.process.pid).look()  # it was gone before it was watched
 
 
+def test_a_watch_that_another_thread_closes_tells_nothing_new(system):
+    with Worker(Handed(), None) as worker:
+        watch = Watch(worker.process.pid)
+        watch.close()
+        assert not watch.look()
+        assert wait_for(watch.fds(), 0.01) == []
+
+
 @pytest.mark.parametrize("refusal", [errno.EMFILE, errno.EPERM, errno.ENOSYS])
 def test_a_process_is_looked_up_where_the_kernel_gives_no_descriptor_for_it(refusal, monkeypatch):
     def refuse(pid):
