@@ -17,6 +17,7 @@ from harness.options.collectors import nodes_started
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, RunConfig
+from harness.parts import Part
 from harness.registry import GROUPS
 
 HYDRA_VERSION = "1.3"
@@ -30,9 +31,16 @@ CONF = next(
 )
 
 
+_stored: list[Part] = []
+
+
 def store_options() -> None:
     """Put the options of every registered part into Hydra's ConfigStore."""
     setup_globals()  # Hydra's resolvers: --experimental-rerun does not register them
+    parts = [part for registry in GROUPS for part in registry]
+    if parts == _stored:
+        return
+    _stored[:] = parts
     store = ConfigStore.instance()
     run = {**defaults(RunConfig), **defaults(CommandConfig)}
     store.store(name="run_options", node=run, provider=PROVIDER)

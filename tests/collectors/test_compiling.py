@@ -39,7 +39,7 @@ def distributed(*args, **options):
     ("kind", "options"),
     [
         pytest.param(MultiSyncCollector, {}, marks=pytest.mark.slow),
-        (MultiAsyncCollector, {}),
+        pytest.param(MultiAsyncCollector, {}, marks=pytest.mark.slow),
         pytest.param(MultiAsyncCollector, {"collector_class": Collector}, marks=pytest.mark.slow),
         pytest.param(distributed, {"sync": False}, marks=pytest.mark.slow),
         (distributed, {"collector_class": MultiSyncCollector}),

@@ -25,7 +25,9 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize(
+    "start_method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver", "fork"]
+)
 def test_two_workers_take_every_version_of_a_lone_scheme(start_method):
     output = run("standalone_sync.py", start_method)
     for worker in (0, 1):

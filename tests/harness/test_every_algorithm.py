@@ -44,7 +44,9 @@ ASYNCHRONOUS = {
     "rpc, asynchronous": ("collector=rpc", "sync=rpc", "collector.remote.asynchronous=true"),
     "ray, asynchronous": ("collector=ray", "sync=ray", "collector.remote.asynchronous=true"),
 }
+# Those of one machine differ by the collector and not by the algorithm: the largest is met once.
 QUICK = ("single", "multi_sync", "simulated", "multi_async")
+SLOW = [("sac", "simulated"), ("sac", "multi_sync"), ("dqn", "multi_sync")]
 
 
 def with_each(collectors):
@@ -53,7 +55,8 @@ def with_each(collectors):
     for algorithm in ALGORITHMS:
         for collector in collectors:
             marks = [needs_ray] if collector.startswith("ray") else []
-            if collector not in QUICK and (algorithm, collector) != ("impala", "distributed"):
+            quick = collector in QUICK or (algorithm, collector) == ("impala", "distributed")
+            if not quick or (algorithm, collector) in SLOW:
                 marks.append(pytest.mark.slow)
             case = f"{algorithm}, {collector}"
             cases.append(pytest.param(algorithm, collector, marks=marks, id=case))

@@ -49,7 +49,6 @@ CASES = {
     "PPO, a restart": (*PPO, *restarts("MortalCartPole")),
     "PPO, waiting": (*PPO, *WAITING),
     "SAC, each step": SAC,
-    "SAC, a restart": (*SAC, *restarts("MortalPendulum")),
     "DQN, one epsilon": (*DQN, "collector.num_workers=3"),
     "DQN, as Ape-X": (*DQN, *APE_X, "collector.num_workers=3"),
 }
@@ -67,6 +66,7 @@ SLOW = {
     "PPO, V-trace": (*PPO, "algo.vtrace=true", "sync.interval=2"),
     "PPO, decoupled": (*PPO, "algo.objective=decoupled", "collector.batches_ahead=4"),
     "DQN, as Ape-X, a restart": (*DQN, *APE_X, *restarts("MortalCartPole"), "algo.duelling=true"),
+    "SAC, a restart": (*SAC, *restarts("MortalPendulum")),
     "SAC, episodes": (*SAC, *EPISODE, "sync=multiprocess"),
     "SAC, batches": (*SAC, "sync.apply_at=batch", "collector.num_workers=3"),
     "PPO, waiting, three": (*PPO, *WAITING, "collector.num_workers=3", "sync=multiprocess"),

@@ -28,7 +28,6 @@ from sync import (
 from sync.remote import rpc_group
 from tests.promises.probe import WAIT_S, Findings, Trial, VersionPolicy, read
 
-KINDS = ("distributed", "rpc", "ray")
 SCHEMES: dict[str, type[WeightSyncScheme]] = {
     "distributed": DistributedWeightSyncScheme,
     "rpc": RPCWeightSyncScheme,

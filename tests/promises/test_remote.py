@@ -11,6 +11,7 @@ import torch
 
 from sync import TransportBackend, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.remote.engine import PeerDied
+from tests.collectors.remote.support import RAY_IS_SLOW
 from tests.promises.coarse_probe import be_coarse, read_coarsely
 from tests.promises.probe import (
     CALLS,
@@ -24,7 +25,6 @@ from tests.promises.probe import (
     wait_until,
 )
 from tests.promises.remote_probe import (
-    KINDS,
     SCHEMES,
     Peers,
     raise_what_only_it_knows,
@@ -52,7 +52,7 @@ def ray_cluster():
         yield address
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=RAY_IS_SLOW)
 def kind(request):
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
@@ -133,7 +133,7 @@ def test_no_call_of_encoded_weights_is_torn(peers, tmp_path, wire, background):
         assert running.findings.violations() == {}
 
 
-@pytest.mark.parametrize("kind", ["ray"], indirect=True)
+@pytest.mark.parametrize("kind", RAY_IS_SLOW[-1:], indirect=True)
 @pytest.mark.parametrize(
     ("width", "num_peers", "stored"),
     [(64, 3, False), (170, 3, False), (170, 30, True), (LARGE, 3, True)],

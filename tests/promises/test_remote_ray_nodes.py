@@ -79,6 +79,7 @@ def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
         assert engine.call(0, held).result(30.0) == (3, 3, 3)
 
 
+@pytest.mark.slow
 def test_a_collector_on_a_lost_node_is_started_elsewhere_and_its_loss_is_counted(nodes, tmp_path):
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -11,9 +11,10 @@ import pytest
 
 from sync import WorkerDied, WorkerTimeout
 from sync.remote import relay, rpc_group, tree
+from tests.collectors.remote.support import RAY_IS_SLOW
 from tests.promises.probe import CALLS, STOP, VALUE, VERSION, call, stop, wait_until
 from tests.promises.probe import VersionPolicy as Policy
-from tests.promises.remote_probe import KINDS, Peers, be_sparing, serve_sparingly, trial
+from tests.promises.remote_probe import Peers, be_sparing, serve_sparingly, trial
 from tests.security.sockets import listeners
 
 # With a fan-out of 2, worker 0 serves 2 and 3, worker 1 serves 4 and 5, worker 2 serves 6 and 7,
@@ -35,12 +36,6 @@ def nothing_left_behind():
 @pytest.fixture(autouse=True)
 def small_fan_out(monkeypatch):
     monkeypatch.setattr(tree, "FAN_OUT", FAN_OUT)
-
-
-# Nodes pass versions on alike over each engine, and Ray takes longest to start.
-RAY_IS_SLOW = [
-    pytest.param(kind, marks=pytest.mark.slow if kind == "ray" else []) for kind in KINDS
-]
 
 
 @pytest.fixture(scope="module", params=RAY_IS_SLOW)
@@ -248,7 +243,9 @@ def refuse_what_is_sent(engine, own, other):
     relay.connect(engine, own, other, refuse)
 
 
-@pytest.mark.parametrize("cut", [lose_what_is_sent, refuse_what_is_sent])
+@pytest.mark.parametrize(
+    "cut", [lose_what_is_sent, pytest.param(refuse_what_is_sent, marks=pytest.mark.slow)]
+)
 def test_nobody_counts_as_dead_whose_relay_cannot_reach_it(peers, tmp_path, cut):
     with workers_of(peers, tmp_path) as running:
         until_the_tree_is(running, ABOVE)

@@ -85,7 +85,7 @@ def test_a_run_on_one_machine_listens_on_nothing_and_neither_does_wandb_offline(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["rpc", "distributed"])
+@pytest.mark.parametrize("engine", [pytest.param("rpc", marks=pytest.mark.slow), "distributed"])
 def test_strangers_neither_stop_nor_enter_a_run_that_listens_on_loopback(start, engine):
     running = start(f"collector={engine}", f"sync={engine}", "logger=jsonl")
     assert running.seen

@@ -20,6 +20,8 @@ COLLECTORS: dict[str, Callable[..., Any]] = {
     "ray": RayCollector,
 }
 EACH = ["distributed", "rpc", pytest.param("ray", marks=needs_ray)]
+# Ray takes longest to start: where others run the same code, and it has tests of its own.
+RAY_IS_SLOW = ["distributed", "rpc", pytest.param("ray", marks=[pytest.mark.slow, needs_ray])]
 # For what is the same code over every engine: `make test` takes one, `make slow` the others.
 KINDS = [
     "distributed",

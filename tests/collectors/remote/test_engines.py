@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sync import RayRemoteWeightUpdater, RayWeightSyncScheme, WorkerRaised
-from tests.collectors.remote.support import EACH, make, needs_ray
+from tests.collectors.remote.support import RAY_IS_SLOW, make, needs_ray
 from tests.collectors.support import all_accounted_for, same_bits
 from tests.collectors.troubled import Plain, Troubled, hold
 from tests.promises import probe
@@ -22,7 +22,7 @@ from tests.promises.remote_hosts import be_worker, held
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module", params=EACH[1:])
+@pytest.fixture(scope="module", params=RAY_IS_SLOW[1:])
 def collector(request):
     """One host with two workers, which no test harms."""
     options = {"num_collectors": 1, "num_workers_per_collector": 2, "frames_per_batch": 160}
@@ -191,6 +191,7 @@ def test_two_threads_never_take_or_leave_one_place(actors):
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_ray_place_that_was_empty_is_taken_like_any_other():
     options = {"num_collectors": 1, "max_collectors": 2, "frames_per_batch": 40, "sync": True}
     schemes = {"policy": RayWeightSyncScheme(sync=False)}
@@ -287,6 +288,7 @@ assert not ray.is_initialized()
 
 
 @needs_ray
+@pytest.mark.slow
 def test_ray_collectors_join_a_cluster_that_runs_and_the_last_leaves_it_running(actors):
     status, out, err = ended(start(JOINS, address()))
     assert status == 0, err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.remote.support import EACH
+from tests.collectors.remote.support import RAY_IS_SLOW
 from tests.collectors.troubled import is_gone, wait_until
 from tests.promises.test_nothing_is_left import kill_session, wait_for_end_of_session
 
@@ -38,7 +38,7 @@ def a_cluster() -> None:
     """None here: the program starts one of its own."""
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", RAY_IS_SLOW)
 def test_nothing_outlives_a_trainer_that_is_killed(tmp_path, kind):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -17,6 +17,7 @@ from tests.collectors.schedule.driving import drive
 
 BATCHES = 20_000
 BATCH_MS = 10.0
+NUMBERS = [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 16, 64]
 
 
 def birth_death(births, deaths):
@@ -46,7 +47,7 @@ def check(taken, busy, service_ms, mean_lag):
     assert np.mean([one.lag for one in taken]) == pytest.approx(mean_lag, rel=tolerance)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 16, 64])
+@pytest.mark.parametrize("num_workers", NUMBERS)
 @pytest.mark.parametrize("load", [0.5, 2.0])
 def test_machine_repair(num_workers, load):
     # A worker is ordered its next batch when the last is taken, so all of the service is in that.
@@ -58,7 +59,7 @@ def test_machine_repair(num_workers, load):
     check(taken, 1 - idle, service_ms, num_workers - 1)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 4, 16, 64])
+@pytest.mark.parametrize("num_workers", NUMBERS)
 @pytest.mark.parametrize("load", [0.5, 2.0])
 def test_a_worker_goes_on_during_the_update_with_its_batch(num_workers, load):
     # The batch that is trained on is no worker's any more: up to N wait beside it.
