@@ -233,6 +233,7 @@ def test_a_script_that_does_not_know_a_setting_says_which(checkout, tmp_path):
         run_script(checkout([name for name in ARGUMENTS if name != "clip_coef"]), tmp_path)
 
 
+@pytest.mark.slow
 def test_cleanrl_is_absent_where_there_is_no_checkout(tmp_path):
     with pytest.raises(ContestantLeftOut, match="--cleanrl PATH"):
         run_script(None, tmp_path)

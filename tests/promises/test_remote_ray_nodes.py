@@ -16,6 +16,7 @@ from tests.promises.remote_hosts import be_worker, held
 from tests.promises.remote_probe import RAY_START_S
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
+pytestmark = pytest.mark.slow  # a cluster of two nodes takes a minute to start on two cores
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,6 @@ def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
         assert engine.call(0, held).result(30.0) == (3, 3, 3)
 
 
-@pytest.mark.slow
 def test_a_collector_on_a_lost_node_is_started_elsewhere_and_its_loss_is_counted(nodes, tmp_path):
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

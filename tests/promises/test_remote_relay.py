@@ -11,7 +11,7 @@ import pytest
 
 from sync import WorkerDied, WorkerTimeout
 from sync.remote import relay, rpc_group, tree
-from tests.collectors.remote.support import RAY_IS_SLOW
+from tests.collectors.remote.support import KINDS
 from tests.promises.probe import CALLS, STOP, VALUE, VERSION, call, stop, wait_until
 from tests.promises.probe import VersionPolicy as Policy
 from tests.promises.remote_probe import Peers, be_sparing, serve_sparingly, trial
@@ -38,7 +38,7 @@ def small_fan_out(monkeypatch):
     monkeypatch.setattr(tree, "FAN_OUT", FAN_OUT)
 
 
-@pytest.fixture(scope="module", params=RAY_IS_SLOW)
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request):
     if request.param == "ray":
         pytest.importorskip("ray", reason="ray is not installed")

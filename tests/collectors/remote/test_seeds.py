@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 
 from collectors import MultiSyncCollector
-from tests.collectors.remote.support import RAY_IS_SLOW, make
+from tests.collectors.remote.support import KINDS, make
 from tests.collectors.support import same_bits
 from tests.promises.collector_probe import VersionPolicy
 
@@ -30,7 +30,7 @@ def drawn(batch):
     return batch.exclude("collector", ("next", "collector"))
 
 
-@pytest.mark.parametrize("kind", RAY_IS_SLOW)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("per_node", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_on_nodes_have_the_random_streams_of_local_ones(kind, per_node):
     options = {"frames_per_batch": 160, "seed": 3}
