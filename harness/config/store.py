@@ -31,7 +31,7 @@ CONF = next(
 )
 
 
-_stored: list[Part] = []
+_stored: list[Part] = []  # those whose options Hydra has
 
 
 def store_options() -> None:
@@ -40,7 +40,6 @@ def store_options() -> None:
     parts = [part for registry in GROUPS for part in registry]
     if parts == _stored:
         return
-    _stored[:] = parts
     store = ConfigStore.instance()
     run = {**defaults(RunConfig), **defaults(CommandConfig)}
     store.store(name="run_options", node=run, provider=PROVIDER)
@@ -56,6 +55,7 @@ def store_options() -> None:
                 node=_node(part.options, **named),
                 provider=PROVIDER,
             )
+    _stored[:] = parts
 
 
 def _node(options: type, **given: Any) -> DictConfig:
