@@ -306,12 +306,12 @@ def page(
         "",
         "## Fitted",
         "",
-        "`p50 = fixed + each × workers + relayed × (workers − "
+        "`p50 = fixed + each × workers + relayed × max(0, workers − "
         f"{tree.FAN_OUT})`, fitted to {FITTED} workers or fewer. Over an engine (Ray, RPC or "
         f"torch.distributed), the trainer sends to {tree.FAN_OUT} workers, and these pass versions "
         "on to the others, which is what `relayed` costs. With more workers than cores, most of "
-        "this time is spent waiting for a core. The nodes of a cluster do not wait for each other "
-        "in this way, so `each` and `relayed` are likely to be too high. The last column is the "
+        "this time is spent waiting for a core. The nodes of a cluster do not share cores, "
+        "so `each` and `relayed` are likely to be too high. The last column is the "
         "error for more workers, which the fit did not use; the aim is at most 20 %.",
         "",
         "| scheme | fixed ms | each ms | relayed ms | largest error of the fit | error beyond it |",
@@ -325,33 +325,28 @@ def page(
             f"| {100 * fit.worst:.0f} % | {missed} |"
         )
     for on in clusters:
-        lines += prediction(fits, results, nbytes, on)
+        lines += prediction(fits, nbytes, on)
     lines += in_the_simulator(fits, nbytes, clusters)
     lines += ["", "## What the prediction assumes", "", *ASSUMPTIONS, ""]
     return "\n".join(lines)
 
 
-def prediction(
-    fits: Mapping[str, Fit], results: Mapping[str, Sequence[Point]], nbytes: int, on: Cluster
-) -> list[str]:
+def prediction(fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> list[str]:
     """One cluster's section."""
     lines = [
         "",
-        f"## Predicted: {on.workers:,} workers on {on.nodes} nodes, {on.gbit:g} Gbit/s",
+        f"## Predicted: {on.workers:,} workers on {on.nodes:,} nodes, {on.gbit:g} Gbit/s",
         "",
-        "| scheme | send ms | links alone, ms | MB sent by the trainer | MB of memory of a node's "
-        f"{on.on_a_node:g} workers |",
-        "|---|---:|---:|---:|---:|",
+        "| scheme | send ms | links alone, ms | MB sent by the trainer |",
+        "|---|---:|---:|---:|",
     ]
     for kind in fits:
         if kind in LOCAL:
             continue
         found = predict(kind, fits, nbytes, on)
         carried = nbytes / 1e6 * copies_from_the_trainer(kind, on.nodes)
-        memory = results[kind][0].worker_mb + 3 * nbytes / 1e6 + on.on_a_node * nbytes / 1e6
         lines.append(
-            f"| {kind} | {found['total_ms']:.1f} | {found['link_ms']:.1f} | {carried:,.0f} "
-            f"| {memory:,.0f} |"
+            f"| {kind} | {found['total_ms']:.1f} | {found['link_ms']:.1f} | {carried:,.0f} |"
         )
     return lines
 
@@ -364,9 +359,10 @@ def in_the_simulator(
         "",
         "## In the simulator",
         "",
-        "The simulator takes the same costs as its network. Each simulated worker is a node with "
-        "the environments of its workers. The port is for a model of this size. These options are "
-        "the same for all:",
+        "In `collector=simulated`, one worker stands for one node; set `env.num_envs` to the "
+        "environments of a whole node. `collector.network.port_mbps` is not the speed of the link: "
+        "it is chosen so that a version takes as long from node to node as in the prediction, with "
+        f"a model of {nbytes / 1e6:.1f} MB. These options are the same for all:",
         "",
         "    collector=simulated collector.network.topology=tree "
         f"collector.network.fan_out={tree.FAN_OUT}",
@@ -387,7 +383,7 @@ def in_the_simulator(
             back = on.latency_ms * levels(on.nodes)
             expected = predict(kind, {kind: fits[kind]}, nbytes, on)["total_ms"] - back
             lines.append(
-                f"| {on.nodes} nodes, {on.gbit:g} Gbit/s | {kind} | "
+                f"| {on.nodes:,} nodes, {on.gbit:g} Gbit/s | {kind} | "
                 f"`collector.num_workers={on.nodes} {options}` "
                 f"| {found.latest_ms:.1f} | {expected:.1f} |"
             )
@@ -405,7 +401,7 @@ ASSUMPTIONS = [
     "- A call of a node and its answer take `each` of processor time as measured above, and "
     "`relayed` besides if another node calls. This includes sending the block, and calls in a row "
     "add up. The slower of links and processors counts. Each level of the tree adds two link "
-    "latencies.",
+    f"latencies of {Cluster.latency_ms:g} ms.",
     "- Links carry nothing else, all nodes are equal, and workers are idle. A worker that is in "
     "the middle of a policy call answers after it, which adds up to the time of one call.",
     "- More than 16 workers, and more than one machine, were not measured.",

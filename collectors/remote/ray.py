@@ -75,7 +75,9 @@ class RayLauncher(Launcher):
         ready: dict[int, Future[Any]] = {}
         for node in nodes:
             config = self._configs[node % len(self._configs)]
-            takes = {"num_cpus": 1, **config, "max_concurrency": MAX_CONCURRENCY}
+            # Ray's own default would fill the trainer's machine first.
+            takes = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **config}
+            takes["max_concurrency"] = MAX_CONCURRENCY
             self._actors[node] = ray.remote(NodeActor).options(**takes).remote()
             ready[node] = self._actors[node].__ray_ready__.remote().future()
         wait(ready.values(), self._timeout)  # unlike `ray.wait`, it passes an interrupt on
@@ -140,7 +142,7 @@ def _join(
     timeout: float,
 ) -> Membership | None:
     """Connect this process to a cluster; None if its user did that."""
-    use_token_authentication()
+    use_token_authentication(joins=address is not None or "address" in init_config)
     import ray
 
     if ray.is_initialized():

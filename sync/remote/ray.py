@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -225,15 +226,19 @@ def _first_line(error: BaseException) -> str:
     return " ".join(lines[:1]) or type(error).__name__
 
 
-def use_token_authentication() -> bool:
+def use_token_authentication(*, joins: bool = False) -> bool:
     """Have clusters that this process starts demand a token; call it before anything imports Ray.
 
     Ray reads the environment when it is imported. A variable that is set already is kept. If Ray is
     already imported, its own default applies: since 2.60 that is a token too, kept in the user's
     home directory. Returns whether the environment now asks for tokens.
+
+    joins: the process joins a cluster that runs: it shows the token that the user has, if any.
     """
     if "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        given = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ))
+        if not joins or given or (Path.home() / ".ray" / "auth_token").exists():
+            os.environ["RAY_AUTH_MODE"] = "token"
+        if not joins and not given:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     return os.environ.get("RAY_AUTH_MODE") == "token"

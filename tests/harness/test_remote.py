@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -183,6 +184,30 @@ def test_ranks_of_torchrun_serve_the_first():
     assert read_json(Path("ranks/status.json"))["state"] == "done"
     assert read_json(Path("ranks/summary.json"))["frames"] == 384
     assert os.listdir() == ["ranks"]  # the others write nothing
+
+
+@pytest.mark.slow
+def test_a_torchrun_on_each_machine_as_the_page_on_clusters_has_it():
+    torchrun = Path(sys.executable).with_name("torchrun")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+    place += ["--master-port", port]
+    options = [*SMALL, *of("distributed"), "hydra.run.dir=ranks"]
+    machines = [
+        subprocess.Popen(
+            [torchrun, *place, "--node-rank", rank, ROOT / "run.py", *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in "01"
+    ]
+    for machine in machines:
+        _, errors = machine.communicate(timeout=110)
+        assert machine.returncode == 0, errors
+    assert read_json(Path("ranks/status.json"))["state"] == "done"
+    assert os.listdir() == ["ranks"]
 
 
 @pytest.mark.parametrize("kind", ["distributed", "rpc"])

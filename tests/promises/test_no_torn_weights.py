@@ -32,6 +32,7 @@ def test_no_call_is_torn_or_wrongly_stamped_under_a_flood(kind, strategy, start_
         assert running.findings.violations() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_no_call_in_forty_thousand_is_torn(kind):
     with trial(SCHEMES[kind]()) as running:
