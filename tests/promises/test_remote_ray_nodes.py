@@ -52,6 +52,15 @@ def nodes(first):
     return first, first.add_node(**OPTIONS, resources={"second": 1})
 
 
+def test_collectors_are_spread_over_the_nodes(nodes):
+    both, second = nodes
+    with RayCollector(Troubled, Plain(), num_collectors=2, frames_per_batch=40) as collector:
+        assert collector.next().numel() == 40
+        where = {collector.launcher.engine.call(host, node).result(30.0) for host in (0, 1)}
+        assert len(where) == 2
+    both.remove_node(second)  # Ray hears of it, so that it puts nothing there any more
+
+
 def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
     from sync.remote.ray import RayEngine
     from tests.promises.probe import VersionPolicy
@@ -78,13 +87,6 @@ def test_a_node_that_is_lost_is_named_and_the_other_goes_on(nodes):
         policy.hold(3)
         scheme.send(worker_ids=[0])
         assert engine.call(0, held).result(30.0) == (3, 3, 3)
-
-
-def test_collectors_are_spread_over_the_nodes(nodes):
-    with RayCollector(Troubled, Plain(), num_collectors=2, frames_per_batch=40) as collector:
-        assert collector.next().numel() == 40
-        where = {collector.launcher.engine.call(host, node).result(30.0) for host in (0, 1)}
-        assert len(where) == 2
 
 
 def test_a_collector_on_a_lost_node_is_started_elsewhere_and_its_loss_is_counted(nodes, tmp_path):
