@@ -28,7 +28,7 @@ class Host:
     """A process for a worker."""
 
 
-OPTIONS = {"num_cpus": 2, "object_store_memory": 100_000_000}
+OPTIONS = {"num_cpus": 8, "object_store_memory": 100_000_000}
 
 
 @pytest.fixture(scope="module")
