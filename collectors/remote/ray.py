@@ -77,8 +77,8 @@ class RayLauncher(Launcher):
             config = self._configs[node % len(self._configs)]
             # Ray's own default would fill the trainer's machine first.
             takes = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **config}
-            takes["max_concurrency"] = MAX_CONCURRENCY
-            self._actors[node] = ray.remote(NodeActor).options(**takes).remote()
+            actor = ray.remote(NodeActor).options(**takes, max_concurrency=MAX_CONCURRENCY)
+            self._actors[node] = actor.remote()
             ready[node] = self._actors[node].__ray_ready__.remote().future()
         wait(ready.values(), self._timeout)  # unlike `ray.wait`, it passes an interrupt on
         if missing := [node for node, answer in ready.items() if not answer.done()]:

@@ -17,7 +17,6 @@ from harness.options.collectors import nodes_started
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, RunConfig
-from harness.parts import Part
 from harness.registry import GROUPS
 
 HYDRA_VERSION = "1.3"
@@ -31,15 +30,9 @@ CONF = next(
 )
 
 
-_stored: list[Part] = []  # those whose options Hydra has
-
-
 def store_options() -> None:
     """Put the options of every registered part into Hydra's ConfigStore."""
     setup_globals()  # Hydra's resolvers: --experimental-rerun does not register them
-    parts = [part for registry in GROUPS for part in registry]
-    if parts == _stored:
-        return
     store = ConfigStore.instance()
     run = {**defaults(RunConfig), **defaults(CommandConfig)}
     store.store(name="run_options", node=run, provider=PROVIDER)
@@ -55,7 +48,6 @@ def store_options() -> None:
                 node=_node(part.options, **named),
                 provider=PROVIDER,
             )
-    _stored[:] = parts
 
 
 def _node(options: type, **given: Any) -> DictConfig:

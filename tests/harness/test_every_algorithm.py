@@ -44,7 +44,7 @@ ASYNCHRONOUS = {
     "rpc, asynchronous": ("collector=rpc", "sync=rpc", "collector.remote.asynchronous=true"),
     "ray, asynchronous": ("collector=ray", "sync=ray", "collector.remote.asynchronous=true"),
 }
-# Those of one machine differ by the collector and not by the algorithm: the largest is met once.
+# The collectors that `make test` takes, and the pairs that are too long for it.
 QUICK = ("single", "multi_sync", "simulated", "multi_async")
 SLOW = [("sac", "simulated"), ("sac", "multi_sync"), ("dqn", "multi_sync")]
 

@@ -204,9 +204,13 @@ def test_a_torchrun_on_each_machine_as_the_page_on_clusters_has_it():
         )
         for rank in "01"
     ]
-    for machine in machines:
-        _, errors = machine.communicate(timeout=110)
-        assert machine.returncode == 0, errors
+    try:
+        for machine in machines:
+            _, errors = machine.communicate(timeout=110)
+            assert machine.returncode == 0, errors
+    finally:
+        for machine in machines:
+            machine.kill()
     assert read_json(Path("ranks/status.json"))["state"] == "done"
     assert os.listdir() == ["ranks"]
 

@@ -20,7 +20,7 @@ COLLECTORS: dict[str, Callable[..., Any]] = {
     "ray": RayCollector,
 }
 EACH = ["distributed", "rpc", pytest.param("ray", marks=needs_ray)]
-# Ray takes longest to start: where others run the same code, and it has tests of its own.
+# Ray takes longest to start. Where it runs the same code as the others, `make slow` tests it.
 RAY_IS_SLOW = ["distributed", "rpc", pytest.param("ray", marks=[pytest.mark.slow, needs_ray])]
 # For what is the same code over every engine: `make test` takes one, `make slow` the others.
 KINDS = [
