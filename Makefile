@@ -22,7 +22,7 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 test slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow coverage check chaos soak load conformance bench report reproduce browser docs peers clean
+.PHONY: help run test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,9 @@ test: check ## run the checks, then the tests
 
 slow: $(READY) ## run the slow tests: whole runs that learn or measure, and repetitions
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+mutants: $(READY) ## check that each small change of tests/mutants is noticed: ARGS="board ppo"
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 # A process that is killed cannot say what it went through: branches that only such ones take count
 # as untested here.

@@ -162,6 +162,11 @@ def test_scores_are_paired_by_the_seeds_that_both_have():
     assert right.tolist() == [5, 6]
 
 
+def test_pairs_are_made_by_seed_in_whatever_order_runs_are_listed():
+    left, right = pair_by_seed({3: 30.0, 1: 10.0, 2: 20.0}, {2: 21.0, 4: 41.0, 3: 31.0, 1: 11.0})
+    assert (right - left).tolist() == [1.0, 1.0, 1.0]
+
+
 def test_every_strategy_meets_the_baseline_and_the_findings_are_sentences():
     seeds = range(5)
     scores = {

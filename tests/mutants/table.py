@@ -1,0 +1,50 @@
+"""The changes, read from the TOML files of this folder.
+
+Each has a name, says in words what it breaks, replaces a text that stands once in its file, and names
+the tests of which at least one must fail:
+
+    [[mutant]]
+    name = "ppo-entropy-sign"
+    what = "the entropy bonus has the wrong sign"
+    file = "harness/algorithms/ppo.py"
+    old = "- config.entropy_weight * entropy"
+    new = "+ config.entropy_weight * entropy"
+    tests = ["tests/harness/test_ppo.py::test_a_policy_without_gain_is_drawn_to_entropy"]
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: list[str]
+
+    def applied_to(self, text: str) -> str:
+        """The file's text with this change; ValueError if the change does not fit it."""
+        count = text.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.name}: `old` stands {count} times in {self.file}, not once")
+        if self.old == self.new:
+            raise ValueError(f"{self.name}: `old` and `new` are the same")
+        return text.replace(self.old, self.new)
+
+
+def read_mutants() -> list[Mutant]:
+    """All changes, in the order of the files."""
+    return [
+        Mutant(**entry)
+        for path in sorted(FOLDER.glob("*.toml"))
+        for entry in tomllib.loads(path.read_text())["mutant"]
+    ]
