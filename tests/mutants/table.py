@@ -1,7 +1,7 @@
 """The changes, read from the TOML files of this folder.
 
-Each has a name, says in words what it breaks, replaces a text that stands once in its file, and names
-the tests of which at least one must fail:
+Each has a name, says in words what it breaks, replaces a text that stands once in its file, and
+names the tests of which at least one must fail:
 
     [[mutant]]
     name = "ppo-entropy-sign"
