@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -32,17 +34,51 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What a fork server loads for tests alone, beside what it loads for collectors.
-PROBES = ("tests.promises.probe", "tests.promises.remote_probe", "sync.remote.rpc")
+# What a fork server loads for the workers, nodes and probes of tests.
+PRELOAD = (
+    "collectors.multi",
+    "collectors.single",
+    "collectors.remote.node",
+    "gymnasium.envs.classic_control",
+    "sync.remote.rpc",
+    "tests.promises.probe",
+    "tests.promises.remote_probe",
+)
+
+
+def pytest_configure() -> None:
+    """Have the tests of a process share a fork server that loads what workers need once."""
+    multiprocessing.set_forkserver_preload(list(PRELOAD))
 
 
 def pytest_sessionstart() -> None:
-    """Where tests run side by side, have all of a process share a fork server that starts fast."""
+    """Where tests run side by side, start that server at once: it loads while others begin."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        from collectors.remote.local_processes import LOADED
-
-        multiprocessing.set_forkserver_preload([*LOADED, *PROBES])
         forkserver.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def options_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store the options for Hydra when other parts are registered than before, not at each run.
+
+    That takes half of the time of composing a config, which tests do a thousand times.
+    """
+    compose = sys.modules.get("harness.config.compose")
+    if compose is not None:
+        monkeypatch.setattr(compose, "store_options", store_new_options)
+
+
+_stored: list[object] = []
+
+
+def store_new_options() -> None:
+    from harness.config.store import store_options
+    from harness.registry import GROUPS
+
+    parts = [part for registry in GROUPS for part in registry]
+    if parts != _stored:
+        store_options()
+        _stored[:] = parts
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,8 +114,28 @@ def child_processes() -> set[psutil.Process]:
         forkserver._forkserver._forkserver_pid,
         resource_tracker._resource_tracker._pid,
     }
-    children = psutil.Process().children(recursive=True)
-    return {child for child in children if child.pid not in helpers and is_alive(child)}
+    return {
+        child for child in descendants(os.getpid()) if child.pid not in helpers and is_alive(child)
+    }
+
+
+def descendants(pid: int) -> Iterator[psutil.Process]:
+    """Children, and theirs. psutil would look at every process of the machine to find them."""
+    for child in children_of(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(child)
+            yield from descendants(child)
+
+
+def children_of(pid: int) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                children += map(
+                    int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+                )
+    return children
 
 
 def is_alive(process: psutil.Process) -> bool:
