@@ -337,5 +337,7 @@ class Execution:
             with suppress(OSError):  # where it cannot be read, nor could it be written
                 if self.run_dir.read_status().get("state") == state:
                     print(f"lockstep: the traceback is in {self.run_dir.status}", file=sys.stderr)
-        self.display.finish(state, self.summary)
+        # The recording of a resumed run lacks what its workers were at when they were ended.
+        whole = not (self.plan.resume and self.run_dir.schedule.exists())
+        self.display.finish(state, self.summary, repeatable=whole)
         return Outcome(status, state, self.summary, self.interruption.pending)

@@ -66,7 +66,8 @@ def _command(arguments: list[str]) -> int:
     Status.run, Status.sweep = 0, None
     if flags.help and overrides and "=" not in overrides[0]:
         with explained([]):
-            print(page(overrides[0], flags.config_dir))
+            text = page(overrides[0], flags.config_dir)
+        print(text)
         return 0
     with explained(overrides):
         config_name = prepare(

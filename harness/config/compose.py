@@ -56,7 +56,9 @@ def task_overrides(hydra_config: Any) -> list[str]:
 
 def quoted(arguments: Sequence[str]) -> list[str]:
     """The arguments, with the path after `resume=` in quotes: job names contain an =."""
-    return [
-        f"resume='{text[7:]}'" if text.startswith("resume=") and text[7:8] not in "'\"" else text
-        for text in arguments
-    ]
+    return [_quoted(text) for text in arguments]
+
+
+def _quoted(text: str) -> str:
+    key, _, path = text.partition("=")
+    return f"{key}='{path}'" if key.lstrip("+") == "resume" and path[:1] not in "'\"" else text

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from hydra.core.config_store import ConfigStore
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -14,8 +15,11 @@ from hydra.errors import (
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from harness.config.resumed import resumed_run
+from harness.config.store import CONF
+from harness.files import parse_yaml
 from harness.options.environments import EnvConfig
-from harness.options.errors import ConfigError, suggest
+from harness.options.errors import ConfigError, install_command, suggest
 from harness.options.run import CommandConfig, RunConfig
 from harness.options.typed import UnknownOption, join, paths, show
 from harness.registry import GROUPS
@@ -38,12 +42,32 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except UnknownOption as error:
+        if error.path == "" and (chosen := _chosen_file(error, overrides)):
+            raise ConfigError(
+                f"{chosen}: the first line of its file must be '# @package _global_', which makes "
+                f"its options those of the whole run; now they are options of {error.key!r}"
+            ) from None
         what = where(error.path, error.key, error.known)
         raise ConfigError(f"{join(error.path, error.key)}={show(error.value)}: {what}") from None
     except ConfigError:
         raise
     except UNFIT as error:
         raise ConfigError(explain(error, overrides)) from error
+
+
+def _chosen_file(error: UnknownOption, overrides: Sequence[str]) -> str:
+    """The config file, as it was chosen, whose options ended up under its group's name; or empty.
+
+    Only groups of whole experiments are meant: an option of this name does not exist.
+    """
+    if not isinstance(error.value, Mapping):
+        return ""
+    chosen = [
+        text.lstrip("+") for text in overrides if text.lstrip("+").startswith(f"{error.key}=")
+    ]
+    if chosen and "{" not in chosen[-1]:
+        return chosen[-1]
+    return error.key if error.key == "experiment" and not chosen else ""
 
 
 def explain(error: BaseException, overrides: Sequence[str]) -> str:
@@ -66,13 +90,15 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{_first_line(error)} Its first line must be '# @package _global_'"
     if "No match in the defaults list" in str(error) and _resumes(overrides):
         return f"{_first_line(error)} A resumed run keeps its parts; single options may change"
-    if "add --multirun" in str(error):
+    if "--multirun" in str(error):
+        if any("interval(" in text for text in overrides):
+            return f"{_first_line(error)}, and hydra/sweeper=optuna, which draws from an interval"
         return f"{_first_line(error)}: a sweep needs --multirun, a list is written option=[a,b]"
     return _first_line(error)
 
 
 def _resumes(overrides: Sequence[str]) -> bool:
-    return any(text.startswith("resume=") for text in overrides)
+    return resumed_run(overrides) is not None
 
 
 def _no_override(text: str) -> str:
@@ -97,7 +123,7 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
     if missing.startswith("hydra/launcher/submitit"):
         return (
             f"hydra/launcher={missing.rpartition('/')[2]} needs hydra-submitit-launcher; "
-            "install it with: pip install -e '.[sweep]'"
+            f"install it with: {install_command('sweep')}"
         )
     group, _, name = missing.rpartition("/")
     if not group:
@@ -111,6 +137,9 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
 def _no_option(key: str, overrides: Sequence[str]) -> str:
     """What to say of an option that is not in the config."""
     if key.startswith("hydra."):
+        group, _, option = key.removeprefix("hydra.").partition(".")
+        if parts := _hydra_parts(group, option):
+            return f"{key}: the chosen {group} has no such option; it is one of " + ", ".join(parts)
         return f"{key}: Hydra has no such option; +{key}=... adds it"
     for text in overrides:
         given, _, value = text.partition("=")
@@ -121,6 +150,18 @@ def _no_option(key: str, overrides: Sequence[str]) -> str:
             return f"{text}: {given} is a group; set one option, {given}.x=..."
     path, _, last = key.rpartition(".")
     return f"{key}: {where(path, last)}"
+
+
+def _hydra_parts(group: str, option: str) -> list[str]:
+    """The launchers or the sweepers that have an option, as they are chosen."""
+    store = ConfigStore.instance()
+    nodes = {
+        name.removesuffix(".yaml"): store.load(f"hydra/{group}/{name}").node
+        for name in (store.list(f"hydra/{group}") if group in ("launcher", "sweeper") else [])
+    }
+    for file in (CONF / "hydra" / group).glob("*.yaml"):
+        nodes[file.stem] = parse_yaml(file.read_text())
+    return [f"hydra/{group}={name}" for name, node in sorted(nodes.items()) if option in node]
 
 
 def where(path: str, key: str, known: Sequence[str] = (), *, chosen: str = "") -> str:

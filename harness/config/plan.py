@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.checks import check
 from harness.config.compose import compose_run, quoted
 from harness.config.explain import explained
-from harness.config.resumed import check_resumed
+from harness.config.resumed import check_resumed, resumed_run
 from harness.files import to_yaml
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
@@ -61,6 +61,11 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
         if not isinstance(directory, str | Path) or not Path(directory).name:
             raise ConfigError(f"hydra.run.dir={directory!r}: expected the path of a directory")
         if command.resume is not None:
+            if resumed_run(overrides) is None:
+                raise ConfigError(
+                    f"resume={command.resume} in a config file: a run is resumed with its own "
+                    f"config; give resume={command.resume} on the command line"
+                )
             directory = command.resume
             check_resumed(Path(directory), options, overrides)
         return RunPlan(

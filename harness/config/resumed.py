@@ -32,10 +32,9 @@ QUIET = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging"
 
 def resumed_config(overrides: Sequence[str]) -> str | None:
     """The name of the primary config that the run to be resumed stores; None if none is."""
-    given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
-    if not given or given[-1] in ("null", ""):
+    directory = resumed_run(overrides)
+    if directory is None:
         return None
-    directory = Path(given[-1].strip("'\""))
     options = read_options(directory)
     check_named_again(directory, options, overrides)
     command = defaults(CommandConfig) | {"sweep": "resumed"}
@@ -49,6 +48,13 @@ def resumed_config(overrides: Sequence[str]) -> str | None:
     node = {"defaults": [*QUIET, "_self_"], **stored, **command, "hydra": hydra}
     ConfigStore.instance().store(name=NAME, node=node, provider="lockstep")
     return NAME
+
+
+def resumed_run(overrides: Sequence[str]) -> Path | None:
+    """The directory of the run that the command line resumes; None if it resumes none."""
+    pairs = [text.partition("=") for text in overrides]
+    given = [path.strip("'\"") for key, _, path in pairs if key.lstrip("+") == "resume"]
+    return Path(given[-1]) if given and given[-1] not in ("null", "") else None
 
 
 def read_options(directory: Path) -> dict[str, Any]:

@@ -175,6 +175,11 @@ def jobs_of(
         key = override.get_key_element()
         if override.is_discrete_sweep():
             columns[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        elif override.is_sweep_override():
+            raise ConfigError(
+                f"{override.input_line}: a sweep needs single values, as in 1e-4,1e-3; "
+                "hydra/sweeper=optuna draws from an interval"
+            )
         else:
             columns[key] = [override.input_line or ""]
     return [list(job) for job in itertools.product(*columns.values())]

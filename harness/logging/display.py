@@ -90,12 +90,17 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def finish(self, state: str, summary: Mapping[str, Any]) -> None:
-        """The table that every run ends with, and what can be done with the run."""
+    def finish(self, state: str, summary: Mapping[str, Any], *, repeatable: bool = True) -> None:
+        """The table that every run ends with, and what can be done with the run.
+
+        repeatable: whether harness.reproduce accepts the run if it is done.
+        """
         self.stop()
         self._print(summary_table(state, summary))
         if self._directory is not None:
-            self._print(next_commands(state, self._directory), soft_wrap=True, markup=False)
+            self._print(
+                next_commands(state, self._directory, repeatable), soft_wrap=True, markup=False
+            )
 
 
 def describe(metrics: Mapping[str, float], episode_return: float) -> str:
@@ -156,7 +161,7 @@ def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def next_commands(state: str, directory: Path) -> str:
+def next_commands(state: str, directory: Path, repeatable: bool) -> str:
     """What to type next. The environment of this run need not be activated for it."""
     python, where = _called(sys.executable), shlex.quote(str(directory))
     if state == "interrupted":
@@ -164,7 +169,7 @@ def next_commands(state: str, directory: Path) -> str:
         start = f"{python} {program}" if program.endswith(".py") else program
         return f"resume:  {start} resume={where}"
     lines = [f"report:  {python} -m harness.report {where}"]
-    if state == "done":
+    if state == "done" and repeatable:
         lines += [f"repeat:  {python} -m harness.reproduce {where}"]
     return "\n".join(lines)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 from harness.files import one_line
+
+ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed
 
 
 class ConfigError(ValueError):
@@ -23,7 +27,15 @@ class ImpossiblePair(ConfigError):
 def require(who: str, module: str, extra: str) -> None:
     """Raise `ConfigError` if the module that `who` needs is missing; our `extra` installs it."""
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"{who} needs {module}; install it with: pip install -e '.[{extra}]'")
+        raise ConfigError(f"{who} needs {module}; install it with: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """The command that installs one of Lockstep's extras, here: in a checkout, or beside it."""
+    if not (ROOT / "pyproject.toml").is_file():
+        return f"pip install 'lockstep[{extra}]'"
+    checkout = "." if Path.cwd() == ROOT else ROOT
+    return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -68,9 +68,10 @@ def test_help_loads_nothing_heavy():
     assert ended.stdout.endswith("False\n"), ended.stderr
 
 
-def test_who_stops_reading_gets_no_traceback():
+@pytest.mark.parametrize("group", [[], ["env"]])
+def test_who_stops_reading_gets_no_traceback(group):
     with subprocess.Popen(
-        [sys.executable, "run.py", "--help"],
+        [sys.executable, "run.py", "--help", *group],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

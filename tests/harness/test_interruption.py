@@ -69,7 +69,7 @@ def wait_until(condition) -> None:
 @pytest.mark.parametrize(
     "collector", ["single", pytest.param("multi_sync", marks=pytest.mark.slow), "multi_async"]
 )
-def test_ctrl_c_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, collector):
+def test_ctrl_c_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, collector, capsys):
     directory = tmp_path / "run"
     with running(directory, f"collector={collector}") as process:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -82,6 +82,8 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, col
     frames = int(file.name.split("-")[0])
     assert run.main([f"resume={directory}", f"total_frames={frames + 512}"]) == 0
     assert read_json(directory / "status.json")["state"] == "done"
+    # harness.reproduce refuses a recording that was resumed.
+    assert ("repeat:" in capsys.readouterr().out) == (collector != "multi_async")
 
 
 def test_an_evaluation_that_is_interrupted_is_made_up_for(tmp_path, monkeypatch):

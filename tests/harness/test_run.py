@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import run
 from harness.checkpoints import Checkpoints
@@ -390,6 +391,19 @@ def test_a_finished_run_is_left_alone_when_it_is_resumed(ended, capsys):
     (ended / "summary.json").write_text("{")
     assert run.main([f"resume={ended}"]) == 0
     assert read_json(ended / "summary.json")["frames"] == 384
+
+
+def test_a_run_is_resumed_with_its_own_config_however_it_is_named(ended, tmp_path, capsys):
+    before = picture(ended)
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"defaults: [config, _self_]\nresume: {ended}\ntotal_frames: 512\n")
+    assert run.main(["--config-dir", str(tmp_path), "--config-name", "mine"]) == 2
+    assert f"resume={ended} in a config file" in capsys.readouterr().err
+    assert picture(ended) == before
+    stored = yaml.safe_load((ended / "config.yaml").read_text())
+    assert run.main([f"++resume={ended}", "total_frames=512"]) == 0
+    found = yaml.safe_load((ended / "config.yaml").read_text())
+    assert found == stored | {"total_frames": 512}
 
 
 def test_a_sweep_resumes_nothing(ended, capsys):

@@ -142,9 +142,10 @@ def test_a_launcher_or_a_sweeper_whose_package_is_missing_is_refused(capsys, mon
     monkeypatch.delitem(ConfigStore.instance().repo["hydra"]["launcher"], "submitit_slurm.yaml")
     assert run.main(["-m", *SMALL, SLURM, "seed=1,2"]) == 2
     error = capsys.readouterr().err
-    assert "needs hydra-submitit-launcher; install it with: pip install -e '.[sweep]'" in error
+    how = f"install it with: pip install -e '{ROOT}[%s]'"
+    assert f"needs hydra-submitit-launcher; {how % 'sweep'}" in error
     assert run.main(["-m", "experiment=ppo_search"]) == 2  # which chooses its sweeper itself
-    assert "needs optuna; install it with: pip install -e '.[optuna]'" in capsys.readouterr().err
+    assert f"needs optuna; {how % 'optuna'}" in capsys.readouterr().err
 
 
 # -- a sweep whose jobs fail
@@ -362,3 +363,14 @@ def test_each_job_has_a_wandb_run_of_its_own_grouped_by_the_sweep(monkeypatch, t
     assert len({named.run_id for named in found}) == 2
     assert {named.run_group for named in found} == {"mine"}
     assert {named.job_type for named in found} == {"shared_mem/single"}
+
+
+# -- what a sweep is told before it starts
+
+
+def test_a_sweep_over_an_interval_is_told_which_sweeper_draws_from_it(capsys):
+    rates = "algo.learning_rate=interval(1e-4,1e-2)"
+    assert run.main(["-m", *SMALL, rates]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lockstep: {rates}: ")
+    assert "hydra/sweeper=optuna" in line

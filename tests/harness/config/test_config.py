@@ -16,8 +16,10 @@ from harness.config.store import CONF
 from harness.options import ConfigError, ImpossiblePair, PPOConfig, SACConfig
 from harness.options.base import comments
 from harness.options.environments import EnvConfig
+from harness.options.errors import install_command
 from harness.registry import GROUPS, algorithms
 from tests.harness.config.experiments import jobs_of_experiment
+from tests.harness.small import ROOT
 
 
 def error_of(*overrides: str) -> str:
@@ -217,6 +219,9 @@ def test_a_runs_name_is_one_file_name():
         (["=3"], ["names no option"]),
         (["--flag"], ["--help"]),
         (["seed=1,2"], ["--multirun"]),
+        (["algo.clip=interval(0.1,0.2)"], ["--multirun", "hydra/sweeper=optuna"]),
+        (["hydra.launcher.parallel=2"], ["one of hydra/launcher=local"]),
+        (["hydra.sweeper.n_trials=2"], ["one of hydra/sweeper=optuna"]),
         (["name=${nowhere}"], ["nowhere"]),
         (["resume=does/not/exist"], ["not a run directory"]),
     ],
@@ -252,3 +257,20 @@ def test_a_policy_that_is_the_learners_own_is_where_the_learner_is(given, monkey
     with pytest.raises(ConfigError, match="name one device for both; or use sync=shared_mem"):
         plan_run(["collector=single", "sync=none", given])
     plan_run(["collector=single", "sync=none", "device=cuda:0", "collector.devices.policy=cuda"])
+
+
+@pytest.mark.parametrize(
+    ("is_checkout", "here", "command"),
+    [
+        (True, ROOT, "pip install -e '.[ray]'"),
+        (True, Path("/"), f"pip install -e '{ROOT}[ray]'"),
+        (False, ROOT, "pip install 'lockstep[ray]'"),
+    ],
+)
+def test_the_command_that_installs_an_extra_works_where_it_is_typed(
+    is_checkout, here, command, monkeypatch, tmp_path
+):
+    if not is_checkout:
+        monkeypatch.setattr("harness.options.errors.ROOT", tmp_path)
+    monkeypatch.chdir(here)
+    assert install_command("ray") == command

@@ -328,3 +328,14 @@ def test_hydras_callbacks_hear_of_a_run(here, monkeypatch, given, status, end):
     assert (here / "notes").read_text().splitlines() == expected
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert status or records
+
+
+@pytest.mark.parametrize("group", ["experiment", "study"])
+def test_a_config_file_without_its_package_is_told_which_line_is_missing(here, capsys, group):
+    file = here / "my_conf" / group / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("total_frames: 5\n")
+    chosen = f"{'+' * (group == 'study')}{group}=mine"
+    assert run.main(["--config-dir", "my_conf", chosen]) == 2
+    error = capsys.readouterr().err
+    assert f"{group}=mine: the first line of its file must be '# @package _global_'" in error
