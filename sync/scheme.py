@@ -70,6 +70,7 @@ class WeightSyncScheme:
     check_finite: refuse to send NaN and infinite parameters; "all" also refuses such buffers.
     wire: the number format in which weights travel: "float32" (unchanged), "bfloat16", "float16",
         "int8" or "delta"; see `effects/wire.py`.
+    round_buffers: whether a lossy wire format also rounds the buffers of a module.
     link: delay versions like this network, a `Link` or the name of a preset.
     lag: send versions that are older by this number, or by a random `Lag`.
     tear: compose each version from itself and an older one, see `Tear`.
@@ -96,6 +97,7 @@ class WeightSyncScheme:
         connect_timeout: float = 60.0,
         check_finite: CheckFinite = True,
         wire: str = "float32",
+        round_buffers: bool = False,
         link: Link | str | None = None,
         lag: Lag | int | None = None,
         tear: Tear | None = None,
@@ -120,12 +122,20 @@ class WeightSyncScheme:
         self.connect_timeout = connect_timeout
         self.check_finite: CheckFinite = check_finite
         self.wire = check_wire(wire)
+        self.round_buffers = round_buffers
         self.link = Link.of(link)
         self.lag, self.tear = Lag.of(lag), Tear.of(tear)
         self.first_version = 0
         self.verify = check_verify(verify)
         if not self.moves_weights:
-            self._refuse_effects(wire=wire, link=link, lag=lag, tear=tear, verify=verify)
+            self._refuse_effects(
+                wire=wire,
+                round_buffers=round_buffers,
+                link=link,
+                lag=lag,
+                tear=tear,
+                verify=verify,
+            )
         self.model_id: str | None = None
         self._layout: Layout | None = None
         self._handout: Any = None
@@ -134,7 +144,14 @@ class WeightSyncScheme:
 
     def _refuse_effects(self, **given: Any) -> None:
         """Raise if an effect on versions is requested, but no versions travel."""
-        nothing = {"wire": "float32", "link": None, "lag": None, "tear": None, "verify": "off"}
+        nothing = {
+            "wire": "float32",
+            "round_buffers": False,
+            "link": None,
+            "lag": None,
+            "tear": None,
+            "verify": "off",
+        }
         for name, value in nothing.items():
             if getattr(self, name) != value:
                 lacks = "moves no weights that could be encoded, delayed or torn"
@@ -234,7 +251,7 @@ class WeightSyncScheme:
 
     def _open_channel(self, layout: Layout, num_workers: int) -> SenderChannel:
         """The channel, wrapped by the slow link, the wire format, lag and tearing."""
-        encoder = make_encoder(self.wire, layout, num_workers)
+        encoder = make_encoder(self.wire, layout, num_workers, round_buffers=self.round_buffers)
         channel = self._make_sender(layout if encoder is None else encoder.layout, num_workers)
         if self.link is not None:
             channel = SlowLinkSender(channel, self.link)
@@ -343,7 +360,7 @@ class WeightSyncScheme:
         self._leave_process()
         self.model_id = model_id or self.model_id
         self._remember(context)
-        decoder = make_decoder(self.wire, self._layout)
+        decoder = make_decoder(self.wire, self._layout, round_buffers=self.round_buffers)
         layout = self._layout if decoder is None else decoder.layout
         self._receiver = Receiver(
             self._make_receiver(self._handout, layout, worker),

@@ -130,8 +130,8 @@ class SendStats:
     def wire_summary(self) -> dict[str, Any]:
         """The bytes that the wire format saved, and its error.
 
-        error: the mean over the newest publishes, relative to the weights. max_error: the largest
-        absolute error so far.
+        error: the relative error of the worst tensor, as a mean over the newest publishes.
+        max_error: the largest absolute error so far.
         """
         errors = [sent.relative_error for sent in self.recent]
         return {

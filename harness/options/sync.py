@@ -210,6 +210,8 @@ class SendingConfig(SyncConfig):
 
     # number format in which weights travel: float32 (unchanged), bfloat16, float16, int8 or delta
     wire: Literal["float32", "bfloat16", "float16", "int8", "delta"] = "float32"
+    # let a lossy wire format round the policy's buffers as well, such as bounds of its actions
+    round_buffers: bool = False
     # emulate a slow network (docs/slow-links.md)
     link: LinkConfig = field(default_factory=LinkConfig)
     # updates between the weights that act and the learner's: a number, or a distribution such as

@@ -14,7 +14,8 @@ class Encoder(ABC):
     """Writes whole models into encoded blocks.
 
     layout: of the encoded blocks.
-    checks_finite: whether `encode` refuses NaN and infinity, which the format cannot represent.
+    checks_finite: whether `encode` refuses NaN and infinity in parameters, because the format
+        cannot represent them.
     """
 
     layout: Layout
@@ -26,8 +27,8 @@ class Encoder(ABC):
     ) -> tuple[float, float]:
         """Write the model in `whole` into `block`, so that all `workers` can decode it.
 
-        The caller stamps the block. Returns the largest absolute error, and the root mean square
-        error relative to that of the numbers. What cannot be represented is a `ValueError`.
+        The caller stamps the block. Returns the largest absolute error, and the relative error of
+        the worst tensor. What cannot be represented is a `ValueError`.
         """
 
     def checksums(self, whole: Snapshot) -> list[int]:

@@ -1,19 +1,22 @@
-"""Lossy wire formats: two bytes per number, or one byte per number and a scale for each row.
+"""Lossy wire formats: two bytes per number, or one byte per number and a scale for each block.
 
-A row of an int8 leaf holds the weights of one output of its layer: a row of a matrix, or one filter
-of a convolution. Vectors, and matrices with rows of fewer than four numbers, have a single scale.
-On a trained policy, a scale for each row gives 0.7 of the error of one scale for each leaf, and
-costs four bytes a row (`docs/slow-links.md` has the numbers).
+A block of an int8 leaf is a row: the weights of one output of its layer, that is, a row of a matrix
+or one filter of a convolution. Vectors, and matrices with rows of fewer than four numbers, are cut
+into blocks of 64 numbers instead. A number is off by at most 1/254 of the largest of its block.
+
+Buffers travel as they are, unless `round_buffers` is set. They hold constants and statistics, such
+as bounds of actions, whose numbers may differ by orders of magnitude and of which each one matters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sync.effects.formats import Decoder, Encoder
 from sync.model.checksums import checksum
@@ -22,6 +25,7 @@ from sync.model.layout import Layout, Leaf
 from sync.model.snapshot import Snapshot, private_snapshot
 
 MIN_ROW = 4
+BLOCK = 64
 INT8_MAX = 127
 # Small leaves lie close together, because padding travels too.
 ALIGNMENT = 16
@@ -31,22 +35,35 @@ class RoundedFormat:
     """The layout of encoded blocks, and the conversion in both directions.
 
     As it is, for `bfloat16` and `float16`: two bytes per number.
+
+    rounded: for each leaf of the model, whether it is rounded.
     """
 
-    def __init__(self, model: Layout, dtype: torch.dtype):
+    min_itemsize = 3  # of the leaves that are rounded
+
+    def __init__(self, model: Layout, dtype: torch.dtype, *, round_buffers: bool):
         self.model, self.dtype = model, dtype
+        self.rounded = [
+            leaf.dtype.is_floating_point
+            and leaf.dtype.itemsize >= self.min_itemsize
+            and leaf.nbytes > 0
+            and (round_buffers or not leaf.is_buffer)
+            for leaf in model.leaves
+        ]
         self.name = str(dtype).removeprefix("torch.")
         tensors: dict[str, Tensor] = {}
-        for leaf in model.leaves:
-            tensors |= self._encoded_tensors(leaf)
+        for leaf, rounded in zip(model.leaves, self.rounded, strict=True):
+            if rounded:
+                tensors |= self._encoded_tensors(leaf)
+            else:
+                tensors[leaf.name] = _meta(leaf.shape, leaf.dtype)
         layout = Layout.of(tensors, alignment=ALIGNMENT)
         self.layout = replace(layout, extra_capacity=model.extra_capacity)
         self._index = {leaf.name: i for i, leaf in enumerate(self.layout.leaves)}
 
     def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:
-        """What travels for a leaf, as meta tensors."""
-        is_large = leaf.dtype.is_floating_point and leaf.dtype.itemsize > 2
-        return {leaf.name: _meta(leaf.shape, self.dtype if is_large else leaf.dtype)}
+        """What travels for a leaf that is rounded, as meta tensors."""
+        return {leaf.name: _meta(leaf.shape, self.dtype)}
 
     def encode(self, whole: Snapshot, block: Snapshot) -> None:
         """Write the leaves of `block` from the model in `whole`."""
@@ -60,41 +77,42 @@ class RoundedFormat:
 
 
 class Int8(RoundedFormat):
-    """One byte per number. The largest number of a row is 127 times the scale of the row."""
+    """One byte per number. The largest number of a block is 127 times its scale."""
+
+    min_itemsize = 2
 
     def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:
-        if not _is_scaled(leaf):
-            return {leaf.name: _meta(leaf.shape, leaf.dtype)}
         scale_dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
         return {
             leaf.name: _meta(leaf.shape, torch.int8),
-            _scale_name(leaf): _meta((_num_rows(leaf), 1), scale_dtype),
+            _scale_name(leaf): _meta((_num_blocks(leaf), 1), scale_dtype),
         }
 
     def encode(self, whole: Snapshot, block: Snapshot) -> None:
-        for leaf, view in zip(self.model.leaves, whole.views, strict=True):
+        for leaf, rounded, view in zip(self.model.leaves, self.rounded, whole.views, strict=True):
             target = block.views[self._index[leaf.name]]
-            if not _is_scaled(leaf):
-                _require_finite(leaf, view, view)
+            if not rounded:
+                if not leaf.is_buffer:
+                    _require_finite(leaf, view, view)
                 target.copy_(view)
                 continue
             scale = block.views[self._index[_scale_name(leaf)]]
-            numbers = view.view(len(scale), -1).to(scale.dtype)
+            numbers = _in_blocks(leaf, view).to(scale.dtype)
             torch.amax(numbers.abs(), dim=1, keepdim=True, out=scale)
             _require_finite(leaf, scale, view)
             scale.div_(INT8_MAX)
-            # A row of zeros has no scale, and the scale of the smallest numbers underflows to zero.
+            # A block of zeros has no scale, and that of the smallest numbers underflows to zero.
             scale.masked_fill_(scale == 0, 1.0)
             steps = (numbers / scale).round_().clamp_(-INT8_MAX, INT8_MAX)
-            target.view(len(scale), -1).copy_(steps)
+            target.view(-1).copy_(steps.view(-1)[: view.numel()])
 
     def decode(self, block: Snapshot, whole: Snapshot) -> None:
-        for leaf, view in zip(self.model.leaves, whole.views, strict=True):
+        for leaf, rounded, view in zip(self.model.leaves, self.rounded, whole.views, strict=True):
             encoded = block.views[self._index[leaf.name]]
-            if _is_scaled(leaf):
+            if rounded:
                 scale = block.views[self._index[_scale_name(leaf)]]
-                rows = len(scale)
-                torch.mul(encoded.view(rows, -1), scale, out=view.view(rows, -1))
+                numbers = _in_blocks(leaf, encoded) * scale
+                view.view(-1).copy_(numbers.view(-1)[: view.numel()])
             else:
                 view.copy_(encoded)
 
@@ -108,9 +126,10 @@ def _require_finite(leaf: Leaf, summary: Tensor, numbers: Tensor) -> None:
         )
 
 
-def rounded_format(name: str, model: Layout) -> RoundedFormat:
+def rounded_format(name: str, model: Layout, *, round_buffers: bool) -> RoundedFormat:
     """The lossy format of that name."""
-    return (Int8 if name == "int8" else RoundedFormat)(model, getattr(torch, name))
+    kind = Int8 if name == "int8" else RoundedFormat
+    return kind(model, getattr(torch, name), round_buffers=round_buffers)
 
 
 class RoundingEncoder(Encoder):
@@ -120,15 +139,15 @@ class RoundingEncoder(Encoder):
         self.layout, self.checks_finite = rounded.layout, rounded.name == "int8"
         self._format = rounded
         self._decoded = private_snapshot(rounded.model)
-        self._decoded_floats = rounded.model.floats(self._decoded.buffer)
 
     def encode(
         self, whole: Snapshot, block: Snapshot, workers: Sequence[int]
     ) -> tuple[float, float]:
         self._format.encode(whole, block)
         self._format.decode(block, self._decoded)
-        floats = self._format.model.floats(whole.buffer)
-        max_error, relative_error = measure_error(floats, self._decoded_floats)
+        originals = compress(whole.views, self._format.rounded)
+        copies = compress(self._decoded.views, self._format.rounded)
+        max_error, relative_error = measure_error(originals, copies)
         if not math.isfinite(max_error):
             self._refuse_overflow(whole)
         return max_error, relative_error
@@ -163,15 +182,15 @@ class RoundingDecoder(Decoder):
         return self._whole
 
 
-def measure_error(sent: list[Tensor], decoded: list[Tensor]) -> tuple[float, float]:
-    """The largest absolute and the relative root mean square error; NaN and infinity are left out.
+def measure_error(sent: Iterable[Tensor], decoded: Iterable[Tensor]) -> tuple[float, float]:
+    """The largest absolute error, and the relative error of the worst tensor.
 
-    A finite number that arrives as an infinite one makes the largest error infinite.
+    The latter is the root mean square of its errors, relative to that of its numbers. NaN and
+    infinity are left out. A finite number that arrives as an infinite one makes the largest error
+    infinite.
     """
-    largest = squares = size = 0.0
+    largest = relative = 0.0
     for original, copy in zip(sent, decoded, strict=True):
-        if original.is_complex():
-            continue
         expected = widened(original)
         difference = widened(copy) - expected
         if not math.isfinite(worst := float(difference.abs().amax())):
@@ -180,9 +199,10 @@ def measure_error(sent: list[Tensor], decoded: list[Tensor]) -> tuple[float, flo
             difference = torch.where(finite, difference, 0)
             worst = float(difference.abs().amax())
         largest = max(largest, worst)
-        squares += _sum_of_squares(difference)
-        size += _sum_of_squares(expected)
-    return largest, math.sqrt(squares / size) if 0.0 < size < math.inf else 0.0
+        size = _sum_of_squares(expected)
+        if 0.0 < size < math.inf:
+            relative = max(relative, math.sqrt(_sum_of_squares(difference) / size))
+    return largest, relative
 
 
 def _sum_of_squares(numbers: Tensor) -> float:
@@ -196,17 +216,25 @@ def _wider_format(name: str) -> str:
     return "wire=bfloat16" if name == "float16" else "wire=float32"
 
 
-def _is_scaled(leaf: Leaf) -> bool:
-    return leaf.dtype.is_floating_point and leaf.dtype.itemsize > 1 and 0 not in leaf.shape
-
-
 def _scale_name(leaf: Leaf) -> str:
     return f"{leaf.name} (scale)"
 
 
-def _num_rows(leaf: Leaf) -> int:
-    rows = leaf.shape[0] if len(leaf.shape) > 1 else 1
-    return rows if math.prod(leaf.shape) >= MIN_ROW * rows else 1
+def _block_length(leaf: Leaf) -> int:
+    row = math.prod(leaf.shape[1:])
+    return row if len(leaf.shape) > 1 and row >= MIN_ROW else BLOCK
+
+
+def _num_blocks(leaf: Leaf) -> int:
+    return -(-math.prod(leaf.shape) // _block_length(leaf))
+
+
+def _in_blocks(leaf: Leaf, numbers: Tensor) -> Tensor:
+    """The numbers of a leaf, one block a row; the last one may be filled up with zeros."""
+    length = _block_length(leaf)
+    missing = -numbers.numel() % length
+    flat = numbers.view(-1)
+    return (nn.functional.pad(flat, (0, missing)) if missing else flat).view(-1, length)
 
 
 def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -4,10 +4,11 @@
 |---|---|---|
 | `float32` | as they are, whatever their dtype: nothing is encoded | yes |
 | `bfloat16`, `float16` | rounded to two bytes; leaves of one or two bytes stay as they are | no |
-| `int8` | one byte each, and one scale for each row (`rounding.py` defines a row) | no |
+| `int8` | one byte each, and one scale for each block (`rounding.py` defines it) | no |
 | `delta` | the changes since a version that the worker is known to hold (`delta.py`) | yes |
 
-Integers, booleans, complex numbers and extra state always travel as they are.
+Integers, booleans, complex numbers and extra state always travel as they are. So do the buffers of
+a module, unless `round_buffers` is set.
 
     trainer                                             worker
     -------                                             ------
@@ -45,22 +46,24 @@ def check_wire(name: str) -> str:
     return name
 
 
-def make_encoder(name: str, model_layout: Layout, num_workers: int) -> Encoder | None:
+def make_encoder(
+    name: str, model_layout: Layout, num_workers: int, *, round_buffers: bool = False
+) -> Encoder | None:
     """The sender's part of a format; None if nothing is encoded."""
     if name == "float32":
         return None
     if name == "delta":
         return DeltaEncoder(DeltaFormat(model_layout), num_workers)
-    return RoundingEncoder(rounded_format(name, model_layout))
+    return RoundingEncoder(rounded_format(name, model_layout, round_buffers=round_buffers))
 
 
-def make_decoder(name: str, model_layout: Layout) -> Decoder | None:
+def make_decoder(name: str, model_layout: Layout, *, round_buffers: bool = False) -> Decoder | None:
     """The receiver's part of a format; None if nothing is encoded."""
     if name == "float32":
         return None
     if name == "delta":
         return DeltaDecoder(DeltaFormat(model_layout))
-    return RoundingDecoder(rounded_format(name, model_layout))
+    return RoundingDecoder(rounded_format(name, model_layout, round_buffers=round_buffers))
 
 
 class _Prepared(NamedTuple):
@@ -85,7 +88,8 @@ class EncodedSender(SenderWrapper):
     def pack(
         self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
     ) -> None:
-        check = check and not self._encoder.checks_finite
+        if check is True:
+            check = not self._encoder.checks_finite
         super().pack(binding, block, version, check=check, own=own)
 
     def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:

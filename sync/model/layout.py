@@ -42,7 +42,6 @@ class Layout:
     """
 
     leaves: tuple[Leaf, ...]
-    segments: tuple[tuple[torch.dtype, int, int], ...]
     extra_offset: int
     extra_capacity: int
 
@@ -60,20 +59,17 @@ class Layout:
             if tensor.layout != torch.strided:
                 raise ValueError(f"{name!r} is {tensor.layout}; only dense tensors can be sent")
         leaves: list[Leaf] = []
-        segments: list[tuple[torch.dtype, int, int]] = []
         offset = HEADER_BYTES
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
-            start = offset
             for name, tensor in tensors.items():
                 if tensor.dtype == dtype:
                     shape, nbytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
                     leaves.append(Leaf(name, dtype, shape, offset, nbytes, name in buffers))
                     offset = aligned(offset + nbytes, alignment)
             offset = aligned(offset)
-            segments.append((dtype, start, offset))
         # The size of pickled extra state varies, so there is room for it to grow.
         capacity = aligned(max(4096, 4 * len(extra))) if extra else 0
-        return cls(tuple(leaves), tuple(segments), offset, capacity)
+        return cls(tuple(leaves), offset, capacity)
 
     def with_checksums(self) -> Layout:
         """The same with room for the checksums of `Snapshot.seal`, behind the extra state."""
@@ -89,14 +85,6 @@ class Layout:
         return [
             buffer[leaf.offset : leaf.offset + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
             for leaf in self.leaves
-        ]
-
-    def floats(self, buffer: Tensor) -> list[Tensor]:
-        """The segments of `buffer` that hold floating-point or complex numbers."""
-        return [
-            buffer[start:stop].view(dtype)
-            for dtype, start, stop in self.segments
-            if (dtype.is_floating_point or dtype.is_complex) and stop > start
         ]
 
     def checked(self, check_finite: CheckFinite) -> list[bool]:

@@ -88,7 +88,8 @@ class SimulatedWeightSyncScheme(WeightSyncScheme):
         """A function that copies a published block into `model`."""
         layout = self._layout
         assert layout is not None, "init_on_sender() comes first"
-        binding, decoder = Binding(model, self.strategy, layout), make_decoder(self.wire, layout)
+        binding = Binding(model, self.strategy, layout)
+        decoder = make_decoder(self.wire, layout, round_buffers=self.round_buffers)
 
         def load(block: Snapshot) -> None:
             binding.load(block if decoder is None else decoder.whole(block))

@@ -47,17 +47,9 @@ def test_views_have_the_dtype_and_shape_of_their_leaves_and_share_the_buffer():
 def test_leaves_of_one_dtype_lie_in_one_stretch_whatever_their_order_in_the_model():
     tensors = {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64), "c": torch.ones(3)}
     layout = Layout.of(tensors)
-    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    (floats,) = layout.floats(buffer)
-    assert floats.numel() == 2 * ALIGNMENT // 4
+    first, second, _ = layout.leaves
+    assert second.offset - first.offset == ALIGNMENT
     assert [leaf.name for leaf in layout.leaves] == ["a", "c", "b"]
-
-
-def test_only_stretches_of_floating_point_and_complex_numbers_are_checked_as_such():
-    layout = Layout.of(one_of_each())
-    buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    checked = {stretch.dtype for stretch in layout.floats(buffer)}
-    assert checked == {d for d in EVERY_DTYPE.values() if d.is_floating_point or d.is_complex}
 
 
 def test_scalars_and_empty_tensors_have_their_place():
