@@ -79,7 +79,8 @@ browser: $(READY) ## look at a report and the site in Chromium, which must be in
 	$(BIN)/python -m pip install -c requirements.lock -e ".[browser]" --no-build-isolation -q
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
-docs: $(DOCS) ## build the documentation site into site/; a broken link fails
+docs: $(READY) $(DOCS) ## compose all commands of the pages, and build the site into site/
+	@$(BIN)/python -m pytest -q -m slow tests/docs/test_commands.py
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
 
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers

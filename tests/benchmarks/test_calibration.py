@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.calibration import Row, main, table, trained
 
+pytestmark = pytest.mark.slow
+
 
 def test_errors_are_relative_to_what_was_measured():
     rows = [Row("two", "lag, mean", 4.0, 3.9), Row("two", "frames a second", 10_000.0, 11_000.0)]

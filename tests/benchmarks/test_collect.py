@@ -27,7 +27,7 @@ from benchmarks.collect_remote import ContestantFailed, Remote
 from benchmarks.collect_report import Row, Rows
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WAIT_S = 60.0  # for machines that have other things to do, too
 CASE = Case("CartPole-v1", 1, "single")
 
@@ -71,9 +71,7 @@ def known(tmp_path, monkeypatch) -> Callable[..., None]:
     return make
 
 
-@pytest.mark.parametrize(
-    "how", ["left out", *(pytest.param(how, marks=pytest.mark.slow) for how in ("raises", "dies"))]
-)
+@pytest.mark.parametrize("how", ["left out", "raises", "dies"])
 def test_a_contestant_that_cannot_go_on_is_named_and_the_others_are_measured(known, how):
     known({"how": how}, name="ill")
     known({"how": "well"}, name="sound")
@@ -99,7 +97,6 @@ def test_a_contestant_that_hangs_is_ended_with_its_workers_and_shared_memory(kno
     remote.close()
 
 
-@pytest.mark.slow
 def test_the_fastest_setting_takes_part_and_the_others_are_remembered(known):
     known({"how": "raises"}, {"how": "well"}, {"how": "even better"})
     entry, tried = fastest(CASE, "tester", seconds=0.1)
@@ -124,9 +121,7 @@ def test_an_error_in_the_driver_leaves_no_process(known):
     assert entry.remote is None
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path):
     command = [sys.executable, "benchmarks/collect.py", "--contestants", "bare", "--sizes", "1"]
     options = ["--modes", "multi_sync", "--seconds", "600", "--output", str(tmp_path)]
@@ -143,7 +138,6 @@ def test_a_driver_that_is_ended_leaves_no_process(number, tmp_path):
         driver.wait()
 
 
-@pytest.mark.slow
 def test_the_command_prints_a_table_and_saves_every_round(tmp_path):
     ran = subprocess.run(
         [

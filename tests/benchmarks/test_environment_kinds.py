@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "environment_kinds.py"
 
 
@@ -18,7 +20,6 @@ def rows(only: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines()]
 
 
-@pytest.mark.slow
 def test_an_environment_that_works_says_what_was_checked():
     head, _, found = rows("FrozenLake")
     assert len(head) == len(found)

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.pairing import lines
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_table_compares_paired_with_unpaired_deviations():
     """The schedules move both scores by the same amount, and each objective adds a little."""

@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.predictors import Point, damages, lines
 
+pytestmark = pytest.mark.slow
+
 FRESH = (0.0, 0.0, 0.0)
 
 

@@ -11,6 +11,8 @@ from benchmarks.reference_scores import ROWS, Row, lines, score, spread
 from harness.analysis.read_runs import find_runs
 from harness.config.compose import compose_run
 
+pytestmark = pytest.mark.slow
+
 
 def make_run(directory: Path, records: list[dict], **summary: float) -> Path:
     directory.mkdir(parents=True)

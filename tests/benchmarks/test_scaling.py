@@ -15,6 +15,8 @@ from benchmarks.scaling import (
     simulate,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", ["distributed", "rpc"])
 @pytest.mark.parametrize("nodes", [1, 4])

@@ -8,6 +8,8 @@ import pytest
 from benchmarks.soak import soak
 from benchmarks.soak_figures import SLOPES, drift, figures, slope, speeds
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_steady_rise_is_told_per_hour_and_is_not_flat():
     seconds = np.arange(600.0)
@@ -44,7 +46,6 @@ def test_drift_is_that_of_the_worst_record():
     assert drift([record(10), record(13), record(9)]) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_short_soak_ends_well_and_adds_up():
     run = soak("ppo", minutes=0.2, restart_every_s=4.0)

@@ -16,6 +16,8 @@ import sys
 from typing import Any
 
 from harness.config import application, sweep
+from harness.config import compose as composing
+from tests.conftest import store_new_options
 
 MOST_JOBS = 2
 
@@ -59,6 +61,7 @@ def stop_at_the_start() -> None:
         found = all_jobs(*args, **kwargs)
         return found[:: 1 + len(found) // MOST_JOBS]
 
+    composing.store_options = store_new_options
     check_sweep, all_jobs = sweep.Sweep.check, sweep.jobs_of
     sweep.jobs_of = some_jobs
     sweep.Sweep.check = checked

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.docs.pages import ROOT, pages, read
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -18,14 +16,14 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[\s-]+", "-", heading) for heading in kept}
 
 
-@pytest.mark.parametrize("page", pages())
-def test_links_lead_to_files_and_headings_that_exist(page):
+def test_links_lead_to_files_and_headings_that_exist():
     missing = []
-    for link in LINK.findall(read(page)):
-        path, _, anchor = link.partition("#")
-        if "://" in path:
-            continue
-        target = (ROOT / page).parent / path if path else ROOT / page
-        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
-            missing.append(link)
+    for page in pages():
+        for link in LINK.findall(read(page)):
+            path, _, anchor = link.partition("#")
+            if "://" in path:
+                continue
+            target = (ROOT / page).parent / path if path else ROOT / page
+            if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+                missing.append(f"{page}: {link}")
     assert missing == []

@@ -12,6 +12,7 @@ import run
 from tests.docs.pages import ROOT
 from tests.harness.small import SMALL
 
+pytestmark = pytest.mark.slow
 draw = runpy.run_path(str(ROOT / "docs/assets/pictures.py"))["main"]
 
 
