@@ -26,7 +26,8 @@ def run(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "start_method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver", "fork"]
+    "start_method",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "fork")), "forkserver"],
 )
 def test_two_workers_take_every_version_of_a_lone_scheme(start_method):
     output = run("standalone_sync.py", start_method)

@@ -113,17 +113,6 @@ def test_the_wheel_holds_every_module_and_every_config(installed, tmp_path):
                 assert (place / file.relative_to(ROOT / name)).is_file(), file
 
 
-def test_an_installed_lockstep_runs_in_an_empty_directory(installed, tmp_path):
-    run = tmp_path / "run"
-    chosen = ("experiment=ppo_cartpole", "total_frames=2048", "logger=jsonl", "hydra.run.dir=run")
-    installed.run("lockstep", *chosen, cwd=tmp_path)
-    assert json.loads((run / "status.json").read_text())["state"] == "done"
-    assert records(run)[-1]["step"] == 2048
-    manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest["packages"]["lockstep"]
-    assert manifest["git"] is None
-
-
 def test_another_projects_commit_is_not_taken_for_the_codes(installed, tmp_path):
     if shutil.which("git") is None:
         pytest.skip("needs git")
@@ -147,10 +136,11 @@ def test_another_projects_commit_is_not_taken_for_the_codes(installed, tmp_path)
         "multi_async",
     ],
 )
-def test_the_projects_parts_work_together(installed, tmp_path, collector):
+def test_the_projects_parts_work_together_in_an_empty_directory(installed, tmp_path, collector):
     installed.experiment(f"collector={collector}", "hydra.run.dir=run", cwd=tmp_path)
     run = tmp_path / "run"
     *found, evaluated = records(run)
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert found[-1]["step"] == evaluated["step"] == FRAMES
     assert evaluated["eval/return"] > 0
     assert found[-1]["train/policy_loss"] != 0  # the algorithm
@@ -164,6 +154,9 @@ def test_the_projects_parts_work_together(installed, tmp_path, collector):
     assert all(record["my_project/mean_reward"] == 1 for record in found)  # CartPole's
     rows = list(csv.DictReader((run / "mean_reward.csv").open()))
     assert [int(row["frames"]) for row in rows] == [record["step"] for record in found]
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["packages"]["lockstep"]
+    assert manifest["git"] is None
     # The model.
     (checkpoint,) = (run / "checkpoints").glob("*.safetensors")
     with safe_open(checkpoint, "pt") as tensors:
