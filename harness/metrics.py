@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from harness.algorithms.interface import Ratios
 from harness.environments.returns import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging.base import Histogram
 
@@ -164,11 +165,15 @@ class Lags:
         self._fresh: Counter[int] = Counter()
         self.mixed_batches = 0
 
-    def add(self, batch: TensorDictBase, version: int) -> None:
-        """Take in a batch that is consumed while `version` is the newest."""
+    def add(self, batch: TensorDictBase, version: int, ratios: Ratios | None = None) -> None:
+        """Take in a batch that is consumed while `version` is the newest.
+
+        ratios: of the frames that were learned from; without them, all frames of the batch count.
+        """
         stamps = batch["policy_version"][batch["collector", "mask"]]
+        self.mixed_batches += len(torch.unique(stamps[stamps >= 0])) > 1
+        stamps = stamps if ratios is None else ratios.version
         used, counts = torch.unique(stamps[stamps >= 0], return_counts=True)
-        self.mixed_batches += len(used) > 1
         for stamp, count in zip(used.tolist(), counts.tolist(), strict=True):
             self._fresh[version - stamp] += count
             self.all[version - stamp] += count

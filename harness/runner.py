@@ -126,7 +126,7 @@ class Runner:
         )
         self.callbacks.call("on_update", self, metrics)
         self._trained.add(metrics)
-        self.lags.add(batch, version)
+        self.lags.add(batch, version, self.learner.ratios)
         dropped = int(metrics.get("train/dropped", 0))
         self.dropped += dropped
         if dropped and metrics.get("train/gradient_steps") == 0:
@@ -167,7 +167,9 @@ class Runner:
         metrics, histograms = self._read()
         self.callbacks.call("on_log", self, metrics)
         self.loggers.log(self.frames, metrics, histograms)
-        self.display.update(self.frames, metrics, episode_return=self.mean_return)
+        self.display.update(
+            self.frames, metrics, episode_return=self.mean_return, updates=self.updates
+        )
         self._logged_at = self.frames
 
     # -- now and then

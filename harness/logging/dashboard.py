@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from harness.logging.numbers import Unused, number
 from harness.logging.verdict import verdict
 
 WINDOW = 100  # samples that shares and speeds are of
@@ -44,7 +45,7 @@ class Dashboard:
     def __init__(self, total_frames: int, *, collector: str = ""):
         self._total = total_frames
         self._collector = collector
-        self._frames = 0
+        self._frames = self._updates = 0
         self._return = math.nan
         self._returns: list[float] = []
         self._each = self._skipped = 1  # of how many records one return is kept
@@ -52,9 +53,12 @@ class Dashboard:
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
         self._lanes: list[deque[str]] = []
 
-    def record(self, frames: int, metrics: Mapping[str, float], episode_return: float) -> None:
+    def record(
+        self, frames: int, metrics: Mapping[str, float], episode_return: float, updates: int = 0
+    ) -> None:
         """Take in a record of the run's metrics."""
         self._frames, self._return = max(self._frames, frames), episode_return
+        self._updates = updates
         self._metrics.update(metrics)
         for name in [name for name in self._metrics if name.startswith(LAG_SHARE)]:
             if name not in metrics:
@@ -122,7 +126,7 @@ class Dashboard:
         if math.isfinite(self._return):
             curve = pen.bars(_means(self._returns, pen.room))
             yield Text.assemble(
-                (f"return {self._return:.4g}".ljust(LABEL + 8), ""), (curve, "cyan")
+                (f"return {number(self._return, 4)}".ljust(LABEL + 8), ""), (curve, "cyan")
             )
         if shares := self.phase_shares():
             words = {PHASE_WORDS[name]: share for name, share in shares.items()}
@@ -131,8 +135,12 @@ class Dashboard:
             yield Text("learner".ljust(LABEL)) + bar + Text("  ") + pen.words(words, styles)
         yield from self._workers(pen)
         yield from self._lag(pen)
+        if (unused := Unused.of(self._metrics)).count:
+            line = Text("unused".ljust(LABEL))
+            style = "bold red" if unused.is_much else ""
+            yield line.append(f"{unused} of the frames, in {self._updates:,} updates", style)
         latencies = [
-            f"{word} {self._metrics[name]:.2g} ms"
+            f"{word} {number(self._metrics[name], 2)} ms"
             for word, name in (("publish", "sync/publish_ms"), ("acknowledge", "sync/ack_ms"))
             if name in self._metrics
         ]
@@ -141,16 +149,16 @@ class Dashboard:
 
     def _progress(self, pen: _Pen) -> Text:
         speed, share = self.speed(), min(1.0, self._frames / max(self._total, 1))
-        words = f"{min(self._frames, self._total)}/{self._total} frames"
+        words = f"{min(self._frames, self._total):,}/{self._total:,} frames"
         if math.isfinite(speed) and speed > 0:
             left_s = max(0, self._total - self._frames) / speed
-            words += f"  {speed:.0f} frames/s  {_duration(left_s)} left"
+            words += f"  {speed:,.0f} frames/s  {_duration(left_s)} left"
         return pen.stacked([share, 1 - share], ["green", "bright_black"]) + Text(f"  {words}")
 
     def _workers(self, pen: _Pen) -> Iterator[Text]:
-        for number, lane in enumerate(self._lanes[:MOST_LANES]):
+        for worker, lane in enumerate(self._lanes[:MOST_LANES]):
             shares, styles = _shares(lane), list(STATE_STYLES.values())
-            line = Text(f"worker {number}".ljust(LABEL)) + pen.lane(lane) + Text("  ")
+            line = Text(f"worker {worker}".ljust(LABEL)) + pen.lane(lane) + Text("  ")
             yield line + pen.words(shares, styles)
         if (more := len(self._lanes) - MOST_LANES) > 0:
             yield Text(f"{'':{LABEL}}and {more} more workers")
@@ -170,7 +178,7 @@ class Dashboard:
         ):
             line.append(f"{lag} ").append(bar * 2, "blue").append(f" {share:.0%}  ")
         largest = self._metrics.get("policy/lag_updates_max", mean)
-        yield line.append(f"mean {mean:.2g}, at most {largest:.0f} updates")
+        yield line.append(f"mean {number(mean, 2)}, at most {largest:.0f} updates")
 
 
 class _Pen:

@@ -14,11 +14,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
 from harness.logging.base import Watched
 from harness.logging.dashboard import Dashboard
 from harness.logging.live import LiveView
+from harness.logging.numbers import Unused, number
 from harness.metrics import PHASES
 
 
@@ -64,19 +66,27 @@ class Display:
             self._live = LiveView(dashboard, self.console, run)
             self._live.start()
 
-    def update(self, frames: int, metrics: Mapping[str, float], *, episode_return: float) -> None:
+    def update(
+        self,
+        frames: int,
+        metrics: Mapping[str, float],
+        *,
+        episode_return: float,
+        updates: int = 0,
+    ) -> None:
         """Show how far the run is; cheap enough for every batch."""
         now = time.monotonic()
         if self._first == self._started:
             self._first = now, frames
         if self._live is not None:
-            self._live.record(frames, metrics, episode_return)
+            self._live.record(frames, metrics, episode_return, updates)
         elif now - self._printed_at >= self._every_s:
             self._printed_at = now
-            words = describe(metrics, episode_return)
+            words = describe(metrics, episode_return, updates)
             left_s = self._left_s(now, frames)
             self._print(
-                f"{frames}/{self._total} frames  {words}  {left_s:.0f} s left", soft_wrap=True
+                f"{frames:,}/{self._total:,} frames  {words}  {left_s:,.0f} s left",
+                soft_wrap=True,
             )
 
     def _left_s(self, now: float, frames: int) -> float:
@@ -97,22 +107,38 @@ class Display:
         """
         self.stop()
         self._print(summary_table(state, summary))
+        if text := warning(Unused.of(summary)):
+            self._print(text, soft_wrap=True)
         if self._directory is not None:
             self._print(
                 next_commands(state, self._directory, repeatable), soft_wrap=True, markup=False
             )
 
 
-def describe(metrics: Mapping[str, float], episode_return: float) -> str:
+def describe(metrics: Mapping[str, float], episode_return: float, updates: int) -> str:
     """The figures worth a glance."""
-    words = [f"return {episode_return:.4g}"]
-    known = [
-        ("collector/fps", "{:.0f} frames/s"),
-        ("policy/lag_updates_mean", "lag {:.2g}"),
-        ("sync/publish_ms", "publish {:.2g} ms"),
-    ]
-    words += [form.format(metrics[name]) for name, form in known if name in metrics]
-    return "  ".join(words)
+    words = [f"return {number(episode_return, 4)}", f"{updates:,} updates"]
+    if "collector/fps" in metrics:
+        words.append(f"{metrics['collector/fps']:,.0f} frames/s")
+    if "policy/lag_updates_mean" in metrics:
+        words.append(f"lag {number(metrics['policy/lag_updates_mean'], 2)}")
+    if "sync/publish_ms" in metrics:
+        words.append(f"publish {number(metrics['sync/publish_ms'], 2)} ms")
+    unused = Unused.of(metrics)
+    return "  ".join(words + ([f"unused {unused}"] if unused.count else []))
+
+
+def warning(unused: Unused) -> str:
+    """What to say, and to do, if more than a tenth of the frames was not learned from."""
+    if not unused.is_much:
+        return ""
+    said = f"warning: {unused.count:,} of {unused.total:,} frames were not learned from"
+    if unused.refused < unused.lost:
+        return f"{said}: the collector discarded them; run.log says when workers failed"
+    return (
+        f"{said}: they were older than algo.max_lag, which sync.max_lag sets. Allow a larger "
+        "lag, let workers wait (sync.on_stale=wait), or use fewer workers"
+    )
 
 
 def config_tree(options: Mapping[str, Any]) -> Tree:
@@ -140,25 +166,33 @@ def _short(value: Any) -> str:
 
 
 def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
-    """Return, speed, sync latency, lag, and where the time went."""
+    """Return, speed, what was not learned from, sync latency, lag, and where the time went."""
     table = Table(title=f"run {state}", show_header=False)
     lags = [f"policy/lag_updates_{name}" for name in ("mean", "p95", "max")]
     times = [f"time/{phase}_s" for phase in PHASES]
     rows = [
-        ("return of the last episodes", _form(summary, "{:.5g}", "episode/return")),
-        ("return in evaluation", _form(summary, "{:.5g}", "eval/return")),
-        ("frames", _form(summary, "{:.0f}", "frames")),
-        ("frames a second", _form(summary, "{:.0f}", "fps")),
-        ("publish ms, p50 / p95", _pair(summary, "sync/publish_ms")),
-        ("acknowledge ms, p50 / p95", _pair(summary, "sync/ack_ms")),
-        ("lag, mean / p95 / max", _form(summary, "{:.3g} / {:.0f} / {:.0f}", *lags)),
-        ("simulated seconds", _form(summary, "{:.4g}", "sim/time_s")),
-        (f"{' / '.join(PHASES)} s", _form(summary, "{:.1f} / {:.1f} / {:.1f} / {:.1f}", *times)),
+        ("return of the last episodes", _numbers(summary, 5, "episode/return")),
+        ("return in evaluation", _numbers(summary, 5, "eval/return")),
+        ("frames", _form(summary, "{:,.0f}", "frames")),
+        ("frames a second", _form(summary, "{:,.0f}", "fps")),
+        ("updates", _form(summary, "{:,.0f}", "updates")),
+        ("frames not learned from", _unused(Unused.of(summary))),
+        ("publish ms, p50 / p95", _percentiles(summary, "sync/publish_ms")),
+        ("acknowledge ms, p50 / p95", _percentiles(summary, "sync/ack_ms")),
+        ("lag, mean / p95 / max", _numbers(summary, 3, *lags)),
+        ("simulated seconds", _numbers(summary, 4, "sim/time_s")),
+        (f"{' / '.join(PHASES)} s", _form(summary, " / ".join(["{:,.1f}"] * len(times)), *times)),
     ]
     for label, text in rows:
         if text is not None:
             table.add_row(label, text)
     return table
+
+
+def _unused(unused: Unused) -> Text | None:
+    if not unused.count:
+        return None
+    return Text(str(unused), "bold red" if unused.is_much else "")
 
 
 def next_commands(state: str, directory: Path, repeatable: bool) -> str:
@@ -187,12 +221,14 @@ def _from_here(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _pair(summary: Mapping[str, Any], name: str) -> str | None:
-    names = [f"{name}_{share}" for share in ("p50", "p95")]
+def _percentiles(summary: Mapping[str, Any], name: str) -> str | None:
+    return _numbers(summary, 3, f"{name}_p50", f"{name}_p95")
+
+
+def _numbers(summary: Mapping[str, Any], digits: int, *names: str) -> str | None:
     if any(summary.get(name) is None for name in names):
         return None
-    values = [float(summary[name]) for name in names]
-    return " / ".join(f"{value:.0f}" if value >= 1000 else f"{value:.3g}" for value in values)
+    return " / ".join(number(float(summary[name]), digits) for name in names)
 
 
 def _form(summary: Mapping[str, Any], form: str, *names: str) -> str | None:

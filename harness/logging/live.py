@@ -31,7 +31,7 @@ class LiveView:
 
     def __init__(self, dashboard: Dashboard, console: Console, run: Watched | None):
         self._dashboard, self._console, self._run = dashboard, console, run
-        self._records: deque[tuple[int, Mapping[str, float], float]] = deque()
+        self._records: deque[tuple[int, Mapping[str, float], float, int]] = deque()
         self._done = threading.Event()
         self._live = Live(dashboard, console=console, auto_refresh=False, vertical_overflow="crop")
         self._size = console.size
@@ -42,9 +42,11 @@ class LiveView:
             self._live.start()
             self._thread.start()
 
-    def record(self, frames: int, metrics: Mapping[str, float], episode_return: float) -> None:
+    def record(
+        self, frames: int, metrics: Mapping[str, float], episode_return: float, updates: int
+    ) -> None:
         """A record of the run's metrics; returns at once."""
-        self._records.append((frames, metrics, episode_return))
+        self._records.append((frames, metrics, episode_return, updates))
 
     def stop(self) -> None:
         """Draw a last time, and give the terminal back."""

@@ -124,3 +124,16 @@ def test_256_virtual_workers_learn_cartpole():
     first = start(*given, into="first")
     assert same(first, start(*given, into="second")) is None
     assert read_json(first / "summary.json")["eval/return"] > 400
+
+
+def test_lag_is_that_of_the_frames_that_were_learned_from(capsys):
+    """Of 24 workers two batches ahead most frames are too old: they are counted, and told."""
+    many = ("collector.num_workers=24", "sync.max_lag=4", "env.num_envs=2", "total_frames=3840")
+    summary = read_json(start(*SMALL, *CLUSTER, *many, into="run") / "summary.json")
+    assert summary["policy/dropped"] > 0.5 * summary["frames"]
+    assert summary["policy/lag_max"] <= 4
+    assert summary["policy/lag_updates_max"] <= 4
+    shown = capsys.readouterr().out
+    dropped, share = summary["policy/dropped"], summary["policy/dropped"] / summary["frames"]
+    assert f"{dropped:,} ({share:.0%})" in shown
+    assert f"warning: {dropped:,} of {summary['frames']:,} frames were not learned from" in shown

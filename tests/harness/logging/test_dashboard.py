@@ -51,7 +51,7 @@ def printed(shown: Dashboard, width: int) -> str:
 def test_a_wide_console_shows_everything_in_words():
     text = printed(example(), 100)
     for part in (
-        *("500/1000 frames", "10 frames/s", "50 s left", "return 49", "▁", "█"),
+        *("500/1,000 frames", "10 frames/s", "50 s left", "return 49", "▁", "█"),
         *("collect 25%", "update 50%", "publish 12%", "log 12%"),
         *("worker 0", "worker 1", "acting 50%", "waiting 50%", "applying 0%"),
         *("1 ", "75%", "3-4", "25%", "mean 1.5, at most 4 updates"),
@@ -82,7 +82,7 @@ def test_a_dashboard_that_knows_nothing_yet_is_one_line():
     unmoved.record(0, {}, float("nan"))
     for second in range(3):
         unmoved.sample(second, 0, dict.fromkeys(SPENT, 0.0), [""])
-    assert "0/1000 frames" in printed(unmoved, 80)
+    assert "0/1,000 frames" in printed(unmoved, 80)
 
 
 def test_letters_do_where_a_terminal_has_no_more():
@@ -223,3 +223,10 @@ def test_without_a_terminal_there_are_lines(tmp_path):
     )
     assert "256/256 frames  return" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_unused_frames_are_shown_with_the_updates():
+    shown = example()
+    unused = {"policy/dropped": 300.0, "collector/delivered": 500.0, "collector/dropped": 0.0}
+    shown.record(500, METRICS | unused, 49.0, 12)
+    assert "unused    300 (60%) of the frames, in 12 updates" in printed(shown, 100)

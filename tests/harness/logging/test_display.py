@@ -31,7 +31,14 @@ def test_without_a_terminal_there_is_a_line_now_and_then():
     display.start(OPTIONS, "here")
     display.update(500, METRICS, episode_return=21.5)
     line = text.getvalue().splitlines()[-1]
-    for part in ("500/1000 frames", "return 21.5", "1234 frames/s", "lag 1.5", "0.25 ms", "s left"):
+    for part in (
+        "500/1,000 frames",
+        "return 21.5",
+        "1,234 frames/s",
+        "lag 1.5",
+        "0.25 ms",
+        "s left",
+    ):
         assert part in line
 
 
@@ -48,7 +55,7 @@ def test_the_time_left_does_not_count_the_start_of_the_workers(monkeypatch):
 def test_large_times_are_plain_numbers():
     display, text = shown(terminal=False)
     display.finish("done", {"sync/ack_ms_p50": 889.4, "sync/ack_ms_p95": 1040.2})
-    assert "889 / 1040" in text.getvalue()
+    assert "889 / 1,040" in text.getvalue()
 
 
 def test_lines_do_not_come_more_often_than_wanted():
@@ -64,7 +71,7 @@ def test_on_a_terminal_there_is_a_bar():
     display.start(OPTIONS, "here")
     display.update(500, METRICS, episode_return=21.5)
     display.stop()
-    assert "500/1000" in text.getvalue()
+    assert "500/1,000" in text.getvalue()
     assert "return 21.5" in text.getvalue()
 
 
@@ -111,3 +118,37 @@ def test_output_that_cannot_be_written_stops_nobody(tmp_path):
         display = Display(100, print_every_s=0, console=Console(file=output))
         display.start(OPTIONS, "outputs/here")
         display.finish("done", {})
+
+
+UNUSED = {"policy/dropped": 180, "collector/dropped": 20, "collector/delivered": 780}
+
+
+def test_frames_that_were_not_learned_from_are_shown():
+    display, text = shown(terminal=False)
+    display.start(OPTIONS, "here")
+    display.update(800, METRICS | UNUSED, episode_return=1, updates=7)
+    line = text.getvalue().splitlines()[-1]
+    assert "  7 updates  " in line
+    assert line.count("unused 200 (25%)") == 1
+    display.finish("done", {"frames": 780, "updates": 7} | UNUSED)
+    end = text.getvalue().split("run done")[1]
+    assert "200 (25%)" in end
+    assert "warning: 200 of 800 frames were not learned from: they were older" in end
+
+
+def test_a_tenth_of_the_frames_may_be_unused_without_a_warning():
+    display, text = shown(terminal=False)
+    display.finish("done", {"policy/dropped": 10, "collector/delivered": 100})
+    assert "10 (10%)" in text.getvalue()
+    assert "warning" not in text.getvalue()
+
+
+def test_figures_have_no_exponents():
+    display, text = shown(terminal=False)
+    display.start(OPTIONS, "here")
+    metrics = {"policy/lag_updates_mean": 100.0, "sync/publish_ms": 1020.0}
+    display.update(500, metrics, episode_return=-12345.6)
+    assert "return -12,350  0 updates  lag 100  publish 1,000 ms" in text.getvalue()
+    display.finish("done", {"episode/return": 1.5e5, "policy/lag_updates_mean": 1234.5})
+    assert "150,000" in text.getvalue()
+    assert "e+0" not in text.getvalue()
