@@ -7,6 +7,7 @@ free running   the collector fills the replay buffer in the background; the lear
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from tensordict import TensorDictBase
@@ -16,6 +17,8 @@ from collectors.schedule.plan import EndOfSchedule
 from harness.algorithms.learners import Learner, OffPolicy
 from harness.options.run import Config
 from sync.local.waiting import awake_s
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
 
@@ -33,7 +36,8 @@ class InTurn:
         """
         try:
             batch = self.collector.next()
-        except EndOfSchedule:  # the recorded run ended here
+        except EndOfSchedule as end:
+            log.warning("%s: the run ends here, before total_frames", end)
             return None
         return batch, seen + int(batch["collector", "mask"].sum())
 

@@ -79,6 +79,12 @@ class RecordedSchedule:
         return PlannedBatch(worker, generation, versions, lost), at_s, made_s
 
     @property
+    def num_frames(self) -> int:
+        """How many frames the learner took in the recorded run."""
+        taken = sum(not batch.lost for batch in self.batches)
+        return taken * self.header.num_steps * self.header.num_envs
+
+    @property
     def time_s(self) -> float:
         """When the last batch was taken in the recorded run."""
         return self.at_s[self._next - 1] if self._next else 0.0

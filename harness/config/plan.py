@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.checks import check
 from harness.config.compose import compose_run, quoted
 from harness.config.explain import explained
+from harness.config.replayed import follow_recording
 from harness.config.resumed import check_resumed, resumed_run
 from harness.files import to_yaml
 from harness.options.errors import ConfigError
@@ -68,6 +69,8 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
                 )
             directory = command.resume
             check_resumed(Path(directory), options, overrides)
+        else:
+            follow_recording(options, overrides)
         return RunPlan(
             config=to_config(options),
             options=options,

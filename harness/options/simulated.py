@@ -30,7 +30,8 @@ class SimulatedConfig(CollectorConfig):
     network: NetworkConfig = field(default_factory=NetworkConfig)
     # workers that die: [{worker:0,at_s:10,back_after_s:5}], in virtual time
     failures: list[FailureConfig] = field(default_factory=list)
-    # a run directory whose recorded schedule is replayed, instead of costs, network and failures
+    # a run directory whose recorded schedule is replayed, instead of costs, network and failures;
+    # it decides the sizes, the seed and, unless given, total_frames
     replay: str | None = None
 
     @property
@@ -79,8 +80,8 @@ class SimulatedConfig(CollectorConfig):
             return RecordedSchedule(file)
         except FileNotFoundError:
             raise ConfigError(
-                f"collector.replay={directory}: there is no {SCHEDULE}; only asynchronous runs, "
-                "such as those of collector=multi_async, write one"
+                f"collector.replay={directory}: there is no {SCHEDULE}; a run with "
+                "collector=multi_async records one, such as those of -m experiment=recorded"
             ) from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"collector.replay={directory}: {error}") from None

@@ -17,6 +17,7 @@ import pytest
 from harness.command import main
 from harness.config.plan import plan_run
 from tests.docs.pages import ROOT, Command, commands, pages, read
+from tests.harness.config.experiments import write_recording
 
 COMMANDS = commands()
 OURS = [one for one in COMMANDS if one.program == "run.py" or one.program.startswith("harness.")]
@@ -39,6 +40,8 @@ def folder(tmp_path_factory) -> Path:
     for directory in (STORED, "outputs/2026-01-31/12-00-00-mine"):
         (folder / directory).mkdir(parents=True)
         (folder / directory / "config.yaml").write_text(stored)
+    for seed in range(1, 11):
+        write_recording(folder / f"outputs/recorded/seed={seed}", seed)
     experiment = re.search(r"```yaml\n(.*?)```", read("docs/tutorial.md"), re.DOTALL)
     assert experiment
     package = re.search(

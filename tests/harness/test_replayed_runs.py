@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import run
+from harness.comparison import compare_records
 from harness.files import read_json
 from harness.reproduce import main
 from tests.harness.small import SMALL
@@ -158,3 +159,25 @@ def test_what_cannot_be_recorded_is_not(capsys):
     capsys.readouterr()
     main(["original", "--out", "again", "--repeats", "1"])
     assert "sync=hogwild: torn reads cannot be recorded" in capsys.readouterr().out
+
+
+def test_sizes_and_seed_and_length_come_from_the_recording(capsys):
+    recorded = ("collector.num_workers=3", "seed=7", "algo.anneal_learning_rate=true")
+    assert run.main([*RUN, *PPO, *recorded]) == 0
+    sizes = ("total_frames", "collector", "env.num_envs", "hydra")
+    replay = [one for one in SMALL if not one.startswith(sizes)]
+    replay += ["collector=simulated", "collector.replay=original", "algo.anneal_learning_rate=true"]
+    assert run.main([*replay, "hydra.run.dir=again"]) == 0
+    assert compare_records(Path("original"), Path("again"), replayed=True) is None
+    assert "WARNING" not in capsys.readouterr().err
+    frames = read_json(Path("again/summary.json"))["frames"]
+    for given, said in (
+        ("seed=8", "seed=8: original was recorded with seed=7"),
+        (f"total_frames={frames + 1}", f"original has recorded {frames} frames; expected {frames}"),
+    ):
+        assert run.main([*replay, given]) == 2
+        assert said in capsys.readouterr().err
+    lines = Path("original/schedule.jsonl").read_text().splitlines(keepends=True)
+    Path("original/schedule.jsonl").write_text("".join(lines[:4]))
+    assert run.main([*replay, "hydra.run.dir=shorter"]) == 0
+    assert "schedule.jsonl ends after 3 batches: the run ends here" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from harness.options.base import comments
 from harness.options.environments import EnvConfig
 from harness.options.errors import install_command
 from harness.registry import GROUPS, algorithms
-from tests.harness.config.experiments import jobs_of_experiment
+from tests.harness.config.experiments import jobs_of_experiment, write_recording
 from tests.harness.small import ROOT
 
 
@@ -78,8 +78,15 @@ def test_the_default_run_is_sound():
     assert plan.directory.name.endswith(f"-{plan.config.name}")
 
 
+@pytest.fixture
+def recordings(tmp_path, monkeypatch):
+    """A folder with what `experiment=replayed` follows."""
+    write_recording(tmp_path / "outputs/recorded/seed=1", seed=1)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("experiment", groups()["experiment"])
-def test_an_experiment_is_taken_without_a_plus_and_is_sound(experiment):
+def test_an_experiment_is_taken_without_a_plus_and_is_sound(experiment, recordings):
     try:
         plan_run([f"experiment={experiment}"])
     except ConfigError as error:
@@ -90,10 +97,8 @@ def test_an_experiment_is_taken_without_a_plus_and_is_sound(experiment):
 SWEEPS = [file.stem for file in CONF.glob("experiment/*.yaml") if "params:" in file.read_text()]
 
 
-@pytest.mark.parametrize(
-    "experiment", sorted(set(SWEEPS) - {"ppo_search", "sac_search", "replayed"})
-)
-def test_the_jobs_of_an_experiment_are_sound_or_left_out(experiment, tmp_path):
+@pytest.mark.parametrize("experiment", sorted(set(SWEEPS) - {"ppo_search", "sac_search"}))
+def test_the_jobs_of_an_experiment_are_sound_or_left_out(experiment, tmp_path, recordings):
     """The first one, and those that differ from it in one option."""
     jobs = jobs_of_experiment(experiment, "env=cartpole", "seed=1")
     for job in jobs:
