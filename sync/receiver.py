@@ -20,7 +20,7 @@ from sync.local.waiting import SLICE_S, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot
-from sync.model.strategy import Weights, WeightStrategy
+from sync.model.strategy import Weights, WeightStrategy, check_writable
 from sync.verify import Verifier
 
 _CLOSE_S = 5.0  # how long closing waits for a thread that is using the model
@@ -116,6 +116,7 @@ class Receiver:
 
     def _bind(self) -> Binding:
         target = self.model if self.model is not None else self._own_weights()
+        check_writable(self._strategy.flatten(target))
         binding = Binding(target, self._strategy, self._layout, any_extra=self.model is None)
         if self._zero_copy and (device := binding.accelerator) is not None:
             raise ValueError(f"zero_copy=True: the model is on {device}, not in CPU memory")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from sync.model.checksums import checksum
@@ -19,7 +19,17 @@ from sync.model.copying import copy_leaves
 from sync.model.cuda import CudaCopies
 from sync.model.layout import CheckFinite, Layout
 from sync.model.snapshot import Snapshot
-from sync.model.strategy import Flat, Slot, Weights, WeightStrategy, check_extra, set_extra_state
+from sync.model.strategy import (
+    Flat,
+    Slot,
+    Weights,
+    WeightStrategy,
+    check_extra,
+    check_movable,
+    check_whole,
+    check_writable,
+    set_extra_state,
+)
 
 
 class Binding:
@@ -42,6 +52,9 @@ class Binding:
         self._strategy = strategy
         self._cuda = CudaCopies()
         flat = strategy.flatten(target)
+        check_whole(target, flat)
+        if isinstance(target, nn.Module):  # workers have copies of it, which are written in place
+            check_writable(flat)
         buffers = {slot.name for slot in flat.slots if slot.is_buffer}
         self.layout = layout or Layout.of(flat.tensors, dump_extra(flat.extra), buffers=buffers)
         self._index(flat)
@@ -175,10 +188,14 @@ class Binding:
 
     def points_at(self, snapshot: Snapshot) -> bool:
         """Whether the memory of the model's parameters is that of `snapshot`."""
-        start = snapshot.buffer.data_ptr()
-        memory = range(start, start + snapshot.layout.nbytes)
+        memory = _addresses(snapshot)
         owned = [slot.tensor for slot in self._slots if not slot.is_buffer]
         return all(tensor.data_ptr() in memory for tensor in owned if tensor.numel())
+
+    def check_movable(self, snapshot: Snapshot) -> None:
+        """Raise if `point_at` would separate a parameter from what shares its memory."""
+        self.leaves()
+        check_movable(self._flat, _addresses(snapshot))
 
     def detach_from_snapshots(self) -> None:
         """Give every parameter memory of its own again."""
@@ -198,6 +215,11 @@ class Binding:
         with torch.inference_mode(False):
             for slot, value in zip(self._slots, values, strict=True):
                 slot.tensor.data = value
+
+
+def _addresses(snapshot: Snapshot) -> range:
+    start = snapshot.buffer.data_ptr()
+    return range(start, start + snapshot.layout.nbytes)
 
 
 def _place(slot: Slot) -> tuple[Any, str, Tensor, int, tuple[int, ...], tuple[int, ...]]:

@@ -6,10 +6,10 @@ one form: tensors by dotted name, as in a state dict, and extra state kept apart
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
@@ -92,6 +92,61 @@ def flatten(source: Weights, *, persistent_only: bool = False) -> Flat:
     return flat
 
 
+def check_whole(source: Weights, flat: Flat) -> None:
+    """Raise if `source` is a module with weights in its `state_dict()` that `flat` lacks.
+
+    Quantised layers have such weights, and other modules that override `_save_to_state_dict`.
+    """
+    if not isinstance(source, nn.Module):
+        return
+    names = {*flat.extra, *(slot.name for slot in flat.slots)}
+    memory = {slot.tensor.untyped_storage().data_ptr() for slot in flat.slots}
+    for name, value in source.state_dict().items():
+        is_renamed = (  # by torch.compile, for instance
+            isinstance(value, Tensor)
+            and value.layout == torch.strided
+            and (not value.numel() or value.untyped_storage().data_ptr() in memory)
+        )
+        if name not in names and not is_renamed:
+            raise ValueError(
+                f"{type(source).__name__}: {name!r} is in its state_dict(), but it is no "
+                "parameter, buffer or extra state, so it cannot be sent: register it as a buffer, "
+                "or return it from get_extra_state()"
+            )
+
+
+def check_movable(flat: Flat, block: range) -> None:
+    """Raise if a parameter shares memory with something that would not move to a block with it.
+
+    block: the addresses of the block, where some parameters may be already.
+    """
+    owners: dict[int, Slot] = {}  # by address
+    for slot in flat.slots:
+        tensor, memory = slot.tensor, slot.tensor.untyped_storage()
+        moves = tensor.device.type == "cpu" and tensor.numel() and tensor.data_ptr() not in block
+        if slot.is_buffer or not moves:
+            continue
+        owner = owners.setdefault(memory.data_ptr(), slot)
+        if owner.tensor is not tensor:
+            _refuse_to_move(f"{owner.name!r} and {slot.name!r} share memory")
+        if memory.nbytes() != tensor.nbytes:
+            _refuse_to_move(
+                f"{slot.name!r} is part of a larger tensor or of another scheme's block"
+            )
+    for slot in flat.slots:
+        address = slot.tensor.untyped_storage().data_ptr()
+        if slot.is_buffer and address in owners:
+            _refuse_to_move(f"{owners[address].name!r} and {slot.name!r} share memory")
+
+
+def _refuse_to_move(shared: str) -> NoReturn:
+    raise ValueError(
+        f"hogwild moves each parameter to shared memory on its own, but {shared}, which would no "
+        "longer see its changes; give parameters memory of their own, use one scheme for a model, "
+        "or use sync=shared_mem"
+    )
+
+
 def is_by_worker(weights: Any) -> bool:
     """Whether this is a dict of weights for each worker, rather than weights."""
     if weights is None or is_tensor_collection(weights) or not isinstance(weights, Mapping):
@@ -104,22 +159,51 @@ def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bo
     if hasattr(module, "_orig_mod"):  # leave the wrapper of torch.compile out of the names
         module = module._orig_mod  # type: ignore[assignment]
     transient = module._non_persistent_buffers_set
-    for owner in (module._parameters, module._buffers):
+    for is_buffer, owner in enumerate((module._parameters, module._buffers)):
+        owner = _accessible(module, owner)
         flat.keys.append(owner.keys())
         for key, tensor in owner.items():
             if tensor is None:
                 flat.children.append((owner, key, None))
-            elif key not in transient or not persistent_only:
-                is_buffer, persistent = owner is module._buffers, key not in transient
-                flat.slots.append(Slot(prefix + key, owner, key, tensor, is_buffer, persistent))
+            elif (persistent := key not in transient) or not persistent_only:
+                slot = Slot(prefix + key, owner, key, tensor, bool(is_buffer), persistent)
+                flat.slots.append(slot)
     if type(module).get_extra_state is not nn.Module.get_extra_state:
         flat.extra[prefix + EXTRA_STATE] = module.get_extra_state()
         flat.extra_owners[prefix + EXTRA_STATE] = (module, "")
-    flat.keys.append(module._modules.keys())
-    for key, child in module._modules.items():
-        flat.children.append((module._modules, key, child))
+    children = _accessible(module, module._modules)
+    flat.keys.append(children.keys())
+    for key, child in children.items():
+        flat.children.append((children, key, child))
         if child is not None:
             _walk_module(child, f"{prefix}{key}.", flat, persistent_only)
+
+
+def _accessible(module: nn.Module, owner: Any) -> Any:
+    """The parameters, buffers or children of a module, as a mapping that shows later changes."""
+    return _Scripted(module, owner.keys()) if isinstance(module, torch.jit.ScriptModule) else owner
+
+
+class _Scripted(MutableMapping[str, Any]):
+    """Attributes of a TorchScript module, which has no such mapping. Their names never change."""
+
+    def __init__(self, module: torch.jit.ScriptModule, names: Iterable[str]):
+        self._module, self._names = module, tuple(names)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._module, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _walk_mapping(source: Any, prefix: str, flat: Flat) -> None:
@@ -161,6 +245,7 @@ class WeightStrategy:
     def extract_weights(self, source: Weights) -> TensorDictBase | dict[str, Any]:
         """The weights of `source`, sharing its memory: clone them to keep them."""
         flat = self.flatten(source)
+        check_whole(source, flat)
         return self.assemble({slot.name: slot.tensor.detach() for slot in flat.slots}, flat.extra)
 
     def assemble(
@@ -185,10 +270,12 @@ class WeightStrategy:
         parameters remain the same objects, so optimisers still refer to them.
         """
         source, target = self.flatten(weights), self.flatten(destination)
+        for given, flat in ((weights, source), (destination, target)):
+            check_whole(given, flat)
         check_same(target.signature(), source.signature(), whose="weights")
         check_extra(target.extra, source.extra)
         if inplace:
-            _check_writable(target)
+            check_writable(target)
         set_extra_state(target, source.extra)
         values = source.tensors
         with torch.no_grad():
@@ -200,7 +287,8 @@ class WeightStrategy:
                     _replace(slot, value)
 
 
-def _check_writable(target: Flat) -> None:
+def check_writable(target: Flat) -> None:
+    """Raise if a tensor cannot be written in place."""
     for slot in target.slots:
         sizes = zip(slot.tensor.shape, slot.tensor.stride(), strict=True)
         if slot.tensor.numel() and any(size > 1 and step == 0 for size, step in sizes):

@@ -20,7 +20,7 @@ from sync.forms import SenderForm
 from sync.model.binding import Binding
 from sync.model.layout import HEADER_BYTES, CheckFinite, Layout
 from sync.model.snapshot import Snapshot
-from sync.model.strategy import WeightStrategy
+from sync.model.strategy import WeightStrategy, check_movable
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
@@ -43,6 +43,9 @@ class HogwildSender(SharedMemSender):
         self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
     ) -> None:
         """Copy what is not yet in the block, and make the block the model's memory."""
+        moves = own and not (self._shared is binding and binding.points_at(block))
+        if moves:
+            binding.check_movable(block)
         self._nbytes = 0
         with torch.no_grad():
             for leaf, view in zip(binding.leaves(), block.views, strict=True):
@@ -50,7 +53,7 @@ class HogwildSender(SharedMemSender):
                     view.copy_(leaf)
                     self._nbytes += view.nbytes
         block.stamp(version, binding.extra())
-        if own and not (self._shared is binding and binding.points_at(block)):
+        if moves:
             binding.point_at(block)  # also when the trainer has replaced parameters
             self._shared = binding
 
@@ -127,6 +130,7 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
     def _check_form(self, form: SenderForm) -> None:
         if not form.same_for_all:
             raise ValueError("hogwild workers all read the trainer's own weights")
+        check_movable(self.strategy.flatten(form.weights_for(0)), range(0))
 
     def _check_by_worker(self) -> None:
         raise ValueError("hogwild workers all read the trainer's own weights")

@@ -214,3 +214,40 @@ def test_weights_that_are_sent_are_written_over_the_trainers_own():
         assert worker.do(receive)
         assert worker.do(parameters) == bits(dict(policy(7).named_parameters()))
         assert bits(dict(model.named_parameters())) == bits(dict(policy(7).named_parameters()))
+
+
+class Flat(nn.Module):
+    """A layer whose parameters are views of a flat one, which an optimiser steps."""
+
+    def __init__(self, flat=nn.Parameter):
+        super().__init__()
+        memory = torch.zeros(10)
+        if flat is nn.Parameter:
+            self.flat = nn.Parameter(memory)
+        elif flat is nn.Buffer:
+            self.flat = nn.Buffer(memory[:8])
+            memory = memory[:8]
+        self.layer = nn.Linear(4, 2, bias=flat is not nn.Buffer)
+        self.layer.weight.data = memory[:8].view(2, 4)
+        if self.layer.bias is not None:
+            self.layer.bias.data = memory[8:]
+
+
+@pytest.mark.parametrize("flat", [nn.Parameter, nn.Buffer, None])
+def test_a_parameter_that_shares_memory_is_refused_by_name(flat):
+    with pytest.raises(ValueError, match=r"hogwild moves each parameter.*'layer.weight'"):
+        scheme_of(Flat(flat))
+
+
+def test_a_second_scheme_of_one_model_is_refused_and_the_first_goes_on():
+    model = policy(1)
+    second = HogwildWeightSyncScheme()
+    second.init_on_sender(model=model, devices=["cpu"])  # neither has moved anything yet
+    with running(scheme_of(model)) as (worker,):
+        for refused in (second.connect, lambda: scheme_of(model)):
+            with pytest.raises(ValueError, match=r"'0.weight' is part of .* another scheme's"):
+                refused()
+        fill(model, 2)
+        assert worker.do(parameters) == bits(dict(policy(2).named_parameters()))
+    second.shutdown()
+    scheme_of(model).shutdown()  # its memory is its own again
