@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
+from typing import NamedTuple
 
+import pytest
 import torch
 
 from sync import Layout
-from sync.local.board import FREE, Board, Word
+from sync.channel import APPLIED, Answer
+from sync.local.board import _ROW_WORDS, FREE, Board, Row, Word
 from sync.local.doorbell import Fence
 from sync.local.memory import AnonymousMemory
 from sync.local.slots import Slots
-from tests.sync.support import Handed, Worker
+from sync.model.snapshot import NEVER
+from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
+from tests.sync.local.simulated_memory import Position, Side, World, explore
 
 LAYOUT = Layout.of({"a": torch.zeros(3)})
+BLOCKS, VERSIONS = 5, 3  # of the simulated memory
 
 
 def board_of(workers=1):
@@ -88,33 +95,106 @@ def test_a_row_that_is_cleared_remembers_nothing_of_its_worker():
     assert (ours.held(), ours.latest, ours.clear_asleep()) == ({FREE}, 0, False)
 
 
-def test_a_pin_is_of_the_newest_block_however_fast_others_are_announced():
-    """Half a million announcements while a worker pins: it never holds anything but a newest."""
-    board, slots = board_of(), Slots(LAYOUT, 3)
-    for number in range(3):
-        slots[number].stamp(number, b"")
+# -- every order in which a sender and a worker may go on, word by word
 
-    def pin_on(handed, model):
-        (row,) = as_a_worker_sees(handed.board, 1).rows
-        for _ in range(20_000):
-            word, _ = row.pin(0)
-            assert Word.unpack(word).block == Word.unpack(word).version % 3
-            row.unpin(0)
-        return True
 
-    (row,) = board.rows
-    row.announce(slots[0])
-    with Worker(Handed(board=board), None) as worker:
-        worker.tell(pin_on)
-        version = 0
-        while not worker._pipe.poll(0):
-            version += 1
-            held = row.held()
-            newest = slots[version % 3]
-            if newest.number not in held:
-                newest.stamp(version, b"")
-                row.announce(newest)
-            else:
-                version -= 1
-        assert worker.hear()
-        assert version > 100
+class Words:
+    """The words of a row."""
+
+    def __init__(self, side: Side):
+        self._side = side
+
+    def __getitem__(self, word: int) -> int:
+        return self._side.load(word)
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._side.store(word, value)
+
+
+class Block:
+    """A header word with the version, and one word of weights, which are the version, too."""
+
+    def __init__(self, side: Side, number: int):
+        self._side, self.number = side, number
+        self._header = _ROW_WORDS + 2 * number
+
+    @property
+    def version(self) -> int:
+        return self._side.load(self._header)
+
+    def read(self, version: int) -> None:
+        for word in (1, 0):
+            self._side.expect(self._header + word, version)
+
+    def write(self, version: int) -> None:
+        for word, value in ((0, NEVER), (1, version), (0, version)):
+            self._side.store(self._header + word, value)
+
+
+def publish(side: Side, version: int) -> int | None:
+    """Publish one version as a sender does, whose board and blocks are simulated."""
+    connection = SimpleNamespace(send=lambda kind: side.send_message())
+    sender = SimpleNamespace(
+        board=SimpleNamespace(rows=[Row(Words(side), side.fence)], fence=side.fence),
+        slots=SimpleNamespace(free=lambda held: Block(side, min(set(range(BLOCKS)) - held))),
+        _peers={0: SimpleNamespace(connection=connection)},
+        count_moved=lambda nbytes: None,
+        _moved_bytes=lambda block: 0,
+    )
+    block = SharedMemSender.free_block(sender, [])
+    block.write(version)
+    published = SimpleNamespace(version=version, number=block.number)
+    SharedMemSender.publish(sender, published, [0])
+    if version == VERSIONS:
+        return None
+    return version + 1
+
+
+class Held(NamedTuple):
+    """What a worker has between two calls of `receive`."""
+
+    word: int = 0
+    pin: int = 0
+    pointed_at: tuple[int, int] | None = None  # version and block, with zero_copy
+
+
+def receive(side: Side, held: Held, zero_copy: bool) -> Held:
+    """Receive one version as a worker does, whose row and blocks are simulated."""
+    channel = SharedMemReceiver(None, None, 0)
+    channel._row = Row(Words(side), side.fence)
+    channel._slots = [Block(side, number) for number in range(BLOCKS)]
+    channel._connection = SimpleNamespace(send=lambda *message: None)
+    channel._applied_word, channel._pin = held.word, held.pin
+    channel.listen = side.read_messages
+    with channel.sleeping():
+        if not channel.has_news():
+            side.wait_for_message()
+    block = channel.take()
+    if block is None:
+        return held
+    version = Word.unpack(channel._taken_word).version
+    block.read(version)
+    if held.pointed_at is not None:
+        before, number = held.pointed_at
+        Block(side, number).read(before)
+    if zero_copy:
+        channel.keep_block()
+    channel.answer(Answer(0, APPLIED, version))
+    assert channel._applied_word > held.word
+    pointed_at = (version, block.number) if zero_copy else None
+    return Held(channel._applied_word, channel._pin, pointed_at)
+
+
+@pytest.mark.parametrize("zero_copy", [False, True], ids=["copying", "pointing"])
+def test_a_worker_reads_whole_versions_in_every_order_of_steps(zero_copy):
+    words = [0] * _ROW_WORDS + [NEVER, 0] * BLOCKS
+    words[1] = words[2] = FREE
+    first_pin = int(zero_copy)  # so that both pins matter: with zero_copy, they are used in turn
+    world = World(tuple(words), (Position(1), Position(Held(pin=first_pin))))
+    ends = list(explore(world, (publish, lambda side, held: receive(side, held, zero_copy))))
+    assert ends
+    for end in ends:
+        sender, worker = end.positions
+        assert (sender.state, worker.is_waiting) == (None, True)
+        assert worker.state.word == end.memory[0], "the worker sleeps although there is news"
+        assert Word.unpack(worker.state.word).version == VERSIONS
