@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Self
 
 import cloudpickle
 import torch
@@ -114,7 +117,10 @@ def tensors(source: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 class Worker:
-    """A process with a scheme and a model, which calls `function(scheme, model)` when asked."""
+    """A process with a scheme and a model, which calls `function(scheme, model)` when asked.
+
+    method: how its process starts, also "torch.multiprocessing.spawn".
+    """
 
     def __init__(
         self,
@@ -124,7 +130,6 @@ class Worker:
         method: str = "fork",
         **receiver: Any,
     ):
-        """`method`: how its process starts, also "torch.multiprocessing.spawn"."""
         by_torch = method == "torch.multiprocessing.spawn"
         context = multiprocessing.get_context("spawn" if by_torch else method)
         self._pipe, theirs = context.Pipe()
@@ -147,10 +152,7 @@ class Worker:
         """What the call returned; what it raised is raised here."""
         if not self._pipe.poll(WAIT_S):
             raise TimeoutError("the worker did not answer")
-        fine, answer = cloudpickle.loads(self._pipe.recv_bytes())
-        if not fine:
-            raise answer
-        return answer
+        return _result(cloudpickle.loads(self._pipe.recv_bytes()))
 
     def do(self, function: Callable[..., Any], *args: Any) -> Any:
         self.tell(function, *args)
@@ -164,11 +166,44 @@ class Worker:
         self.process.join()
         self._pipe.close()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+class ThreadWorker(Worker):
+    """The same in a thread of this process, with a copy of the scheme: it starts at once."""
+
+    def __init__(
+        self,
+        scheme: WeightSyncScheme,
+        make_model: Callable[[], Any] | None = policy,
+        **receiver: Any,
+    ):
+        scheme, model = copy.deepcopy(scheme), None if make_model is None else make_model()
+        if receiver:
+            scheme.init_on_receiver(model=model, **receiver)
+        self._calls, self._results = SimpleQueue[Any](), SimpleQueue[Any]()
+        self._thread = threading.Thread(target=self._serve, args=(scheme, model), daemon=True)
+        self._thread.start()
+
+    def _serve(self, scheme: WeightSyncScheme, model: Any) -> None:
+        while (call := self._calls.get()) is not None:
+            self._results.put(_outcome(scheme, model, *call))
+        scheme.shutdown()
+
+    def tell(self, function: Callable[..., Any], *args: Any) -> None:
+        self._calls.put((function, args))
+
+    def hear(self) -> Any:
+        return _result(self._results.get(timeout=WAIT_S))
+
+    def stop(self) -> None:
+        self._calls.put(None)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), "the worker is stuck"
 
 
 class Handed:
@@ -190,13 +225,23 @@ def _serve(pipe: Any, not_mine: Any, scheme: WeightSyncScheme, job: bytes) -> No
     if receiver:
         scheme.init_on_receiver(model=model, **receiver)
     while pipe.poll(4 * WAIT_S) and (request := pipe.recv_bytes()):
-        function, args = cloudpickle.loads(request)
-        try:
-            answer = True, function(scheme, model, *args)
-        except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
-            answer = False, error
-        pipe.send_bytes(cloudpickle.dumps(answer))
+        outcome = _outcome(scheme, model, *cloudpickle.loads(request))
+        pipe.send_bytes(cloudpickle.dumps(outcome))
     scheme.shutdown()
+
+
+def _outcome(scheme: Any, model: Any, function: Any, args: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(scheme, model, *args)
+    except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+        return False, error
+
+
+def _result(outcome: tuple[bool, Any]) -> Any:
+    fine, value = outcome
+    if not fine:
+        raise value
+    return value
 
 
 def _serve_as(number: int, *args: Any) -> None:
@@ -209,14 +254,21 @@ def running(
     scheme: WeightSyncScheme,
     make_model: Callable[[], Any] | None = policy,
     *,
-    method: str = "fork",
+    method: str = "thread",
     background: bool = False,
 ) -> Iterator[list[Worker]]:
-    """All workers of an initialised scheme, connected; afterwards nothing of it is left."""
+    """All workers of an initialised scheme, connected; afterwards nothing of it is left.
+
+    method: "thread" for threads of this process, or how their processes start.
+    """
     with contextlib.ExitStack() as workers:
         try:
             started = [
-                workers.enter_context(Worker(scheme, make_model, method=method, worker_idx=i))
+                workers.enter_context(
+                    ThreadWorker(scheme, make_model, worker_idx=i)
+                    if method == "thread"
+                    else Worker(scheme, make_model, method=method, worker_idx=i)
+                )
                 for i in range(scheme.num_workers)
             ]
             for worker in started:

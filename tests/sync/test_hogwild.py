@@ -196,7 +196,7 @@ def test_tied_parameters_stay_tied_on_both_sides():
 def test_who_takes_a_dead_workers_place_shares_the_same_weights():
     model = policy(1)
     scheme = scheme_of(model)
-    with running(scheme) as (worker,):
+    with running(scheme, method="fork") as (worker,):
         worker.tell(lambda s, m: __import__("os")._exit(1))
         worker.process.join(20)
         with Worker(scheme, worker_idx=0) as newcomer:

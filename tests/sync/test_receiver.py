@@ -147,7 +147,7 @@ def test_a_process_forked_from_a_worker_has_a_copy_and_is_no_worker(kind):
         os.wait()
         return version, found
 
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         worker.do(fork)
         for value in range(2, 8):
             scheme.send_async(policy(value))
@@ -432,7 +432,7 @@ def test_after_a_shutdown_that_did_not_wait_the_model_has_memory_of_its_own(monk
         reader.join(20)
 
     monkeypatch.setattr("sync.receiver._CLOSE_S", 0.2)
-    with running(scheme := sender("shared_zero_copy"), background=True) as (worker,):
+    with running(scheme := sender("shared_zero_copy"), method="fork", background=True) as (worker,):
         worker.do(shut_down)
         for value in range(2, 8):
             with contextlib.suppress(WorkerDied):
@@ -481,7 +481,7 @@ def test_a_fork_of_a_worker_takes_no_news_from_it(kind):
             os._exit(0)
         return os.waitstatus_to_exitcode(os.wait()[1])
 
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         scheme.send_async(policy(2))
         assert worker.do(ask) == 3
         assert worker.do(receive)

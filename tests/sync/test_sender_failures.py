@@ -49,7 +49,7 @@ def test_a_model_that_does_not_fit_its_weights_is_an_error_on_both_sides(kind):
 @EACH
 def test_who_takes_a_dead_workers_place_gets_the_newest_version_and_is_counted(kind):
     scheme = sender(kind, workers=2)
-    with running(scheme) as (_, worker):
+    with running(scheme, method="fork") as (_, worker):
         scheme.send_async(policy(2))
         worker.tell(lambda s, m: os._exit(1))
         worker.process.join(20)
@@ -73,7 +73,7 @@ def test_who_takes_a_dead_workers_place_gets_the_newest_version_and_is_counted(k
 @EACH
 def test_who_takes_a_dead_workers_place_never_gets_weights_that_were_not_sent(kind):
     scheme = sender(kind, model := policy(1), workers=2)
-    with running(scheme) as (alive, dying):
+    with running(scheme, method="fork") as (alive, dying):
         dying.tell(lambda s, m: os._exit(1))
         dying.process.join(20)
         alive.tell(receive, 20)
@@ -108,7 +108,11 @@ def test_a_refused_send_does_not_swallow_what_went_wrong_before(kind):
 @EACH
 def test_a_worker_that_fails_keeps_nobody_from_being_heard(kind):
     scheme = sender(kind, nn.Sequential(Counting()), workers=3, timeout=5)
-    with running(scheme, lambda: nn.Sequential(Counting())) as (refusing, dying, slow):
+    with running(scheme, lambda: nn.Sequential(Counting()), method="fork") as (
+        refusing,
+        dying,
+        slow,
+    ):
         refusing.do(lambda s, m: setattr(m[0], "refuses", True))
         outcome = []
 
@@ -174,7 +178,7 @@ def wait_for_the_end(worker):
 
 @EACH
 def test_an_error_says_how_the_worker_ended(kind):
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         worker.tell(lambda s, m: os._exit(3))
         wait_for_the_end(worker)
         with pytest.raises(WorkerDied, match=r"worker 0 \(cpu\) died \(pid \d+\), exit code 3: "):
@@ -187,7 +191,7 @@ def test_a_worker_that_wrote_to_its_read_only_parameters_is_reported_with_the_re
         faulthandler.disable()  # which would tell of it on the terminal
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         worker.tell(crash)
         wait_for_the_end(worker)
         with pytest.raises(WorkerDied, match="killed by SIGSEGV") as failure:
@@ -244,7 +248,7 @@ def test_a_background_thread_that_cannot_go_on_tells_the_sender_why(monkeypatch)
             while True:
                 os.dup(0)
 
-    with running(scheme := sender("shared_zero_copy"), background=True) as (worker,):
+    with running(scheme := sender("shared_zero_copy"), background=True, method="fork") as (worker,):
         worker.do(leave_no_descriptors)  # so that no other version's memory can be mapped
         with pytest.raises(WorkerRaised, match="Too many open files"):
             scheme.send(policy(2))
@@ -265,7 +269,7 @@ def test_of_several_processes_that_came_for_one_worker_the_last_is_served(kind, 
     if wire != "float32" and kind == "shared_zero_copy":
         pytest.skip("zero_copy goes with no wire")
     scheme = sender(kind, wire=wire, timeout=10)
-    with running(scheme) as (worker,):
+    with running(scheme, method="fork") as (worker,):
         scheme.send_async(policy(2))
         worker.tell(lambda s, m: os._exit(1))
         worker.process.join(20)
@@ -286,7 +290,7 @@ def test_of_several_processes_that_came_for_one_worker_the_last_is_served(kind, 
 @EACH
 def test_what_a_successor_raised_is_told_although_another_send_came_between(kind):
     scheme = sender(kind, workers=2, connect_timeout=20)
-    with running(scheme) as (_, dying):
+    with running(scheme, method="fork") as (_, dying):
         dying.tell(lambda s, m: os._exit(1))
         dying.process.join(20)
         with Worker(scheme, lambda: nn.Linear(3, 4), worker_idx=1) as misfit:

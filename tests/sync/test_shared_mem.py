@@ -73,7 +73,7 @@ def test_a_parameter_that_points_at_a_snapshot_cannot_be_written_and_a_buffer_ca
         (model[0].weight if write == "parameter" else model[1].running_mean).data.fill_(9)
 
     scheme = scheme_of(zero_copy=True, workers=2)
-    with running(scheme) as (worker, other):
+    with running(scheme, method="fork") as (worker, other):
         worker.tell(spoil)
         if write == "parameter":
             worker.process.join(20)

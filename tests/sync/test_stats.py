@@ -156,7 +156,7 @@ def test_a_version_that_failed_is_counted_as_that_and_not_as_coalesced(kind):
 
 @EACH
 def test_a_restart_is_counted_and_hides_no_coalesced_version(kind):
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         worker.tell(lambda s, m: os._exit(1))
         worker.process.join(20)
         with pytest.raises(WorkerDied):
@@ -178,7 +178,7 @@ def test_a_restart_is_counted_and_hides_no_coalesced_version(kind):
 
 @EACH
 def test_a_newcomer_that_takes_the_same_version_again_hides_no_coalesced_version(kind):
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         worker.tell(lambda s, m: os._exit(1))
         worker.process.join(20)
         with Worker(scheme, worker_idx=0) as newcomer:

@@ -20,7 +20,7 @@ EVERY = {**KINDS, "hogwild": HogwildWeightSyncScheme}
 def test_weights_travel_and_deaths_are_seen_on_every_system(kind, system):
     scheme = KINDS[kind](timeout=5, connect_timeout=10)
     scheme.init_on_sender(model=policy(1), devices=["cpu"] * 2)
-    with running(scheme) as (first, second):
+    with running(scheme, method="fork") as (first, second):
         assert first.do(held) == second.do(held) == bits(policy(1))
         for value in (2, 3):
             for worker in (first, second):

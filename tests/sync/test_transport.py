@@ -112,7 +112,7 @@ def test_waiting_ends_when_time_is_over_and_says_for_whom(kind):
         with pytest.raises(WorkerTimeout, match=r"worker 0 \(.*CartPole-v1\) did not connect"):
             scheme.create_transport().setup_connection_and_weights_on_sender()
     with (
-        running(scheme := sender(kind, timeout=0.05)) as (worker,),
+        running(scheme := sender(kind, timeout=0.05), method="fork") as (worker,),
         pytest.raises(WorkerTimeout, match=rf"pid {worker.process.pid}\), on version 0"),
     ):
         scheme.create_transport().send_weights(policy(2))
@@ -120,7 +120,7 @@ def test_waiting_ends_when_time_is_over_and_says_for_whom(kind):
 
 @EACH
 def test_waiting_ends_when_the_worker_dies(kind):
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         transport = scheme.create_transport()
         transport.send_weights_async(policy(2))
         worker.tell(lambda s, m: os._exit(1))

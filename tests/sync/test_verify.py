@@ -144,7 +144,7 @@ def test_extra_state_travels_beside_the_checksums():
 def test_a_worker_that_takes_the_place_of_another_verifies_what_it_is_given(wire):
     model = policy()
     scheme = scheme_of(SharedMemWeightSyncScheme, model, verify="every", wire=wire)
-    with running(scheme) as (worker,):
+    with running(scheme, method="fork") as (worker,):
         train(model)
         scheme.send_async()
         worker.do(receive, 20.0)

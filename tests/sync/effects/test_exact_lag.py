@@ -124,7 +124,7 @@ def test_lags_that_are_drawn_by_worker_stay_the_same():
 
 def test_a_process_that_takes_a_place_gets_what_its_predecessor_had():
     model = policy(0)
-    with running(scheme := lagging(model, workers=2, sync=False)) as workers:
+    with running(scheme := lagging(model, workers=2, sync=False), method="fork") as workers:
         for n in range(1, 6):
             scheme.send(fill(model, n))
             for worker in workers:
@@ -145,7 +145,7 @@ def test_a_process_that_takes_a_place_gets_what_its_predecessor_had():
 
 def test_a_worker_that_died_fails_the_send_that_would_have_reached_it():
     model = policy(0)
-    with running(scheme := lagging(model, lag=2), background=True) as (worker,):
+    with running(scheme := lagging(model, lag=2), background=True, method="fork") as (worker,):
         scheme.send(fill(model, 1))
         worker.tell(lambda s, m: os._exit(1))
         worker.process.join(20)

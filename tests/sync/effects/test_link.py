@@ -131,7 +131,7 @@ def test_lost_packets_are_sent_again_and_counted(kind):
 @EACH
 def test_waiting_ends_at_once_when_a_worker_dies_with_weights_on_the_way(kind):
     scheme = linked(kind, Link(latency_ms=100), workers=2, timeout=30)
-    with running(scheme) as (first, second):
+    with running(scheme, method="fork") as (first, second):
         scheme.send_async(policy(1))
         second.tell(lambda s, m: os._exit(1))
         os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
@@ -143,7 +143,7 @@ def test_waiting_ends_at_once_when_a_worker_dies_with_weights_on_the_way(kind):
 @EACH
 def test_a_worker_that_takes_a_dead_ones_place_gets_the_newest_over_the_link(kind):
     scheme = linked(kind, Link(latency_ms=40), workers=2, timeout=30)
-    with running(scheme) as (_, second):
+    with running(scheme, method="fork") as (_, second):
         scheme.send_async(policy(1))
         second.tell(lambda s, m: os._exit(1))
         os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)

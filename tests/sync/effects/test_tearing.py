@@ -133,7 +133,7 @@ def test_a_version_is_torn_with_what_the_same_worker_was_sent():
 @pytest.mark.parametrize("lag", [None, 2])
 def test_a_process_that_takes_a_place_gets_the_same_torn_version(lag):
     tear = Tear(share=0.5)
-    with running(scheme := tearing(tear, lag=lag), model) as (worker,):
+    with running(scheme := tearing(tear, lag=lag), model, method="fork") as (worker,):
         for n in range(1, 6):
             scheme.send(numbered(n))
         version = 5 - (lag or 0)

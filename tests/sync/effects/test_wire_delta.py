@@ -103,7 +103,7 @@ def test_each_worker_has_weights_of_its_own():
 def test_a_worker_that_takes_a_dead_ones_place_gets_the_last_version_that_was_sent(kind):
     weights = model()
     scheme = made(kind, "delta", weights, workers=2, timeout=20)
-    with running(scheme, model) as (first, second):
+    with running(scheme, model, method="fork") as (first, second):
         for _ in range(3):
             step(weights)
             scheme.send_async()
@@ -130,7 +130,7 @@ def test_a_worker_that_takes_a_dead_ones_place_gets_the_last_version_that_was_se
 def test_a_newcomer_that_was_sent_changes_before_it_was_known_waits_for_the_whole(kind):
     weights = model()
     scheme = made(kind, "delta", weights, timeout=20)
-    with running(scheme, model) as (worker,):
+    with running(scheme, model, method="fork") as (worker,):
         publish(scheme, worker)
         worker.tell(lambda s, m: os._exit(1))
         os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)

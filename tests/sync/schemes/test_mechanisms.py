@@ -130,7 +130,7 @@ def test_a_worker_that_closes_copies_of_its_descriptors_stays_the_worker(kind):
         scheme.init_on_receiver(model=model, worker_idx=0)
         connect(scheme, model)
 
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         worker.do(close_copies)
         with Worker(scheme) as second:
             second.tell(come_second)
@@ -146,7 +146,7 @@ def test_a_worker_that_closes_copies_of_its_descriptors_stays_the_worker(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sender_has_nothing_to_do_after_a_worker_died_and_was_replaced(kind):
     """What is left registered of a dead worker would have every wait return at once."""
-    with running(scheme := sender(kind)) as (worker,):
+    with running(scheme := sender(kind), method="fork") as (worker,):
         for _ in range(3):
             worker.tell(lambda s, m: os._exit(1))
             worker.process.join(20)
