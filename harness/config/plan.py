@@ -18,7 +18,7 @@ from harness.config.resumed import check_resumed, resumed_run
 from harness.files import to_yaml
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
-from harness.options.typed import build, hints
+from harness.options.typed import build, hints, in_types
 from harness.parts import Registry
 from harness.plugins import load_plugins
 from harness.registry import algorithms, callbacks, collectors, loggers, models, schemes
@@ -71,9 +71,10 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
             check_resumed(Path(directory), options, overrides)
         else:
             follow_recording(options, overrides)
+        config = to_config(options)
         return RunPlan(
-            config=to_config(options),
-            options=options,
+            config=config,
+            options=in_types(options, config),
             directory=Path(directory),
             overrides=overrides,
             resume=command.resume is not None,

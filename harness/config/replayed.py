@@ -9,6 +9,7 @@ from typing import Any
 from harness.config.resumed import read_options
 from harness.options.errors import ConfigError
 from harness.options.simulated import SimulatedConfig
+from harness.options.typed import convert
 
 
 def follow_recording(options: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -37,14 +38,14 @@ def follow_recording(options: dict[str, Any], overrides: Sequence[str]) -> None:
         place = options.get(group) if group else options
         if name not in typed and isinstance(place, dict):
             place[last] = value
-    if options["seed"] != header.seed:
+    seed, total = (convert(int, options[name], name) for name in ("seed", "total_frames"))
+    if seed != header.seed:
         raise ConfigError(
-            f"seed={options['seed']}: {replay} was recorded with seed={header.seed}, which its "
-            f"replay keeps; python -m harness.reproduce {replay} --set seed={options['seed']} "
-            "follows its schedule with another one"
+            f"seed={seed}: {replay} was recorded with seed={header.seed}, which its replay keeps; "
+            f"python -m harness.reproduce {replay} --set seed={seed} follows its schedule with "
+            "another one"
         )
-    total = options["total_frames"]
-    if "total_frames" in typed and isinstance(total, int | float) and total > schedule.num_frames:
+    if "total_frames" in typed and total > schedule.num_frames:
         raise ConfigError(
             f"total_frames={total}: {replay} has recorded "
             f"{schedule.num_frames} frames; expected {schedule.num_frames} or less"

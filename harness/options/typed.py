@@ -147,6 +147,8 @@ def _fit_any(alternatives: tuple[Any, ...], value: Any, path: str) -> Any:
 
 
 def _fit_plain(annotation: Any, value: Any) -> Any:
+    if isinstance(value, str) and annotation is not str:
+        value = _from_text(annotation, value)
     if annotation in (None, type(None)):
         if value is not None:
             raise _Mismatch
@@ -164,6 +166,19 @@ def _fit_plain(annotation: Any, value: Any) -> Any:
     return value
 
 
+def _from_text(annotation: Any, text: str) -> Any:
+    """The number, truth value or null that a text stands for: `${oc.env:X}` is always text."""
+    words = {"true": True, "false": False} if annotation is bool else {"null": None}
+    if annotation in (bool, None, type(None)):
+        return words.get(text.lower(), text)
+    for kind in (int, float) if annotation in (int, float) else ():
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def _finite(value: float) -> float:
     try:
         number = float(value)
@@ -172,6 +187,18 @@ def _finite(value: float) -> float:
     if not math.isfinite(number):
         raise _Mismatch
     return number
+
+
+def in_types(value: Any, converted: Any) -> Any:
+    """Plain data, with the texts that stand for numbers as what they were converted to."""
+    if isinstance(value, Mapping):
+        found = converted if isinstance(converted, Mapping) else vars(converted)
+        return {key: in_types(item, found.get(key, item)) for key, item in value.items()}
+    if isinstance(value, list) and isinstance(converted, list):
+        return [in_types(item, one) for item, one in zip(value, converted, strict=True)]
+    if isinstance(value, str) and isinstance(converted, bool | int | float | None):
+        return converted
+    return value
 
 
 def paths(cls: type) -> Iterator[str]:

@@ -279,3 +279,30 @@ def test_the_command_that_installs_an_extra_works_where_it_is_typed(
         monkeypatch.setattr("harness.options.errors.ROOT", tmp_path)
     monkeypatch.chdir(here)
     assert install_command("ray") == command
+
+
+def test_an_environment_variable_sets_an_option_of_any_type(monkeypatch):
+    values = {"RATE": "0.003", "FRAMES": "1e4", "LAG": "2", "NO": "False", "NOTHING": "null"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    plan = plan_run(
+        [
+            *("algo.learning_rate=${oc.env:RATE}", "total_frames=${oc.env:FRAMES}"),
+            *("name=${oc.env:LAG}", "sync.lag=${oc.env:LAG}", "sync.blocking=${oc.env:NO}"),
+            *(
+                "collector.max_frames_per_traj=${oc.env:NOTHING}",
+                "model.hidden_sizes=[${oc.env:LAG},8]",
+            ),
+        ]
+    )
+    config, options = plan.config, plan.options
+    assert (config.algo.learning_rate, config.total_frames, config.name) == (0.003, 10_000, "2")
+    assert (config.sync.lag, config.sync.blocking, config.model.hidden_sizes) == (2, False, [2, 8])
+    assert options["algo"]["learning_rate"] == 0.003
+    assert (options["total_frames"], options["name"]) == (10_000, "2")
+    assert (options["sync"]["lag"], options["sync"]["blocking"]) == (2, False)
+    assert options["model"]["hidden_sizes"] == [2, 8]
+    assert options["collector"]["max_frames_per_traj"] is None
+    monkeypatch.setenv("RATE", "fast")
+    said = "algo.learning_rate=fast: expected a number (more than 0)"
+    assert error_of("algo.learning_rate=${oc.env:RATE}") == said
