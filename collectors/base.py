@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 import torch
@@ -595,6 +595,12 @@ class BaseCollector(ABC):
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         self.shutdown(raise_on_error=kind is None)
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            f"a {self.kind} cannot be copied or pickled, because it owns its environments and "
+            "workers: create another one"
+        )
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and hasattr(self, "_cut_short") and not self._is_ended:

@@ -29,7 +29,10 @@ class Doorbell(SharedFd):
         try:
             os.read(self.fd, 8)
         except BlockingIOError:
-            return
+            return  # it is silent already
+        except OSError:
+            if self.fd >= 0:
+                raise
 
 
 class Fence(SharedFd):

@@ -28,13 +28,20 @@ class SharedFd:
     """A file descriptor that can be pickled for a process that is being started.
 
     It is closed with the object, if not before. But a Ctrl-C during that would be lost, so what
-    goes while a program runs is closed first.
+    goes while a program runs is closed first. In a reference cycle it may be closed before other
+    objects of the cycle use it for the last time. `fd` is -1 then, because the system gives the
+    number to the next file that is opened.
     """
 
     def __init__(self, fd: int):
-        self.fd = fd
-        self._close = finalize(self, self._open(fd))
+        self._numbers = [fd]
+        self._close = finalize(self, _close, self._numbers, self._open(fd))
         self._close.atexit = False
+
+    @property
+    def fd(self) -> int:
+        """The number of the descriptor; -1 once it is closed."""
+        return next(iter(self._numbers), -1)
 
     def _open(self, fd: int) -> Callable[[], object]:
         """What closes it."""
@@ -44,7 +51,7 @@ class SharedFd:
         return self.fd
 
     def close(self) -> None:
-        self.fd = -1
+        """Close it; a second call does nothing."""
         self._close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,6 +61,11 @@ class SharedFd:
         fd = state.pop("fd").detach()
         self.__dict__.update(state)
         SharedFd.__init__(self, fd)
+
+
+def _close(numbers: list[int], close: Callable[[], object]) -> None:
+    numbers.clear()
+    close()
 
 
 class AnonymousMemory(SharedFd):

@@ -131,11 +131,13 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, kind: int, *numbers: int, text: str = "", fds: Sequence[int] = ()) -> None:
-        """Send at once. A message to a closed connection is dropped; see `ended`.
+        """Send at once. A message is dropped if either side has closed the connection.
 
         Only a few messages are unread at a time, for which a socket has room. If a process is
         suspended and there is no room, the message is dropped, too.
         """
+        if self.fd < 0:
+            return
         data = text.encode(errors="backslashreplace")[-TEXT_BYTES:]
         padded = numbers + (0,) * (_NUMBERS - len(numbers))
         message = _HEAD.pack(kind, len(data), *padded) + data

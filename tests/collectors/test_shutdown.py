@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -423,3 +425,30 @@ def test_a_forked_child_neither_uses_nor_ends_the_workers_of_its_parent(kind):
         assert os.waitpid(child, 0)[1] == 0
         for _ in range(5):
             collector.next()
+
+
+class Owner:
+    """An object that is part of a reference cycle with its collector."""
+
+    def __init__(self, kind, **options):
+        self.collector = kind(self.create_env, Plain(), frames_per_batch=4, seed=0, **options)
+        self.collector.next()
+
+    def create_env(self):
+        return Troubled()
+
+
+def test_collectors_in_reference_cycles_end_in_silence():
+    owners = [Owner(Collector), Owner(MultiAsyncCollector, num_workers=1)]
+    (worker,) = pids(owners[1].collector)
+    del owners
+    gc.collect()
+    wait_until(lambda: is_gone(worker))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_collector_is_neither_copied_nor_pickled(duplicate):
+    with Collector(Troubled, frames_per_batch=4) as collector:
+        with pytest.raises(TypeError, match="a Collector cannot be copied or pickled"):
+            duplicate(collector)
+        assert collector.next().numel() == 4

@@ -174,3 +174,25 @@ def test_no_interrupt_is_lost_while_an_object_is_cleared_away(make):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_closed_bell_rings_no_file_that_has_its_number(tmp_path, closed):
+    class Owner:
+        def __init__(self):
+            self.bell, self.itself = Doorbell(), self
+            if closed:
+                self.bell.close()
+
+        def __del__(self):  # in a cycle, the bell is closed already
+            with open(tmp_path / "other", "w+b", buffering=0) as other:
+                other.write(b"12345678")
+                other.seek(0)
+                self.bell.ring()
+                self.bell.silence()
+                self.bell.close()
+                other.write(b"ab")
+
+    Owner()
+    gc.collect()
+    assert (tmp_path / "other").read_bytes() == b"ab345678"
