@@ -151,3 +151,9 @@ def test_strangers_at_a_senders_socket_disturb_nobody(kind, noise):
             stranger.close()
         scheme.send_async()
         assert not scheme._sender.channel._unidentified
+
+
+def test_a_message_to_a_connection_that_this_side_closed_is_dropped(both):
+    ours, _ = both
+    ours.close()
+    ours.send(0, text="too late")
