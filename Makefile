@@ -31,7 +31,7 @@ run: $(READY) ## run an experiment; PPO on CartPole unless ARGS says else
 	@$(BIN)/python run.py $(or $(ARGS),experiment=ppo_cartpole)
 	@$(if $(ARGS),,printf '%s\n' \
 		'sweep:   $(BIN)/python run.py -m experiment=ppo_cartpole total_frames=40_000 collector=single sync.lag=0,8,32 seed=1,2,3 sweep=mine' \
-		'then:    $(BIN)/python -m harness.report outputs/mine')
+		'then:    $(BIN)/python run.py report outputs/mine')
 
 test: check ## run the checks, then the tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

@@ -35,7 +35,7 @@ class CannotPlay(RuntimeError):
 
 def main(arguments: list[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m harness.play", description=__doc__)
+    parser = argparse.ArgumentParser(prog="lockstep play", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="a run's directory")
     parser.add_argument("--out", type=Path, help="the .gif to write; <run dir>/play.gif")
     parser.add_argument("--episodes", type=int, default=1, help="how many, one after another")

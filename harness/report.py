@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
-        prog="python -m harness.report",
+        prog="lockstep report",
         description=__doc__,
         epilog="Writes report.html (one self-contained page), report.md, figures/ and "
         "data/. Exit status: 0 written, 2 nothing to report on.",

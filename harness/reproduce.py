@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
-        prog="python -m harness.reproduce",
+        prog="lockstep reproduce",
         description=(__doc__ or "").replace("`", ""),
         epilog="Exit status: 0 identical, or within the interval; 1 different, or undecided; "
         "2 it cannot be run or compared.",

@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,12 @@ from yaml import YAMLError
 from harness.config.compose import prepare, quoted, task_overrides
 from harness.config.explain import explain, explained
 from harness.config.help import page
+from harness.config.sources import import_plugins
 from harness.config.store import CONF, HYDRA_VERSION
 from harness.options.errors import ConfigError, ImpossiblePair
 
 USAGE_ERROR, INTERRUPTED, UNREAD = 2, 130, 141
+AGENTS = re.compile(r"--(?!(?:cfg|package|info|help)=)[\w./@]+=")  # less Hydra's own flags
 
 
 class Status:
@@ -45,9 +49,8 @@ class Status:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    arguments = quoted(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = _command(arguments)
+        status = _command(_overrides(sys.argv[1:] if arguments is None else arguments))
         print(end="", flush=True)
         return status
     except ConfigError as error:
@@ -60,13 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNREAD
 
 
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    """The arguments as Hydra takes them: `--seed=1`, as a W&B agent types it, is `seed=1`."""
+    return quoted([text.removeprefix("--") if AGENTS.match(text) else text for text in arguments])
+
+
 def _command(arguments: list[str]) -> int:
     flags, overrides = _flags().parse_known_args(arguments)
     overrides = [text for text in overrides if not text.startswith("-")]
     Status.run, Status.sweep = 0, None
-    if flags.help and overrides and "=" not in overrides[0]:
-        with explained([]):
-            text = page(overrides[0], flags.config_dir)
+    if flags.version:
+        print(f"lockstep {version()}")
+        return 0
+    if flags.help and (topics := [text for text in overrides if "=" not in text]):
+        with explained(overrides):
+            import_plugins(overrides, folders=[flags.config_dir, flags.config_path])
+            text = page(topics[0], flags.config_dir)
         print(text)
         return 0
     with explained(overrides):
@@ -95,12 +107,21 @@ def _flags() -> argparse.ArgumentParser:
     """Hydra's flags that are needed before Hydra itself parses them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--version", action="store_true")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-path", "-cp")
     parser.add_argument("--config-name", "-cn")
     for name in (("--package", "-p"), ("--cfg", "-c")):  # so that their values are no overrides
         parser.add_argument(*name)
     return parser
+
+
+def version() -> str:
+    """Of the installed package."""
+    try:
+        return metadata.version("lockstep")
+    except metadata.PackageNotFoundError:
+        return "of a checkout that is not installed"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.resumed import resumed_config
+from harness.config.resumed import latest_run, resumed_config
 from harness.config.sources import import_plugins
 from harness.config.store import CONF, HYDRA_VERSION, store_options
 from harness.files import DEEPEST
@@ -55,10 +55,15 @@ def task_overrides(hydra_config: Any) -> list[str]:
 
 
 def quoted(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the path after `resume=` in quotes: job names contain an =."""
+    """The arguments, with the path after `resume=` in quotes: job names contain an =.
+
+    `resume=latest` gets the path of the newest run.
+    """
     return [_quoted(text) for text in arguments]
 
 
 def _quoted(text: str) -> str:
     key, _, path = text.partition("=")
-    return f"{key}='{path}'" if key.lstrip("+") == "resume" and path[:1] not in "'\"" else text
+    if key.lstrip("+") != "resume" or path[:1] in "'\"":
+        return text
+    return f"{key}='{latest_run() if path == 'latest' else path}'"

@@ -11,7 +11,7 @@ import yaml
 
 from harness.config.store import CONF
 from harness.files import flatten
-from harness.options.base import comments, defaults, summary
+from harness.options.base import Options, comments, defaults, summary
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, RunConfig
@@ -26,7 +26,8 @@ NAME = "lockstep - train a policy, and see what weight synchronisation does to i
 SYNOPSIS = """\
 python run.py [group=name ...] [option=value ...]
 python run.py --multirun [group=name,name ...] [option=value,value ...]
-python run.py resume=RUN_DIRECTORY [option=value ...]"""
+python run.py resume=RUN_DIRECTORY [option=value ...]
+python run.py report|reproduce|calibrate|play RUN_DIRECTORY [--help] [...]"""
 
 DESCRIPTION = """\
 Rollout workers step environments with a policy, a learner trains that policy, and a sync scheme
@@ -54,7 +55,7 @@ EXAMPLES = [
 ]
 
 FLAGS = [
-    ("-h, --help [GROUP]", "this page, or the options of a group"),
+    ("-h, --help [GROUP]", "this page, or the options of a group; with plugins=[...] also theirs"),
     ("-m, --multirun", "a sweep: run every combination of the values given (docs/sweeps.md)"),
     (
         "-c, --cfg job|hydra|all",
@@ -65,6 +66,7 @@ FLAGS = [
     ("-cn, --config-name NAME", "a primary config of your own instead of config.yaml"),
     ("-sc, --shell-completion", 'completion: eval "$(python run.py -sc install=bash)"'),
     ("--hydra-help", "all flags of Hydra"),
+    ("--version", "the version of Lockstep"),
 ]
 
 STATUS = """\
@@ -77,10 +79,23 @@ def page(topic: str | None = None, own: str | None = None) -> str:
     if topic is None:
         return "\n".join(_manual())
     topic = topic.split("=")[0]
+    if topic in (nested := _nested()):
+        return "\n".join([summary(nested[topic]), *_options(nested[topic], f"{topic}.", 44)])
     if topic not in groups():
-        known = ", ".join(groups())
+        known = ", ".join([*groups(), *nested])
         raise ConfigError(f"--help {topic}: there is no such group; groups: {known}")
-    return "\n".join(_group_page(topic, [CONF] if own is None else [CONF, Path(own)]))
+    lines = list(_group_page(topic, [CONF] if own is None else [CONF, Path(own)]))
+    return "\n".join(lines or [f"{topic}: none is registered; --help {topic} plugins=[MODULE]"])
+
+
+def _nested() -> dict[str, type[Options]]:
+    """The options of every run that are groups: `checkpoint`, `evaluation`."""
+    annotations = get_type_hints(RunConfig)
+    return {
+        name: options
+        for name in defaults(RunConfig)
+        if isinstance(options := annotations[name], type) and issubclass(options, Options)
+    }
 
 
 def groups(folders: Sequence[Path] = (CONF,)) -> dict[str, dict[str, str]]:

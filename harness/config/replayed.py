@@ -42,7 +42,7 @@ def follow_recording(options: dict[str, Any], overrides: Sequence[str]) -> None:
     if seed != header.seed:
         raise ConfigError(
             f"seed={seed}: {replay} was recorded with seed={header.seed}, which its replay keeps; "
-            f"python -m harness.reproduce {replay} --set seed={seed} follows its schedule with "
+            f"lockstep reproduce {replay} --set seed={seed} follows its schedule with "
             "another one"
         )
     if "total_frames" in typed and total > schedule.num_frames:

@@ -57,6 +57,18 @@ def resumed_run(overrides: Sequence[str]) -> Path | None:
     return Path(given[-1]) if given and given[-1] not in ("null", "") else None
 
 
+def latest_run() -> Path:
+    """The run below outputs/ whose state changed last; `ConfigError` if there is none."""
+    states = [
+        file
+        for file in Path("outputs").rglob("status.json")
+        if not any(part.startswith(".") for part in file.parts)  # moved aside
+    ]
+    if not states:
+        raise ConfigError("resume=latest: there is no run below outputs/")
+    return max(states, key=lambda file: file.stat().st_mtime_ns).parent
+
+
 def read_options(directory: Path) -> dict[str, Any]:
     """The options that a run directory stores, as plain data: whoever wrote it is not trusted."""
     file = directory / "config.yaml"

@@ -197,15 +197,22 @@ def _unused(unused: Unused) -> Text | None:
 
 def next_commands(state: str, directory: Path, repeatable: bool) -> str:
     """What to type next. The environment of this run need not be activated for it."""
-    python, where = _called(sys.executable), shlex.quote(str(directory))
+    command, where = _command(), shlex.quote(str(directory))
     if state == "interrupted":
-        program = _called(sys.argv[0])
-        start = f"{python} {program}" if program.endswith(".py") else program
-        return f"resume:  {start} resume={where}"
-    lines = [f"report:  {python} -m harness.report {where}"]
+        return f"resume:  {command} resume={where}"
+    lines = [f"report:  {command} report {where}"]
     if state == "done" and repeatable:
-        lines += [f"repeat:  {python} -m harness.reproduce {where}"]
+        lines += [f"repeat:  {command} reproduce {where}"]
     return "\n".join(lines)
+
+
+def _command() -> str:
+    """Lockstep's command as this process was started, or as any Python can start it."""
+    program = Path(sys.argv[0]).name
+    if program == "lockstep":
+        return _called(sys.argv[0])
+    python = _called(sys.executable)
+    return f"{python} {_called(sys.argv[0]) if program == 'run.py' else '-m harness.command'}"
 
 
 def _called(program: str) -> str:

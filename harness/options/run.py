@@ -55,7 +55,8 @@ class RunConfig:
 class CommandConfig:
     """Options of the command, which are not stored."""
 
-    resume: str | None = None  # a run directory: continue from its newest checkpoint
+    # a run directory: continue from its newest checkpoint; latest: the newest run below outputs/
+    resume: str | None = None
     skip_done: bool = False  # skip jobs whose directory holds a finished run of the same config
     skip_impossible: bool = False  # skip jobs whose options do not work together
     # start no further job of a sweep after this many have failed; null: never

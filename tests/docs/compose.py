@@ -15,6 +15,7 @@ import json
 import sys
 from typing import Any
 
+from harness import command
 from harness.config import application, sweep
 from harness.config import compose as composing
 from tests.conftest import store_new_options
@@ -24,7 +25,10 @@ MOST_JOBS = 2
 
 def compose(arguments: list[str]) -> int:
     """What `run.py` would do, up to the first run; the exit status."""
-    return application.main(arguments)
+    try:
+        return command.main(arguments)
+    except SystemExit as ended:  # of report, reproduce and the like
+        return int(ended.code or 0)
 
 
 def parse(module: str, arguments: list[str]) -> int:
@@ -53,7 +57,7 @@ def stop_at_the_start() -> None:
 
         def method(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
             options = parse_arguments(self, *args, **kwargs)
-            return stop() if (self.prog or "").startswith("python -m harness") else options
+            return stop() if (self.prog or "").startswith("lockstep ") else options
 
         return method
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import run
+from harness.command import COMMANDS
 from harness.config.help import EXAMPLES, groups, page, reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,3 +87,57 @@ def test_who_stops_reading_gets_no_traceback(group):
 def test_the_page_of_options_is_that_of_the_code():
     """Made anew by: python -m harness.config.help > docs/options.md"""
     assert (ROOT / "docs/options.md").read_text() == reference() + "\n"
+
+
+def test_options_of_every_run_that_are_groups_have_a_page(capsys):
+    assert run.main(["--help", "checkpoint"]) == 0
+    assert "    checkpoint.keep=3 " in capsys.readouterr().out
+
+
+TOLD = """
+from harness.callbacks import Callback
+from harness.options import Options
+from harness.registry import callbacks
+
+@callbacks.register("told", options=Options)
+class Told(Callback):
+    \"\"\"Says it.\"\"\"
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help", "callbacks", "plugins=[told]"], ["plugins=[told]", "--help", "callbacks"]],
+)
+def test_the_page_of_a_group_shows_parts_of_plugins(arguments, tmp_path):
+    (tmp_path / "told.py").write_text(TOLD)
+    ended = start(*arguments, folder=tmp_path)
+    assert ended.stdout.startswith("callbacks=told\n"), ended.stderr
+
+
+def test_the_page_of_a_group_without_parts_says_so(capsys):
+    assert run.main(["--help", "callbacks"]) == 0
+    assert capsys.readouterr().out.startswith("callbacks: none is registered")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_one_of_lockstep_s(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run.main([command, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: lockstep {command} ")
+
+
+def test_a_file_of_the_user_s_called_harness_is_in_nobody_s_way(tmp_path):
+    (tmp_path / "harness.py").write_text("")
+    ended = start("report", "nowhere", folder=tmp_path)
+    assert (ended.returncode, ended.stderr[:8]) == (2, "report: ")
+
+
+def start(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_the_version_is_that_of_lockstep(capsys):
+    assert run.main(["--version"]) == 0
+    assert re.fullmatch(r"lockstep \d+\.\d+.*\n", capsys.readouterr().out)

@@ -289,7 +289,7 @@ def test_a_wrong_command_line_is_a_usage_error(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage: python -m harness.report" in capsys.readouterr().err
+    assert "usage: lockstep report" in capsys.readouterr().err
 
 
 def test_help_says_what_is_written(capsys):

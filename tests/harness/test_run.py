@@ -539,3 +539,18 @@ def test_options_of_pacing_that_cannot_work_are_refused(options, complaint, capf
     status, _ = start(*SMALL, "collector=multi_sync", *options)
     assert status == 2
     assert complaint in capfd.readouterr().err
+
+
+def test_the_latest_run_can_be_resumed_without_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["resume=latest"]) == 2
+    assert "there is no run below outputs/" in capsys.readouterr().err
+    for name in ("older", "newer"):
+        assert run.main([*SMALL, f"hydra.run.dir=outputs/day/{name}"]) == 0
+    shutil.copytree("outputs/day/newer", "outputs/day/.earlier/newer-1")
+    assert run.main(["resume=latest", "total_frames=512"]) == 0
+    frames = {
+        name: read_json(Path(f"outputs/day/{name}/summary.json"))["frames"]
+        for name in ("older", "newer")
+    }
+    assert frames == {"older": 384, "newer": 512}

@@ -339,3 +339,12 @@ def test_a_config_file_without_its_package_is_told_which_line_is_missing(here, c
     assert run.main(["--config-dir", "my_conf", chosen]) == 2
     error = capsys.readouterr().err
     assert f"{group}=mine: the first line of its file must be '# @package _global_'" in error
+
+
+def test_options_may_be_typed_as_an_agent_of_wandb_types_them(capsys):
+    assert run.main(["--seed=7", "--algo.clip=0.1", "--collector=single", "--cfg=job"]) == 0
+    composed = yaml.safe_load(capsys.readouterr().out)
+    assert (composed["seed"], composed["algo"]["clip"]) == (7, 0.1)
+    assert composed["collector"]["name"] == "single"
+    assert run.main(["--sead=7"]) == 2
+    assert "did you mean seed?" in capsys.readouterr().err

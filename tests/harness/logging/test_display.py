@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from harness.logging.display import Display
+from harness.logging.display import Display, next_commands
 
 OPTIONS = {"algo": {"name": "ppo", "clip": 0.2}, "seed": 1, "env": {"id": "X", "wrappers": ["a"]}}
 METRICS = {"collector/fps": 1234.5, "policy/lag_updates_mean": 1.5, "sync/publish_ms": 0.25}
@@ -92,10 +95,10 @@ def test_a_run_ends_with_the_commands_for_its_directory():
         display.start(OPTIONS, "outputs/a [b]")
         display.finish(state, {"frames": 1000})
         ends[state] = text.getvalue().splitlines()[-2:]
-    assert ends["done"][0].endswith("harness.report 'outputs/a [b]'")
-    assert ends["done"][1].endswith("harness.reproduce 'outputs/a [b]'")
+    assert ends["done"][0].endswith(" report 'outputs/a [b]'")
+    assert ends["done"][1].endswith(" reproduce 'outputs/a [b]'")
     assert ends["interrupted"][-1].endswith(" resume='outputs/a [b]'")
-    assert ends["failed"][-1].endswith("harness.report 'outputs/a [b]'")
+    assert ends["failed"][-1].endswith(" report 'outputs/a [b]'")
 
 
 def test_the_table_at_the_end_shows_lag_in_updates():
@@ -152,3 +155,25 @@ def test_figures_have_no_exponents():
     display.finish("done", {"episode/return": 1.5e5, "policy/lag_updates_mean": 1234.5})
     assert "150,000" in text.getvalue()
     assert "e+0" not in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("program", "start"),
+    [
+        ("/somewhere/bin/lockstep", "/somewhere/bin/lockstep"),
+        ("/somewhere/run.py", f"{sys.executable} /somewhere/run.py"),
+        ("/somewhere/my_script.py", f"{sys.executable} -m harness.command"),
+    ],
+)
+def test_the_commands_at_the_end_are_those_that_work_where_the_run_was_started(
+    program, start, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.chdir(tmp_path)
+    assert next_commands("done", Path("here"), repeatable=True).splitlines() == [
+        f"report:  {start} report here",
+        f"repeat:  {start} reproduce here",
+    ]
+    assert next_commands("interrupted", Path("here"), repeatable=True).endswith(
+        f"{start} resume=here"
+    )
