@@ -210,7 +210,7 @@ def known_options() -> dict[str, list[str]]:
             assert part.options is not None
             add(part.options, registry.prefix(part.name), f"{registry.group}={part.name}")
         found.setdefault(registry.group, []).append("every run")
-    found |= {group: ["every run"] for group in ("env", "experiment")}
+    found |= {group: ["every run"] for group in ("env", "experiment", "debug")}
     return found
 
 

@@ -20,6 +20,7 @@ from harness.parts import Registry
 from harness.registry import GROUPS, objectives, wrappers
 
 WIDTH = 96
+WHOLE = ("experiment", "debug")  # groups of files that set options of the whole run
 
 NAME = "lockstep - train a policy, and see what weight synchronisation does to it"
 
@@ -101,7 +102,7 @@ def _nested() -> dict[str, type[Options]]:
 def groups(folders: Sequence[Path] = (CONF,)) -> dict[str, dict[str, str]]:
     """Each group with its choices, and a sentence about each of them."""
     found = {registry.group: _registered(registry) for registry in GROUPS}
-    found |= {"env": {"gymnasium": summary(EnvConfig)}, "experiment": {}}
+    found |= {"env": {"gymnasium": summary(EnvConfig)}, **{group: {} for group in WHOLE}}
     for group, choices in found.items():
         choices |= {name: _sentence(file) for name, file in _files(group, folders).items()}
     order = [name for name in _chosen() if name in found]
@@ -173,7 +174,7 @@ def _group_page(group: str, folders: Sequence[Path]) -> Iterator[str]:
             prefix = registry.prefix(name) if registry else f"{group}."
             yield from _options(options, prefix, 44)
         else:
-            prefix = "" if group == "experiment" else f"{group}."
+            prefix = "" if group in WHOLE else f"{group}."
             for option, value in _set_by(files[name]):
                 yield f"    {prefix}{option}={value}"
         yield ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def zipped(*values: Any, _root_: DictConfig) -> Any:
 
 
 OmegaConf.register_new_resolver("zip", zipped, replace=True)
+OmegaConf.register_new_resolver("lockstep.product", lambda *n: math.prod(n), replace=True)
 OmegaConf.register_new_resolver("lockstep.job_name", job_name, replace=True)
 OmegaConf.register_new_resolver("lockstep.file_name", file_name, replace=True)
 OmegaConf.register_new_resolver("lockstep.nodes", nodes_started, replace=True)

@@ -40,6 +40,7 @@ def folder(tmp_path_factory) -> Path:
     for directory in (STORED, "outputs/2026-01-31/12-00-00-mine"):
         (folder / directory).mkdir(parents=True)
         (folder / directory / "config.yaml").write_text(stored)
+        (folder / directory / "status.json").write_text("{}")  # of resume=latest
     for seed in range(1, 11):
         write_recording(folder / f"outputs/recorded/seed={seed}", seed)
     experiment = re.search(r"```yaml\n(.*?)```", read("docs/tutorial.md"), re.DOTALL)
@@ -48,6 +49,10 @@ def folder(tmp_path_factory) -> Path:
         r"```python\n(# my_package/.*?)```", read("docs/environments.md"), re.DOTALL
     )
     assert package
+    objective = re.search(
+        r"```python\n(# my_objectives.*?)```", read("docs/extending.md"), re.DOTALL
+    )
+    assert objective
     own = ROOT / "examples/my_project/conf/experiment/reinforce_cartpole.yaml"
     files = {
         "conf/experiment/old_weights.yaml": experiment[1],
@@ -55,6 +60,7 @@ def folder(tmp_path_factory) -> Path:
         "my_conf/experiment/mine.yaml": "# @package _global_\ntotal_frames: 1000\n",
         "my_package/__init__.py": package[1],
         "my_package/parts.py": "",
+        "my_objectives.py": objective[1],
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

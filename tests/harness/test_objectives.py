@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.algorithms.objectives import Frames, objective
+from harness.algorithms.objectives import Frames, Objective, objective
 from harness.options import PPOConfig
 from harness.registry import objectives
 
@@ -185,3 +185,12 @@ def test_weights_and_masks_carry_no_gradient():
     x = torch.tensor([-1.0, -2.0], requires_grad=True)
     (gradient,) = torch.autograd.grad(loss(x), x)
     torch.testing.assert_close(gradient, -x.detach().exp() * torch.tensor([1.0, 2.0]) / 2)
+
+
+def test_what_an_objective_reports_has_one_prefix():
+    def own(frames, config, options):
+        return frames.log_prob.mean(), {"train/approx_kl": torch.ones(()), "mine": torch.ones(())}
+
+    frames = Frames(*(torch.zeros(2) for _ in Frames._fields))
+    _, measured = Objective(own)(frames, PPOConfig())
+    assert set(measured) == {"approx_kl", "mine"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -251,3 +252,12 @@ def test_a_stored_wrapper_by_path_is_imported_only_if_a_person_allows_it(module,
     assert run.main(["resume=run"]) == 2
     assert f"env.wrappers={module}:SameReward, stored in run" in capsys.readouterr().err
     assert run.main(["resume=run", wrapper, "total_frames=384"]) == 0
+
+
+def test_the_objective_of_the_page_about_extensions_works(module, tmp_path):
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+    (example,) = re.findall(r"```python\n(# my_objectives.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / f"{module}.py").write_text(example)
+    chosen = "algo.objective={penalised: {strength: 0.5}}"
+    assert run.main([*TINY, f"plugins=[{module}]", chosen, "hydra.run.dir=run"]) == 0
+    assert records()[-1]["train/penalty"] > 0

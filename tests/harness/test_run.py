@@ -554,3 +554,14 @@ def test_the_latest_run_can_be_resumed_without_its_name(tmp_path, monkeypatch, c
         for name in ("older", "newer")
     }
     assert frames == {"older": 384, "newer": 512}
+
+
+def test_a_debug_config_runs_three_checked_batches_without_a_logger(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ("collector=single", "collector.frames_per_batch=64", "env.num_envs=4")
+    for debug, sync, verify in (("default", "shared_mem", "every"), ("short", "none", None)):
+        assert run.main([f"debug={debug}", f"sync={sync}", *small, f"hydra.run.dir={debug}"]) == 0
+        assert read_json(Path(debug, "summary.json"))["updates"] == 3
+        options = yaml.safe_load(Path(debug, "config.yaml").read_text())
+        assert options["logger"] == {}
+        assert options["sync"].get("verify") == verify
