@@ -15,13 +15,14 @@ import time
 import pytest
 from torch import nn
 
-from sync import WorkerDied, WorkerError, WorkerRaised
+from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.local import waiting
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import wait_for
 from tests.sync.support import (
     Counting,
     Handed,
+    ThreadWorker,
     Worker,
     bits,
     connect,
@@ -300,3 +301,34 @@ def test_what_a_successor_raised_is_told_although_another_send_came_between(kind
             scheme.send_async(worker_ids=[0])
             with pytest.raises(WorkerRaised, match=r"lacks '0\.weight'"):
                 scheme.connect(worker_idx=1)
+
+
+@EACH
+def test_a_worker_that_refused_a_version_is_still_waited_for(kind):
+    scheme = sender(kind, source := nn.Sequential(Counting("first")))
+    with running(scheme, lambda: nn.Sequential(Counting())) as (worker,):
+        worker.do(lambda s, m: setattr(m[0], "refuses", True))
+        scheme.send_async(fill(source, 5))
+        with pytest.raises(RuntimeError, match="refuses"):
+            worker.do(receive, 20)
+        with pytest.raises(WorkerRaised):
+            scheme.wait_async(20)
+        with pytest.raises(WorkerTimeout, match="did not acknowledge version 1"):
+            scheme.wait_async(0)
+        assert scheme.acknowledged == {0: 0}
+
+
+@EACH
+def test_a_successor_gets_its_predecessors_weights_although_other_workers_are_ahead(kind):
+    with running(scheme := sender(kind, workers=2)) as (leaving, ahead):
+        for value in range(2, 12):
+            scheme.send_async(policy(value), worker_ids=[1])
+            ahead.do(receive, 20)
+        leaving.do(lambda s, m: s.shutdown())
+        with ThreadWorker(scheme, worker_idx=0) as successor:
+            successor.tell(connect)
+            scheme.connect(worker_idx=0)
+            successor.hear()
+            assert successor.do(version) == 0
+            assert successor.do(held) == bits(policy(1))
+        assert scheme.version == 10

@@ -14,11 +14,14 @@ from torch import nn
 from sync import (
     WIRES,
     HogwildWeightSyncScheme,
+    Layout,
     NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
 from sync.effects.planes import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
+from sync.effects.wire import EncodedSender, make_encoder
+from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
 from tests.sync.support import KINDS, Counting, bits, held, receive, running, tensors, version
 
@@ -312,3 +315,14 @@ def test_int8_gives_each_64_numbers_of_a_vector_their_own_scale():
 def test_schemes_that_move_nothing_refuse_to_round_buffers():
     with pytest.raises(ValueError, match=r"round_buffers=True.*moves no weights"):
         HogwildWeightSyncScheme(round_buffers=True)
+
+
+@pytest.mark.parametrize("wire", ["int8", "delta"])
+def test_an_encoded_version_has_the_publish_time_of_its_original(wire):
+    layout = Layout.of({"weight": torch.zeros(20, 10)})
+    encoder = make_encoder(wire, layout, 1)
+    channel = EncodedSender(FakeSender(encoder.layout, 1), encoder, layout)
+    block = channel.free_block([])
+    block.stamp(0, b"", published_ns=12_345)
+    (part,) = channel.prepare(block, [0])
+    assert part.block.published_ns == 12_345

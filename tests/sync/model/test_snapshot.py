@@ -84,6 +84,16 @@ def test_a_block_can_become_another_to_the_byte():
     assert (twin.version, twin.builds_on, twin.is_base, twin.wire_bytes) == (7, 3, True, 128)
 
 
+def test_a_block_holds_no_version_while_it_becomes_another(monkeypatch):
+    old, new = packed({"a": torch.zeros(3)}, version=1), packed({"a": torch.ones(3)}, version=2)
+    versions = []
+    monkeypatch.setattr(
+        "sync.model.snapshot.copy_leaves", lambda *copied: versions.append(old.version)
+    )
+    old.become(new)
+    assert (versions, old.version) == ([NEVER], 2)
+
+
 FLOATS = {name: d for name, d in EVERY_DTYPE.items() if d.is_floating_point or d.is_complex}
 
 
