@@ -71,8 +71,8 @@ def execute(plan: RunPlan) -> Outcome:
             print(f"lockstep: {one_line(error)}", file=sys.stderr)
             return Outcome(FAILED, "failed")
         return Outcome(0, "done")
-    if plan.skip_done and (outcome := finished(plan)):
-        return outcome
+    if plan.is_skipped:
+        return finished(plan)
     with own_state(seed=plan.config.seed, num_threads=plan.config.num_threads):
         return _execute(plan)
 
@@ -95,8 +95,8 @@ def own_state(*, seed: int, num_threads: int) -> Iterator[None]:
 def _execute(plan: RunPlan) -> Outcome:
     learner = make_learner(plan.config)
     state = saved_state(plan, learner) if plan.resume else None
-    if state and state[0] >= plan.config.total_frames and (outcome := finished(plan)):
-        return outcome
+    if state and state[0] >= plan.config.total_frames and is_complete(plan):
+        return finished(plan)
     display = Display(plan.config.total_frames, print_every_s=plan.config.print_every_s)
     # Signals wait while the directory is made, and while the end is written into it.
     with Interruption(WRITTEN) as interruption:
@@ -105,13 +105,16 @@ def _execute(plan: RunPlan) -> Outcome:
             return Execution(plan, run_dir, learner, display, interruption, state).outcome()
 
 
-def finished(plan: RunPlan) -> Outcome | None:
-    """How the run ended, if all of it was done before; its directory is left alone."""
+def is_complete(plan: RunPlan) -> bool:
+    """Whether the directory holds this run with its end and its summary."""
     run_dir = RunDir(plan.directory)
-    if not run_dir.is_done_with(plan.yaml) or not (summary := run_dir.read_summary()):
-        return None
+    return run_dir.is_done_with(plan.yaml) and bool(run_dir.read_summary())
+
+
+def finished(plan: RunPlan) -> Outcome:
+    """How the run ended that was done before; its directory is left alone."""
     print(f"{plan.directory} is done already")
-    return Outcome(0, "done", summary)
+    return Outcome(0, "done", RunDir(plan.directory).read_summary())
 
 
 def saved_state(plan: RunPlan, learner: Learner) -> tuple[int, dict[str, Any]]:
@@ -152,7 +155,9 @@ def open_directory(plan: RunPlan) -> RunDir:
             return RunDir.reopen(plan.directory, config=plan.yaml)
         found = manifest(seed=plan.config.seed, overrides=plan.overrides)
         found |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
-        return RunDir.open(plan.directory, config=plan.yaml, manifest=found)
+        return RunDir.open(
+            plan.directory, config=plan.yaml, manifest=found, replace_done=plan.replace_done
+        )
     except OSError as error:
         raise ConfigError(f"{plan.directory} cannot be written: {error}") from error
 
@@ -231,7 +236,11 @@ class Execution:
                     runner.load_state_dict(self.state[1])
                 self.state = None
             self.display.start(
-                self.plan.options, self.run_dir.path, frames=runner.frames, run=runner
+                self.plan.options,
+                self.run_dir.path,
+                show_config=self.plan.sweep is None,
+                frames=runner.frames,
+                run=runner,
             )
             try:
                 runner.run()

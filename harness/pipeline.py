@@ -17,7 +17,7 @@ from harness.environments.factory import EnvFactory, alters_returns, single
 from harness.environments.returns import KEY, UNKNOWN
 from harness.environments.sample import sample_observations
 from harness.options.environments import EnvConfig
-from harness.options.errors import ConfigError
+from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.run import Config
 from harness.options.sync import SyncConfig
 from harness.registry import algorithms, collectors, schemes
@@ -42,7 +42,7 @@ def make_learner(config: Config) -> Learner:
     try:
         algorithm = algorithms.get(config.algo.name).load()(config.algo, setup)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ImpossiblePair(str(error)) from error
     except (RuntimeError, TypeError, MemoryError) as error:  # for instance, there is not the memory
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model={config.model.name} cannot be made: {what}") from error

@@ -22,6 +22,7 @@ from harness.files import (
     write_atomic,
     write_json,
 )
+from harness.options.errors import ConfigError
 from harness.options.simulated import SCHEDULE
 from harness.provenance import now
 
@@ -54,13 +55,18 @@ class RunDir:
         self.log = path / "run.log"
 
     @classmethod
-    def open(cls, path: Path, *, config: str, manifest: dict[str, Any]) -> RunDir:
-        """A new run's directory. An ended run that is in the way is moved aside, not lost.
+    def open(
+        cls, path: Path, *, config: str, manifest: dict[str, Any], replace_done: bool = False
+    ) -> RunDir:
+        """A new run's directory.
 
-        If a living run is in the way, a number is added to the name.
+        A run in the way that did not finish is moved aside, not lost; a finished one only with
+        `replace_done`, else `ConfigError`. If a living run is in the way, a number is added to the
+        name.
         """
         run_dir, number = cls(path), 2
-        while run_dir.is_alive() or not run_dir._claim():
+        run_dir.check_free(config, replace_done=replace_done)
+        while run_dir.is_alive() or not run_dir._claim(replace_done=replace_done):
             run_dir, number = cls(path.with_name(f"{path.name}-{number}")), number + 1
         try:
             run_dir.checkpoints.mkdir()
@@ -87,6 +93,25 @@ class RunDir:
         run_dir.set_state("running")
         run_dir.metrics.touch()
         return run_dir
+
+    @classmethod
+    def record_failure(cls, path: Path, *, config: str, error: BaseException) -> None:
+        """Record the error of a run that did not begin. A finished run in its place stays."""
+        if cls(path).is_done():
+            print(f"lockstep: {path}: {error}", file=sys.stderr)
+            return
+        cls.open(path, config=config, manifest={}).end("failed", summary={}, error=error)
+
+    def check_free(self, config: str, *, replace_done: bool) -> None:
+        """Raise `ConfigError` if a finished run is in the way of a new one with this config."""
+        if replace_done or not self.is_done():
+            return
+        same = self.is_done_with(config)
+        whose, keep = ("this", "skip_done=true keeps it, ") if same else ("another", "")
+        raise ConfigError(
+            f"{self.path} holds a finished run of {whose} config: {keep}replace_done=true moves it "
+            f"to {EARLIER}/, or name another directory with sweep= or hydra.run.dir="
+        )
 
     def check(self) -> None:
         """Raise if a run cannot go on here: another one does, or these are not a run's files."""
@@ -116,10 +141,13 @@ class RunDir:
         pid = status.get("pid")
         return status.get("state") == "running" and pid != os.getpid() and is_alive(pid)
 
+    def is_done(self) -> bool:
+        """Whether it holds a finished run."""
+        return self.read_status().get("state") == "done"
+
     def is_done_with(self, config: str) -> bool:
         """Whether it holds a finished run of this very config."""
-        done = self.read_status().get("state") == "done"
-        return done and self.config.is_file() and read_text(self.config) == config
+        return self.is_done() and self.config.is_file() and read_text(self.config) == config
 
     def read_summary(self) -> dict[str, Any]:
         """What a finished run came to; empty if there is no summary, or a damaged one."""
@@ -194,8 +222,10 @@ class RunDir:
                 if UNFINISHED.fullmatch(file.name) and not file.is_dir():
                     file.unlink(missing_ok=True)
 
-    def _claim(self) -> bool:
-        """Make the directory this run's; False if another run was faster."""
+    def _claim(self, *, replace_done: bool) -> bool:
+        """Make the directory this run's; False if another run was faster, or has finished here."""
+        if self.is_done() and not replace_done:
+            return False
         self._move_aside()
         self.path.mkdir(parents=True, exist_ok=True)
         mine = RunDir(self.path)

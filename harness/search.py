@@ -127,6 +127,12 @@ class Search:
         interrupted = self._interrupted()
         return max(0, self.num_trials - sum(t.number not in interrupted for t in started))
 
+    def check_free(self, *, replace_done: bool) -> None:
+        """Raise `ConfigError` if finished runs that the study does not know are in the way."""
+        begun = len(self._trials())
+        for number in range(begun, begun + self.num_left):
+            RunDir(self.directory(number)).check_free("", replace_done=replace_done)
+
     def ask(self, most: int, space: dict[str, Any]) -> list[optuna.Trial]:
         """The next trials, at most so many; none if all were started."""
         return [self._ask(space) for _ in range(min(most, self.num_left))]

@@ -1,12 +1,110 @@
-"""When a sweep starts no further jobs, because too many have failed."""
+"""A sweep while it runs: which jobs have ended, and whether further ones start."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.files import read_json
+from harness.logging.dashboard import duration
+from harness.run_dir import RunDir
 
 STARTED = "multirun.yaml"  # written by the sweeper when the sweep is started
+NEVER_STARTED = "never started"
+LOOK_S = 0.5
+
+
+class Progress:
+    """The states of a sweep's jobs; prints a line for each job that ends.
+
+    A job has ended if its status.json says so and is not the file that was there before the sweep.
+
+    folder: the sweep's. jobs: the jobs' directories; None if only the sweeper knows them. skipped:
+    those whose runs were finished before.
+    """
+
+    def __init__(
+        self, folder: Path, jobs: Sequence[Path] | None = None, skipped: Sequence[Path] = ()
+    ):
+        self._here = Path.cwd()  # a job may work elsewhere
+        self._folder, self._jobs = folder, jobs
+        self._ended = dict.fromkeys(skipped, "done")
+        self._before = {job: self._stamp(job) for job in self._known()}
+        self._begun_at, self._num_skipped = time.monotonic(), len(skipped)
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="lockstep-sweep", daemon=True)
+
+    def start(self) -> None:
+        """Look now and then, for jobs that run in other processes."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look for the last time."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.look()
+
+    def look(self) -> None:
+        """Print a line for each job that has ended since the last look."""
+        with self._lock:
+            for job in self._known():
+                if job in self._ended or self._stamp(job) == self._before.get(job):
+                    continue
+                state = self._status(job).get("state")
+                if isinstance(state, str) and state != "running":
+                    self._ended[job] = state
+                    print(self._line(job, state), flush=True)
+
+    def states(self) -> dict[Path, str]:
+        """How each job stands. Of a search, earlier trials are among them."""
+        return {job: self._state(job) for job in self._known()}
+
+    def error(self, job: Path) -> str:
+        """What the job's run says of its failure."""
+        return str(self._status(job).get("error") or "")
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self.look()
+
+    def _known(self) -> list[Path]:
+        if self._jobs is not None:
+            return list(self._jobs)
+        found = (self._here / self._folder).glob("*/status.json")
+        return [self._folder / file.parent.name for file in sorted(found)]
+
+    def _status(self, job: Path) -> dict[str, object]:
+        return RunDir(self._here / job).read_status()
+
+    def _stamp(self, job: Path) -> tuple[int, int] | None:
+        """What tells a status.json from any other one that was or will be there."""
+        try:
+            found = RunDir(self._here / job).status.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _state(self, job: Path) -> str:
+        if job in self._ended:
+            return self._ended[job]
+        if self._jobs is not None and self._stamp(job) == self._before[job]:
+            return NEVER_STARTED
+        state = str(self._status(job).get("state"))
+        is_dead = state == "running" and not RunDir(self._here / job).is_alive()
+        return "died" if is_dead else state
+
+    def _line(self, job: Path, state: str) -> str:
+        """How many have ended, how this one did, and how long the rest takes at this pace."""
+        count = len(self._ended)
+        if self._jobs is None:
+            return f"[{count}] {job}: {state}"
+        num_left = len(self._jobs) - count
+        pace_s = (time.monotonic() - self._begun_at) / (count - self._num_skipped)
+        left = f", {duration(pace_s * num_left)} left" if num_left else ""
+        return f"[{count}/{len(self._jobs)}] {job}: {state}{left}"
 
 
 def failures(folder: Path) -> int:

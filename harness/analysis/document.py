@@ -400,7 +400,7 @@ def _provenance(runs: Sequence[Run]) -> Blocks:
         yield "The commands that made these runs:"
         yield Code("\n".join(commands))
         if any("skip_done=true" in said for said in commands):
-            yield "To run them anew, leave out `skip_done=true` or name another `sweep=`."
+            yield "To run them anew, write `replace_done` for `skip_done` or name another `sweep=`."
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:

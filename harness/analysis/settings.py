@@ -14,7 +14,15 @@ from harness.options.typed import show
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
 # These change nothing that is measured: runs that differ in them alone replicate each other. The
 # same holds for the seeds of parts; `sync.link.seed` and `sync.lag_seed` follow `seed`.
-INCIDENTAL = ("seed", "name", "print_every_s", "skip_done", "skip_impossible", "resume")
+INCIDENTAL = (
+    "seed",
+    "name",
+    "print_every_s",
+    "skip_done",
+    "replace_done",
+    "skip_impossible",
+    "resume",
+)
 INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
 SEEDS = (".seed", "_seed")  # the ends of their names
 FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")

@@ -99,7 +99,8 @@ def _command(arguments: list[str]) -> int:
             Status.run = failed.exit_status
         finally:
             if Status.sweep is not None:
-                Status.run = Status.run or Status.sweep.report()
+                status = Status.sweep.report()
+                Status.run = Status.run or status
     return Status.run
 
 
@@ -200,9 +201,11 @@ def application(composed: DictConfig) -> float:
         if isinstance(error, ImpossiblePair):
             return math.nan
         # It is too late to refuse the whole sweep: the other jobs continue.
-        run_dir = RunDir.open(directory, config=OmegaConf.to_yaml(composed), manifest={})
-        run_dir.end("failed", summary={}, error=error)
+        RunDir.record_failure(directory, config=OmegaConf.to_yaml(composed), error=error)
         return math.nan
+    finally:
+        if Status.sweep is not None:  # the sweep is in this process, too
+            Status.sweep.progress.look()
     if outcome.signum is not None:
         raise SystemExit(128 + outcome.signum)
     if outcome.exit_status and collects_for_another(plan.config):
@@ -230,6 +233,7 @@ class CheckFirst(Callback):
             plan = plan_from(config, config.hydra.run.dir, overrides)
             if not plan.resume:
                 make_folder(plan.directory)
+                plan.check_directory()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         from harness.config.sweep import Sweep
@@ -238,6 +242,7 @@ class CheckFirst(Callback):
             sweep = Sweep(config)
             sweep.check()
             Status.sweep = sweep
+            sweep.start()
 
 
 @contextmanager

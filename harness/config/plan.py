@@ -22,6 +22,7 @@ from harness.options.typed import build, hints, in_types
 from harness.parts import Registry
 from harness.plugins import load_plugins
 from harness.registry import algorithms, callbacks, collectors, loggers, models, schemes
+from harness.run_dir import RunDir
 from harness.search import Trial
 
 
@@ -35,6 +36,7 @@ class RunPlan:
     overrides: list[str]
     resume: bool = False
     skip_done: bool = False
+    replace_done: bool = False
     stop_after_failures: int | None = None  # of the sweep's jobs
     sweep: str | None = None
     trial: Trial | None = None  # of a search
@@ -43,6 +45,16 @@ class RunPlan:
     def yaml(self) -> str:
         """The options as config.yaml holds them."""
         return to_yaml(self.options)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the run is done already and need not be done again."""
+        return self.skip_done and RunDir(self.directory).is_done_with(self.yaml)
+
+    def check_directory(self) -> None:
+        """Raise `ConfigError` if a finished run that is to stay is in the way of this one."""
+        if not self.is_skipped:
+            RunDir(self.directory).check_free(self.yaml, replace_done=self.replace_done)
 
 
 def plan_run(overrides: Sequence[str]) -> RunPlan:
@@ -79,6 +91,7 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
             overrides=overrides,
             resume=command.resume is not None,
             skip_done=command.skip_done,
+            replace_done=command.replace_done,
             stop_after_failures=command.stop_after_failures,
         )
 

@@ -63,10 +63,16 @@ def _node(options: type, **given: Any) -> DictConfig:
     return node
 
 
-def job_name(override_dirname: str) -> str:
-    """A job's directory in a sweep: its overrides, fit for a file name and not too long."""
-    parts = [part.lstrip("+") for part in override_dirname.split(",") if part]
-    return file_name(",".join(parts)) or "job"
+def job_name(override_dirname: str, seed: int) -> str:
+    """A job's directory in a sweep: its overrides and its seed, fit for a file name.
+
+    The seed has its place in the order, so that the name is the same however it was given.
+    """
+    parts = [part for part in override_dirname.split(",") if part]
+    own = f"seed={seed}"
+    place = next((i for i, part in enumerate(parts) if "=" in part and part > own), len(parts))
+    parts.insert(place, own)
+    return file_name(",".join(part.lstrip("+") for part in parts))
 
 
 def file_name(text: str) -> str:

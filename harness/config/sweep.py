@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,19 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from collectors.rollout.seeds import untouched_streams
 from harness.config.compose import task_overrides
 from harness.config.explain import explained
-from harness.config.plan import make_folder, plain, plan_from
+from harness.config.plan import RunPlan, make_folder, plain, plan_from
 from harness.config.space import split
 from harness.environments.factory import single
-from harness.files import read_json
 from harness.options.errors import ConfigError, ImpossiblePair, require
 from harness.options.run import Config
-from harness.pipeline import spaces
+from harness.pipeline import make_learner
+from harness.provenance import command
 from harness.run_dir import RunDir
 from harness.search import SearchConfig, Trial
-from harness.sweeps import failures, is_stopped
+from harness.sweeps import NEVER_STARTED, Progress, failures, is_stopped
 
 FAILED = 1
 OUTPUTS = "outputs"
@@ -40,9 +43,10 @@ class Sweep:
     def __init__(self, config: DictConfig):
         self.config = config
         self.folder = Path(str(config.hydra.sweep.dir))
-        self.num_jobs: int | None = None  # as far as that is known before
+        self.progress = Progress(self.folder)
         self._loader = GlobalHydra.instance().config_loader()
-        self._given = task_overrides(config.hydra)
+        self._choices = config.hydra.runtime.choices
+        self._searches = self._choices.get("hydra/sweeper") != "basic"
 
     def check(self) -> None:
         """Raise `ConfigError` if a job cannot work, or nothing can be written."""
@@ -51,51 +55,60 @@ class Sweep:
                 f"resume={self.config.resume} with --multirun: a sweep starts new runs; "
                 "resume each of its runs in a command of its own"
             )
-        if self.config.hydra.runtime.choices.get("hydra/sweeper") == "optuna":
+        if self._choices.get("hydra/sweeper") == "optuna":
             require("hydra/sweeper=optuna", "optuna", "optuna")
-        jobs, searches = self._jobs()
-        planned = self._plan(jobs)
-        self.num_jobs = None if searches else planned
+        if not self._searches:
+            self._drop_repeated_values()
         self._name_jobs()
+        plans = self._plan(self._jobs())
         make_folder(self.folder)
+        if not self._searches:
+            self.progress = self._begin(plans)
 
-    def _jobs(self) -> tuple[list[list[str]], bool]:
+    def start(self) -> None:
+        """Print a line when a job ends; a job in this process says so itself."""
+        if self._choices.get("hydra/launcher") != "basic":
+            self.progress.start()
+
+    def _jobs(self) -> list[list[str]]:
         """The overrides of each job; for a search, of the ends of its space."""
         sweeper = OmegaConf.to_container(self.config.hydra.sweeper, resolve=True)
         assert isinstance(sweeper, dict)
-        choice = self.config.hydra.runtime.choices.get("hydra/sweeper")
+        choice = self._choices.get("hydra/sweeper")
         params = sweeper.get("params") or {}
+        overrides = task_overrides(self.config.hydra)
         if choice == "basic":
-            return jobs_of(params, self._given, self._loader), False
+            return jobs_of(params, overrides, self._loader)
         if choice != "optuna":
-            return [], True  # another package's: only it knows what it will try
+            return []  # another package's: only it knows what it will try
         try:
             search_config(sweeper, self.folder)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        space = split(params, self._given)
+        space = split(params, overrides)
         if not space.distributions:
             raise ConfigError(
                 "hydra/sweeper=optuna has nothing to search: name options with several values, "
                 "as in algo.learning_rate=tag(log,interval(1e-4,1e-2))"
             )
-        return list(space.corners()), True
+        return list(space.corners())
 
-    def _plan(self, jobs: list[list[str]]) -> int:
-        """Plan every job, and name those that are left out; how many there are."""
-        planned, left_out = 0, {}
-        jobs_by_env: dict[str, Config] = {}
-        choices = self.config.hydra.runtime.choices
+    def _plan(self, jobs: list[list[str]]) -> list[RunPlan]:
+        """Plan every job that can be, and say which are left out."""
+        plans: list[RunPlan] = []
+        left_out: dict[str, ImpossiblePair] = {}
+        fits: set[str] = set()  # environments, algorithms and models that were tried together
         if len(jobs) >= MANY_JOBS:
             print(f"checking {len(jobs)} jobs before the first one starts", flush=True)
-        for job in jobs:
+        for number, job in enumerate(jobs):
             try:
                 with explained(job):
-                    composed = self._loader.load_sweep_config(self.config, job)
-                    plan = plan_from(composed, self.folder / "job", job)
-                    check_launcher(str(choices.get("hydra/launcher")), plan.config)
-                jobs_by_env.setdefault(repr(single(plan.config.env)), plan.config)
-                planned += 1
+                    composed = self._compose(job, number)
+                    sweep = composed.hydra.sweep
+                    plan = plan_from(composed, Path(sweep.dir) / str(sweep.subdir), job)
+                check_launcher(str(self._choices.get("hydra/launcher")), plan.config)
+                check_learner(plan.config, fits)
+                plans.append(plan)
             except ImpossiblePair as error:
                 if not plain(composed).get("skip_impossible"):
                     raise ImpossiblePair(
@@ -104,39 +117,94 @@ class Sweep:
                 left_out[str(error)] = error
             except ConfigError as error:
                 raise ConfigError(f"{error} (in the job {' '.join(job)})") from None
-        if left_out and not planned:
+        if left_out and not plans:
             raise next(iter(left_out.values()))
-        _check_environments(list(jobs_by_env.values()))
         for reason in left_out:
             print(f"skipped: {reason}")
-        return planned
+        return plans
+
+    def _compose(self, job: list[str], number: int) -> DictConfig:
+        """The config of a job as its launcher will compose it."""
+        composed = self._loader.load_sweep_config(self.config, job)
+        with open_dict(composed):
+            composed.hydra.job.id, composed.hydra.job.num = str(number), number
+        return composed
+
+    def _begin(self, plans: Sequence[RunPlan]) -> Progress:
+        """Watch the jobs' directories; `ConfigError` if a run in one of them is in the way."""
+        by_directory: dict[Path, RunPlan] = {}
+        for plan in plans:
+            other = by_directory.setdefault(plan.directory, plan)
+            if other is not plan:
+                raise ConfigError(
+                    f"two jobs would write to {plan.directory}: {' '.join(other.overrides)} and "
+                    f"{' '.join(plan.overrides)}"
+                )
+            if RunDir(plan.directory).is_alive():
+                raise ConfigError(f"{plan.directory} belongs to a run that is still alive")
+            plan.check_directory()
+        skipped = [plan.directory for plan in plans if plan.is_skipped]
+        return Progress(self.folder, list(by_directory), skipped)
+
+    def _drop_repeated_values(self) -> None:
+        """Let a value that an option lists twice make one job: `seed=1,1`."""
+        hydra = self.config.hydra
+        parser = OverridesParser.create(config_loader=self._loader)
+
+        def once(text: str) -> str:
+            (override,) = parser.parse_overrides([text])
+            if not override.is_discrete_sweep():
+                return text
+            values = list(override.sweep_string_iterator())
+            if len(set(values)) == len(values):
+                return text
+            print(f"{text}: a value that is listed twice makes one job", flush=True)
+            return f"{override.get_key_element()}={','.join(dict.fromkeys(values))}"
+
+        with open_dict(self.config):
+            hydra.overrides.task = [once(text) for text in task_overrides(hydra)]
+            params = OmegaConf.to_container(hydra.sweeper.get("params") or OmegaConf.create())
+            assert isinstance(params, dict)
+            for key, value in ((str(key), value) for key, value in params.items()):
+                hydra.sweeper.params[key] = once(f"{key}={value}").partition("=")[2]
 
     def _name_jobs(self) -> None:
-        """Let jobs be named by what the sweep varies, and not by what all have in common."""
-        fixed = ",".join(fixed_keys(self._given))
+        """Let jobs be named by what the sweep varies, and not by what all have in common.
+
+        Their seeds are added by `job_name`.
+        """
+        fixed = ",".join([*fixed_keys(task_overrides(self.config.hydra)), "seed"])
         keys = f"hydra.job.config.override_dirname.exclude_keys=[{fixed}]"
         with open_dict(self.config):
             self.config.hydra.overrides.hydra.append(keys)
 
     def report(self) -> int:
-        """Say how the jobs ended; the exit status."""
-        folder = self.folder
-        found = {file.parent: read_json(file) for file in sorted(folder.glob("*/status.json"))}
-        states = {directory: _state(directory, status) for directory, status in found.items()}
+        """Say how the jobs ended, and how to go on; the exit status."""
+        self.progress.stop()
+        states = self.progress.states()
         counts = Counter(states.values())
-        if self.num_jobs is not None and self.num_jobs > len(found):
-            counts["never started"] = self.num_jobs - len(found)
-        print(f"{folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+        print(f"{self.folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
         limit = self.config.get("stop_after_failures")
-        if "never started" in counts and is_stopped(folder, limit):
-            failed = failures(folder)
+        if NEVER_STARTED in counts and is_stopped(self.folder, limit):
+            failed = failures(self.folder)
             print(f"  stop_after_failures={limit}: no job was started after {failed} failed")
-        for directory, status in found.items():
-            if states[directory] not in SOUND:
-                error = " ".join(str(status.get("error") or "").split())[:LONGEST_ERROR]
+        for directory, state in states.items():
+            if state not in {*SOUND, NEVER_STARTED}:
+                error = " ".join(self.progress.error(directory).split())[:LONGEST_ERROR]
                 said = f": {error}" if error else ""
-                print(f"  {states[directory]}: {directory}{said}", file=sys.stderr)
+                print(f"  {state}: {directory}{said}", file=sys.stderr)
+        if not set(counts) <= {*SOUND, "failed"}:
+            print(f"the rest:  {self._command_for_the_rest()}")
         return 0 if set(counts) <= SOUND else FAILED
+
+    def _command_for_the_rest(self) -> str:
+        """The command that runs the jobs that are missing."""
+        added = []
+        if not self._searches and not self.config.get("skip_done"):
+            added.append("skip_done=true")
+        if not any(text.startswith("sweep=") for text in task_overrides(self.config.hydra)):
+            added.append(f"sweep={self.config.sweep}")  # which may hold the time
+        return " ".join([command(), *map(shlex.quote, added)])
 
     @staticmethod
     def name_of(folder: Path) -> str:
@@ -145,20 +213,16 @@ class Sweep:
         return "/".join(parts[parts.index(OUTPUTS) + 1 :]) if OUTPUTS in parts else folder.name
 
 
-def _check_environments(jobs: Sequence[Config]) -> None:
-    """Raise `ConfigError` if no job's environment can be made; a job alone fails by itself.
+def check_learner(config: Config, fits: set[str]) -> None:
+    """Raise `ConfigError` if the environment cannot be made or the model does not fit it.
 
-    jobs: one of each environment.
+    fits: what was tried before, and is not tried again.
     """
-    errors = []
-    for job in jobs:
-        try:
-            spaces(job)
-            return
-        except ConfigError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    parts = repr((single(config.env), config.algo, config.model))
+    if parts not in fits:
+        with untouched_streams():
+            make_learner(replace(config, device="cpu"))
+        fits.add(parts)
 
 
 def jobs_of(
@@ -189,12 +253,6 @@ def fixed_keys(overrides: Sequence[str]) -> list[str]:
     """The options that are given one value for all jobs."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     return [override.key_or_group for override in parsed if not override.is_sweep_override()]
-
-
-def _state(directory: Path, status: dict[str, Any]) -> str:
-    """The state, but that a run without a process is not running."""
-    state = str(status.get("state"))
-    return "died" if state == "running" and not RunDir(directory).is_alive() else state
 
 
 def check_launcher(launcher: str, job: Config) -> None:

@@ -152,7 +152,7 @@ class Dashboard:
         words = f"{min(self._frames, self._total):,}/{self._total:,} frames"
         if math.isfinite(speed) and speed > 0:
             left_s = max(0, self._total - self._frames) / speed
-            words += f"  {speed:,.0f} frames/s  {_duration(left_s)} left"
+            words += f"  {speed:,.0f} frames/s  {duration(left_s)} left"
         return pen.stacked([share, 1 - share], ["green", "bright_black"]) + Text(f"  {words}")
 
     def _workers(self, pen: _Pen) -> Iterator[Text]:
@@ -241,7 +241,8 @@ def _means(values: Sequence[float], count: int) -> list[float]:
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time in the unit that fits it."""
     minutes, hours = seconds / 60, seconds / 3600
     if seconds < 60:
         return f"{seconds:.0f} s"

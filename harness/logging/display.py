@@ -51,13 +51,15 @@ class Display:
         options: Mapping[str, Any],
         directory: Any,
         *,
+        show_config: bool = True,
         frames: int = 0,
         run: Watched | None = None,
     ) -> None:
         """Show what will run. run: what the dashboard looks at while it goes on."""
         self._started = self._first = time.monotonic(), frames
         self._directory = _from_here(Path(directory))
-        self._print(config_tree(options))
+        if show_config:
+            self._print(config_tree(options))
         self._print(f"writing to {self._directory}", soft_wrap=True)
         if self.console.is_terminal:
             collector = options.get("collector")

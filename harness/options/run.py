@@ -58,6 +58,8 @@ class CommandConfig:
     # a run directory: continue from its newest checkpoint; latest: the newest run below outputs/
     resume: str | None = None
     skip_done: bool = False  # skip jobs whose directory holds a finished run of the same config
+    # move a finished run that is in the way to .earlier/; false: refuse to start
+    replace_done: bool = False
     skip_impossible: bool = False  # skip jobs whose options do not work together
     # start no further job of a sweep after this many have failed; null: never
     stop_after_failures: Count | None = None

@@ -87,8 +87,6 @@ class LocalLauncher(Launcher):
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
                     results[job.number] = result_of(job)
-                    progress = f"[{len(results)}/{len(job_overrides)}]"
-                    print(f"{progress} {job.directory}: {state_of(job)}", flush=True)
                 time.sleep(POLL_S)
         finally:
             end([job.process for job in running])
@@ -143,24 +141,18 @@ def mark_failed(job: Job) -> None:
 
     run_dir = RunDir(job.directory)
     status = run_dir.read_status()
-    if status.get("pid") != job.process.pid:  # it died before its run began
-        config = OmegaConf.to_yaml(job.config)
-        run_dir = RunDir.open(job.directory, config=config, manifest={})
-    elif status.get("state") != "running":
+    began = status.get("pid") == job.process.pid
+    if began and status.get("state") != "running":
         return
     code = job.process.returncode
     how = (
         f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
     )
     error = JobDied(f"the job's process {how}; its output is in {job.output}")
-    run_dir.end("failed", summary={}, error=error)
-
-
-def state_of(job: Job) -> str:
-    """How the job ended, by its directory."""
-    from harness.run_dir import RunDir
-
-    return str(RunDir(job.directory).read_status().get("state", "not started"))
+    if began:
+        run_dir.end("failed", summary={}, error=error)
+    else:
+        RunDir.record_failure(job.directory, config=OmegaConf.to_yaml(job.config), error=error)
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

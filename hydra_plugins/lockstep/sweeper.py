@@ -45,6 +45,7 @@ class OptunaSweeper(Sweeper):
 
         space = split(self.params, arguments)
         search = Search(SearchConfig(folder=self.folder, **self.options), num_trials=self.n_trials)
+        search.check_free(replace_done=bool(self.composed.get("replace_done")))
         OmegaConf.save(self.composed, self.folder / "multirun.yaml")
         limit = self.composed.get("stop_after_failures")
         try:

@@ -458,7 +458,7 @@ def test_a_sweep_runs_all_jobs_and_leaves_out_what_is_done(capsys):
     given = ("-m", *SMALL, "collector=single", "sync=none,shared_mem", "sweep=mine")
     assert run.main([*given]) == 0
     jobs = sorted(path for path in Path("outputs/mine").iterdir() if path.is_dir())
-    assert [job.name for job in jobs] == ["sync=none", "sync=shared_mem"]
+    assert [job.name for job in jobs] == ["seed=1,sync=none", "seed=1,sync=shared_mem"]
     assert {read_json(job / "manifest.json")["sweep"] for job in jobs} == {"mine"}
     before = {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in jobs}
     assert run.main([*given, "skip_done=true"]) == 0
@@ -476,12 +476,12 @@ def test_a_failed_job_does_not_stop_the_others_and_is_reported(capsys):
     assert "failed: outputs/mine/" in captured.err
 
 
-def test_a_job_whose_environment_cannot_be_made_is_a_failed_job():
-    kwargs = "env.kwargs={},{nonsense:1}"
-    assert run.main(["-m", *SMALL, "collector=single", kwargs, "sweep=mine"]) == 1
-    found = [read_json(f) for f in sorted(Path("outputs/mine").glob("*/status.json"))]
-    assert sorted(status["state"] for status in found) == ["done", "failed"]
-    assert any("nonsense" in (status["error"] or "") for status in found)
+@pytest.mark.parametrize("wrong", ["env.kwargs={},{nonsense:1}", "model=mlp,minatar_cnn"])
+def test_a_sweep_is_refused_for_each_job_that_would_be_refused_by_itself(wrong, capsys):
+    assert run.main(["-m", *SMALL, "collector=single", wrong, "sweep=mine"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nonsense" in line or "minatar_cnn reads images" in line
+    assert not Path("outputs").exists()
 
 
 def test_a_sweep_with_one_impossible_job_starts_none(capsys):
@@ -497,7 +497,7 @@ def test_told_so_a_sweep_leaves_out_what_is_impossible_and_says_why(capsys):
     assert "skipped: sync=none collector=multi_sync" in said
     assert "outputs/mine: 1 done" in said
     jobs = [path.name for path in Path("outputs/mine").iterdir() if path.is_dir()]
-    assert jobs == ["collector=single"]
+    assert jobs == ["collector=single,seed=1"]
     assert run.main(["-m", *SMALL, "collector=multi_sync", *given[1:]]) == 2
 
 
@@ -507,7 +507,7 @@ def test_a_run_learns_the_same_without_the_next_observations_that_it_has_twice(m
     weights = []
     for how in ("all", "final"):
         options = ("collector=single", f"model={model}", "model.hidden_sizes=[16]")
-        _, directory = start(*SMALL, *options, f"collector.next_observation={how}")
+        _, directory = start(*SMALL, *options, f"collector.next_observation={how}", into=how)
         last = records(directory)[-1]
         weights.append({key: value for key, value in last.items() if key.startswith("train/")})
     assert weights[0] == weights[1]

@@ -11,13 +11,15 @@ import warnings
 import pytest
 
 from harness.files import plain, read_json, write_atomic
+from harness.options.errors import ConfigError
 from harness.provenance import command, manifest
 from harness.run_dir import RunDir, RunDirInUse
 from tests.harness.small import little_room
 
 
-def opened(path):
-    return RunDir.open(path, config="seed: 1\n", manifest={"started": "now", "ended": None})
+def opened(path, config="seed: 1\n", **options):
+    manifest = {"started": "now", "ended": None}
+    return RunDir.open(path, config=config, manifest=manifest, **options)
 
 
 def test_a_new_run_has_its_files_and_is_running(tmp_path):
@@ -45,9 +47,9 @@ def test_an_ended_run_says_how(tmp_path):
     assert read_json(run_dir.manifest)["ended"] is not None
 
 
-def test_an_ended_run_in_the_way_is_moved_aside(tmp_path):
+def test_an_unfinished_run_in_the_way_is_moved_aside(tmp_path):
     for number in range(3):
-        opened(tmp_path / "run").end("done", summary={"number": number}, error=None)
+        opened(tmp_path / "run").end("failed", summary={"number": number}, error=None)
     kept = sorted((tmp_path / ".earlier").iterdir())
     assert [read_json(folder / "summary.json")["number"] for folder in kept] == [0, 1]
 
@@ -194,3 +196,17 @@ def test_the_command_is_what_was_typed(monkeypatch):
     assert command() == "lockstep seed=1"
     monkeypatch.setattr(sys, "argv", ["run.py", "algo.epochs=${zip:1,2}"])
     assert command() == "python3.11 run.py 'algo.epochs=${zip:1,2}'"
+
+
+def test_a_finished_run_in_the_way_stays_unless_it_is_to_be_replaced(tmp_path):
+    place = tmp_path / "run"
+    opened(place).end("done", summary={}, error=None)
+    with pytest.raises(ConfigError, match="of this config: skip_done=true keeps it, replace_done"):
+        opened(place)
+    with pytest.raises(ConfigError, match="of another config: replace_done=true moves it"):
+        opened(place, config="seed: 2\n")
+    RunDir.record_failure(place, config="", error=ValueError("no such thing"))
+    assert RunDir(place).is_done()
+    assert not (tmp_path / ".earlier").exists()
+    assert opened(place, replace_done=True).path == place
+    assert RunDir(tmp_path / ".earlier" / "run-1").is_done()

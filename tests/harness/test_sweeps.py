@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_ctrl_c_while_a_job_is_being_finished_ends_the_sweep_after_it(monkeypatch):
+def test_ctrl_c_while_a_job_is_being_finished_ends_the_sweep_after_it(monkeypatch, capsys):
     finish = Loggers.finish
 
     def interrupted(*given):
@@ -50,8 +50,14 @@ def test_ctrl_c_while_a_job_is_being_finished_ends_the_sweep_after_it(monkeypatc
         finish(*given)
 
     monkeypatch.setattr(Loggers, "finish", interrupted)
-    assert run.main(["-m", *SMALL, "seed=1,2", "sweep=mine"]) == 130
-    assert states("mine") == {"seed=1": "done"}
+    assert run.main(["-m", *SMALL, "seed=1,2"]) == 130
+    (folder,) = Path("outputs").glob("*/*")
+    assert {job.name for job in folder.glob("*/")} == {"seed=1"}
+    assert read_json(folder / "seed=1/status.json")["state"] == "done"
+    *_, count, rest = capsys.readouterr().out.splitlines()
+    assert count == f"{folder}: 1 done, 1 never started"
+    assert rest.startswith("the rest:  ")
+    assert rest.endswith(f"seed=1,2 skip_done=true sweep={folder.relative_to('outputs')}")
 
 
 # -- in parallel
@@ -77,23 +83,28 @@ def test_local_jobs_are_what_they_are_alone_but_in_processes_of_their_own(capsys
 def test_a_local_job_whose_process_dies_is_a_failed_job_and_the_others_go_on(capsys):
     given = ("-m", *SMALL, LOCAL, DEADLY, "env.kwargs.kill=true,false", "sweep=mine")
     assert run.main([*given]) == 1
-    assert states("mine") == {"env.kwargs.kill=True": "failed", "env.kwargs.kill=False": "done"}
-    error = read_json(Path("outputs/mine/env.kwargs.kill=True/status.json"))["error"]
+    killed = "env.kwargs.kill=True"
+    assert states("mine") == {f"{killed},seed=1": "failed", "env.kwargs.kill=False,seed=1": "done"}
+    error = read_json(Path(f"outputs/mine/{killed},seed=1/status.json"))["error"]
     assert error.startswith("JobDied: the job's process was killed by SIGKILL")
     captured = capsys.readouterr()
     assert "1 failed" in captured.out
-    assert "failed: outputs/mine/env.kwargs.kill=True: JobDied" in captured.err
+    assert f"failed: outputs/mine/{killed},seed=1: JobDied" in captured.err
 
 
-def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(monkeypatch, tmp_path):
-    given = ("-m", *SMALL, LOCAL, "seed=1", "sweep=mine")
-    assert run.main([*given]) == 0
+def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(monkeypatch, tmp_path, capsys):
+    given = ("-m", *SMALL, LOCAL, "sweep=mine")
+    assert run.main([*given, "seed=1"]) == 0
     (tmp_path / "deadly").mkdir()
     (tmp_path / "deadly/sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "deadly"))
-    assert run.main([*given]) == 1
-    assert set(states("mine").values()) == {"failed"}
-    assert len(list(Path("outputs/mine/.earlier").iterdir())) == 1
+    assert run.main([*given, "seed=1,2", "replace_done=true"]) == 1
+    # A finished run does not give way to a failure that has no run.
+    assert states("mine") == {"seed=1": "done", "seed=2": "failed"}
+    assert not Path("outputs/mine/.earlier").exists()
+    captured = capsys.readouterr()
+    assert "outputs/mine: 1 never started, 1 failed" in captured.out
+    assert "outputs/mine/seed=1: the job's process was killed by SIGKILL" in captured.err
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
@@ -159,7 +170,7 @@ def test_no_job_is_started_after_so_many_have_failed(launcher, capsys):
     assert run.main(["-m", *SMALL, *launcher, *varied]) == 1
     assert list(states("mine").values()).count("failed") == 2
     assert len(jobs("mine")) == 3
-    assert not Path("outputs/mine/algo.learning_rate=0.01").exists()
+    assert not Path("outputs/mine/algo.learning_rate=0.01,seed=1").exists()
     out = capsys.readouterr().out
     assert "2 failed" in out
     assert "1 never started" in out
@@ -191,7 +202,7 @@ def test_zipped_options_move_together():
     zipped = ("algo.learning_rate=${zip:1e-3,3e-4,1e-4}", "algo.epochs=${zip:1,2,3}")
     others = ("model.hidden_sizes=${zip:[8],[8,8],[16]}", "algo.max_lag=${zip:null,2,3}")
     assert run.main(["-m", *SMALL, *zipped, *others, "point=0,2", "sweep=mine"]) == 0
-    assert states("mine") == {"point=0": "done", "point=2": "done"}
+    assert states("mine") == {"point=0,seed=1": "done", "point=2,seed=1": "done"}
     options = [parse_yaml((job / "config.yaml").read_text()) for job in jobs("mine")]
     assert [found["algo"]["learning_rate"] for found in options] == [1e-3, 1e-4]
     assert [found["algo"]["epochs"] for found in options] == [1, 3]
@@ -374,3 +385,48 @@ def test_a_sweep_over_an_interval_is_told_which_sweeper_draws_from_it(capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"lockstep: {rates}: ")
     assert "hydra/sweeper=optuna" in line
+
+
+# -- sweeps that grow
+
+
+def test_seeds_that_are_added_leave_finished_runs_where_they_are():
+    for seed in (4, 5):
+        given = ("sync.lag=0,4", f"seed={seed}", "sweep=mine")
+        assert run.main(["-m", *SMALL, *given]) == 0
+    names = [f"seed={seed},sync.lag={lag}" for seed in (4, 5) for lag in (0, 4)]
+    assert states("mine") == dict.fromkeys(names, "done")
+    assert not Path("outputs/mine/.earlier").exists()
+
+
+def test_a_job_where_a_finished_run_is_is_refused_with_the_ways_out(capsys):
+    given = ("-m", *SMALL, "sweep=mine")
+    assert run.main([*given, "seed=2"]) == 0
+    finished = Path("outputs/mine/seed=2/status.json").read_bytes()
+    for other, kept in (((), "skip_done=true keeps it, "), (("sync.lag=4",), "")):
+        assert run.main([*given, "seed=1,2", *other]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("lockstep: outputs/mine/seed=2 holds a finished run of ")
+        assert f"config: {kept}replace_done=true moves it to .earlier/" in line
+    assert states("mine") == {"seed=2": "done"}
+    assert Path("outputs/mine/seed=2/status.json").read_bytes() == finished
+    assert run.main([*given, "seed=1,2", "skip_done=true"]) == 0
+    assert Path("outputs/mine/seed=2/status.json").read_bytes() == finished
+    assert run.main([*given, "seed=2", "sync.lag=4", "replace_done=true"]) == 0
+    assert read_json(Path("outputs/mine/.earlier/seed=2-1/status.json"))["state"] == "done"
+
+
+def test_a_sweep_says_how_far_it_is_and_reports_its_own_jobs(capsys):
+    given = ("-m", *SMALL, "sweep=mine")
+    assert run.main([*given, "algo.learning_rate=1e30"]) == 1
+    assert run.main([*given, "seed=1,2", "sync.lag=1"]) == 0
+    capsys.readouterr()
+    assert run.main([*given, "seed=1,2,3,4", "sync.lag=1", "skip_done=true"]) == 0
+    out = capsys.readouterr().out
+    assert re.findall(r"^\[(\d/4)\] outputs/mine/(seed=\d): done", out, re.MULTILINE) == [
+        ("3/4", "seed=3"),
+        ("4/4", "seed=4"),
+    ]
+    assert re.search(r"^\[3/4\] .*: done, \d+ s left$", out, re.MULTILINE)
+    assert out.endswith("outputs/mine: 4 done\n")
+    assert "config\n" not in out

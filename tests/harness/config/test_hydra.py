@@ -183,7 +183,7 @@ def test_a_run_may_be_done_again_from_hydras_pickle():
     pickle = "hydra.experimental.callbacks.PickleJobInfoCallback"
     callback = f"+hydra.callbacks.pickle._target_={pickle}"
     given = ("hydra.run.dir=run", "hydra.output_subdir=.hydra", callback)
-    assert run.main([*TINY, *given]) == 0
+    assert run.main([*TINY, *given, "replace_done=true"]) == 0
     first = Path("run/metrics.jsonl").read_text()
     Path("config.pickle").write_bytes(Path("run/.hydra/config.pickle").read_bytes())
     with pytest.warns(UserWarning, match="rerun"):
@@ -248,7 +248,9 @@ def test_several_loggers_are_chosen_by_a_list(capsys):
         ("seed=1,2", ["seed=1", "seed=2"]),
         ("seed=range(1,3)", ["seed=1", "seed=2"]),
         ("seed=choice(4,5)", ["seed=4", "seed=5"]),
-        ("sync=glob(*mem)", ["sync=shared_mem"]),
+        ("sync=glob(*mem)", ["seed=1,sync=shared_mem"]),
+        ("sync.lag=0,1", ["seed=1,sync.lag=0", "seed=1,sync.lag=1"]),
+        ("seed=3,3", ["seed=3"]),
         ("seed=sort(3,1,reverse=true)", ["seed=1", "seed=3"]),
         ("seed=shuffle(range(6,8))", ["seed=6", "seed=7"]),
     ],
