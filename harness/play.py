@@ -21,6 +21,7 @@ from harness.config.resumed import add_import_flags, check_stored_imports, read_
 from harness.environments.evaluate import play
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, write_atomic
+from harness.logging.numbers import readable
 from harness.options.run import Config
 from harness.pipeline import make_learner
 from harness.run_dir import RunDir
@@ -108,7 +109,8 @@ def perform(
             except gym.error.DependencyNotInstalled as error:
                 raise CannotPlay(f"{config.env.id} cannot be rendered: {error}") from error
             cut = "" if episode.ended else ", where it was cut"
-            print(f"episode {number}: return {episode.total:g} in {episode.length} steps{cut}")
+            total = readable(episode.total, 6)
+            print(f"episode {number}: return {total} in {episode.length:,} steps{cut}")
         return film, int(env.metadata.get("render_fps") or FPS)
 
 

@@ -25,6 +25,7 @@ from harness.comparison import Difference, compare_records, compare_weights, is_
 from harness.config.plan import RunPlan, to_config
 from harness.config.resumed import add_import_flags, check_stored_imports, read_options
 from harness.files import one_line, parse_yaml, read_json
+from harness.logging.numbers import readable
 from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
@@ -271,7 +272,8 @@ def compare_changed(original: Path, plan: RunPlan, changes: Sequence[str]) -> Ve
     score = _run(plan, plan.directory)
     before = objective(read_json(original / "summary.json"))
     what = "the same schedule" if is_recorded(original) else "the same seed"
-    shown = f"return {before:g} there, {score:g} with {' '.join(changes)} and {what}"
+    there, here = readable(before, 6), readable(score, 6)
+    shown = f"return {there} there, {here} with {' '.join(changes)} and {what}"
     return Verdict("compared", f"{shown}, in {plan.directory}", SAME)
 
 
@@ -322,15 +324,16 @@ def within(score: float, again: Sequence[float]) -> Verdict:
     Between the bounds (Student's prediction interval) the score of one more run would lie with
     95 % probability, if the repetitions and the original are samples of one thing.
     """
-    shown = ", ".join(f"{value:g}" for value in again)
-    what = f"return {score:g} against {shown}, of the same config and seed"
+    shown = ", ".join(readable(value, 6) for value in again)
+    what = f"return {readable(score, 6)} against {shown}, of the same config and seed"
     if len(again) < 2 or not all(map(math.isfinite, (score, *again))):
         why = f"{what}: too few numbers for an interval; --repeats 3 makes more"
         return Verdict("undecided", why, DIFFERENT)
     middle = statistics.fmean(again)
     spread = statistics.stdev(again) * math.sqrt(1 + 1 / len(again))
     reach = float(stats.t.ppf((1 + LEVEL) / 2, len(again) - 1)) * spread
-    interval = f"95 % interval for one more run {middle - reach:g} to {middle + reach:g}"
+    low, high = readable(middle - reach, 6), readable(middle + reach, 6)
+    interval = f"95 % interval for one more run {low} to {high}"
     if abs(score - middle) <= reach:
         return Verdict("within the interval", f"{what}; {interval}", SAME)
     return Verdict("different", f"{what}; {interval}", DIFFERENT)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from harness.logging.numbers import Unused, number
+from harness.logging.numbers import Unused, readable
 from harness.logging.verdict import verdict
 
 WINDOW = 100  # samples that shares and speeds are of
@@ -126,7 +126,7 @@ class Dashboard:
         if math.isfinite(self._return):
             curve = pen.bars(_means(self._returns, pen.room))
             yield Text.assemble(
-                (f"return {number(self._return, 4)}".ljust(LABEL + 8), ""), (curve, "cyan")
+                (f"return {readable(self._return, 4)}".ljust(LABEL + 8), ""), (curve, "cyan")
             )
         if shares := self.phase_shares():
             words = {PHASE_WORDS[name]: share for name, share in shares.items()}
@@ -140,7 +140,7 @@ class Dashboard:
             style = "bold red" if unused.is_much else ""
             yield line.append(f"{unused} of the frames, in {self._updates:,} updates", style)
         latencies = [
-            f"{word} {number(self._metrics[name], 2)} ms"
+            f"{word} {readable(self._metrics[name], 2)} ms"
             for word, name in (("publish", "sync/publish_ms"), ("acknowledge", "sync/ack_ms"))
             if name in self._metrics
         ]
@@ -178,7 +178,7 @@ class Dashboard:
         ):
             line.append(f"{lag} ").append(bar * 2, "blue").append(f" {share:.0%}  ")
         largest = self._metrics.get("policy/lag_updates_max", mean)
-        yield line.append(f"mean {number(mean, 2)}, at most {largest:.0f} updates")
+        yield line.append(f"mean {readable(mean, 2)}, at most {largest:.0f} updates")
 
 
 class _Pen:

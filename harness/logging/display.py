@@ -20,7 +20,7 @@ from rich.tree import Tree
 from harness.logging.base import Watched
 from harness.logging.dashboard import Dashboard
 from harness.logging.live import LiveView
-from harness.logging.numbers import Unused, number
+from harness.logging.numbers import Unused, readable
 from harness.metrics import PHASES
 
 
@@ -119,13 +119,13 @@ class Display:
 
 def describe(metrics: Mapping[str, float], episode_return: float, updates: int) -> str:
     """The figures worth a glance."""
-    words = [f"return {number(episode_return, 4)}", f"{updates:,} updates"]
+    words = [f"return {readable(episode_return, 4)}", f"{updates:,} updates"]
     if "collector/fps" in metrics:
         words.append(f"{metrics['collector/fps']:,.0f} frames/s")
     if "policy/lag_updates_mean" in metrics:
-        words.append(f"lag {number(metrics['policy/lag_updates_mean'], 2)}")
+        words.append(f"lag {readable(metrics['policy/lag_updates_mean'], 2)}")
     if "sync/publish_ms" in metrics:
-        words.append(f"publish {number(metrics['sync/publish_ms'], 2)} ms")
+        words.append(f"publish {readable(metrics['sync/publish_ms'], 2)} ms")
     unused = Unused.of(metrics)
     return "  ".join(words + ([f"unused {unused}"] if unused.count else []))
 
@@ -237,7 +237,7 @@ def _percentiles(summary: Mapping[str, Any], name: str) -> str | None:
 def _numbers(summary: Mapping[str, Any], digits: int, *names: str) -> str | None:
     if any(summary.get(name) is None for name in names):
         return None
-    return " / ".join(number(float(summary[name]), digits) for name in names)
+    return " / ".join(readable(float(summary[name]), digits) for name in names)
 
 
 def _form(summary: Mapping[str, Any], form: str, *names: str) -> str | None:

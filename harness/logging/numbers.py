@@ -10,7 +10,7 @@ from typing import Any
 MUCH = 0.1  # share of unused frames from which on a run says so
 
 
-def number(value: float, digits: int = 3) -> str:
+def readable(value: float, digits: int = 3) -> str:
     """A number with so many significant digits: 0.25, 12.3, 1,020. Tiny ones keep an exponent."""
     if not math.isfinite(value) or not 1e-4 <= abs(value) < 1e15:
         return f"{value:.{digits}g}"

@@ -96,7 +96,7 @@ def test_a_run_whose_bits_depend_on_timing_is_compared_with_several(capsys):
     Path("original/metrics.jsonl").write_text(records)
     assert main(["original", "--out", "again", "--repeats", "2"]) == 1
     out = capsys.readouterr().out
-    assert "different: return 1e+06 against" in out
+    assert "different: return 1,000,000 against" in out
     assert {path.name for path in Path("again").iterdir()} == {"1", "2"}
 
 
