@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.predictors import RETURN, objective_of  # noqa: E402
-from harness.analysis.findings import height  # noqa: E402
+from harness.analysis.findings import mean_return  # noqa: E402
 from harness.analysis.read_runs import Run, find_runs  # noqa: E402
 
 Scores = Mapping[str, Mapping[int, float]]  # by objective, then by seed
@@ -34,7 +34,7 @@ def scores(runs: Sequence[Run]) -> Scores:
     """The mean return over training of the runs that are done."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for run in runs:
-        mean = height(run, RETURN, share=1) if run.is_done else None
+        mean = mean_return(run) if run.is_done else None
         if mean is not None:
             found[objective_of(run)][int(run.options["seed"])] = mean
     return found

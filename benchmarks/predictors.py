@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.analysis.findings import height  # noqa: E402
+from harness.analysis.findings import mean_return  # noqa: E402
 from harness.analysis.read_runs import Run, find_runs  # noqa: E402
 
 RETURN = "episode/return"
@@ -62,7 +62,7 @@ def objective_of(run: Run) -> str:
 
 def score(runs: Sequence[Run]) -> float:
     """The mean return over training."""
-    return fmean(mean for run in runs if (mean := height(run, RETURN, share=1)) is not None)
+    return fmean(mean for run in runs if (mean := mean_return(run)) is not None)
 
 
 def measures(lag: int, runs: Sequence[Run]) -> tuple[float, ...]:

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from harness.analysis import drawing, figures, verdict
 from harness.analysis.blocks import Block, Code, Document, Table
 from harness.analysis.findings import (
+    EVALUATED,
     HEALTH,
     LAGS,
     LATENCIES,
+    TRAINED,
     UPDATE_LAGS,
     Findings,
-    primary,
     totals,
 )
 from harness.analysis.read_runs import Run
@@ -42,7 +43,7 @@ def write(
 ) -> Document:
     """Compose the report and draw its figures, which takes most of its time."""
     sections = {
-        "Verdict": verdict.open_with(primary(found), response),
+        "Verdict": verdict.open_with(found, response, plan.notes),
         "What was run": _what_was_run(plan, found, runs),
     }
     for place, findings in enumerate(found, 1):
@@ -76,8 +77,6 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
     states = Counter(run.state for run in runs)
     counted = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     yield f"{count(len(runs), 'run')}: {counted}. Only finished ones enter the numbers below."
-    if plan.notes:
-        yield plan.notes
     if plan.differing:
         only = " of one task" * (len(found) > 1)
         besides = ", or follow from the choice of a part" * bool(plan.implied)
@@ -112,6 +111,10 @@ def _results(findings: Findings, suffix: str) -> Blocks:
     if not any(result.scores for result in findings.results):
         yield f"No finished run has a final {findings.score}: there is nothing to compare."
         return
+    if runs := findings.unscored():
+        yield f"Without this score, and left out of it: {_some(runs)} ({findings.lacking})."
+    if findings.score == TRAINED and (runs := _without(EVALUATED, findings)):
+        yield f"It is {TRAINED}, because {EVALUATED} is not in the summary of {_some(runs)}."
     target = findings.target
     yield (
         f"{findings.score} at the end of each run; the unit of replication is the seed. IQM is the "
@@ -134,6 +137,13 @@ def _results(findings: Findings, suffix: str) -> Blocks:
         "Performance profiles: the share of runs that score more. Higher is better; where lines "
         "cross, neither setting is better throughout.",
     )
+
+
+def _without(metric: str, findings: Findings) -> list[Run]:
+    """The finished runs that lack a number which others have."""
+    done = [run for result in findings.results for run in result.runs]
+    lacking = [run for run in done if metric not in run.summary]
+    return lacking if len(lacking) < len(done) else []
 
 
 def _scores(findings: Findings) -> Table:
@@ -219,8 +229,8 @@ def _learning(findings: Findings, suffix: str) -> Blocks:
     if findings.throughout is None:
         return
     yield (
-        f"Who learned sooner: {findings.throughout.score}, over frames, which is the area below a "
-        "run's curve divided by its length. It separates settings that end with the same score."
+        f"Who learned sooner: {findings.throughout.score}, over the frames of a run. It separates "
+        "settings that end with the same score."
     )
     yield _scores(findings.throughout)
     yield from _comparisons(findings.throughout)

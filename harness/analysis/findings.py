@@ -57,7 +57,7 @@ WANTED = (
 )
 POINTS = 101  # of a curve's grid and of a profile
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
-FEWEST_POINTS = 10  # of a metric that is drawn as a curve
+FEWEST_EVALUATIONS = 10  # of every run, to be drawn as curves in place of the training's returns
 TRAINING, LAST_TENTH, EVALUATION = SCORES = ("training", "last_tenth", "evaluation")
 
 
@@ -110,6 +110,7 @@ class Findings:
     curve: str  # the metric whose course is shown
     target: float | None
     results: list[Result]
+    lacking: str = ""  # why a finished run has no score
     baseline: str | None = None  # if all are compared with one setting
     against: str = ""  # what each setting is compared with, in words
     comparisons: list[Comparison] = field(default_factory=list)
@@ -118,6 +119,15 @@ class Findings:
     throughout: Findings | None = None  # the same with the curve's mean as the score
     is_primary: bool = False  # whether the verdict is about this score
     design: Design | None = None
+
+    def unscored(self) -> list[Run]:
+        """The finished runs that have no score."""
+        return [
+            run
+            for result in self.results
+            for seed, run in result.setting.done.items()
+            if seed not in result.scores
+        ]
 
     def result(self, label: str) -> Result:
         return next(result for result in self.results if result.label == label)
@@ -221,8 +231,9 @@ def known_target(env: str) -> float | None:
 def _task(task: Task, metric: str | None, primary: str | None, target: float | None) -> Findings:
     done = [run for setting in task.settings for run in setting.done.values()]
     evaluated = bool(done) and all(EVALUATED in run.summary for run in done)
-    score = metric or (EVALUATED if evaluated else TRAINED)
-    curved = bool(done) and all(len(run.curve(score)[0]) >= FEWEST_POINTS for run in done)
+    final = primary == EVALUATION or (primary is None and metric is not None)
+    score = metric or (EVALUATED if evaluated or final else TRAINED)
+    curved = bool(done) and all(len(run.curve(score)[0]) >= FEWEST_EVALUATIONS for run in done)
     curve = score if curved else TRAINED
     if target is None and score in (EVALUATED, TRAINED):
         target = known_target(task.env)
@@ -230,12 +241,14 @@ def _task(task: Task, metric: str | None, primary: str | None, target: float | N
     _add_curves(results, curve)
     _add_profiles(results)
     throughout = None
-    if any(result.curves for result in results):
+    if done:
         share, about = (0.1, " of the last tenth") if primary == LAST_TENTH else (1.0, "")
-        means = _results(task, lambda run: height(run, curve, share), None)
-        throughout = Findings(task, f"mean {curve}{about}", curve, None, means)
-    found = Findings(task, score, curve, target, results, throughout=throughout)
-    final = primary == EVALUATION or (primary is None and metric is not None)
+        means = _results(task, lambda run: mean_return(run, share), None)
+        throughout = Findings(
+            task, f"mean {TRAINED}{about}", TRAINED, None, means, lacking="no episode ended"
+        )
+    lacking = f"no finite {score} in summary.json"
+    found = Findings(task, score, curve, target, results, lacking, throughout=throughout)
     (found if final or throughout is None else throughout).is_primary = True
     return found
 
@@ -262,16 +275,19 @@ def _values(result: Result) -> np.ndarray:
     return np.array(list(result.scores.values()))
 
 
-def height(run: Run, metric: str, share: float) -> float | None:
-    """The mean of the last `share` of a curve: the area below it, divided by its length."""
-    x, values = run.curve(metric)
-    if len(x) < FEWEST_POINTS or x[0] == x[-1]:
+def mean_return(run: Run, share: float = 1.0) -> float | None:
+    """The mean return of a run's last `share` of frames; None if no episode ended in the run.
+
+    A record's `episode/return` is that of the episodes that ended since the record before it, and
+    counts for the frames between the two. Frames without a record of their own count with the next
+    one, since their episodes ended later, and those after the last one with that.
+    """
+    ends, values = run.curve(TRAINED)
+    total = run.steps[-1] if len(run.steps) else 0.0
+    if not len(ends) or not total:
         return None
-    begin = x[-1] - share * (x[-1] - x[0])
-    inside = x > begin
-    values = np.append(np.interp(begin, x, values), values[inside])
-    x = np.append(begin, x[inside])
-    return float(np.trapezoid(values, x) / (x[-1] - x[0]))
+    edges = np.clip([0.0, *ends[:-1], total], (1.0 - share) * total, total)
+    return float(np.average(values, weights=np.diff(edges)))
 
 
 def _median(values: Sequence[float]) -> float:
@@ -365,10 +381,13 @@ def _values_named(baseline: str, settings: Sequence[Setting]) -> Options:
 
 
 def _baseline(findings: Findings, wanted: str | None) -> str | None:
-    """The setting of that name, or whose name alone holds it; else the first with most seeds."""
+    """The setting of that name, or whose name alone holds it; else the first with most seeds.
+
+    Finished ones, with a score or without: a run without a score does not move the baseline.
+    """
     if wanted is None:
         scored = [result for result in findings.results if result.scores]
-        most = max(scored, key=lambda result: len(result.scores), default=None)
+        most = max(scored, key=lambda result: len(result.runs), default=None)
         return most.label if most else None
     labels = [result.label for result in findings.results]
     if wanted in labels:

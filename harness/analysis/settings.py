@@ -12,10 +12,8 @@ from harness.analysis.read_runs import Run
 from harness.options.typed import show
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
-# These change nothing that is measured: runs that differ in them alone replicate each other. The
-# same holds for the seeds of parts; `sync.link.seed` and `sync.lag_seed` follow `seed`.
+# These change nothing that is measured: runs that differ in them alone replicate each other.
 INCIDENTAL = (
-    "seed",
     "name",
     "print_every_s",
     "skip_done",
@@ -24,7 +22,9 @@ INCIDENTAL = (
     "resume",
 )
 INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
-SEEDS = (".seed", "_seed")  # the ends of their names
+# The run's, and those of its own parts, which follow it. A seed of the environment's is not among
+# them: `env.kwargs.level_seed` may be what is studied.
+SEEDS = ("seed", "sync.lag_seed", "sync.link.seed", "sync.tear.seed")
 FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")
 REPLAY = "collector.replay"
 TASK = ("algo.name", "env.id")
@@ -78,7 +78,7 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
         key: sorted(values, key=by_size)
         for key, values in found.items()
         if len(values) > 1
-        and not (key.endswith(SEEDS) and all(own.get(key) == own.get("seed") for own in every))
+        and (key == "seed" or not _follows_seed(key, every))
         and (
             key in TASK
             or any(len(_values(key, [own for _, own in group])) > 1 for group in groups.values())
@@ -180,6 +180,7 @@ def _telling(options: Sequence[Options]) -> list[str]:
         for key in _keys(options)
         if len(_values(key, options)) > 1
         and not _is_incidental(key)
+        and not _follows_seed(key, options)
         and not _is_of_some_parts(key, options)
     ]
 
@@ -187,7 +188,12 @@ def _telling(options: Sequence[Options]) -> list[str]:
 def _is_incidental(key: str) -> bool:
     if key == SOURCE:
         return False
-    return key in INCIDENTAL or key.endswith(SEEDS) or key.startswith(INCIDENTAL_GROUPS)
+    return key in (*INCIDENTAL, *SEEDS) or key.startswith(INCIDENTAL_GROUPS)
+
+
+def _follows_seed(key: str, options: Sequence[Options]) -> bool:
+    """Whether every run has its seed as the value, as with `env.kwargs.level_seed=${seed}`."""
+    return key.endswith("seed") and all(own.get(key) == own.get("seed") for own in options)
 
 
 def _is_of_some_parts(key: str, options: Sequence[Options]) -> bool:

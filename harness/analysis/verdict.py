@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from harness.analysis import drawing, factor_figures, figures
 from harness.analysis.blocks import Block, Table
 from harness.analysis.comparisons import EQUIVALENT, UNDECIDED, VERDICTS, WITHIN, Comparison
-from harness.analysis.findings import Findings
+from harness.analysis.findings import TRAINED, Findings, primary
 from harness.analysis.response import Panel, Response
 from harness.analysis.statistics import caution, student
 from harness.analysis.text import count, joined, number, with_interval
@@ -17,9 +17,17 @@ from harness.analysis.text import count, joined, number, with_interval
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "≈▲", "▲", "?"), strict=True))
 
 
-def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[Block | None]:
-    """The blocks of the first section, about the primary score of each task."""
+def open_with(
+    every: Sequence[Findings], response: Response | None, notes: Sequence[str] = ()
+) -> Iterator[Block | None]:
+    """The blocks of the first section, about the primary score of each task.
+
+    notes: which runs are in no setting, or are replaced by later ones.
+    """
+    found = primary(every)
     yield sentence(found)
+    if left_out := [*_unscored(found), *notes]:
+        yield left_out
     if not _have_scores(found):
         return
     if response is None:
@@ -38,7 +46,9 @@ def open_with(found: Sequence[Findings], response: Response | None) -> Iterator[
             f"{_scores(found)}: means over seeds with Student's 95 % intervals.{band}",
         )
         yield from _tables(response)
-    yield [said for findings in found for said in _findings(findings, response, len(found) > 1)]
+    yield from _definition(found)
+    said = [said for findings in found for said in _findings(findings, response, len(found) > 1)]
+    yield [*said, *_opposite(every)]
     yield from _cautions(found)
 
 
@@ -62,7 +72,7 @@ def sentence(found: Sequence[Findings]) -> str:
         ]
         return f"The {_scores(found)} is {joined(means)}; there is nothing to compare it with."
     if len(compared) == 1:
-        return compared[0][1].sentence()
+        return f"By {_scores(found)}: {compared[0][1].sentence()}"
     told = Counter(comparison.verdict() for _, comparison in compared)
     differ = sum(n for verdict, n in told.items() if verdict not in (EQUIVALENT, UNDECIDED))
     small = sum(n for verdict, n in told.items() if verdict.endswith(WITHIN))
@@ -89,6 +99,45 @@ def sentence(found: Sequence[Findings]) -> str:
         f"{text}; the largest difference is {number(largest.difference.value)}{size}: "
         f"{_name(findings, largest.name)}{where}."
     )
+
+
+def _definition(found: Sequence[Findings]) -> Iterator[Block]:
+    """What the score is, where its name does not say it."""
+    if any(findings.score.startswith(f"mean {TRAINED}") for findings in found):
+        yield (
+            f"Mean {TRAINED} is the mean return over the frames of a run, from its first to its "
+            "last. A frame counts with the mean return of the episodes that ended in its record "
+            "or, where none did, in the next one that has some."
+        )
+
+
+def _unscored(found: Sequence[Findings]) -> Iterator[str]:
+    """The finished runs that are in no number of the verdict, and why."""
+    for findings in found:
+        if runs := findings.unscored():
+            are = "is" if len(runs) == 1 else "are"
+            names = joined(run.name for run in runs)
+            yield f"Left out: {names} {are} finished, but {findings.lacking}"
+
+
+def _opposite(every: Sequence[Findings]) -> Iterator[str]:
+    """Differences of training whose order is the other one at the end of the runs."""
+    for final in every:
+        if final.throughout is None or not final.throughout.is_primary:
+            continue
+        at_end = {(c.name, c.baseline): c for c in final.comparisons}
+        for comparison in final.throughout.comparisons:
+            end = at_end.get((comparison.name, comparison.baseline))
+            if end is None or not comparison.is_told_apart():
+                continue
+            if end.difference.value * comparison.difference.value < 0:
+                sure = "" if end.is_told_apart() else ", which could be chance"
+                word = "higher" if end.difference.value > 0 else "lower"
+                yield (
+                    f"At the end of the runs the order is the opposite: by {final.score}, "
+                    f"{end.name} is {number(abs(end.difference.value))} {word} than "
+                    f"{end.baseline} (corrected p = {number(end.p_adjusted, 2)}){sure}."
+                )
 
 
 def _have_scores(found: Sequence[Findings]) -> bool:

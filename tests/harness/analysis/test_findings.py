@@ -12,6 +12,7 @@ import pytest
 from harness.analysis.findings import WANTED, Findings, analyse, known_target, primary
 from harness.analysis.read_runs import find_runs
 from harness.analysis.settings import arrange
+from harness.analysis.verdict import open_with
 from tests.harness.analysis.synthetic import make_run, make_sweep
 
 
@@ -102,7 +103,7 @@ def test_who_learned_sooner_is_told_apart_where_the_final_scores_are_equal(tmp_p
     sooner = found.throughout
     assert sooner.score == "mean episode/return"
     assert sooner.baseline == "late"
-    # from 5 % of its end to its end a straight line is, on average, 52.5 % of it
+    # twenty records, from 5 % to all of it
     assert sooner.result("early").estimates["mean"].value == pytest.approx(52.5, abs=1)
     assert sooner.comparisons[0].difference.value == pytest.approx(26.25, abs=2)
     assert sooner.comparisons[0].is_told_apart()
@@ -175,10 +176,65 @@ def test_the_verdict_is_about_the_mean_over_training_unless_told_otherwise(tmp_p
     for name in (None, "last_tenth", "evaluation"):
         (chosen,) = primary([findings(tmp_path, score=name)])
         scores[name] = chosen.score, chosen.results[0].scores[1]
-    # from 5 % of its end to its end the return is a straight line
+    # twenty records, from 5 to 100
     assert scores[None] == ("mean episode/return", pytest.approx(52.5, abs=1))
     name, value = scores["last_tenth"]
     assert name == "mean episode/return of the last tenth"
-    assert value == pytest.approx(95.25, abs=1.5)
+    assert value == pytest.approx(97.5, abs=1.5)  # two records, of 95 and 100
     assert scores["evaluation"] == ("eval/return", pytest.approx(100, abs=5))
     assert primary([findings(tmp_path, metric="fps")])[0].score == "fps"
+
+
+def returns(directory: Path, frames: int, *records: tuple[int, float | None]) -> Path:
+    """A run of so many frames with these records of `episode/return`."""
+    make_run(directory, seed=int(directory.name), frames=frames)
+    steps = {**dict(records), frames: dict(records).get(frames)}
+    lines = [
+        {"step": step} | ({} if value is None else {"episode/return": value})
+        for step, value in steps.items()
+    ]
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return directory
+
+
+def test_training_is_scored_over_all_frames_whenever_episodes_end(tmp_path):
+    returns(tmp_path / "1", 1000, (200, 10.0), (400, 40.0))  # 200 frames with 10, and 800 with 40
+    returns(tmp_path / "2", 1000, (100, None), (500, 10.0), (600, None), (1000, 40.0))
+    returns(tmp_path / "3", 1000, (900, 7.0))  # one episode
+    scores = findings(tmp_path).throughout.results[0].scores
+    assert scores == {1: pytest.approx(34), 2: pytest.approx(25), 3: pytest.approx(7)}
+
+
+def test_every_finished_run_is_scored_or_named_with_the_reason(tmp_path):
+    for seed in (1, 2):
+        make_run(tmp_path / f"a{seed}", seed=seed)
+    returns(tmp_path / "3", 2000, (500, None))
+    found = findings(tmp_path)
+    (opening, left_out, *_) = open_with([found], None)
+    assert "(2 seeds)" in opening
+    assert len(left_out) == 1
+    assert left_out[0].endswith("/3 is finished, but no episode ended")
+
+
+def test_a_run_without_evaluation_does_not_change_the_score_that_was_asked_for(tmp_path):
+    make_sweep(tmp_path, schemes={"a": 50, "b": 60}, seeds=range(5))
+    change(tmp_path / "sync=a,seed=3", **{"eval/return": None})
+    found = findings(tmp_path, score="evaluation")
+    assert found.score == "eval/return"
+    assert [len(result.scores) for result in found.results] == [4, 5]
+    sentence, left_out, *_ = open_with([found], None)
+    assert sentence.startswith("By eval/return: b scores ")
+    assert left_out[0].endswith(
+        "sync=a,seed=3 is finished, but no finite eval/return in summary.json"
+    )
+
+
+def test_a_verdict_that_the_final_evaluation_contradicts_says_so(tmp_path):
+    make_sweep(tmp_path, schemes={"a": 100, "b": 50}, seeds=range(6))
+    for seed in range(6):
+        change(tmp_path / f"sync=b,seed={seed}", **{"eval/return": 200.0 + seed})
+    *_, items, _ = open_with([findings(tmp_path)], None)
+    assert items[0] == "lower: b"
+    assert items[1].startswith(
+        "At the end of the runs the order is the opposite: by eval/return, b"
+    )

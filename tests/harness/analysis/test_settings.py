@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.analysis.design import make_design
 from harness.analysis.read_runs import Run
 from harness.analysis.settings import SOURCE, Plan, arrange
 
@@ -152,3 +153,14 @@ def test_sweeps_are_kept_apart_where_they_are_to_be_compared():
     plan = arrange(runs, by_source=True)
     assert labels(plan) == ["x", "y"]
     assert plan.differing[SOURCE] == ["x", "y"]
+
+
+def test_an_environments_own_seed_makes_settings_unless_it_is_the_runs():
+    runs = [run(seed=seed, env__kwargs__level_seed=level) for level in (7, 8) for seed in (1, 2)]
+    plan = arrange(runs)
+    assert labels(plan) == ["level_seed=7", "level_seed=8"]
+    assert [list(setting.done) for setting in plan.tasks[0].settings] == [[1, 2], [1, 2]]
+    assert plan.notes == []
+    assert make_design(plan, "env.kwargs.level_seed", None, None).values == ["7", "8"]
+    same = arrange([run(seed=seed, env__kwargs__level_seed=seed) for seed in (1, 2)])
+    assert labels(same) == ["all runs"]
