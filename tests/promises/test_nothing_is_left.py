@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,33 +17,36 @@ import pytest
 from tests.conftest import shm_entries
 
 ROOT = Path(__file__).parents[2]
+# Each argument is a life of a scheme: its kind, the start method of its two workers, how they
+# receive, and how it ends. A scheme without an end is open until the program ends.
 PROGRAM = """
-import gc, multiprocessing, os, signal, sys, warnings
+import gc, multiprocessing, signal, sys, warnings
 import torch
-from tests.promises.probe import SCHEMES, Findings, VersionPolicy, read
+from tests.promises.probe import SCHEMES, VersionPolicy
 
 # Not with -W: the resource tracker would be started with it too, and keep its word to itself.
 warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+open_schemes = []
 
 
-def work(scheme, worker, background, width):
-    policy = VersionPolicy(width)
+def work(scheme, worker, background):
+    policy = VersionPolicy(300)
     scheme.init_on_receiver(model=policy, worker_idx=worker)
     scheme.connect(background=background)
-    print("ready", flush=True)
     try:
         while True:
-            scheme.receive(timeout=60.0)
+            scheme.receive(timeout=100.0)
     except ConnectionError:
         pass
 
 
-def main(kind, method, background, ending, width=300):
+def live(kind, method, background, ending):
     torch.set_num_threads(1)
     ctx = multiprocessing.get_context(method)
-    scheme, policy = SCHEMES[kind](), VersionPolicy(width)
+    scheme, policy = SCHEMES[kind](), VersionPolicy(300)
     scheme.init_on_sender(model=policy, devices=["cpu", "cpu"])
-    processes = [ctx.Process(target=work, args=(scheme, w, background, width)) for w in range(2)]
+    background = background == "background"
+    processes = [ctx.Process(target=work, args=(scheme, w, background)) for w in range(2)]
     for process in processes:
         process.start()
     scheme.connect()
@@ -55,45 +60,55 @@ def main(kind, method, background, ending, width=300):
     elif ending == "del":
         del scheme
         gc.collect()
-    elif ending == "crash":
-        raise RuntimeError("the user's own mistake")
-    elif ending == "killed":
-        print("now", flush=True)
-        signal.pause()
-    elif ending == "exit":
-        pass  # the interpreter goes down with everything open
+    else:
+        open_schemes.append(scheme)
 
 
 if __name__ == "__main__":
-    kind, method, background, *endings = sys.argv[1:]
-    for ending in endings:
-        main(kind, method, background == "background", ending)
+    *lives, end = sys.argv[1:]
+    for arguments in lives:
+        live(*arguments.split(":"))
+    if end == "crash":
+        raise RuntimeError("the user's own mistake")
+    if end == "wait":
+        print("now", flush=True)
+        signal.pause()
 """
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    return subprocess.Popen(
-        [sys.executable, "-X", "dev", str(program), *arguments],
+@contextmanager
+def program(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The program in a session of its own, which has ended and left nothing afterwards."""
+    before = shm_entries()
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, "-X", "dev", str(path), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+            wait_for_end_of_session(process.pid)
+        finally:
+            for left in of_session(process.pid):
+                left.kill()
+    assert shm_entries() <= before
 
 
 def of_session(session: int) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
-    return found
+    return processes
 
 
 def wait_for_end_of_session(session: int) -> None:
@@ -103,25 +118,19 @@ def wait_for_end_of_session(session: int) -> None:
         time.sleep(0.02)
 
 
-# Each program takes seconds to load torch: every scheme and every way is met, not every pair.
-EITHER_WAY = [
-    ("shared_copy", "polling"),
-    ("shared_zero_copy", "background"),
-    ("multiprocess", "polling"),
-    ("multiprocess", "background"),
-]
+OPEN = (
+    "shared_copy:fork:polling:open",
+    "shared_zero_copy:fork:background:open",
+    "multiprocess:fork:polling:open",
+    "multiprocess:fork:background:open",
+)
 
 
-@pytest.mark.parametrize(("kind", "background"), EITHER_WAY)
-def test_shutdown_twice_from_del_and_at_exit_is_silent(tmp_path, kind, background):
-    before = shm_entries()
-    process = start(tmp_path, kind, "fork", background, "twice", "del", "exit")
-    try:
-        _, errors = process.communicate(timeout=60.0)
-    finally:
-        kill_session(process.pid)
-    assert (process.returncode, errors) == (0, "")
-    assert shm_entries() <= before
+def test_shutdown_twice_from_del_and_at_exit_is_silent(tmp_path):
+    ended = [life.replace("open", ending) for life in OPEN for ending in ("twice", "del")]
+    with program(tmp_path, *ended, *OPEN, "exit") as process:
+        _, errors = process.communicate(timeout=100.0)
+        assert (process.returncode, errors) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -133,50 +142,23 @@ def test_shutdown_twice_from_del_and_at_exit_is_silent(tmp_path, kind, backgroun
     ],
 )
 def test_spawned_workers_leave_nothing_either(tmp_path, kind, method):
-    before = shm_entries()
-    process = start(tmp_path, kind, method, "background", "twice")
-    try:
-        _, errors = process.communicate(timeout=60.0)
-    finally:
-        kill_session(process.pid)
-    assert (process.returncode, errors) == (0, "")  # no word from the resource tracker
-    assert shm_entries() <= before
+    with program(tmp_path, f"{kind}:{method}:background:twice", "exit") as process:
+        _, errors = process.communicate(timeout=100.0)
+        assert (process.returncode, errors) == (0, "")  # no word from the resource tracker
 
 
-@pytest.mark.parametrize("kind", ["shared_zero_copy", "multiprocess"])
-def test_a_crash_shows_the_users_error_and_nothing_of_ours(tmp_path, kind):
-    before = shm_entries()
-    process = start(tmp_path, kind, "fork", "polling", "crash")
-    try:
-        _, errors = process.communicate(timeout=60.0)
-    finally:
-        kill_session(process.pid)
-    assert process.returncode == 1
-    assert errors.strip().endswith("RuntimeError: the user's own mistake")
-    assert errors.count("Traceback") == 1
-    assert shm_entries() <= before
+def test_a_crash_shows_the_users_error_and_nothing_of_ours(tmp_path):
+    with program(tmp_path, *OPEN, "crash") as process:
+        _, errors = process.communicate(timeout=100.0)
+        assert process.returncode == 1
+        assert errors.strip().endswith("RuntimeError: the user's own mistake")
+        assert errors.count("Traceback") == 1
 
 
-@pytest.mark.parametrize(("kind", "background"), EITHER_WAY)
-def test_when_the_trainer_is_killed_its_workers_notice_and_end(tmp_path, kind, background):
-    before = shm_entries()
-    process = start(tmp_path, kind, "fork", background, "killed")
-    try:
+def test_when_the_trainer_is_killed_its_workers_notice_and_end(tmp_path):
+    with program(tmp_path, *OPEN, "wait") as process:
         assert process.stdout is not None
-        while process.stdout.readline() != "now\n":
-            assert process.poll() is None
+        assert process.stdout.readline() == "now\n"
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=10.0)
-        wait_for_end_of_session(process.pid)
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-    finally:
-        kill_session(process.pid)
-        process.stdout.close()
-        process.stderr.close()
-    assert shm_entries() <= before
-
-
-def kill_session(session: int) -> None:
-    for process in of_session(session):
-        process.kill()
+        _, errors = process.communicate(timeout=100.0)
+        assert errors == ""

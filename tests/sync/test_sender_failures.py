@@ -20,6 +20,7 @@ from sync.local import waiting
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import wait_for
 from tests.sync.support import (
+    KINDS,
     Counting,
     Handed,
     ThreadWorker,
@@ -332,3 +333,20 @@ def test_a_successor_gets_its_predecessors_weights_although_other_workers_are_ah
             assert successor.do(version) == 0
             assert successor.do(held) == bits(policy(1))
         assert scheme.version == 10
+
+
+@EACH
+def test_a_successor_whose_weights_were_overwritten_gets_a_new_version(kind):
+    model, scheme = policy(1), KINDS[kind](connect_timeout=5)
+    scheme.init_on_sender(model=model, device_map_fn=lambda worker, weights: weights, num_workers=2)
+    with running(scheme) as (leaving, other):
+        leaving.do(lambda s, m: s.shutdown())
+        for value in range(2, 12):
+            scheme.send_async(fill(model, value), worker_ids=[1])
+            other.do(receive, 20)
+        with ThreadWorker(scheme, worker_idx=0) as successor:
+            successor.tell(connect)
+            scheme.connect(worker_idx=0)
+            successor.hear()
+            assert successor.do(version) == scheme.acknowledged[0] == scheme.version
+            assert successor.do(held) == bits(policy(11))

@@ -24,7 +24,6 @@ from sync import (
 from sync.model.layout import HEADER_BYTES
 from sync.schemes.multiprocess import MultiProcessSender
 from sync.schemes.shared_mem import SharedMemSender
-from sync.verify import SAMPLED
 from tests.sync.remote.support import joined
 from tests.sync.support import (
     KINDS,
@@ -49,6 +48,7 @@ PAIRS = [
     if wire == "float32" or kind != "shared_zero_copy"
 ]
 INPUTS = torch.ones(2, 3)
+SAMPLED = 100  # of so many calls, one is checked
 
 
 def scheme_of(make, model=None, *, workers=1, **options):
@@ -358,18 +358,22 @@ def test_extra_state_and_versions_are_checked_on_arrival():
 
 
 class Untied(nn.Module):
-    def __init__(self, tied=False):
+    def __init__(self, tied=""):
         super().__init__()
-        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.one, self.other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+        with torch.no_grad():
+            for number, tensor in enumerate((*self.parameters(), *self.buffers())):
+                tensor.fill_(number)
         if tied:
-            self.other.weight = self.one.weight
+            setattr(self.other, tied, getattr(self.one, tied))
 
 
-def test_a_model_that_cannot_hold_what_was_published_is_found():
+@pytest.mark.parametrize("tied", ["weight", "running_mean"])
+def test_a_model_that_cannot_hold_what_was_published_is_found(tied):
     scheme = scheme_of(SharedMemWeightSyncScheme, Untied(), verify="every")
     with (
-        pytest.raises(WorkerRaised, match=r"version 0: 'one.weight' are not in the model"),
-        running(scheme, partial(Untied, tied=True)),
+        pytest.raises(WorkerRaised, match=rf"version 0: 'one.{tied}' are not in the model"),
+        running(scheme, partial(Untied, tied=tied)),
     ):
         pass
 

@@ -46,16 +46,20 @@ def values(source):
     }
 
 
-def torn(tear, version, old):
-    """What `version` should hold, if it is torn with `old`: written apart from the code."""
+def torn(tear, version, old, chosen_as=None):
+    """What `version` should hold, if it is torn with `old`: written apart from the code.
+
+    chosen_as: the number of `version` in the count of the run.
+    """
     new, older = values(numbered(version)), values(numbered(old))
+    number = version if chosen_as is None else chosen_as
     names = list(new)
     if tear.unit == "tensor":
-        for i in tear.choose(version, len(names)).tolist():
+        for i in tear.choose(number, len(names)).tolist():
             new[names[i]] = older[names[i]]
         return new
     sizes = [new[name].numel() for name in names]
-    for place in tear.choose(version, sum(sizes)).tolist():
+    for place in tear.choose(number, sum(sizes)).tolist():
         i = 0
         while place >= sizes[i]:
             place -= sizes[i]
@@ -113,6 +117,18 @@ def test_what_is_torn_is_what_lag_delivers(kind, link):
             for worker in workers:
                 check(worker.do(taken, newest), newest, torn(tear, newest, max(0, newest - 1)))
         assert scheme.history == 4
+
+
+def test_choices_go_on_from_the_first_version():
+    tear = Tear(share=0.4)
+    scheme = KINDS["shared_copy"](tear=tear, sync=False)
+    scheme.first_version = 7
+    scheme.init_on_sender(model=numbered(0), devices=["cpu"])
+    with running(scheme, model) as (worker,):
+        for n in range(1, 4):
+            scheme.send(numbered(n))
+            expected = torn(tear, n, n - 1, chosen_as=7 + n)
+            check(worker.do(taken, n), n, expected)
 
 
 def test_a_version_is_torn_with_what_the_same_worker_was_sent():

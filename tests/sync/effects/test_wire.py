@@ -20,7 +20,9 @@ from sync import (
     WeightSyncScheme,
 )
 from sync.effects.planes import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
+from sync.effects.rounding import rounded_format
 from sync.effects.wire import EncodedSender, make_encoder
+from sync.model.snapshot import private_snapshot
 from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
 from tests.sync.support import KINDS, Counting, bits, held, receive, running, tensors, version
@@ -326,3 +328,19 @@ def test_an_encoded_version_has_the_publish_time_of_its_original(wire):
     block.stamp(0, b"", published_ns=12_345)
     (part,) = channel.prepare(block, [0])
     assert part.block.published_ns == 12_345
+
+
+def test_int8_divides_no_numbers_by_zero():
+    tiny = torch.full((8, 8), 1e-45)  # its scale would underflow
+    model = Layout.of({"zeros": torch.zeros(8, 8), "tiny": tiny})
+    format_ = rounded_format("int8", model, round_buffers=False)
+    whole, block = private_snapshot(model), private_snapshot(format_.layout)
+    whole.views[1].copy_(tiny)
+    format_.encode(whole, block)
+    scales = [
+        view
+        for leaf, view in zip(format_.layout.leaves, block.views, strict=True)
+        if leaf.name.endswith("(scale)")
+    ]
+    assert len(scales) == 2
+    assert all((scale > 0).all() for scale in scales)

@@ -52,6 +52,15 @@ def test_leaves_of_one_dtype_lie_in_one_stretch_whatever_their_order_in_the_mode
     assert [leaf.name for leaf in layout.leaves] == ["a", "c", "b"]
 
 
+def test_dtypes_lie_in_the_same_order_in_every_process():
+    tensors = one_of_each()
+    orders = [
+        [leaf.dtype for leaf in Layout.of(dict(pairs)).leaves]
+        for pairs in (tensors.items(), reversed(tensors.items()))
+    ]
+    assert orders == [sorted(EVERY_DTYPE.values(), key=str)] * 2
+
+
 def test_scalars_and_empty_tensors_have_their_place():
     layout = Layout.of({"scalar": torch.tensor(2.0), "empty": torch.zeros(0, 3)})
     views = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
