@@ -28,6 +28,7 @@ from sync.model.strategy import (
     check_movable,
     check_whole,
     check_writable,
+    flatten,
     set_extra_state,
 )
 
@@ -194,8 +195,7 @@ class Binding:
 
     def check_movable(self, snapshot: Snapshot) -> None:
         """Raise if `point_at` would separate a parameter from what shares its memory."""
-        self.leaves()
-        check_movable(self._flat, _addresses(snapshot))
+        check_movable(flatten(self.target), _addresses(snapshot))
 
     def detach_from_snapshots(self) -> None:
         """Give every parameter memory of its own again."""

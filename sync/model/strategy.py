@@ -100,12 +100,10 @@ def check_whole(source: Weights, flat: Flat) -> None:
     if not isinstance(source, nn.Module):
         return
     names = {*flat.extra, *(slot.name for slot in flat.slots)}
-    memory = {slot.tensor.untyped_storage().data_ptr() for slot in flat.slots}
+    memory = {_address(slot.tensor) for slot in flat.slots} - {None}
     for name, value in source.state_dict().items():
         is_renamed = (  # by torch.compile, for instance
-            isinstance(value, Tensor)
-            and value.layout == torch.strided
-            and (not value.numel() or value.untyped_storage().data_ptr() in memory)
+            isinstance(value, Tensor) and (not value.numel() or _address(value) in memory)
         )
         if name not in names and not is_renamed:
             raise ValueError(
@@ -115,6 +113,13 @@ def check_whole(source: Weights, flat: Flat) -> None:
             )
 
 
+def _address(tensor: Tensor) -> int | None:
+    """Where the memory begins that the tensor is a view of; None for a tensor without memory."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
 def check_movable(flat: Flat, block: range) -> None:
     """Raise if a parameter shares memory with something that would not move to a block with it.
 
@@ -122,21 +127,20 @@ def check_movable(flat: Flat, block: range) -> None:
     """
     owners: dict[int, Slot] = {}  # by address
     for slot in flat.slots:
-        tensor, memory = slot.tensor, slot.tensor.untyped_storage()
-        moves = tensor.device.type == "cpu" and tensor.numel() and tensor.data_ptr() not in block
-        if slot.is_buffer or not moves:
+        tensor, address = slot.tensor, _address(slot.tensor)
+        if slot.is_buffer or address is None or tensor.data_ptr() in block:
             continue
-        owner = owners.setdefault(memory.data_ptr(), slot)
+        owner = owners.setdefault(address, slot)
         if owner.tensor is not tensor:
             _refuse_to_move(f"{owner.name!r} and {slot.name!r} share memory")
-        if memory.nbytes() != tensor.nbytes:
+        if tensor.untyped_storage().nbytes() != tensor.nbytes:
             _refuse_to_move(
                 f"{slot.name!r} is part of a larger tensor or of another scheme's block"
             )
     for slot in flat.slots:
-        address = slot.tensor.untyped_storage().data_ptr()
-        if slot.is_buffer and address in owners:
-            _refuse_to_move(f"{owners[address].name!r} and {slot.name!r} share memory")
+        owner = owners.get(_address(slot.tensor) or 0, slot)
+        if slot.is_buffer and owner is not slot:
+            _refuse_to_move(f"{owner.name!r} and {slot.name!r} share memory")
 
 
 def _refuse_to_move(shared: str) -> NoReturn:

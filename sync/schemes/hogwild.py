@@ -20,7 +20,7 @@ from sync.forms import SenderForm
 from sync.model.binding import Binding
 from sync.model.layout import HEADER_BYTES, CheckFinite, Layout
 from sync.model.snapshot import Snapshot
-from sync.model.strategy import WeightStrategy, check_movable
+from sync.model.strategy import WeightStrategy, check_movable, flatten
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
@@ -130,7 +130,7 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
     def _check_form(self, form: SenderForm) -> None:
         if not form.same_for_all:
             raise ValueError("hogwild workers all read the trainer's own weights")
-        check_movable(self.strategy.flatten(form.weights_for(0)), range(0))
+        check_movable(flatten(form.weights_for(0)), range(0))
 
     def _check_by_worker(self) -> None:
         raise ValueError("hogwild workers all read the trainer's own weights")
