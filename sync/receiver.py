@@ -142,7 +142,15 @@ class Receiver:
             if self.version == self._returned:
                 return None
             self._returned = self.version
-            return self.weights
+            # Without a model, the next version is received into the same memory.
+            return self.weights if self.model is not None else _copied(self.weights)
+
+    def apply(self, weights: Weights, inplace: bool) -> None:
+        """Put other weights into the model until the next version arrives."""
+        with self._lock:
+            self.own_memory()
+            target = self.model if self.model is not None else self.weights
+            self._strategy.apply_weights(target, weights, inplace)
 
     def _wait(self, deadline: float) -> None:
         while self.version == self._returned:
@@ -339,6 +347,13 @@ class Receiver:
         """In the child: give the model its own memory."""
         if self.binding is not None:
             self.binding.replace_memory(values)
+
+
+def _copied(weights: Any) -> Any:
+    """The same weights in new memory."""
+    if not isinstance(weights, dict):
+        return weights.clone()
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in weights.items()}
 
 
 _POINTING: weakref.WeakSet[Receiver] = weakref.WeakSet()

@@ -581,8 +581,9 @@ class WeightSyncScheme:
         if model is None:
             raise RuntimeError("apply_weights() needs init_on_sender() or init_on_receiver() first")
         if self._receiver is not None:
-            self._receiver.own_memory()
-        self.strategy.apply_weights(model, weights, inplace)
+            self._receiver.apply(weights, inplace)
+        else:
+            self.strategy.apply_weights(model, weights, inplace)
 
     def create_transport(self, *, worker_idx: int = 0) -> SchemeTransport:
         """This scheme as the transport of one worker."""

@@ -136,7 +136,9 @@ class Sender:
                     raise ValueError(
                         f"worker_ids={worker_ids} and weights for workers {workers} disagree"
                     )
-                plan = [(weights[worker], [worker]) for worker in workers]
+                plan = [
+                    (self.form.weights_for(worker, weights[worker]), [worker]) for worker in workers
+                ]
             else:
                 workers = self.chosen(worker_ids)
                 plan = self._plan(workers, weights)

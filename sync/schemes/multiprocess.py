@@ -99,7 +99,10 @@ class MultiProcessReceiver(LocalReceiver):
         assert self._slots is not None
         version, number = self._named
         block = self._slots[number]
-        assert block.version == version, "a block on the way was written"
+        if block.version != version:
+            raise RuntimeError(
+                f"version {version} was overwritten by version {block.version} on its way"
+            )
         return block
 
     def answer(self, answer: Answer) -> None:

@@ -33,6 +33,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         """Takes the same arguments as every scheme, and checks them."""
         form = SenderForm.of(model_id=model_id, ctx=ctx, **given)
         self._side, self._model, self.model_id = "sender", form.source, model_id
+        self._last_version = NEVER
         self._remember(given.get("context"))
         self._devices = form.devices
 
@@ -49,6 +50,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         if worker_idx is None:
             worker_idx = getattr(context, "worker_idx", None)
         self._side, self._model, self._worker_idx = "receiver", model, worker_idx
+        self._last_version = NEVER
         self._remember(context)
 
     def connect(self, **how: Any) -> None:

@@ -116,7 +116,10 @@ class SharedMemReceiver(LocalReceiver):
         return block
 
     def _check(self, block: Snapshot, version: int) -> None:
-        assert block.version == version, "a pinned block was written"
+        if block.version != version:
+            raise RuntimeError(
+                f"version {version} was overwritten by version {block.version} while it was read"
+            )
 
     def answer(self, answer: Answer) -> None:
         if self._row is not None:

@@ -28,7 +28,7 @@ from sync import (
 )
 from sync.schemes.simulated import SimulatedWeightSyncScheme
 from tests.sync.remote.support import Threads
-from tests.sync.support import Counting, bits
+from tests.sync.support import Counting, bits, held, receive, running
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 DTYPES = (*FLOATS, torch.complex64, torch.int64, torch.int16, torch.uint8, torch.bool)
@@ -92,10 +92,8 @@ def build(pieces: Sequence[Piece]) -> nn.Module:
                 trained = tensor.is_floating_point() or tensor.is_complex()
                 tensor = nn.Parameter(tensor, requires_grad=trained)
             module.register_parameter(f"t{number}", tensor)
-        elif isinstance(tensor, nn.Parameter):
-            tensor = tensor.detach()
-            module.register_buffer(f"t{number}", tensor, persistent=piece.kind == "buffer")
         else:
+            tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
             module.register_buffer(f"t{number}", tensor, persistent=piece.kind == "buffer")
         if tensor.layout == torch.strided:
             tensors.append(tensor)
@@ -149,8 +147,8 @@ def named(model: nn.Module) -> dict[str, Tensor]:
 
 def sharing(model: nn.Module, tensor: Tensor) -> list[str]:
     """The names of the tensors that have memory in common with this one."""
+    strided = {n: t for n, t in named(model).items() if t.layout == torch.strided and t.numel()}
     address = tensor.untyped_storage().data_ptr()
-    strided = {n: t for n, t in named(model).items() if t.layout == torch.strided}
     return [n for n, t in strided.items() if t.untyped_storage().data_ptr() == address]
 
 
@@ -179,7 +177,7 @@ def expected_error(model: nn.Module, name: str, tensor: Tensor, wire: str) -> Te
     """How much each number may be off."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     sizes = torch.zeros(tensor.shape, dtype=torch.float64)
-    if not tensor.is_floating_point() or wire not in LOSSY:
+    if not tensor.is_floating_point() or not tensor.numel() or wire not in LOSSY:
         return sizes
     if not parameters.keys() & set(sharing(model, tensor)):
         return sizes
@@ -268,7 +266,7 @@ def check(pieces: Sequence[Piece], mechanism: str, wire: str, strategy: str) -> 
     }
     cannot = refusable(ours, mechanism, sent)
     engine = Threads()
-    scheme = MECHANISMS[mechanism](strategy=strategy, wire=wire, timeout=20.0)
+    scheme = MECHANISMS[mechanism](strategy=strategy, wire=wire, connect_timeout=20.0)
     if isinstance(scheme, RPCWeightSyncScheme):
         scheme.attach(engine)
     try:
@@ -336,3 +334,36 @@ def test_a_worker_acts_with_what_was_published_or_the_model_is_refused(pieces, w
 @settings(max_examples=3000, **PROFILE)
 def test_more_models(pieces, way, strategy):
     check(pieces, *way, strategy)
+
+
+VARIED = [
+    Piece("parameter", form="transposed"),
+    Piece("parameter", "a", of=("tied", 0)),
+    Piece("parameter", "a.b", torch.bfloat16, (70,)),
+    Piece("buffer", "a", torch.float64, magnitude=-6),
+    Piece("transient", "a.b", torch.bool, (4, 9)),
+    Piece("extra", "a"),
+]
+
+
+LOCAL = ("shared_mem", "zero_copy", "multiprocess", "hogwild")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "wire"),
+    [(kind, wire) for kind, wire in WAYS if kind in LOCAL and wire in ("float32", "delta")],
+)
+def test_a_worker_process_acts_with_what_was_published(mechanism, wire):
+    views = [] if mechanism == "hogwild" else [Piece("parameter", of=("view", 2))]
+    pieces = [*VARIED, *views]
+    ours = build(pieces)
+    fill(ours, pieces, 0)
+    scheme = MECHANISMS[mechanism](wire=wire)
+    scheme.init_on_sender(model=ours, devices=["cpu"])
+    with running(scheme, lambda: build(pieces)) as (worker,):
+        for seed in (1, 2):
+            fill(ours, pieces, seed)
+            scheme.send_async()
+            assert worker.do(receive, 20)
+            assert worker.do(held) == bits(ours)
+            assert worker.do(lambda s, m: extra_states(m)) == extra_states(ours)

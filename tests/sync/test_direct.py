@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from torch import nn
 
 from sync import NoWeightSyncScheme
 from tests.sync.support import Worker, bits, connect, held, policy, receive
@@ -130,3 +131,12 @@ def test_a_receiver_sends_nothing():
     for call in (scheme.send, scheme.send_async, scheme.wait_async):
         with pytest.raises(RuntimeError, match="is for a sender, but this scheme is a receiver"):
             call()
+
+
+def test_a_scheme_that_is_initialised_again_has_no_version():
+    scheme = NoWeightSyncScheme()
+    for _ in range(2):
+        scheme.init_on_sender(model=nn.Linear(2, 1), devices=["cpu"])
+        assert (scheme.version, scheme.synchronized_on_sender) == (-1, False)
+        scheme.connect()
+        scheme.shutdown()

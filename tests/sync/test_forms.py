@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sync import SharedMemWeightSyncScheme, WeightStrategy
+from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightStrategy
 from sync.forms import resolve_model
 from tests.sync.support import KINDS, bits, fill, held, policy, receive, running
 
@@ -253,3 +253,17 @@ def test_one_device_in_place_of_a_list_is_refused_with_the_right_spelling(device
     scheme = SharedMemWeightSyncScheme()
     with pytest.raises(ValueError, match=r"is one device; .* devices=\['cpu'\] for one"):
         scheme.init_on_sender(model=policy(1), devices=device)
+
+
+def test_weights_that_are_sent_by_worker_are_mapped_too():
+    def add_worker(worker, weights):
+        return {name: tensor.detach() + worker for name, tensor in weights.items()}
+
+    scheme = MultiProcessWeightSyncScheme()
+    zeros = dict.fromkeys(["weight"], torch.zeros(1, 1))
+    scheme.init_on_sender(weights=zeros, device_map_fn=add_worker, num_workers=2)
+    with running(scheme, lambda: nn.Linear(1, 1, bias=False)) as workers:
+        scheme.send_async({0: zeros, 1: zeros})
+        for number, worker in enumerate(workers):
+            assert worker.do(receive, 20)
+            assert worker.do(lambda s, m: m.weight.item()) == number

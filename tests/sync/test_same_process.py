@@ -8,8 +8,11 @@ import gc
 import os
 import threading
 
+import pytest
+
 from tests.own_process import in_own_process
-from tests.sync.support import bits, policy
+from tests.sync.remote.support import joined
+from tests.sync.support import bits, fill, policy
 from tests.sync.test_scheme import EACH, sender
 
 
@@ -111,3 +114,15 @@ def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
             receiver.receive()
     del scheme, receiver
     assert count() == before
+
+
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+def test_weights_received_without_a_model_are_in_new_memory_each_time(strategy):
+    model = policy(1)
+    with joined(model, None, background=False, strategy=strategy) as (scheme, _, receiver, _):
+        received = []
+        for value in (2, 3):
+            fill(model, value)
+            scheme.send_async()
+            received.append(receiver.receive(20))
+        assert [bits(weights) for weights in received] == [bits(policy(2)), bits(policy(3))]
