@@ -16,19 +16,22 @@ from importlib import import_module
 # torch's RPC warns of every connection that ends, also of those that are to. Read when torch loads.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-
+INTERRUPTED = 130
 COMMANDS = ("report", "reproduce", "calibrate", "play")  # modules of harness/ with a `main`
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] in COMMANDS:
-        status: int = import_module(f"harness.{arguments[0]}").main(arguments[1:])
-        return status
-    from harness.config.application import main as application
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            status: int = import_module(f"harness.{arguments[0]}").main(arguments[1:])
+            return status
+        from harness.config.application import main as application
 
-    return application(arguments)
+        return application(arguments)
+    except KeyboardInterrupt:  # before there was a run to end, also while modules load
+        return INTERRUPTED
 
 
 def run_command() -> None:

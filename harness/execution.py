@@ -287,10 +287,12 @@ class Execution:
 
     def _summarise(self, runner: Runner) -> None:
         """Whatever ended the run is what is reported, and not what that did to the figures."""
+        ended_early = sys.exception() is not None  # its parts may be shut down already
         try:
             self.summary = runner.summary()
         except Exception:
-            log.exception("the run cannot be summed up")
+            level = logging.INFO if ended_early else logging.ERROR
+            log.log(level, "the run cannot be summed up", exc_info=True)
         runner.callbacks.call("on_run_end", runner, self.summary)
 
     def _save(self, runner: Runner) -> None:
@@ -335,8 +337,10 @@ class Execution:
                 where = self.run_dir.path
                 print(f"lockstep: {where} cannot be written: {unwritten!r}", file=sys.stderr)
                 status, state = status or FAILED, "failed" if state == "done" else state
+        resumable = bool(Checkpoints(self.run_dir.checkpoints).files())
         if state == "interrupted":
-            print(f"lockstep: interrupted by {error}", file=sys.stderr)
+            when = "" if resumable else " before there was a checkpoint"
+            print(f"lockstep: interrupted by {error}{when}", file=sys.stderr)
         elif state == "pruned":
             print(f"lockstep: pruned: {error}", file=sys.stderr)
         elif isinstance(error, CheckpointError):
@@ -348,5 +352,5 @@ class Execution:
                     print(f"lockstep: the traceback is in {self.run_dir.status}", file=sys.stderr)
         # The recording of a resumed run lacks what its workers were at when they were ended.
         whole = not (self.plan.resume and self.run_dir.schedule.exists())
-        self.display.finish(state, self.summary, repeatable=whole)
+        self.display.finish(state, self.summary, resumable=resumable, repeatable=whole)
         return Outcome(status, state, self.summary, self.interruption.pending)

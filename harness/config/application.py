@@ -36,7 +36,7 @@ from harness.config.sources import import_plugins
 from harness.config.store import CONF, HYDRA_VERSION
 from harness.options.errors import ConfigError, ImpossiblePair
 
-USAGE_ERROR, INTERRUPTED, UNREAD = 2, 130, 141
+USAGE_ERROR, UNREAD = 2, 141
 AGENTS = re.compile(r"--(?!(?:cfg|package|info|help)=)[\w./@]+=")  # less Hydra's own flags
 
 
@@ -56,8 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:  # before there was a run to end
-        return INTERRUPTED
     except BrokenPipeError:  # the reader has closed the pipe: `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD

@@ -102,19 +102,28 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def finish(self, state: str, summary: Mapping[str, Any], *, repeatable: bool = True) -> None:
+    def finish(
+        self,
+        state: str,
+        summary: Mapping[str, Any],
+        *,
+        resumable: bool = True,
+        repeatable: bool = True,
+    ) -> None:
         """The table that every run ends with, and what can be done with the run.
 
-        repeatable: whether harness.reproduce accepts the run if it is done.
+        resumable: whether there is a checkpoint. repeatable: whether harness.reproduce accepts the
+        run if it is done.
         """
         self.stop()
         self._print(summary_table(state, summary))
         if text := warning(Unused.of(summary)):
             self._print(text, soft_wrap=True)
         if self._directory is not None:
-            self._print(
-                next_commands(state, self._directory, repeatable), soft_wrap=True, markup=False
+            commands = next_commands(
+                state, self._directory, resumable=resumable, repeatable=repeatable
             )
+            self._print(commands, soft_wrap=True, markup=False)
 
 
 def describe(metrics: Mapping[str, float], episode_return: float, updates: int) -> str:
@@ -197,10 +206,12 @@ def _unused(unused: Unused) -> Text | None:
     return Text(str(unused), "bold red" if unused.is_much else "")
 
 
-def next_commands(state: str, directory: Path, repeatable: bool) -> str:
+def next_commands(
+    state: str, directory: Path, *, resumable: bool = True, repeatable: bool = True
+) -> str:
     """What to type next. The environment of this run need not be activated for it."""
     command, where = _command(), shlex.quote(str(directory))
-    if state == "interrupted":
+    if state == "interrupted" and resumable:
         return f"resume:  {command} resume={where}"
     lines = [f"report:  {command} report {where}"]
     if state == "done" and repeatable:

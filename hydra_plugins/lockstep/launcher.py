@@ -156,7 +156,10 @@ def mark_failed(job: Job) -> None:
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Send SIGTERM, on which runs write their checkpoints; kill those that do not end in time."""
+    """Send SIGTERM, on which runs write their checkpoints; kill those that do not end in time.
+
+    A second Ctrl-C leaves them no time.
+    """
     for process in processes:
         process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
@@ -164,6 +167,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            deadline = time.monotonic()
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

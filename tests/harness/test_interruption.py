@@ -11,16 +11,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
 
 import run
+from collectors import Collector
 from harness.checkpoints import Checkpoints
 from harness.config.plan import plan_run
 from harness.environments import evaluate
 from harness.execution import execute
 from harness.files import read_json
+from harness.logging.jsonl import JsonlLogger
 from harness.runner import Runner
 from tests.harness.small import SMALL
 from tests.interrupts import Interrupt
@@ -161,3 +164,33 @@ def test_a_killed_worker_fails_the_run_with_its_name(tmp_path):
     status = read_json(directory / "status.json")
     assert status["state"] == "failed"
     assert "worker" in status["error"]
+
+
+def test_a_second_ctrl_c_while_the_checkpoint_is_written_ends_the_run_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    log = JsonlLogger.log
+
+    def first(logger, *given):
+        log(logger, *given)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def second(_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(JsonlLogger, "log", first)
+    monkeypatch.setattr(Collector, "_worker_states", second)
+    assert run.main([*SMALL, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
+    captured = capsys.readouterr()
+    assert captured.err == "lockstep: interrupted by SIGINT before there was a checkpoint\n"
+    assert "resume:" not in captured.out
+    assert read_json(tmp_path / "run/status.json")["state"] == "interrupted"
+
+
+def test_ctrl_c_while_modules_load_is_an_exit_status_and_no_traceback(monkeypatch):
+    class Loading(ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "harness.config.application", Loading("loading"))
+    assert run.main(["seed=1"]) == 130
