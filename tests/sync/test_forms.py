@@ -60,8 +60,7 @@ def shared_weights(model):
     return WeightStrategy().extract_weights(model)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "kind"), [*zip(FORMS, itertools.cycle(KINDS), strict=False)])
 def test_every_form_brings_weights_to_the_workers_it_speaks_of(form, kind):
     model = policy(1)
     given = FORMS[form](model)

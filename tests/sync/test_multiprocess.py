@@ -9,7 +9,7 @@ import threading
 import pytest
 from torch import nn
 
-from sync import MPTransport, MultiProcessWeightSyncScheme, WorkerRaised, WorkerTimeout
+from sync import Link, MPTransport, MultiProcessWeightSyncScheme, WorkerRaised, WorkerTimeout
 from tests.sync.support import Handed, Worker, bits, fill, held, policy, receive, running
 
 fork = multiprocessing.get_context("fork")
@@ -207,3 +207,19 @@ def test_a_version_that_waits_behind_one_that_timed_out_is_sent_when_the_worker_
         assert worker.do(receive, 20)
         assert worker.do(receive, 20)  # without any call of the sender's
         assert worker.do(held) == bits(policy(3))
+
+
+def test_a_version_that_waits_is_not_overwritten_by_those_of_another_worker():
+    scheme = scheme_of(2, link=Link(latency_ms=1))  # a link asks for blocks as they arrive
+    with running(scheme) as (idle, busy):
+        for value in (2, 3):
+            scheme.send_async(policy(value))
+        while scheme.stats["workers"][0]["link"]["in_flight"]:
+            continue
+        for value in range(4, 9):
+            scheme.send_async(policy(value), worker_ids=[1])
+            while busy.do(held) != bits(policy(value)):
+                busy.do(receive, 20)
+        assert idle.do(receive, 20)  # what was on the way
+        assert idle.do(receive, 20)  # what waited
+        assert idle.do(held) == bits(policy(3))

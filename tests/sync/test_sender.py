@@ -54,19 +54,26 @@ def numbered(model, first=0):
     return model
 
 
-@pytest.mark.parametrize("form", FORMS)
 @EACH
-def test_weights_of_every_form_may_be_sent(kind, form):
+def test_weights_of_every_form_may_be_sent(kind):
     with running(scheme := sender(kind)) as (worker,):
-        for value in (2, 3):
+        for value, form in enumerate(FORMS, 2):
             scheme.send_async(inside(FORMS[form](policy(value))))
             assert worker.do(receive)
             assert worker.do(held) == bits(policy(value))
 
 
-@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
-@pytest.mark.parametrize("form", FORMS)
-@EACH
+@pytest.mark.parametrize(
+    ("kind", "form", "strategy"),
+    [
+        ("shared_copy", "module", "tensordict"),
+        ("shared_zero_copy", "tensordict_module", "state_dict"),
+        ("multiprocess", "tensordict", "state_dict"),
+        ("shared_copy", "nested_dict", "state_dict"),
+        ("shared_zero_copy", "tensordict_params", "tensordict"),
+        ("multiprocess", "flat_dict", "tensordict"),
+    ],
+)
 def test_weights_of_every_form_may_be_registered_and_received(kind, form, strategy):
     source = inside(FORMS[form](policy(2)))
     scheme = KINDS[kind](strategy=strategy)
@@ -79,9 +86,19 @@ def test_weights_of_every_form_may_be_registered_and_received(kind, form, strate
         assert worker.do(held) == bits(policy(3))
 
 
-@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
-@pytest.mark.parametrize("model", [Everything, Parts, Large, nn.Identity], ids=lambda m: m.__name__)
-@EACH
+@pytest.mark.parametrize(
+    ("kind", "model", "strategy"),
+    [
+        ("shared_copy", Everything, "state_dict"),
+        ("shared_copy", Parts, "tensordict"),
+        ("shared_zero_copy", Everything, "tensordict"),
+        ("shared_zero_copy", Parts, "state_dict"),
+        ("shared_zero_copy", Large, "tensordict"),
+        ("multiprocess", Everything, "tensordict"),
+        ("multiprocess", Large, "state_dict"),
+        ("multiprocess", nn.Identity, "tensordict"),
+    ],
+)
 def test_models_of_every_kind_of_tensor_arrive_bit_for_bit(kind, model, strategy):
     scheme = sender(kind, source := numbered(model()), strategy=strategy)
     with running(scheme, model) as (worker,):
@@ -169,17 +186,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
 @EACH
-def test_weights_that_do_not_fit_are_refused_and_no_worker_changes(kind, bad):
-    error, says, spoil = BAD[bad]
-    weights = {name: t.clone() for name, t in policy(3).state_dict().items()}
-    spoil(weights)
+def test_weights_that_do_not_fit_are_refused_and_no_worker_changes(kind):
     scheme = sender(kind, workers=2)
     with running(scheme) as workers:
-        for send in (scheme.send, scheme.send_async):
-            with pytest.raises(error, match=says):
-                send(weights)
+        for error, says, spoil in BAD.values():
+            weights = {name: t.clone() for name, t in policy(3).state_dict().items()}
+            spoil(weights)
+            for send in (scheme.send, scheme.send_async):
+                with pytest.raises(error, match=says):
+                    send(weights)
         assert scheme.version == 0
         assert not any(worker.do(receive) for worker in workers)
         assert [worker.do(held) for worker in workers] == [bits(policy(1))] * 2
@@ -188,16 +204,16 @@ def test_weights_that_do_not_fit_are_refused_and_no_worker_changes(kind, bad):
         assert [worker.do(held) for worker in workers] == [bits(policy(4))] * 2
 
 
-@pytest.mark.parametrize("bad", ["not_finite", "missing"])
 @EACH
-def test_if_the_weights_of_one_worker_are_refused_no_worker_gets_any(kind, bad):
-    error, says, spoil = BAD[bad]
-    weights = {name: t.clone() for name, t in policy(3).state_dict().items()}
-    spoil(weights)
+def test_if_the_weights_of_one_worker_are_refused_no_worker_gets_any(kind):
     scheme = sender(kind, workers=2, per_worker_weights=True)
     with running(scheme) as workers:
-        with pytest.raises(error, match=says):
-            scheme.send({0: policy(3), 1: weights})
+        for bad in ("not_finite", "missing"):
+            error, says, spoil = BAD[bad]
+            weights = {name: t.clone() for name, t in policy(3).state_dict().items()}
+            spoil(weights)
+            with pytest.raises(error, match=says):
+                scheme.send({0: policy(3), 1: weights})
         assert not any(worker.do(receive) for worker in workers)
         assert [worker.do(held) for worker in workers] == [bits(policy(1))] * 2
 

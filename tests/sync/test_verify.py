@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from functools import partial
 from typing import ClassVar
@@ -47,6 +48,7 @@ PAIRS = [
     for wire in WIRES
     if wire == "float32" or kind != "shared_zero_copy"
 ]
+LINKS = {"direct": None, "linked": Link(latency_ms=1, jitter_ms=1)}
 INPUTS = torch.ones(2, 3)
 SAMPLED = 100  # of so many calls, one is checked
 
@@ -83,11 +85,20 @@ def add_to_first(scheme, model, amount):
 # -- clean runs
 
 
-@pytest.mark.parametrize("link", [None, Link(latency_ms=1, jitter_ms=1)], ids=["direct", "linked"])
-@pytest.mark.parametrize(("kind", "wire"), PAIRS)
-@MODE
+@pytest.mark.parametrize(
+    ("kind", "wire", "verify", "link"),
+    [
+        (*pair, verify, link)
+        for pair, verify, link in zip(
+            PAIRS,
+            itertools.cycle(["sampled", "every"]),
+            itertools.cycle(["direct", "linked", "linked", "direct"]),
+            strict=False,
+        )
+    ],
+)
 def test_a_clean_run_passes_and_its_calls_are_counted(verify, kind, wire, link):
-    model = policy()
+    model, link = policy(), LINKS[link]
     scheme = scheme_of(KINDS[kind], model, workers=2, verify=verify, wire=wire, link=link)
     with running(scheme) as workers:
         for _ in range(3):
@@ -103,9 +114,9 @@ def test_a_clean_run_passes_and_its_calls_are_counted(verify, kind, wire, link):
             assert [worker.do(held) for worker in workers] == [bits(model)] * 2
 
 
-@pytest.mark.parametrize("unit", ["tensor", "element"])
 @pytest.mark.parametrize(("kind", "wire"), PAIRS)
-def test_versions_that_are_old_or_torn_on_purpose_pass(kind, wire, unit):
+def test_versions_that_are_old_or_torn_on_purpose_pass(kind, wire):
+    unit = "tensor" if kind == "multiprocess" else "element"
     model, made = policy(), {"lag": 2, "tear": Tear(share=0.5, span=1, unit=unit)}
     scheme = scheme_of(KINDS[kind], model, verify="every", wire=wire, **made)
     with running(scheme) as (worker,):
@@ -280,10 +291,9 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("link", [None, Link(latency_ms=1)], ids=["direct", "linked"])
 @pytest.mark.parametrize(("kind", "wire"), [pair for pair in PAIRS if pair[1] != "delta"])
-def test_a_flipped_bit_is_found_on_arrival_and_the_worker_keeps_its_version(kind, wire, link):
-    model = policy()
+def test_a_flipped_bit_is_found_on_arrival_and_the_worker_keeps_its_version(kind, wire):
+    model, link = policy(), LINKS["linked" if wire in ("float32", "int8") else "direct"]
     scheme = scheme_of(
         DAMAGED[kind], model, workers=2, verify="sampled", wire=wire, link=link, timeout=20.0
     )

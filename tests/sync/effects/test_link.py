@@ -21,7 +21,10 @@ from sync import (
 from tests.sync.support import KINDS, Worker, bits, connect, fill, held, policy, receive, running
 from tests.sync.support import version as version_of
 
+# A link is the same for every mechanism: most tests need one.
 EACH = pytest.mark.parametrize("kind", KINDS)
+ONE = pytest.mark.parametrize("kind", ["shared_zero_copy"])
+OTHER = pytest.mark.parametrize("kind", ["multiprocess"])
 
 
 def linked(kind, link, workers=1, model=None, **options):
@@ -34,7 +37,7 @@ def link_stats(scheme, worker=0):
     return scheme.stats["workers"][worker]["link"]
 
 
-@EACH
+@ONE
 def test_a_blocking_send_takes_the_latency_of_both_directions(kind):
     with running(scheme := linked(kind, Link(latency_ms=30)), background=True) as (worker,):
         for value in (1, 2):
@@ -45,7 +48,7 @@ def test_a_blocking_send_takes_the_latency_of_both_directions(kind):
             assert scheme.acknowledged == {0: value}
 
 
-@EACH
+@OTHER
 def test_an_acknowledgement_is_known_one_latency_after_it_was_given(kind):
     with running(scheme := linked(kind, Link(latency_ms=200))) as (worker,):
         scheme.send_async(policy(1))
@@ -72,7 +75,7 @@ def test_a_late_version_holds_and_says_what_was_sent(kind):
         assert [number for number, _ in seen] == sorted(number for number, _ in seen)
 
 
-@EACH
+@ONE
 @pytest.mark.parametrize("check_finite", [True, False])
 def test_weights_that_are_not_finite_are_sent_only_without_the_check(kind, check_finite):
     scheme = linked(kind, Link(latency_ms=1), check_finite=check_finite)
@@ -89,7 +92,7 @@ def test_weights_that_are_not_finite_are_sent_only_without_the_check(kind, check
         assert worker.do(held) == bits(bad)
 
 
-@EACH
+@OTHER
 def test_a_version_published_during_a_transmission_is_replaced_by_a_newer_one(kind):
     slow = Link(bandwidth_mbps=0.005)  # a second and more for this model
     with running(scheme := linked(kind, slow), background=True) as (worker,):
@@ -103,7 +106,7 @@ def test_a_version_published_during_a_transmission_is_replaced_by_a_newer_one(ki
         assert scheme.stats["workers"][0]["coalesced"] == 8
 
 
-@EACH
+@ONE
 def test_each_worker_has_a_link_of_its_own(kind):
     slow = Link(bandwidth_mbps=0.005)  # all are sent while the first is on its way
     scheme = linked(kind, slow, workers=2)
@@ -116,7 +119,7 @@ def test_each_worker_has_a_link_of_its_own(kind):
         assert [link_stats(scheme, w)["coalesced"] for w in (0, 1)] == [3, 0]
 
 
-@EACH
+@OTHER
 def test_lost_packets_are_sent_again_and_counted(kind):
     with running(scheme := linked(kind, Link(latency_ms=1, loss=0.5)), background=True) as (
         worker,
@@ -128,7 +131,7 @@ def test_lost_packets_are_sent_again_and_counted(kind):
         assert link_stats(scheme)["delivered"] == 20
 
 
-@EACH
+@ONE
 def test_waiting_ends_at_once_when_a_worker_dies_with_weights_on_the_way(kind):
     scheme = linked(kind, Link(latency_ms=100), workers=2, timeout=30)
     with running(scheme, method="fork") as (first, second):
@@ -160,7 +163,7 @@ def test_a_worker_that_takes_a_dead_ones_place_gets_the_newest_over_the_link(kin
             assert newcomer.do(held) == bits(policy(3))
 
 
-@EACH
+@OTHER
 def test_a_worker_that_raises_is_reported_with_its_traceback(kind):
     with running(scheme := linked(kind, Link(latency_ms=5), timeout=20)) as (worker,):
         worker.do(lambda s, m: delattr(m[0], "bias"))
@@ -182,7 +185,7 @@ def test_shutting_down_waits_for_nothing_in_flight(kind):
         assert "lockstep-send" not in [thread.name for thread in threading.enumerate()]
 
 
-@EACH
+@ONE
 def test_weights_for_each_worker_travel_over_its_own_link(kind):
     options = {"per_worker_weights": True} if kind.startswith("shared") else {}
     scheme = linked(kind, Link(latency_ms=5, jitter_ms=5), workers=2, **options)
@@ -192,8 +195,10 @@ def test_weights_for_each_worker_travel_over_its_own_link(kind):
             assert [w.do(held) for w in workers] == [bits(policy(value)), bits(policy(-value))]
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "int8", "delta"])
-@pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
+@pytest.mark.parametrize(
+    ("kind", "wire"),
+    [("shared_copy", "bfloat16"), ("multiprocess", "int8"), ("shared_copy", "delta")],
+)
 def test_fewer_bytes_take_less_time_on_a_narrow_link(kind, wire):
     narrow = Link(bandwidth_mbps=2)
     found = {}
@@ -253,7 +258,7 @@ def test_an_unknown_preset_is_refused_with_those_there_are():
         SharedMemWeightSyncScheme(link="moon")
 
 
-@EACH
+@OTHER
 def test_a_worker_that_applies_a_version_and_leaves_has_applied_it(kind):
     with running(scheme := linked(kind, Link(latency_ms=50))) as (worker,):
         scheme.send_async(policy(1))

@@ -55,6 +55,18 @@ def test_messages_arrive_whole_and_in_order(both):
     assert arrived(ours)[0].numbers[0] == 2**62
 
 
+@pytest.mark.parametrize("length", [1, 55, 56, 57])
+def test_a_message_that_comes_in_two_parts_is_read_when_it_is_whole(both, length):
+    ours, theirs = both
+    ours.send(FAIL, 1, text="Äh")
+    wait_for([theirs.fd], 20)
+    data = theirs._socket.recv(1 << 16)
+    ours._socket.send(data[:length])
+    assert arrived(theirs) == []
+    ours._socket.send(data[length:])
+    assert arrived(theirs) == [Message(FAIL, (1, 0, 0, 0, 0, 0), "Äh")]
+
+
 def test_of_a_long_text_the_end_arrives(both):
     ours, theirs = both
     ours.send(FAIL, 1, text="x" * 10 * TEXT_BYTES + "the error")

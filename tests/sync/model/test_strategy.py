@@ -47,31 +47,24 @@ def in_form(form, value):
     return FORMS[form](policy(value))
 
 
-@BOTH
 @pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "replaced"])
-@pytest.mark.parametrize("to", FORMS)
-@pytest.mark.parametrize("frm", FORMS)
-def test_every_form_of_weights_goes_into_every_form_of_destination(frm, to, inplace, form):
-    source, destination = in_form(frm, 3), in_form(to, 1)
-    if frm != to:
-        source, destination = inside(source), inside(destination)
-    for _ in range(2):  # the second time does no harm
-        WeightStrategy(form).apply_weights(destination, source, inplace)
-        assert bits(inside(destination)) == bits(inside(source)) == bits(policy(3))
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_weights_goes_into_every_form_of_destination(form, inplace):
+    for frm, to in ((form, form), (form, "module"), ("flat_dict", form)):
+        source, destination = in_form(frm, 3), in_form(to, 1)
+        if frm != to:
+            source, destination = inside(source), inside(destination)
+        for _ in range(2):  # the second time does no harm
+            WeightStrategy().apply_weights(destination, source, inplace)
+            assert bits(inside(destination)) == bits(inside(source)) == bits(policy(3))
 
 
 @pytest.mark.parametrize("to", FORMS)
-def test_in_place_the_destination_keeps_its_memory(to):
-    destination = in_form(to, 1)
-    before = memory(destination)
-    WeightStrategy().apply_weights(destination, in_form(to, 3), inplace=True)
-    assert memory(destination) == before
-
-
-@pytest.mark.parametrize("to", FORMS)
-def test_not_in_place_the_destination_gets_memory_of_its_own(to):
+def test_in_place_the_destination_keeps_its_memory_and_otherwise_gets_its_own(to):
     destination, source = in_form(to, 1), in_form(to, 3)
     before = memory(destination)
+    WeightStrategy().apply_weights(destination, source, inplace=True)
+    assert memory(destination) == before
     WeightStrategy().apply_weights(destination, source, inplace=False)
     after = memory(destination)
     assert not any(after[name] in (before[name], memory(source)[name]) for name in after)
@@ -189,32 +182,27 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "replaced"])
-@pytest.mark.parametrize("to", FORMS)
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_key_is_named_and_nothing_changes(wrong, to, inplace):
+@pytest.mark.parametrize(
+    ("wrong", "to"),
+    [*((wrong, "module") for wrong in WRONG), *(("misshapen", form) for form in FORMS)],
+)
+def test_a_wrong_key_is_named_and_nothing_changes(wrong, to):
     error, says, spoil = WRONG[wrong]
     weights = dict(policy(3).state_dict())
     spoil(weights)
     destination = inside(in_form(to, 1))
     before, where = bits(destination), memory(destination)
-    with pytest.raises(error, match=says):
-        WeightStrategy().apply_weights(destination, weights, inplace)
-    assert (bits(destination), memory(destination)) == (before, where)
+    for inplace in (True, False):
+        with pytest.raises(error, match=says):
+            WeightStrategy().apply_weights(destination, weights, inplace)
+        assert (bits(destination), memory(destination)) == (before, where)
 
 
-def test_a_key_given_twice_once_nested_and_once_dotted_is_named():
-    weights = {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}
+def test_what_is_no_weights_is_refused_by_name_or_type():
     with pytest.raises(ValueError, match=r"'a\.b' occurs twice"):
-        WeightStrategy().extract_weights(weights)
-
-
-def test_what_is_no_weights_at_all_is_refused_with_its_type():
+        WeightStrategy().extract_weights({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)})
     with pytest.raises(TypeError, match="not list"):
         WeightStrategy().extract_weights([torch.ones(1)])
-
-
-def test_an_unknown_form_lists_the_known():
     with pytest.raises(ValueError, match="'pickle': expected 'tensordict' or 'state_dict'"):
         WeightStrategy("pickle")
 
@@ -239,35 +227,24 @@ def test_tied_parameters_stay_tied():
         assert (destination.tied.weight == 7).all()
 
 
-READY = {"0.weight": torch.ones(3, 2), "0.bias": torch.ones(3)}
-USES = {
-    "extract": lambda lazy: WeightStrategy().extract_weights(lazy),
-    "apply_to": lambda lazy: WeightStrategy().apply_weights(lazy, READY),
-    "apply_from": lambda lazy: WeightStrategy().apply_weights(READY, lazy),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_lazy_module_is_refused_by_the_name_of_its_parameter(use):
-    with pytest.raises(ValueError, match=r"'0\.weight' is not initialised"):
-        USES[use](nn.Sequential(nn.LazyLinear(3)))
-
-
-EXTRAS = [None, 3, "text", {"a": 1}, [1, 2], (1,), b"bytes", {"deep": {"er": [None]}}]
+def test_a_lazy_module_is_refused_by_the_name_of_its_parameter():
+    ready, lazy = {"0.weight": torch.ones(3, 2), "0.bias": torch.ones(3)}, nn.LazyLinear(3)
+    for call in (
+        lambda: WeightStrategy().extract_weights(nn.Sequential(lazy)),
+        lambda: WeightStrategy().apply_weights(nn.Sequential(lazy), ready),
+        lambda: WeightStrategy().apply_weights(ready, nn.Sequential(lazy)),
+    ):
+        with pytest.raises(ValueError, match=r"'0\.weight' is not initialised"):
+            call()
 
 
 @BOTH
-@pytest.mark.parametrize("extra", EXTRAS, ids=repr)
-def test_extra_state_of_any_type_travels(form, extra):
+def test_extra_state_of_any_type_travels(form):
     strategy, destination = WeightStrategy(form), Counting("before")
-    strategy.apply_weights(destination, strategy.extract_weights(Counting(extra)))
-    assert destination.extra == extra
-    assert type(destination.extra) is type(extra)
-
-
-@BOTH
-def test_extra_state_that_is_a_tensor_travels(form):
-    strategy, destination = WeightStrategy(form), Counting()
+    for extra in (None, 3, "text", {"deep": {"er": [None]}}, [1, 2], (1,), b"bytes"):
+        strategy.apply_weights(destination, strategy.extract_weights(Counting(extra)))
+        assert destination.extra == extra
+        assert type(destination.extra) is type(extra)
     strategy.apply_weights(destination, strategy.extract_weights(Counting(torch.arange(3.0))))
     assert torch.equal(destination.extra, torch.arange(3.0))
 
