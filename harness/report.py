@@ -58,6 +58,10 @@ def parser() -> argparse.ArgumentParser:
     add("--x", metavar="OPTION", help="draw the score over this option: --x sync.lag")
     add("--hue", metavar="OPTION", help="one line per value of this option; several as a+b")
     add("--facet", metavar="OPTION", help="one panel per value of this option; several as a+b")
+    interaction = (
+        "whether option B changes the effect of option A: --interaction sync.lag*algo.clip"
+    )
+    add("--interaction", metavar="A*B", help=interaction)
     score = "what the verdict is about: mean over training (default), its last tenth, or evaluation"
     add("--score", choices=SCORES, help=score)
     baseline = "what others are compared with: a setting's name, a part of it, or option=value"
@@ -121,6 +125,7 @@ def make(options: argparse.Namespace) -> bool:
         baseline=options.baseline,
         target=options.target,
         by_source=options.compare,
+        interaction=options.interaction,
     )
     title = options.title or "Report on " + ", ".join(dict.fromkeys(run.source for run in runs))
     response = respond(design, primary(found)) if design else None

@@ -18,11 +18,17 @@ from harness.analysis.statistics import (
     draw_counts,
     interval,
 )
+from harness.analysis.text import number, signed
 
 ROUNDING = 1e-12  # differences that agree to this share of the scores' size have no spread
 HIGHER, LOWER, EQUIVALENT, UNDECIDED = "higher", "lower", "equivalent", "cannot be told"
+IDENTICAL = "identical"  # the same score in every pair
 WITHIN = " by less than the margin"  # a difference that is shown, and shown to be small
-VERDICTS = (LOWER, f"{LOWER}{WITHIN}", EQUIVALENT, f"{HIGHER}{WITHIN}", HIGHER, UNDECIDED)
+VERDICTS = (
+    *(LOWER, f"{LOWER}{WITHIN}", EQUIVALENT, IDENTICAL, f"{HIGHER}{WITHIN}", HIGHER, UNDECIDED),
+)
+POWER = 0.8  # with which a difference of the margin's size is to be found
+MOST_PAIRS = 1000
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,32 @@ class Comparison:
         """Whether the data show that the difference is smaller than the margin."""
         return self.p_equivalent_adjusted < 1 - LEVEL
 
+    def is_identical(self) -> bool:
+        """Whether both scored the same in each of several pairs."""
+        return self.difference.low == self.difference.high == self.difference.value == 0
+
+    def pairs_needed(self, num_tests: int) -> int | None:
+        """How many pairs would tell a difference of the margin's size from chance.
+
+        With `POWER`, at the variance of these pairs, as one of `num_tests` that are corrected
+        together (by the most that Holm's method may ask for). None if the variance is not known, or
+        if it takes more than `MOST_PAIRS`.
+        """
+        pairs = self.difference.num_seeds
+        if pairs < 2 or not self.margin > 0 or self.difference.low == self.difference.high:
+            return None
+        half = (self.difference.high - self.difference.low) / 2
+        deviation = half * math.sqrt(pairs) / stats.t.ppf((1 + LEVEL) / 2, pairs - 1)
+        counts = np.arange(2, MOST_PAIRS + 1)
+        critical = stats.t.ppf(1 - (1 - LEVEL) / num_tests / 2, counts - 1)
+        shift = self.margin * np.sqrt(counts) / deviation
+        enough = counts[stats.nct.sf(critical, counts - 1, shift) >= POWER]
+        return int(enough[0]) if len(enough) else None
+
     def verdict(self) -> str:
         """One of `VERDICTS`."""
+        if self.is_identical():
+            return IDENTICAL
         if self.is_told_apart():
             word = HIGHER if self.difference.value > 0 else LOWER
             return f"{word}{WITHIN}" if self.is_equivalent() else word
@@ -83,30 +113,30 @@ class Comparison:
             return f"{both} share no seed: they cannot be compared."
         if pairs == 1:
             return f"{both} share one seed: one pair cannot tell a difference from chance."
-        if value == 0 and self.difference.low == self.difference.high:
-            return f"{both} scored the same in all {pairs} pairs."
+        if self.is_identical():
+            return f"{both} are identical: they scored the same in all {pairs} pairs."
         if math.isnan(self.p):
             return (
-                f"{self.name} differs from {self.baseline} by {value:.4g} in each of {pairs} "
+                f"{self.name} differs from {self.baseline} by {number(value)} in each of {pairs} "
                 "pairs, which leaves no spread to test it against."
             )
         low, high = self.difference.low, self.difference.high
         p = f"corrected p = {self.p_adjusted:.2g}"
         if self.verdict() == EQUIVALENT:
             return (
-                f"{both} are equivalent: they differ by less than {self.margin:.4g} ({pairs} "
-                f"pairs, difference {value:+.4g}, interval {low:.4g} to {high:.4g}, "
+                f"{both} are equivalent: they differ by less than {number(self.margin)} ({pairs} "
+                f"pairs, difference {signed(value)}, interval {number(low)} to {number(high)}, "
                 f"corrected p of equivalence = {self.p_equivalent_adjusted:.2g})."
             )
         if not self.is_told_apart():
             return (
                 f"The data cannot tell {both} apart ({pairs} pairs, "
-                f"difference {value:+.4g}, interval {low:.4g} to {high:.4g}, {p})."
+                f"difference {signed(value)}, interval {number(low)} to {number(high)}, {p})."
             )
         word = "higher" if value > 0 else "lower"
         return (
-            f"{self.name} scores {abs(value):.4g} {word} than {self.baseline} ({pairs} pairs, "
-            f"interval {low:+.4g} to {high:+.4g}, {p})."
+            f"{self.name} scores {number(abs(value))} {word} than {self.baseline} ({pairs} pairs, "
+            f"interval {signed(low)} to {signed(high)}, {p})."
         )
 
 

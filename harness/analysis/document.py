@@ -100,11 +100,15 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
                 setting.label,
                 ", ".join(map(str, setting.done)) or NONE,
                 f"{sum(run.is_done for run in setting.runs)} of {len(setting.runs)}",
+                number(findings.result(setting.label).middle("updates")),
             ]
             for setting in findings.task.settings
         ]
-        yield f"Settings of {findings.task.name}, each with the seeds and runs that finished:"
-        yield Table(["setting", "seeds", "finished runs"], rows)
+        yield (
+            f"Settings of {findings.task.name}, each with the seeds and runs that finished, and "
+            "the updates of a run (the median):"
+        )
+        yield Table(["setting", "seeds", "finished runs", "updates"], rows)
 
 
 def _results(findings: Findings, suffix: str) -> Blocks:

@@ -18,6 +18,7 @@ from harness.analysis.comparisons import (
 )
 from harness.analysis.curves import Band, band, interpolate, profile, trailing_mean
 from harness.analysis.design import Design
+from harness.analysis.interactions import Interaction, interactions
 from harness.analysis.progress import show_progress
 from harness.analysis.read_runs import VIRTUAL_TIME, Run
 from harness.analysis.settings import MISSING, SOURCE, Factor, Options, Plan, Setting, Task
@@ -116,6 +117,7 @@ class Findings:
     comparisons: list[Comparison] = field(default_factory=list)
     margin: Margin = DEFAULT_MARGIN
     improvements: dict[str, Estimate] = field(default_factory=dict)  # by setting
+    interactions: list[Interaction] = field(default_factory=list)
     throughout: Findings | None = None  # the same with the curve's mean as the score
     is_primary: bool = False  # whether the verdict is about this score
     design: Design | None = None
@@ -143,6 +145,7 @@ def analyse(
     margin: Margin = DEFAULT_MARGIN,
     by_source: bool = False,
     design: Design | None = None,
+    interaction: str | None = None,
 ) -> list[Findings]:
     """The numbers of every task.
 
@@ -161,6 +164,9 @@ def analyse(
     for findings in every_score(found):
         settings = findings.task.settings
         findings.design = design
+        if interaction is not None:
+            scores = {result.label: result.scores for result in findings.results}
+            findings.interactions = interactions(settings, scores, interaction)
         fixed: Options = {}
         if by_source:
             fixed = {SOURCE: settings[0].values.get(SOURCE, MISSING)}

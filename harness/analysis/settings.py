@@ -14,6 +14,7 @@ from harness.options.typed import show
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
 # These change nothing that is measured: runs that differ in them alone replicate each other.
 INCIDENTAL = (
+    "logger",
     "name",
     "print_every_s",
     "skip_done",
@@ -26,6 +27,9 @@ INCIDENTAL_GROUPS = ("logger.", "checkpoint.")
 # them: `env.kwargs.level_seed` may be what is studied.
 SEEDS = ("seed", "sync.lag_seed", "sync.link.seed", "sync.tear.seed")
 FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")
+# The recorded schedule stands in place of these.
+UNUSED_BY_REPLAY = ("collector.costs.", "collector.network.", "collector.failures")
+PART = "algo.objective"  # a part within a group: its name, or its name with options
 REPLAY = "collector.replay"
 TASK = ("algo.name", "env.id")
 MISSING = "(not set)"
@@ -68,7 +72,7 @@ class Plan:
 def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
     """Sort runs into tasks and settings. `by_source` keeps the directories named apart."""
     readable = [run for run in runs if run.options]
-    every = _kinds_as_one([_options(run, by_source) for run in readable])
+    every = _kinds_as_one([_parts_as_typed(_options(run, by_source)) for run in readable])
     known = list(zip(readable, every, strict=True))
     groups: dict[str, list[tuple[Run, Options]]] = {}
     for run, own in known:
@@ -106,11 +110,32 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
 def _options(run: Run, by_source: bool) -> Options:
     found = {SOURCE: run.source} if by_source else {}
     found |= {key: show(value) for key, value in run.options.items() if key != SOURCE}
-    if (
-        REPLAY in found
-    ):  # if each seed replays its own recording, as in replay=outputs/a/seed=${seed}
+    if found.get(REPLAY, "null") != "null":
+        # Each seed may replay its own recording, as in replay=outputs/a/seed=${seed}.
         found[REPLAY] = re.sub(rf"\bseed={run.seed}(?!\d)", "seed=${seed}", found[REPLAY])
+        found = {key: value for key, value in found.items() if not key.startswith(UNUSED_BY_REPLAY)}
     return found
+
+
+def _parts_as_typed(own: Options) -> Options:
+    """A part with options of its own as one value, `{decoupled:{weight_cap:2}}`, as it is typed.
+
+    As separate options they would be factors that are `(not set)` for runs with another part.
+    """
+    inside = {key: value for key, value in own.items() if key.startswith(f"{PART}.")}
+    if not inside:
+        return own
+    options: dict[str, list[str]] = {}
+    for key, value in inside.items():
+        name, _, option = key.removeprefix(f"{PART}.").partition(".")
+        options.setdefault(name, []).extend([f"{option}:{value}"] if option else [])
+    text = ",".join(f"{name}:{{{','.join(given)}}}" for name, given in options.items())
+    first = next(iter(inside))
+    return {
+        (PART if key == first else key): (f"{{{text}}}" if key == first else value)
+        for key, value in own.items()
+        if key == first or key not in inside
+    }
 
 
 def _kinds_as_one(options: Sequence[Options]) -> list[Options]:

@@ -30,6 +30,7 @@ def files(
         "options": _options(runs),
         "results": results(found),
         "comparisons": _comparisons(found),
+        "interactions": _interactions(found),
         "totals": _totals(found),
         "curves": _curves(found),
         "profiles": _profiles(found),
@@ -101,6 +102,21 @@ def _comparisons(found: Sequence[Findings]) -> Iterator[Row]:
                 *(c.margin, c.p_equivalent, c.p_equivalent_adjusted, c.verdict()),
                 *((better.value, better.low, better.high) if better else (None, None, None)),
                 c.sentence(),
+            ]
+
+
+def _interactions(found: Sequence[Findings]) -> Iterator[Row]:
+    yield [
+        *("task", "metric", "change", "at", "base", "rest", "seeds", "effect", "base_effect"),
+        *("difference", "low", "high", "p", "p_corrected", "finding"),
+    ]
+    for f in every_score(found):
+        for i in f.interactions:
+            d = i.difference
+            yield [
+                *(f.task.name, f.score, i.change, i.at, i.base, i.rest, d.num_seeds),
+                *(i.effect, i.base_effect, d.value, d.low, d.high, i.p, i.p_adjusted),
+                i.sentence(),
             ]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from harness.analysis.statistics import Estimate
+from harness.logging.numbers import readable
 
 NONE = "–"
 MOST_NAMES = 12  # of a list
@@ -15,7 +16,12 @@ def number(value: float, digits: int = 4) -> str:
     """A number as text, rounded for a reader."""
     if not math.isfinite(value):
         return NONE
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else readable(value, digits)
+
+
+def signed(value: float) -> str:
+    """The same with its sign."""
+    return number(value) if value < 0 else f"+{number(value)}"
 
 
 def with_interval(found: Estimate | None) -> str:

@@ -8,13 +8,22 @@ from collections.abc import Iterator, Sequence
 
 from harness.analysis import drawing, factor_figures, figures
 from harness.analysis.blocks import Block, Table
-from harness.analysis.comparisons import EQUIVALENT, UNDECIDED, VERDICTS, WITHIN, Comparison
+from harness.analysis.comparisons import (
+    EQUIVALENT,
+    IDENTICAL,
+    POWER,
+    UNDECIDED,
+    VERDICTS,
+    WITHIN,
+    Comparison,
+)
 from harness.analysis.findings import TRAINED, Findings, primary
 from harness.analysis.response import Panel, Response
 from harness.analysis.statistics import caution, student
 from harness.analysis.text import count, joined, number, with_interval
+from harness.logging.numbers import Unused
 
-SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "≈▲", "▲", "?"), strict=True))
+SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), strict=True))
 
 
 def open_with(
@@ -47,8 +56,9 @@ def open_with(
         )
         yield from _tables(response)
     yield from _definition(found)
+    yield from _interactions(found)
     said = [said for findings in found for said in _findings(findings, response, len(found) > 1)]
-    yield [*said, *_opposite(every)]
+    yield [*said, *_opposite(every), *_seeds_needed(found), *_unused(found)]
     yield from _cautions(found)
 
 
@@ -74,13 +84,18 @@ def sentence(found: Sequence[Findings]) -> str:
     if len(compared) == 1:
         return f"By {_scores(found)}: {compared[0][1].sentence()}"
     told = Counter(comparison.verdict() for _, comparison in compared)
-    differ = sum(n for verdict, n in told.items() if verdict not in (EQUIVALENT, UNDECIDED))
+    differ = sum(
+        n for verdict, n in told.items() if verdict not in (EQUIVALENT, IDENTICAL, UNDECIDED)
+    )
     small = sum(n for verdict, n in told.items() if verdict.endswith(WITHIN))
     inside = f" ({small} by less than the margin)" * bool(small)
     parts = [f"{differ} differ{'s' * (differ == 1)}{inside}"] * bool(differ)
     if told[EQUIVALENT]:
         are = "is" if told[EQUIVALENT] == 1 else "are"
         parts.append(f"{told[EQUIVALENT]} {are} equivalent within {found[0].margin}")
+    if told[IDENTICAL]:
+        are = "is" if told[IDENTICAL] == 1 else "are"
+        parts.append(f"{told[IDENTICAL]} {are} identical to it in every pair")
     if told[UNDECIDED]:
         parts.append(f"{told[UNDECIDED]} cannot be told from it")
     against = joined(dict.fromkeys(f.against for f in found if f.comparisons))
@@ -140,6 +155,57 @@ def _opposite(every: Sequence[Findings]) -> Iterator[str]:
                 )
 
 
+def _seeds_needed(found: Sequence[Findings]) -> Iterator[str]:
+    """How many seeds would decide what these could not."""
+    for findings in found:
+        undecided = [c for c in findings.comparisons if c.verdict() == UNDECIDED]
+        tests = len(findings.comparisons)
+        needed = sorted(n for c in undecided if (n := c.pairs_needed(tests)) is not None)
+        if needed:
+            task = f" on {findings.task.name}" * (len(found) > 1)
+            least, most = needed[0], needed[-1]
+            seeds = f"{least}" if least == most else f"{least} to {most}"
+            yield (
+                f"To tell a difference of {findings.margin}{task} from chance, you need about "
+                f"{seeds} seeds, judged by the variance of these pairs (power {POWER:.0%})."
+            )
+
+
+def _unused(found: Sequence[Findings]) -> Iterator[str]:
+    """Which frames were not learned from, and how many updates there were."""
+    for findings in found:
+        little = 0
+        for result in findings.results:
+            runs = [run.summary for run in result.runs if "updates" in run.summary]
+            if not runs:
+                continue
+            worst = max(map(Unused.of, runs), key=lambda unused: unused.share)
+            little += bool(worst.count) and not worst.is_much
+            if worst.is_much:
+                updates = joined(dict.fromkeys(number(summary["updates"]) for summary in runs))
+                yield (
+                    f"Warning: {result.label} did not learn from {worst} of the frames of a run; "
+                    f"its runs made {updates} updates."
+                )
+        if little:
+            yield (
+                f"{count(little, 'setting')} of {findings.task.name} did not learn from some of "
+                "their frames, fewer than a tenth: see Synchronisation, below."
+            )
+
+
+def _interactions(found: Sequence[Findings]) -> Iterator[Block]:
+    for findings in found:
+        if not (several := findings.interactions):
+            continue
+        yield (
+            f"Interactions, by {findings.score}: the effect of one option at one value of the "
+            "other against its effect at the first. Seeds are paired, the test is Student's, and "
+            f"Holm's method corrects p for {count(len(several), 'test')}."
+        )
+        yield [interaction.sentence() for interaction in several]
+
+
 def _have_scores(found: Sequence[Findings]) -> bool:
     return any(result.scores for findings in found for result in findings.results)
 
@@ -187,7 +253,7 @@ def _tables(response: Response) -> Iterator[Block]:
     design = response.design
     yield (
         "Means over seeds with Student's 95 % intervals. Against the baseline: ▼ lower, ▲ higher, "
-        "≈ equivalent within the margin, ? cannot be told; none: not compared."
+        "≈ equivalent within the margin, = identical, ? cannot be told; none: not compared."
     )
     for panel in response.panels:
         if len(response.panels) > 1:

@@ -75,7 +75,7 @@ def test_each_line_is_compared_with_its_own_first_value(sweep):
     cells = response.panels[0].cells
     told = {place: c.comparison.verdict() for place, c in cells.items() if c.comparison}
     assert told["behaviour", "16"] == told["behaviour · vtrace", "16"] == "lower"
-    assert told["decoupled", "16"] == "equivalent"
+    assert told["decoupled", "16"] == "identical"
     assert not any(x == "0" for _, x in told)
     baseline = cells["decoupled", "16"].comparison.baseline
     assert baseline == cells["decoupled", "0"].result.label
@@ -217,4 +217,4 @@ def test_a_verdict_counts_only_what_there_is(tmp_path):
     assert main([str(tmp_path / "runs"), "--x", "sync.lag", "--out", str(tmp_path / "out")]) == 0
     opening = (tmp_path / "out" / "report.md").read_text().splitlines()[4]
     assert "differ" not in opening
-    assert opening.endswith("2 are equivalent within 10 % of the baseline's mean.")
+    assert opening.endswith("2 are identical to it in every pair.")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from harness.analysis.findings import WANTED, Findings, analyse, known_target, primary
 from harness.analysis.read_runs import find_runs
@@ -238,3 +239,40 @@ def test_a_verdict_that_the_final_evaluation_contradicts_says_so(tmp_path):
     assert items[1].startswith(
         "At the end of the runs the order is the opposite: by eval/return, b"
     )
+
+
+def test_frames_that_were_not_learned_from_are_in_the_verdict(tmp_path):
+    counts = {"collector/delivered": 1000, "collector/dropped": 0, "updates": 6}
+    for name, dropped in (("much", 900), ("little", 50), ("none", 0)):
+        directory = make_run(tmp_path / name, scheme=name)
+        change(directory, **counts, **{"policy/dropped": dropped})
+    *_, items, _ = open_with([findings(tmp_path)], None)
+    assert items[-2:] == [
+        "Warning: much did not learn from 900 (90%) of the frames of a run; its runs made 6 "
+        "updates.",
+        "1 setting of ppo on CartPole-v1 did not learn from some of their frames, fewer than a "
+        "tenth: see Synchronisation, below.",
+    ]
+
+
+def test_an_interaction_is_a_difference_of_differences(tmp_path):
+    noise = iter(np.random.default_rng(0).normal(size=100))
+    effects = {(0, 0.1): 0, (6, 0.1): -10, (0, 0.3): 5, (6, 0.3): -45}
+    for (lag, clip), effect in effects.items():
+        for seed in range(5):
+            place = tmp_path / f"{lag}-{clip}-{seed}"
+            make_run(place, seed=seed, clip=clip, lag=lag)
+            change(place, **{"eval/return": 100.0 + effect + next(noise)})
+    found = findings(tmp_path, score="evaluation", interaction="lag*clip")
+    (interaction,) = found.interactions
+    assert interaction.difference.value == pytest.approx(-50 - -10, abs=2)
+    assert interaction.effect == pytest.approx(-50, abs=2)
+    scores = {label: np.array(list(found.result(label).scores.values())) for label in LABELS}
+    contrasts = scores[LABELS[0]] - scores[LABELS[1]] - scores[LABELS[2]] + scores[LABELS[3]]
+    assert interaction.p == pytest.approx(stats.ttest_1samp(contrasts, 0).pvalue)
+    assert "these effects differ" in interaction.sentence()
+    with pytest.raises(ValueError, match="--interaction names 'clp'; did you mean clip"):
+        findings(tmp_path, interaction="lag*clp")
+
+
+LABELS = [f"clip={clip} · lag={lag}" for clip, lag in ((0.3, 6), (0.3, 0), (0.1, 6), (0.1, 0))]

@@ -164,3 +164,21 @@ def test_an_environments_own_seed_makes_settings_unless_it_is_the_runs():
     assert make_design(plan, "env.kwargs.level_seed", None, None).values == ["7", "8"]
     same = arrange([run(seed=seed, env__kwargs__level_seed=seed) for seed in (1, 2)])
     assert labels(same) == ["all runs"]
+
+
+def test_an_objective_with_options_is_named_as_it_is_typed():
+    weight = {"algo.objective.decoupled.weight_cap": 2, "algo.objective.decoupled.other": 1}
+    plan = arrange([run(algo__objective="behaviour"), run(algo__objective="x"), run(**weight)])
+    assert labels(plan) == [
+        "objective=behaviour",
+        "objective=x",
+        "objective={decoupled:{weight_cap:2,other:1}}",
+    ]
+    assert plan.differing.keys() == {"algo.objective"}
+
+
+def test_a_replay_beside_its_recording_is_named_by_what_it_changes():
+    unused = {"collector.costs.step_ms": 1.0, "collector.network.topology": "star", "logger": "{}"}
+    replay = {"collector.name": "simulated", "collector.replay": "a/seed=1"} | unused
+    plan = arrange([run(algo__objective="a"), run(**replay, algo__objective="b")])
+    assert labels(plan) == ["c · objective=a", "simulated · objective=b"]

@@ -182,6 +182,7 @@ def test_every_strategy_meets_the_baseline_and_the_findings_are_sentences():
     assert "scores 50.02 higher than base" in found["better"].sentence()
     assert "cannot tell noise and base apart" in found["noise"].sentence()
     assert "the same in all 5 pairs" in found["same"].sentence()
+    assert found["same"].verdict() == "identical"
     assert "one pair cannot tell" in found["lonely"].sentence()
     assert "share no seed" in found["elsewhere"].sentence()
     assert [name for name, c in found.items() if c.is_told_apart()] == ["better"]
@@ -436,3 +437,18 @@ def test_holm_agrees_with_a_plain_walk():
         running = max(running, min(1.0, (9 - rank) * p[index]))
         expected[index] = running
     assert holm(p.tolist()) == pytest.approx([expected[i] for i in range(9)])
+
+
+def test_the_seeds_that_a_comparison_needs_give_its_test_the_power_that_is_promised():
+    rng = np.random.default_rng(3)
+    base = dict(enumerate(rng.normal(100, 10, 6)))
+    other = {seed: score + rng.normal(0, 12) for seed, score in base.items()}
+    (comparison,) = against({"base": base, "other": other}, "base")
+    needed = comparison.pairs_needed(1)
+    assert needed is not None
+    deviation = np.std([other[seed] - base[seed] for seed in base], ddof=1)
+    for pairs, reaches in ((needed, True), (needed - 1, False)):
+        draws = rng.normal(comparison.margin, deviation, size=(20_000, pairs))
+        power = np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
+        assert (power > 0.79) == reaches or abs(power - 0.8) < 0.01
+    assert comparison.pairs_needed(5) > needed
