@@ -19,9 +19,15 @@ FEW = pytest.param(4, id="few")
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_send_closes_the_sender_and_leaves_the_workers_whole(kind):
-    for number in itertools.count(1):
+def every_few(kinds):
+    """Every fifth place, for a scheme of each way in which versions travel; all are slow tests."""
+    quick = [(kind, 5) for kind in ("shared_zero_copy", "multiprocess")]
+    return [*quick, *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in kinds)]
+
+
+@pytest.mark.parametrize(("kind", "step"), every_few(KINDS))
+def test_an_interrupted_send_closes_the_sender_and_leaves_the_workers_whole(kind, step):
+    for number in itertools.count(1, step):
         with in_one_thread(scheme := sender(kind)) as (receiver,):
             with Interrupt(number, "sync") as interrupt:
                 scheme.send_async(policy(number))
@@ -35,9 +41,9 @@ def test_an_interrupted_send_closes_the_sender_and_leaves_the_workers_whole(kind
             assert bits(receiver.model) in [bits(policy(value)) for value in (1, number, -number)]
 
 
-@pytest.mark.parametrize("kind", EVERY)
-def test_an_interrupted_receive_closes_the_receiver_and_the_sender_hears_of_it(kind):
-    for number in itertools.count(1):
+@pytest.mark.parametrize(("kind", "step"), every_few(EVERY))
+def test_an_interrupted_receive_closes_the_receiver_and_the_sender_hears_of_it(kind, step):
+    for number in itertools.count(1, step):
         with in_one_thread(scheme := sender(kind)) as (receiver,):
             scheme.send_async(policy(number))
             with Interrupt(number, "sync") as interrupt:

@@ -88,7 +88,7 @@ def test_after_shutdown_a_worker_may_write_to_its_parameters_again():
         scheme.shutdown()
         fill(model, 7)
 
-    with running(scheme_of(zero_copy=True)) as (worker,):
+    with running(scheme_of(zero_copy=True), method="fork") as (worker,):
         worker.do(end)
         assert worker.do(held) == bits(policy(7))
 

@@ -123,7 +123,9 @@ def test_addressed_and_applied_versions_are_counted_by_worker(kind):
 @EACH
 def test_versions_that_nobody_read_are_counted_as_coalesced_once_they_are_past(kind):
     with running(scheme := sender(kind)) as (worker,):
-        for value in range(2, 7):
+        scheme.send_async(policy(2))
+        assert counts(scheme) == counted(2, 1, 0, 0, 0)  # it is on its way
+        for value in range(3, 7):
             scheme.send_async(policy(value))
         while worker.do(version) != 5:
             assert worker.do(receive, 20)

@@ -14,6 +14,7 @@ def test_what_was_given_back_is_lent_again_and_what_is_in_use_is_not():
     assert first.data_ptr() != second.data_ptr()
     give_back(first)
     assert lend_block(SIZE + 1) is not first
+    assert lend_block(SIZE - 1) is not first
     assert lend_block(SIZE) is first
     assert lend_block(SIZE) is not first
 

@@ -43,11 +43,13 @@ def test_a_tensor_that_is_there_twice_travels_once():
     assert len(packed.tensors) == 1
 
 
-def test_modules_keep_their_parameters():
+def test_modules_keep_their_parameters_and_tensors_their_gradients():
     model = nn.Linear(2, 3)
     twin = sent(model)
     assert torch.equal(twin.weight, model.weight)
     assert twin.weight.requires_grad
+    assert sent(torch.ones(2, requires_grad=True)).requires_grad
+    assert not sent(torch.ones(2)).requires_grad
 
 
 def test_what_is_raised_comes_back_with_its_traceback():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer
+from sync.local.waiting import wait_for
 from sync.model.snapshot import NEVER
 from sync.remote.inbox import (
     SUPERSEDED,
@@ -60,6 +61,7 @@ def test_an_answer_ends_the_delivery_that_was_taken(inbox, key):
     assert inbox.take().tolist() == [1] * 4
     assert not inbox.has_news()
     assert inbox.take() is None
+    assert wait_for([inbox.bell.fd], 0) == []
     second = deliver(block(2), key, 0, inbox.owner)
     applied = Answer(0, APPLIED, 1, seen_ns=10, applied_ns=30, retries=3)
     inbox.answer(applied)
