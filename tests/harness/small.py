@@ -37,11 +37,11 @@ def states(sweep: str) -> dict[str, str]:
     return {file.parent.name: read_json(file)["state"] for file in files}
 
 
-def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+def start(*arguments: str, folder: Path, stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     """The command, in a process of its own."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, str(ROOT / "run.py"), *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(command, cwd=folder, stdout=stdout, text=True)
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -275,7 +276,13 @@ def test_slurm_gets_one_array_with_the_directives_of_the_config(slurm):
         "++hydra.launcher.additional_parameters={mail-type:END}",
     )
     given = ("-m", *SMALL, SLURM, *wanted, "seed=1,2", "sweep=mine")
-    assert start(*given, folder=slurm.parent).wait() == 0
+    sweep = start(*given, folder=slurm.parent, stdout=subprocess.PIPE)
+    out, _ = sweep.communicate()
+    assert sweep.returncode == 0
+    assert re.findall(r"^\[(\d/2)\] outputs/mine/seed=\d: done", out, re.MULTILINE) == [
+        "1/2",
+        "2/2",
+    ]
     assert states("mine") == {"seed=1": "done", "seed=2": "done"}
     script = slurm.read_text()
     directives = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, re.MULTILINE))
