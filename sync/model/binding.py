@@ -53,11 +53,11 @@ class Binding:
         self._strategy = strategy
         self._cuda = CudaCopies()
         flat = strategy.flatten(target)
+        buffers = {slot.name for slot in flat.slots if slot.is_buffer}
+        self.layout = layout or Layout.of(flat.tensors, dump_extra(flat.extra), buffers=buffers)
         check_whole(target, flat)
         if isinstance(target, nn.Module):  # workers have copies of it, which are written in place
             check_writable(flat)
-        buffers = {slot.name for slot in flat.slots if slot.is_buffer}
-        self.layout = layout or Layout.of(flat.tensors, dump_extra(flat.extra), buffers=buffers)
         self._index(flat)
 
     def _index(self, flat: Flat) -> None:

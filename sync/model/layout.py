@@ -56,8 +56,8 @@ class Layout:
     ) -> Layout:
         """The layout of these tensors. `buffers` names those that are buffers of a module."""
         for name, tensor in tensors.items():
-            if tensor.layout != torch.strided:
-                raise ValueError(f"{name!r} is {tensor.layout}; only dense tensors can be sent")
+            if kind := _instead_of_dense(tensor):
+                raise ValueError(f"{name!r} is {kind}; only dense tensors can be sent")
         leaves: list[Leaf] = []
         offset = HEADER_BYTES
         for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
@@ -103,6 +103,15 @@ class Layout:
             {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()},
             whose=whose,
         )
+
+
+def _instead_of_dense(tensor: Tensor) -> str:
+    """What the tensor is if it is not a dense one; empty if it is."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_quantized:
+        return str(tensor.dtype)
+    return "" if tensor.layout == torch.strided else str(tensor.layout)
 
 
 Signature = Mapping[str, tuple[tuple[int, ...], torch.dtype]]

@@ -128,6 +128,8 @@ def fill(model: nn.Module, pieces: Sequence[Piece], seed: int) -> None:
             numbers = (numbers * 50).abs()
         elif tensor.dtype != torch.float8_e4m3fn:
             numbers = numbers * 10.0**piece.magnitude
+            if tensor.dim() == 1:
+                numbers[64:] *= 1e-3  # another block of int8
         with torch.no_grad():
             tensor.copy_(numbers.to(tensor.dtype))
             alone = len(sharing(model, tensor)) == 1
@@ -330,8 +332,9 @@ def test_a_worker_acts_with_what_was_published_or_the_model_is_refused(pieces, w
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @given(MODELS, st.sampled_from(WAYS), st.sampled_from(["tensordict", "state_dict"]))
-@settings(max_examples=3000, **PROFILE)
+@settings(max_examples=2000, **PROFILE)
 def test_more_models(pieces, way, strategy):
     check(pieces, *way, strategy)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from sync.model.binding import Binding
 from sync.model.layout import ALIGNMENT, HEADER_BYTES, Layout, check_same
+from sync.model.strategy import WeightStrategy
 
 EVERY_DTYPE = {
     "half": torch.float16,
@@ -95,6 +98,23 @@ def test_what_is_checked_is_said_for_each_leaf(check_finite, checked):
     layout = Layout.of(tensors, buffers={"mask", "steps"})
     flags = zip(layout.leaves, layout.checked(check_finite), strict=True)
     assert [leaf.name for leaf, flag in flags if flag] == checked
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2)]), "a nested tensor"),
+        (lambda: torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), "torch.qint8"),
+    ],
+    ids=["csr", "nested", "quantised"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # such tensors are not finished or deprecated
+def test_models_with_a_tensor_that_is_not_dense_are_refused_by_name(make, kind):
+    model = nn.Module()
+    model.register_buffer("odd", make())
+    with pytest.raises(ValueError, match=rf"'odd' is {kind}; only dense tensors can be sent"):
+        Binding(model, WeightStrategy())
 
 
 def test_a_sparse_tensor_is_refused_by_name():
