@@ -254,6 +254,8 @@ class Checker:
             for t in range(length):
                 frame = {name: values[row, t] for name, values in columns.items()}
                 self._check_frame(frame, last=t == length - 1)
+        envs = columns["collector/env"][mask.any(1), 0]
+        assert (envs[1:] > envs[:-1]).all(), "rows are not in the order of their environments"
         frames = int(mask.sum())
         self.counts["frames"] += frames
         self.counts["padding"] += mask.size - frames

@@ -183,6 +183,55 @@ def test_what_the_process_draws_does_not_reach_a_collector():
     assert_same(batches(single(), 4, disturb), batches(single(), 4))
 
 
+def test_batches_are_pieces_of_one_stream_of_random_numbers():
+    def collected(frames, count):
+        with Collector(make_env, Sampling(), frames_per_batch=frames, seed=3) as collector:
+            return torch.cat([collector.next()["action"] for _ in range(count)], 1)
+
+    whole = collected(60, 1)
+    assert torch.equal(whole, collected(30, 2))
+    assert not torch.equal(whole[:, :30], whole[:, 30:])
+
+
+class Fading(gym.Wrapper):
+    """Shows or pays less from step to step, over all episodes."""
+
+    def __init__(self, name):
+        super().__init__(gym.make("CartPole-v1"))
+        self.name, self.steps = name, 0
+
+    def step(self, action):
+        self.steps += 1
+        observation, reward, *rest = self.env.step(action)
+        if self.name == "reward":
+            return observation, reward / self.steps, *rest
+        return observation / np.float32(self.steps), reward, *rest
+
+
+@pytest.mark.parametrize("name", ["reward", "observation"])
+def test_a_replay_that_leads_elsewhere_is_given_up(name):
+    with Collector(lambda: Fading(name), Sampling(), frames_per_batch=97, seed=3) as first:
+        assert not first.next()["next", "done"][0, -1]
+        state = first.state_dict()
+    with Collector(lambda: Fading(name), Sampling(), frames_per_batch=97) as second:
+        assert second.load_state_dict(state) is False
+
+
+def test_an_episode_too_long_to_be_replayed_is_forgotten_and_starts_anew(monkeypatch):
+    monkeypatch.setattr("collectors.rollout.episode_replay.LONGEST", 25)
+
+    def make():
+        return gym.make("Pendulum-v1").unwrapped  # whose episode never ends
+
+    with Collector(make, Sampling("Pendulum-v1"), frames_per_batch=20) as collector:
+        collector.next()
+        assert collector.load_state_dict(collector.state_dict()) is True
+        collector.next()
+        state = collector.state_dict()
+        assert state["workers"][0]["environments"]["members"] == [{}]
+        assert collector.load_state_dict(state) is False
+
+
 def test_workers_and_their_environments_have_streams_of_their_own():
     (batch,) = batches(multi(), 1)
     starts = batch["observation"][:, 0]

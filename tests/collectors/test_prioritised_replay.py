@@ -277,6 +277,12 @@ def test_samples_are_stratified():
         assert buffer.sample(4)["observation"].flatten().tolist() == [1, 2, 3, 4]
 
 
+def test_samples_differ_from_draw_to_draw():
+    buffer = buffer_of(rows(list(range(100))), capacity=100, num_steps=1, exponent=0.6, seed=1)
+    draws = [tuple(buffer.sample(20)["replay", "serial"].tolist()) for _ in range(3)]
+    assert len(set(draws)) == 3
+
+
 def test_new_frames_have_the_highest_priority_that_was_given():
     buffer = buffer_of(rows([1, 2]), exponent=1.0)
     buffer.prioritise(torch.tensor([0, 1]), torch.tensor([5.0, 0.5]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -105,6 +106,19 @@ def test_without_cuda_a_state_says_so_and_initialises_nothing():
     older = {name: value for name, value in state.items() if name != "cuda"}
     later.load_state_dict(older)
     assert later.state_dict()["cuda"] == []
+
+
+def test_streams_differ_by_seed_worker_generation_and_purpose():
+    places = list(itertools.product(range(3), range(3), range(3)))
+    found = {
+        number
+        for place in places
+        for number in (Seeds(*place).environments(1)[0], Seeds(*place).actions())
+    }
+    made = {Seeds(*place).factory() for place in places}
+    assert len(found) == 2 * len(places)
+    assert len(made) == len(places)
+    assert Seeds(3, 1).of_worker(2) == Seeds(3, 3)
 
 
 @pytest.mark.cuda

@@ -1,0 +1,70 @@
+"""Virtual workers: replaced ones, and ones that keep a version for long."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from collectors import SimulatedCollector, Simulator
+from collectors.schedule.costs import Cost, Costs
+from collectors.schedule.simulated_pool import Failure
+from tests.collectors.support import (
+    Checker,
+    CodeEnv,
+    CodePolicy,
+    all_accounted_for,
+    make_env,
+    workers_of,
+)
+
+STEPS = 5
+
+
+def simulated(make=make_env, failures=(), **options):
+    schedule = Simulator(
+        num_workers=2,
+        num_steps=STEPS,
+        costs=Costs(step_ms=Cost(1.0), update_ms=Cost(1.0)),
+        failures=failures,
+        apply_at=options.get("apply_at", "step"),
+    )
+    options = {"num_workers": 2, "frames_per_batch": STEPS, **options}
+    return SimulatedCollector(make, CodePolicy(), schedule=schedule, **options)
+
+
+def publish(collector):
+    with torch.no_grad():
+        collector.policy.number += 1
+    collector.update_policy_weights_()
+
+
+def test_a_replaced_virtual_worker_has_new_episodes_and_no_random_frames_of_its_own():
+    checker, random_of = Checker([1, 1], restarts=True), [0, 0]
+    failures = [Failure(worker=0, at_s=0.017, back_after_s=0.002)]
+    told = {"create_env_kwargs": workers_of("one", 2), "init_random_frames": 16}
+    with simulated(failures=failures, **told) as collector:
+        for _ in range(12):
+            batch = collector.next()
+            checker.check(batch)
+            for worker in (0, 1):
+                mine = batch["collector", "worker"] == worker
+                random_of[worker] += int((batch["policy_version"][mine] == -1).sum())
+            publish(collector)
+            assert all_accounted_for(collector.stats())
+        assert collector.stats()["restarts"] == 1
+    assert checker.counts["newcomers"] == 1
+    assert random_of == [8, 8]
+
+
+def test_a_version_is_kept_as_long_as_a_virtual_worker_uses_it():
+    with simulated(partial(CodeEnv, endless=True), apply_at="episode") as collector:
+        batches = []
+        for _ in range(8):
+            batches.append(collector.next())
+            publish(collector)
+    for batch in batches:
+        assert torch.equal(batch["weights"], batch["policy_version"].float())
+    assert {int(version) for batch in batches for version in batch["policy_version"].unique()} == {
+        0
+    }
