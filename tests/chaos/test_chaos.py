@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from tests.chaos.victim import ROOT, Victim
 SEED, FAULTS = 7, 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_few_faults_leave_nothing_wrong():
     command = [sys.executable, "-m", "tests.chaos", "--faults", str(FAULTS), "--seed", str(SEED)]
@@ -29,17 +31,14 @@ def test_a_few_faults_leave_nothing_wrong():
     assert f"{FAULTS} faults struck" in done.stdout
 
 
-@pytest.mark.parametrize("mounts", [True, False])
-def test_a_fault_is_always_the_same(mounts):
-    once = [str(draw(SEED, number, mounts=mounts)) for number in range(50)]
-    again = [str(draw(SEED, number, mounts=mounts)) for number in range(50)]
-    assert once == again
-    assert len(set(once)) > 40
-
-
-@pytest.mark.parametrize("phase", [*TRAINER.values(), *WORKER.values()])
-def test_every_point_is_there(phase):
-    for name, most in phase:
+def test_a_fault_is_always_the_same_and_every_point_at_which_one_strikes_is_there():
+    for mounts in (True, False):
+        once, again = (
+            [str(draw(SEED, number, mounts=mounts)) for number in range(50)] for _ in range(2)
+        )
+        assert once == again
+        assert len(set(once)) > 40
+    for name, most in itertools.chain(*TRAINER.values(), *WORKER.values()):
         module, _, path = name.partition(":")
         found = importlib.import_module(module)
         assert callable(reduce(getattr, path.split("."), found)) if path else found
@@ -73,29 +72,23 @@ def judge(victim: Victim, code: int | None) -> list[str]:
     return verdict.judge(victim, fault, code, verdict.shm_entries())
 
 
-def test_a_run_that_ended_well_is_right(victim):
+WRONG_ENDS = [
+    ("running", 0, "", "status.json says 'running'"),
+    ("done", None, "", "it ended as 'hung'"),
+    ("interrupted", 130, "lockstep: interrupted by SIGINT\n", "it ended as 'interrupted'"),
+    ("failed", 1, "", "it failed without a word"),
+    ("done", 0, "Traceback (most recent call last):\n", "it prints 'Traceback'"),
+]
+
+
+def test_a_wrong_end_and_frames_that_do_not_add_up_are_found_and_nothing_else(victim):
     write(victim, "done", collected=10, delivered=7, dropped=1, in_flight=2)
     assert judge(victim, 0) == []
-
-
-@pytest.mark.parametrize(
-    ("state", "code", "said", "finding"),
-    [
-        ("running", 0, "", "status.json says 'running'"),
-        ("done", None, "", "it ended as 'hung'"),
-        ("interrupted", 130, "lockstep: interrupted by SIGINT\n", "it ended as 'interrupted'"),
-        ("failed", 1, "", "it failed without a word"),
-        ("done", 0, "Traceback (most recent call last):\n", "it prints 'Traceback'"),
-    ],
-)
-def test_a_wrong_end_is_found(victim, state, code, said, finding):
-    write(victim, state, said)
-    assert finding in "\n".join(judge(victim, code))
-
-
-def test_frames_that_do_not_add_up_are_found(victim):
     write(victim, "done", collected=10, delivered=7, dropped=0, in_flight=2)
     assert "frames do not add up" in "\n".join(judge(victim, 0))
+    for state, code, said, finding in WRONG_ENDS:
+        write(victim, state, said)
+        assert finding in "\n".join(judge(victim, code))
 
 
 def test_what_is_left_behind_is_found(victim):

@@ -20,6 +20,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from tensordict import TensorDict
 from torch import nn
 
+from collectors import Collector, MultiAsyncCollector, MultiSyncCollector, next_observations
+
+COLLECTORS: dict[str, Any] = {
+    "single": Collector,
+    "sync": MultiSyncCollector,
+    "async": MultiAsyncCollector,
+}
+MULTI = ("sync", "async")
 NUM_ACTIONS = 7
 FIELDS = ("worker", "env", "episode", "step", "last_action")
 
@@ -194,6 +202,45 @@ class CodePolicy(nn.Module):
         return action, observation.clone(), self.number.expand(len(action)).clone()
 
 
+def publish(collector: Any, **options: Any) -> Any:
+    """Publish weights that say which version they are; that version."""
+    with torch.no_grad():
+        collector.policy.number += 1
+    collector.update_policy_weights_(**options)
+    return collector.policy_version
+
+
+def build(
+    kind: str,
+    env: str = "sync_same_step",
+    *,
+    steps: int = 11,
+    policy: Any = CodePolicy,
+    expecting: Iterable[str] = (),
+    **options: Any,
+) -> tuple[Any, Checker]:
+    """A collector of the coding environments, and the checker of its batches.
+
+    expecting: flags of the checker.
+    """
+    n = num_envs_of(env)
+    counts = [n] if kind == "single" else [n, n]
+    told = workers_of(env, len(counts))
+    if kind == "single":
+        options["create_env_kwargs"] = told[0]
+    else:
+        options |= {"create_env_kwargs": told, "num_workers": 2}
+    options.setdefault("frames_per_batch", steps * n * (2 if kind == "sync" else 1))
+    checker = Checker(
+        counts,
+        max_frames=options.get("max_frames_per_traj"),
+        policy=policy is CodePolicy,
+        set_truncated=options.get("set_truncated", False),
+        **dict.fromkeys(expecting, True),
+    )
+    return COLLECTORS[kind](make_env, policy and policy(), **options), checker
+
+
 class Checker:
     """Verifies every row of every batch of one collector.
 
@@ -235,6 +282,8 @@ class Checker:
     def check(self, batch: TensorDict) -> int:
         """Verify one batch [environments, time]; how many frames it has."""
         assert batch.batch_dims == 2
+        if ("next", "finals") in batch.keys(True):
+            rebuild(batch)
         mask = batch["collector", "mask"].numpy()
         columns = {"/".join(k) if isinstance(k, tuple) else k: batch[k].numpy() for k in KEYS}
         if self.policy:
@@ -337,6 +386,20 @@ class Checker:
         assert frame["next/done"] == (terminated or truncated), f"{place}: done"
         self.counts["terminated"] += terminated
         self.counts["truncated"] += truncated
+
+
+def rebuild(batch: TensorDict) -> None:
+    """Make of a batch what it is with next_observation="all", after a look at its form."""
+    mask, finals = batch["collector", "mask"], batch["next", "finals", "observation"]
+    numbers = batch["next", "final"]
+    assert ("next", "observation") not in batch.keys(True)
+    assert numbers.dtype == torch.int64
+    assert sorted(numbers[numbers >= 0].tolist()) == list(range(len(finals)))  # each once
+    last = mask & ~torch.cat([mask[:, 1:], torch.zeros(len(mask), 1, dtype=torch.bool)], 1)
+    assert torch.equal(numbers >= 0, (batch["next", "done"] & mask) | last)
+    following = next_observations(batch)
+    assert torch.equal(following[numbers >= 0], finals[numbers[numbers >= 0]])
+    batch["next", "observation"] = following
 
 
 DTYPES = {

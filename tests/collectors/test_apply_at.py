@@ -8,21 +8,27 @@ import gymnasium as gym
 import pytest
 import torch
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from collectors import Collector, MultiSyncCollector
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WorkerError
-from tests.collectors.support import Checker, CodeEnv, CodePolicy, all_accounted_for, make_env
-from tests.collectors.test_data_truth import ALL, build
+from tests.collectors.support import (
+    COLLECTORS,
+    MULTI,
+    Checker,
+    CodeEnv,
+    CodePolicy,
+    all_accounted_for,
+    build,
+    make_env,
+    publish,
+)
 
-IDS = {"ids": lambda make: make.__name__}
-SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
-LOCKED = [Collector, MultiSyncCollector]  # whose frames are made when they are asked for
-
-
-def publish(collector):
-    with torch.no_grad():
-        collector.policy.number += 1
-    collector.update_policy_weights_()
-    return collector.policy_version
+EACH = pytest.mark.parametrize("kind", COLLECTORS)
+LOCKED = ("single", "sync")  # whose frames are made when they are asked for
+WITH_SCHEMES = [
+    ("single", SharedMemWeightSyncScheme),
+    ("sync", MultiProcessWeightSyncScheme),
+    ("async", SharedMemWeightSyncScheme),
+]
 
 
 def versions_by_trajectory(batches):
@@ -36,19 +42,18 @@ def versions_by_trajectory(batches):
     return found
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("make", ALL, **IDS)
-def test_an_episode_ends_with_the_weights_that_it_began_with(make, scheme):
-    collector, counts, checking = build(
-        make, "one", steps=5, apply_at="episode", weight_sync_schemes={"policy": scheme()}
+@pytest.mark.parametrize(("kind", "scheme"), WITH_SCHEMES)
+def test_an_episode_ends_with_the_weights_that_it_began_with(kind, scheme):
+    collector, checker = build(
+        kind, "one", steps=5, apply_at="episode", weight_sync_schemes={"policy": scheme()}
     )
-    checker, batches, published = Checker(counts, **checking), [], 0
+    batches, published = [], 0
     with collector:
         for _ in range(40):
             batch = collector.next()
             checker.check(batch)
             batches.append(batch)
-            if make in LOCKED:  # an episode has the newest that there were before its batch
+            if kind in LOCKED:  # an episode has the newest that there were before its batch
                 assert (batch["policy_version"][batch["is_init"]] == published).all()
             published = publish(collector)
         assert all_accounted_for(collector.stats())
@@ -58,12 +63,11 @@ def test_an_episode_ends_with_the_weights_that_it_began_with(make, scheme):
     assert any(not batch["is_init"][:, 0].all() for batch in batches)  # some go on from before
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("make", ALL, **IDS)
-def test_nobody_waits_for_an_episode_to_end_and_a_reset_ends_it(make, scheme):
+@pytest.mark.parametrize(("kind", "scheme"), WITH_SCHEMES)
+def test_an_update_does_not_wait_for_the_end_of_an_episode_and_a_reset_ends_it(kind, scheme):
     sync = {"policy": scheme(sync=True, timeout=0.2)}
-    workers = {} if make is Collector else {"num_workers": 2}
-    with make(
+    workers = {} if kind == "single" else {"num_workers": 2}
+    with COLLECTORS[kind](
         partial(CodeEnv, endless=True),
         CodePolicy(),
         frames_per_batch=10,
@@ -79,16 +83,16 @@ def test_nobody_waits_for_an_episode_to_end_and_a_reset_ends_it(make, scheme):
         assert 0 in batches[0]["policy_version"]
         collector.reset()
         while (versions := collector.next()["policy_version"].unique().tolist()) != [5]:
-            assert make is MultiAsyncCollector  # it has made frames before
+            assert kind == "async"  # it has made frames before
             assert versions[-1] <= 5
 
 
-@pytest.mark.parametrize("make", ALL, **IDS)
-def test_with_several_environments_a_worker_it_is_refused_with_the_reason(make):
-    expected = ValueError if make is Collector else WorkerError
+@EACH
+def test_with_several_environments_a_worker_it_is_refused_with_the_reason(kind):
+    expected = ValueError if kind == "single" else WorkerError
     why = r"apply_at='episode' needs one environment per worker, but this worker has 3 .*'batch'"
     with pytest.raises(expected, match=why):
-        build(make, apply_at="episode")
+        build(kind, apply_at="episode")
 
 
 @pytest.mark.parametrize("hosted", [Collector, partial(MultiSyncCollector, start_method="fork")])
@@ -112,9 +116,9 @@ def test_a_hosted_collector_applies_where_its_episodes_start(hosted):
     assert len(set().union(*found.values())) > 5
 
 
-@pytest.mark.parametrize("make", [MultiSyncCollector, MultiAsyncCollector], **IDS)
-def test_a_pause_in_an_episode_does_not_bring_it_new_weights(make):
-    with make(
+@pytest.mark.parametrize("kind", MULTI)
+def test_a_pause_in_an_episode_does_not_bring_it_new_weights(kind):
+    with COLLECTORS[kind](
         partial(CodeEnv, endless=True), CodePolicy(), frames_per_batch=10, apply_at="episode"
     ) as collector:
         for _ in range(3):
@@ -123,10 +127,11 @@ def test_a_pause_in_an_episode_does_not_bring_it_new_weights(make):
                 publish(collector)
 
 
-@pytest.mark.parametrize("make", LOCKED, **IDS)
-def test_a_state_that_is_loaded_starts_new_episodes_as_their_weights_are_gone(make):
-    collector, counts, checking = build(make, "one", steps=5, apply_at="episode")
-    checker = Checker(counts, **checking, cuts=True, skips=True)
+@pytest.mark.parametrize("kind", LOCKED)
+def test_a_state_that_is_loaded_starts_new_episodes_as_their_weights_are_gone(kind):
+    collector, checker = build(
+        kind, "one", steps=5, apply_at="episode", expecting=["cuts", "skips"]
+    )
     with collector:
         checker.check(collector.next())
         publish(collector)
@@ -176,27 +181,24 @@ def expected_counts(batch, before, how):
     return shown
 
 
-@pytest.mark.parametrize("how", ["keep", "zero"])
-@pytest.mark.parametrize("kind", ["one", "sync_same_step"])
-@pytest.mark.parametrize("make", ALL, **IDS)
-def test_new_weights_leave_a_policys_state_or_zero_it(make, kind, how):
-    like, *_ = build(make, kind, steps=5)
-    like.shutdown()
-    workers = {} if make is Collector else {"num_workers": 2}
-    told = [{"kind": kind, "worker": worker} for worker in range(2)]
-    with make(
-        make_env,
-        Counts(),
-        create_env_kwargs=told[0] if make is Collector else told,
-        frames_per_batch=like.frames_per_batch,
-        state_on_update=how,
-        **workers,
-    ) as collector:
+@pytest.mark.parametrize(
+    ("kind", "env", "how"),
+    [
+        ("single", "one", "keep"),
+        ("single", "sync_same_step", "zero"),
+        ("sync", "one", "zero"),
+        ("async", "sync_same_step", "zero"),
+        ("async", "one", "keep"),
+    ],
+)
+def test_new_weights_leave_a_policys_state_or_zero_it(kind, env, how):
+    collector, _ = build(kind, env, steps=5, policy=Counts, state_on_update=how)
+    with collector:
         states = [{}, {}]  # async: a batch is one worker's
         mid_episode = 0
         for number in range(24):
             batch = collector.next()
-            worker = int(batch["collector", "worker"][0, 0]) if make is MultiAsyncCollector else 0
+            worker = int(batch["collector", "worker"][0, 0]) if kind == "async" else 0
             shown = expected_counts(batch, states[worker], how)
             assert torch.equal(batch["shown"], shown)
             assert torch.equal(batch["count"][..., 0], shown)  # the state that the batch holds

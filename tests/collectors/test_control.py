@@ -11,13 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from collectors import (
-    Collector,
-    MultiAsyncCollector,
-    MultiSyncCollector,
-    PolicyVersion,
-    ReplayBuffer,
-)
+from collectors import PolicyVersion, ReplayBuffer
 from sync import (
     Link,
     MultiProcessedRemoteWeightUpdate,
@@ -25,17 +19,10 @@ from sync import (
     SharedMemWeightSyncScheme,
     VanillaLocalWeightUpdater,
 )
-from tests.collectors.troubled import ActorCritic, Plain, Troubled, balance, hold, told, wait_until
+from tests.collectors.support import COLLECTORS, MULTI
+from tests.collectors.troubled import ActorCritic, Plain, balance, hold, make, wait_until
 
-KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
-
-
-def make(kind: str, policy: Any = None, **options: Any) -> Any:
-    if kind == "single":
-        options["create_env_kwargs"] = {"worker": 0}
-    else:
-        options |= {"num_workers": 2, "create_env_kwargs": told(2)}
-    return KINDS[kind](Troubled, policy or Plain(), **{"frames_per_batch": 40, **options})
+EACH = pytest.mark.parametrize("kind", COLLECTORS)
 
 
 def settled(collector: Any) -> Any:
@@ -57,7 +44,7 @@ def collector_workers(collector: Any) -> list[Any]:
     return workers
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EACH
 def test_all_is_answered_in_the_middle_of_iteration(kind):
     policy = Plain()
     with make(kind, policy) as collector:
@@ -126,7 +113,7 @@ def test_a_replay_buffer_is_asked_through_its_collector():
             collector.getattr_rb("nothing")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EACH
 def test_all_is_answered_while_another_thread_iterates(kind):
     policy = Plain()
     stop = threading.Event()
@@ -146,7 +133,7 @@ def test_all_is_answered_while_another_thread_iterates(kind):
         thread = threading.Thread(target=iterate)
         thread.start()
         try:
-            for number in range(1, 15):
+            for number in range(1, 8):
                 assert balance(collector) == 0
                 assert collector.getattr_env("worker")[0] == 0
                 hold(policy, number)
@@ -164,12 +151,9 @@ def test_all_is_answered_while_another_thread_iterates(kind):
     assert raised == []
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", MULTI)
 def test_stats_do_not_wait_for_a_worker_that_hangs(kind):
-    trouble = told(2, only=1, where="step", what="hang", at=5)
-    collector = KINDS[kind](
-        Troubled, Plain(), num_workers=2, create_env_kwargs=trouble, frames_per_batch=40
-    )
+    collector = make(kind, trouble={"where": "step", "what": "hang", "at": 5})
     thread = threading.Thread(target=lambda: _until_shut_down(collector))
     thread.start()
     wait_until(lambda: collector.stats()["workers"][1]["stage"] == "stepping")
@@ -213,7 +197,7 @@ def test_a_batch_is_counted_before_anybody_else_can_look(monkeypatch):
         assert sum(len(fields["next/reward"]) for fields in frames) == states[0]["frames"] == 40
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EACH
 def test_set_seed_and_reset_start_new_episodes(kind):
     with make(kind) as collector:
         collector.next()
@@ -230,7 +214,7 @@ def test_set_seed_and_reset_start_new_episodes(kind):
         collector.next()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EACH
 def test_weights_can_be_given_in_any_form(kind):
     policy, other = Plain(), Plain()
     with make(kind, policy) as collector:
@@ -255,7 +239,7 @@ def test_weights_can_be_given_in_any_form(kind):
             collector.update_policy_weights_(model_id="critic")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EACH
 def test_two_models_have_a_scheme_each(kind):
     model = ActorCritic()
     schemes = {"actor": SharedMemWeightSyncScheme(), "critic": MultiProcessWeightSyncScheme()}
@@ -308,8 +292,7 @@ def test_weights_to_be_applied_are_not_taken_for_a_time_to_wait(weights):
         collector.receive_weights(weights)
 
 
-@pytest.mark.parametrize("placed", [{}, {"devices": ["cpu", "cpu"]}], ids=["by_device", "told"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("kind", "placed"), [("sync", {}), ("async", {"devices": ["cpu", "cpu"]})])
 def test_an_updater_pushes_to_workers(kind, placed):
     policy = Plain()
     updater = MultiProcessedRemoteWeightUpdate(lambda: policy, {"cpu": policy}, **placed)
@@ -358,7 +341,7 @@ def test_an_updater_pulls_into_the_policy():
         assert set(batch["policy_version"].flatten().tolist()) == {1}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EACH
 def test_versions_can_be_shown_as_uuids(kind):
     run = uuid.uuid4()
     version = PolicyVersion("uuid", run=run)
@@ -370,18 +353,6 @@ def test_versions_can_be_shown_as_uuids(kind):
         assert str(PolicyVersion.read(halves[0, 0])) == collector.policy_version
         collector.increment_version()
         assert collector.policy_version == str(uuid.uuid5(run, "2"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_batch_can_bring_an_update(kind):
-    policy = Plain()
-    with make(kind, policy, update_at_each_batch=True) as collector:
-        for number in range(1, 5):
-            hold(policy, number)
-            batch = collector.next()
-            assert collector.policy_version == number
-        batch = settled(collector)
-        assert set(batch["weight"].flatten().tolist()) == {4.0}
 
 
 @pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])

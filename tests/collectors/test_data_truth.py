@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
 import warnings
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from collectors import Collector, MultiAsyncCollector, MultiCollector, MultiSyncCollector
+from collectors import MultiAsyncCollector, MultiCollector, MultiSyncCollector
 from sync import SharedMemWeightSyncScheme
 from tests.collectors.support import (
     CAN_RESET_SOME,
+    COLLECTORS,
     KINDS,
     RESET_BY_STEPS,
     Checker,
@@ -25,49 +26,37 @@ from tests.collectors.support import (
     Gate,
     GatedEnv,
     all_accounted_for,
-    make_env,
-    num_envs_of,
-    workers_of,
+    build,
+    publish,
 )
 from tests.collectors.troubled import wait_until
 
-MULTI = [MultiSyncCollector, MultiAsyncCollector]
-ALL = [Collector, *MULTI]
-
-
-def build(make, kind="sync_same_step", *, steps=11, policy=True, workers=2, **options):
-    """A collector of the coding environments, and the checker of its batches."""
-    n = num_envs_of(kind)
-    counts = [n] if make is Collector else [n] * workers
-    told = workers_of(kind, len(counts))
-    if make is Collector:
-        options["create_env_kwargs"] = told[0]
-    else:
-        options |= {"create_env_kwargs": told, "num_workers": workers}
-    shared = workers if make is MultiSyncCollector else 1
-    options.setdefault("frames_per_batch", steps * n * shared)
-    checking = {"max_frames": options.get("max_frames_per_traj"), "policy": policy}
-    checking |= {"set_truncated": options.get("set_truncated", False)}
-    return make(make_env, CodePolicy() if policy else None, **options), counts, checking
+EACH = pytest.mark.parametrize("kind", COLLECTORS)
+# A collector of this process meets every kind of environment, and workers one of each sort.
+PAIRS = [
+    *(("single", env) for env in KINDS),
+    ("sync", "sync_same_step"),
+    ("sync", "native_next_step"),
+    ("async", "one"),
+    ("async", "async_unshared"),
+]
+# copy=False and next_observation="final" each meet every kind of collector and of environment.
+FORMS = [{}, {"copy": False, "next_observation": "final"}]
 
 
 def check(collector, checker, batches):
     """Verify so many batches, with new weights after every second one."""
-    for number, batch in enumerate(itertools.islice(collector, batches)):
+    for number, batch in enumerate(islice(collector, batches)):
         assert checker.check(batch) > 0
         assert all_accounted_for(collector.stats())
-        if number % 2 and collector.policy is not None:
-            with torch.no_grad():
-                collector.policy.number += 1
-            collector.update_policy_weights_()
+        if number % 2:
+            publish(collector)
 
 
-@pytest.mark.parametrize("copy", [True, False], ids=["copies", "reused"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_every_frame_is_what_happened(make, kind, copy):
-    collector, counts, checking = build(make, kind, copy=copy)
-    checker = Checker(counts, **checking)
+@pytest.mark.parametrize("options", FORMS, ids=["plain", "reused, finals"])
+@pytest.mark.parametrize(("kind", "env"), PAIRS)
+def test_every_frame_is_what_happened(kind, env, options):
+    collector, checker = build(kind, env, **options)
     with collector:
         check(collector, checker, 24)
         stats = collector.stats()
@@ -75,58 +64,46 @@ def test_every_frame_is_what_happened(make, kind, copy):
     assert stats["dropped"] == 0
     assert checker.counts["terminated"] > 5
     assert checker.counts["truncated"] > 5
-    if kind not in RESET_BY_STEPS:
+    if env not in RESET_BY_STEPS:
         assert checker.counts["padding"] == 0
 
 
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_batches_that_were_copied_stay_as_they_were(make):
-    collector, counts, checking = build(make)
-    with collector:
-        batches = [collector.next() for _ in range(8)]
-    checker = Checker(counts, **checking)
-    for batch in batches:
-        checker.check(batch)
-
-
-@pytest.mark.parametrize("make", [Collector, MultiAsyncCollector], ids=["single", "async"])
-def test_without_copies_batches_use_the_same_memory_again(make):
-    collector, *_ = build(make, copy=False)
-    with collector:
-        batches = [collector.next() for _ in range(12)]
+def test_memory_of_batches_is_used_again_only_where_that_is_said():
+    for kind, options, reuses in (
+        ("single", {}, False),
+        ("single", {"use_buffers": False}, False),
+        ("single", {"copy": False}, True),
+        ("sync", {}, False),
+        ("async", {}, False),
+        ("async", {"copy": False}, True),
+    ):
+        collector, checker = build(kind, **options)
+        with collector:
+            batches = [collector.next() for _ in range(8)]
         places = {batch["observation"].data_ptr() for batch in batches}
-    assert len(places) < len(batches)
+        assert (len(places) < 8) == reuses, (kind, options)
+        for batch in [] if reuses else batches:  # later ones have changed nothing in them
+            checker.check(batch)
 
 
-def test_without_buffers_every_batch_has_a_block_of_its_own():
-    collector, counts, checking = build(Collector, use_buffers=False)
-    with collector:
-        batches = [collector.next() for _ in range(8)]
-    assert len({batch["observation"].data_ptr() for batch in batches}) == 8
-    checker = Checker(counts, **checking)
-    for batch in batches:
-        checker.check(batch)
+@pytest.mark.parametrize("env", CAN_RESET_SOME)
+def test_long_trajectories_are_cut_as_truncated(env):
+    for form in FORMS:
+        collector, checker = build("single", env, max_frames_per_traj=3, **form)
+        with collector:
+            check(collector, checker, 12)
+        assert checker.counts["too long"] > 5
 
 
-@pytest.mark.parametrize("kind", CAN_RESET_SOME)
-def test_long_trajectories_are_cut_as_truncated(kind):
-    collector, counts, checking = build(Collector, kind, max_frames_per_traj=3)
-    checker = Checker(counts, **checking)
-    with collector:
-        check(collector, checker, 20)
-    assert checker.counts["too long"] > 10
-
-
-@pytest.mark.parametrize("kind", [*RESET_BY_STEPS, "native_same_step"])
-def test_vectors_that_reset_only_as_a_whole_cannot_be_cut(kind):
+@pytest.mark.parametrize("env", [*RESET_BY_STEPS, "native_same_step"])
+def test_vectors_that_reset_only_as_a_whole_cannot_be_cut(env):
     with pytest.raises(ValueError, match=r"max_frames_per_traj=3.*only be reset all at once"):
-        build(Collector, kind, max_frames_per_traj=3)
+        build("single", env, max_frames_per_traj=3)
 
 
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_reset_at_each_iter_starts_every_batch_with_new_episodes(make):
-    collector, counts, checking = build(make, reset_at_each_iter=True, steps=5)
-    checker = Checker(counts, **checking, cuts=True, skips=True)
+@EACH
+def test_reset_at_each_iter_starts_every_batch_with_new_episodes(kind):
+    collector, checker = build(kind, reset_at_each_iter=True, steps=5, expecting=["cuts", "skips"])
     with collector:
         for _ in range(12):
             batch = collector.next()
@@ -135,25 +112,30 @@ def test_reset_at_each_iter_starts_every_batch_with_new_episodes(make):
     assert checker.counts["cut"] > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
-def test_reset_in_the_middle_starts_new_episodes(make, kind):
-    collector, counts, checking = build(make, kind, steps=5)
-    checker = Checker(counts, **checking, cuts=True, skips=True)
+@pytest.mark.parametrize(
+    ("kind", "env"), [*(("single", env) for env in KINDS), ("sync", "native_next_step")]
+)
+def test_resets_and_seeds_between_batches_start_new_episodes(kind, env):
+    collector, checker = build(kind, env, steps=5, expecting=["cuts", "skips"])
     with collector:
-        for _ in range(6):
-            check(collector, checker, 3)
-            collector.reset()
-            checker.expect_start()
+        for seed in range(3):
+            for start in (collector.reset, lambda seed=seed: collector.set_seed(seed)):
+                check(collector, checker, 3)
+                assert start() != seed
+                checker.expect_start()
         check(collector, checker, 3)
+        seeded = collector.getattr_env("seeded") if env == "one" else []
     assert not checker.must_start
+    if env == "one":
+        assert len(set(seeded[0])) == len(seeded[0]) == 4  # at the start, and three times since
 
 
-@pytest.mark.parametrize("kind", CAN_RESET_SOME)
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
-def test_reset_of_some_leaves_the_others_alone(make, kind):
-    collector, counts, checking = build(make, kind, steps=5)
-    checker = Checker(counts, **checking, cuts=True, skips=True)
+@pytest.mark.parametrize(
+    ("kind", "env"), [*(("single", env) for env in CAN_RESET_SOME), ("sync", "sync_next_step")]
+)
+def test_a_reset_of_some_environments_leaves_the_others_alone(kind, env):
+    collector, checker = build(kind, env, steps=5, expecting=["cuts", "skips"])
+    counts = np.diff(checker.first_env)
     places = [(worker, env) for worker, n in enumerate(counts) for env in range(n)]
     with collector:
         for place in range(len(places)):
@@ -163,8 +145,7 @@ def test_reset_of_some_leaves_the_others_alone(make, kind):
             collector.reset([place])
             checker.expect_start(places[place])
             checker.check(collector.next())
-            cut = checker.counts["cut"] - before
-            assert cut == (places[place] in under_way)
+            assert checker.counts["cut"] - before == (places[place] in under_way)
         checker.cuts = checker.skips = False
         for nobody in ([], np.zeros(len(places), bool)):
             collector.reset(nobody)
@@ -172,66 +153,58 @@ def test_reset_of_some_leaves_the_others_alone(make, kind):
     assert not checker.must_start
 
 
-@pytest.mark.parametrize("kind", ["one", "sync_disabled", "native_next_step"])
-def test_a_running_worker_ends_what_is_reset_as_truncated(kind):
-    collector, counts, checking = build(MultiAsyncCollector, kind)
-    checker = Checker(counts, **checking, cuts=True, skips=True)
-    with collector:
-        for number in range(24):
-            checker.check(collector.next())
-            if number % 3 == 0:
+@pytest.mark.parametrize("env", ["one", "sync_disabled", "native_next_step"])
+def test_a_running_worker_ends_as_truncated_what_is_reset(env):
+    for form in FORMS:
+        collector, checker = build("async", env, expecting=["cuts", "skips"], **form)
+        with collector:
+            for number in range(18):
+                checker.check(collector.next())
+                if number % 3 == 0:
+                    collector.reset()
+                elif number % 3 == 1:
+                    collector.set_seed(number)
+        assert checker.counts["cut"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "env"),
+    [
+        ("single", "one"),
+        ("single", "native_next_step"),
+        ("sync", "one"),
+        ("async", "sync_disabled"),
+    ],
+)
+def test_set_truncated_marks_the_last_frame_of_every_environment(kind, env):
+    for form in FORMS:
+        collector, checker = build(kind, env, set_truncated=True, steps=5, **form)
+        with collector:
+            check(collector, checker, 12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "env"), [*(("single", env) for env in KINDS), ("sync", "sync_same_step")]
+)
+def test_without_reset_when_done_there_is_one_episode_each(kind, env):
+    for form in FORMS:
+        collector, checker = build(kind, env, reset_when_done=False, steps=9, **form)
+        checker.skips = env != "one"  # vectors step all their members
+        with collector:
+            for round_ in range(1, 4):
+                checker.check(collector.next())
+                assert checker.counts["episodes"] == round_ * checker.first_env[-1]
+                ended = checker.counts["terminated"] + checker.counts["truncated"]
+                assert ended == checker.counts["episodes"]
                 collector.reset()
-            elif number % 3 == 1:
-                collector.set_seed(number)
-    assert checker.counts["cut"] > 0
-
-
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
-def test_set_seed_in_the_middle_starts_new_episodes(make):
-    collector, counts, checking = build(make, steps=5)
-    checker = Checker(counts, **checking, cuts=True, skips=True)
-    with collector:
-        for seed in range(4):
-            check(collector, checker, 3)
-            assert collector.set_seed(seed) != seed
-            checker.expect_start()
-        check(collector, checker, 3)
-        seeded = collector.getattr_env("seeded")
-    assert not checker.must_start
-    members = [member for worker in seeded for member in worker]
-    assert {len(member) for member in members} == {5}  # at the start, and four times since
-    assert len({seed for member in members for seed in member}) == 5 * len(members)
-
-
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("kind", ["one", "sync_same_step", "native_next_step"])
-def test_set_truncated_marks_the_last_frame_of_every_environment(make, kind):
-    collector, counts, checking = build(make, kind, set_truncated=True, steps=5)
-    checker = Checker(counts, **checking)
-    with collector:
-        check(collector, checker, 20)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
-def test_without_reset_when_done_there_is_one_episode_each(make, kind):
-    collector, counts, checking = build(make, kind, reset_when_done=False, steps=9)
-    checker = Checker(counts, **checking, skips=kind != "one")  # vectors step all their members
-    with collector:
-        for round_ in range(1, 4):
-            batch = collector.next()
-            checker.check(batch)
-            assert checker.counts["episodes"] == round_ * sum(counts)
-            ended = checker.counts["terminated"] + checker.counts["truncated"]
-            assert ended == checker.counts["episodes"]
-            collector.reset()
-        assert all_accounted_for(collector.stats())
-        assert collector.stats()["delivered"] == checker.counts["frames"]
-        assert collector.stats()["preempted"] == 0
+            stats = collector.stats()
+        assert all_accounted_for(stats)
+        assert stats["delivered"] == checker.counts["frames"]
+        assert stats["preempted"] == 0
 
 
 def test_when_every_episode_has_ended_and_none_may_start_the_next_batch_says_so():
-    collector, *_ = build(Collector, reset_when_done=False, steps=9)
+    collector, _ = build("single", reset_when_done=False, steps=9)
     with collector:
         collector.next()
         with pytest.raises(RuntimeError, match=r"reset_when_done=False.*reset\(\)"):
@@ -262,58 +235,54 @@ def test_preemption_masks_what_stragglers_did_not_do_and_counts_it():
         frames_per_batch=100,
         preemptive_threshold=0.5,
     ) as collector:
-        for _ in range(6):
+        for _ in range(4):
             batch = collector.next()
             checker.check(batch)
             assert batch["collector", "mask"][0].all()
             assert not batch["collector", "mask"][1].all()
-            collector.policy.number.data += 1
-            collector.update_policy_weights_()
+            publish(collector)
         stats = collector.stats()
         assert stats["preempted"] == checker.counts["padding"] > 0
         assert stats["delivered"] == checker.counts["frames"] == collector.frames
         assert all_accounted_for(stats)
 
 
-def test_nobody_is_preempted_where_all_are_to_be_waited_for():
-    collector, counts, checking = build(MultiSyncCollector, preemptive_threshold=1.0)
-    checker = Checker(counts, **checking)
+def test_no_worker_is_preempted_where_all_are_to_be_waited_for():
+    collector, checker = build("sync", preemptive_threshold=1.0)
     with collector:
         check(collector, checker, 5)
         assert collector.stats()["preempted"] == checker.counts["padding"] == 0
 
 
-def test_workers_may_make_different_numbers_of_frames():
-    collector, counts, checking = build(MultiSyncCollector, frames_per_batch=[12, 30])
-    checker = Checker(counts, **checking)
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "reused, finals"])
+def test_workers_may_make_different_numbers_of_frames(form):
+    collector, checker = build("sync", frames_per_batch=[12, 30], **form)
     with collector:
         assert collector.frames_per_batch == 42
-        check(collector, checker, 10)
-    assert checker.counts["padding"] == 10 * (30 - 12)
-    collector, counts, checking = build(MultiAsyncCollector, frames_per_batch=[12, 30])
-    checker = Checker(counts, **checking)
+        check(collector, checker, 8)
+    assert checker.counts["padding"] == 8 * (30 - 12)
+    collector, checker = build("async", frames_per_batch=[12, 30], **form)
     with collector:
-        for _ in range(10):
+        for _ in range(8):
             batch = collector.next()
             worker = int(batch["collector", "worker"][0, 0])
             assert batch.batch_size == ((3, 4), (3, 10))[worker]
             checker.check(batch)
 
 
-@pytest.mark.parametrize(
-    ("how", "shape"),
-    [(None, [6, 5]), (0, [6, 5]), (1, [3, 10]), (-1, [3, 10]), ("stack", [2, 3, 5])],
-)
-def test_cat_results_says_how_workers_are_put_together(how, shape):
-    collector, counts, checking = build(MultiSyncCollector, steps=5, cat_results=how)
-    checker = Checker(counts, **checking)
+@pytest.mark.parametrize("form", ["all", "final"])
+@pytest.mark.parametrize(("how", "shape"), [(0, [6, 5]), (1, [3, 10]), ("stack", [2, 3, 5])])
+def test_cat_results_says_how_workers_are_put_together(how, shape, form):
+    collector, checker = build("sync", steps=5, cat_results=how, next_observation=form)
     with collector:
-        for _ in range(6):
+        for _ in range(4):
             batch = collector.next()
             assert batch.batch_size == tuple(shape)
             if how == "stack":
                 batch = batch.reshape(6, 5)
-            elif how in (1, -1):
+            elif how == 1 and form == "final":
+                continue  # its rows hold both workers' frames: see test_next_observations.py
+            elif how == 1:
                 batch = torch.cat(list(batch.split(5, 1)), 0)
             checker.check(batch)
 
@@ -339,11 +308,11 @@ def mortals(worker, path):
     )
 
 
-@pytest.mark.parametrize("make", MULTI, ids=lambda make: make.__name__)
-def test_what_was_there_before_a_worker_was_killed_and_what_comes_after_is_true(make, tmp_path):
+@pytest.mark.parametrize(("kind", "form"), [("sync", FORMS[0]), ("async", FORMS[1])])
+def test_frames_before_and_after_a_workers_death_are_true(kind, form, tmp_path):
     paths = [tmp_path / str(worker) for worker in range(2)]
-    checker, kills = Checker([3, 3], restarts=True), 4
-    with make(
+    checker, kills = Checker([3, 3], restarts=True), 2
+    with COLLECTORS[kind](
         mortals,
         CodePolicy(),
         create_env_kwargs=[{"worker": i, "path": str(paths[i])} for i in range(2)],
@@ -351,6 +320,7 @@ def test_what_was_there_before_a_worker_was_killed_and_what_comes_after_is_true(
         frames_per_batch=120,
         on_worker_failure="restart",
         max_restarts=kills,
+        **form,
     ) as collector:
         for kill in range(1, kills + 1):
             check(collector, checker, 3)
@@ -368,24 +338,23 @@ def test_what_was_there_before_a_worker_was_killed_and_what_comes_after_is_true(
 
 
 def test_split_trajs_gives_a_row_to_every_piece_of_a_trajectory():
-    collector, *_ = build(MultiSyncCollector, "native_next_step", split_trajs=True)
-    whole, *_ = build(MultiSyncCollector, "native_next_step")
+    collector, _ = build("sync", "native_next_step", split_trajs=True)
+    whole, _ = build("sync", "native_next_step")
     with collector, whole:
-        for _ in range(6):
+        for _ in range(4):
             pieces, batch = collector.next(), whole.next()
             mask, ids = pieces["collector", "mask"], pieces["collector", "traj_ids"]
             assert int(mask.sum()) == int(batch["collector", "mask"].sum())
             for row in range(len(ids)):
                 assert len(ids[row][mask[row]].unique()) == 1
-                done = pieces["next", "done"][row][mask[row]]
-                assert not done[:-1].any()
+                assert not pieces["next", "done"][row][mask[row]][:-1].any()
             told = batch["observation"][batch["collector", "mask"]]
             assert torch.equal(pieces["observation"][mask], told)
 
 
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_trajs_per_batch_gives_whole_trajectories(make):
-    collector, *_ = build(make, trajs_per_batch=5)
+@EACH
+def test_trajs_per_batch_gives_whole_trajectories(kind):
+    collector, _ = build(kind, trajs_per_batch=5)
     rows = {}
     with collector:
         for _ in range(8):
@@ -398,36 +367,39 @@ def test_trajs_per_batch_gives_whole_trajectories(make):
                 assert frames["observation"][:, 3].tolist() == list(range(len(frames)))
                 worker, env, episode = frames["observation"][0, :3].int().tolist()
                 rows.setdefault((worker, env), []).append(episode)
+        stats = collector.stats()
+        assert all_accounted_for(stats)
+        handed_out = collector.frames - stats["delivered"]
+        assert handed_out == collector._assembler.frames > 0  # what waits is in flight
     for episodes in rows.values():
         assert episodes == list(range(len(episodes)))  # none is missing, and in their order
 
 
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("kind", ["sync_same_step", "native_next_step"])
-def test_random_frames_at_first_and_their_stamp_says_so(make, kind):
-    collector, counts, checking = build(make, kind, init_random_frames=60)
-    checker = Checker(counts, **checking)
-    random = dict.fromkeys(range(len(counts)), 0)
-    chosen = dict.fromkeys(range(len(counts)), 0)
+@pytest.mark.parametrize(
+    ("kind", "env"),
+    [("single", "native_next_step"), ("sync", "sync_same_step"), ("async", "sync_same_step")],
+)
+def test_the_first_frames_are_random_and_their_stamp_says_so(kind, env):
+    collector, checker = build(kind, env, init_random_frames=60)
+    workers = range(1 if kind == "single" else 2)
+    random, chosen = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
     with collector:
         while min(chosen.values()) == 0:  # of itself a slow worker may not be heard of for long
             batch = collector.next()
             checker.check(batch)
             stamps, mask = batch["policy_version"], batch["collector", "mask"]
-            for worker in range(len(counts)):
+            for worker in workers:
                 mine = mask & (batch["collector", "worker"] == worker)
                 drawn = int((stamps[mine] == -1).sum())
                 assert not (drawn and chosen[worker])
                 random[worker] += drawn
                 chosen[worker] += int(mine.sum()) * (drawn == 0)
-    each = 60 // len(counts)
-    for worker in range(len(counts)):
-        assert each <= random[worker] < each + counts[worker]
+    each = 60 // len(workers)
+    assert all(each <= random[worker] < each + 3 for worker in workers)
 
 
 def test_without_a_policy_all_actions_are_random_and_none_has_a_version():
-    collector, counts, checking = build(Collector, policy=False)
-    checker = Checker(counts, **checking)
+    collector, checker = build("single", policy=None)
     with collector:
         batches = [collector.next() for _ in range(20)]
     for batch in batches:
@@ -436,54 +408,39 @@ def test_without_a_policy_all_actions_are_random_and_none_has_a_version():
     assert len(torch.cat([batch["action"] for batch in batches]).unique()) == 7
 
 
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_postproc_has_the_last_word(make):
-    collector, counts, checking = build(make, postproc=lambda batch: ("mine", batch))
-    checker = Checker(counts, **checking)
+@EACH
+def test_postproc_and_storing_device_have_the_last_word(kind):
+    collector, _ = build(kind, postproc=lambda batch: ("mine", batch), storing_device="meta")
     with collector:
-        for _ in range(3):
-            said, batch = collector.next()
-            assert said == "mine"
-            checker.check(batch)
+        said, batch = collector.next()
+        assert said == "mine"
+        assert batch["observation"].device.type == "meta"
 
 
-def test_batches_are_handed_out_on_the_storing_device():
-    collector, *_ = build(Collector, storing_device="meta")
-    with collector:
-        assert collector.next()["observation"].device.type == "meta"
-
-
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_total_frames_ends_the_iteration(make):
-    collector, counts, checking = build(make, steps=4)
-    each = collector.frames_per_batch
-    collector.shutdown()
+@EACH
+def test_total_frames_ends_the_iteration(kind):
+    total = 4 * 3 * (2 if kind == "sync" else 1) * 5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        collector, *_ = build(make, steps=4, total_frames=each * 5)
-    checker = Checker(counts, **checking)
+        collector, checker = build(kind, steps=4, total_frames=total)
     with collector:
         assert len(collector) == 5
-        assert sum(checker.check(batch) for batch in collector) == each * 5
+        assert sum(checker.check(batch) for batch in collector) == total
         assert list(collector) == []
 
 
 def test_an_indivisible_total_is_warned_of_once_and_overshot():
     with pytest.warns(UserWarning, match="66 will be collected") as caught:
-        collector, *_ = build(Collector, total_frames=60)
+        collector, _ = build("single", total_frames=60)
     assert len(caught) == 1
     with collector:
         assert len(collector) == 2
         assert sum(batch.numel() for batch in collector) == 66
 
 
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=lambda make: make.__name__)
-def test_trajectories_that_ended_within_the_total_are_handed_out(make):
+def test_trajectories_that_ended_within_the_total_are_handed_out():
     def collect(**options):
-        collector, *_ = build(make, steps=20, **options)
-        total = 2 * collector.frames_per_batch
-        collector.shutdown()
-        collector, *_ = build(make, steps=20, total_frames=total, **options)
+        collector, _ = build("sync", steps=20, total_frames=240, **options)
         with collector:
             return list(collector)
 
@@ -494,35 +451,38 @@ def test_trajectories_that_ended_within_the_total_are_handed_out(make):
 
 
 @pytest.mark.parametrize("options", [{}, {"total_frames": 60, "trajs_per_batch": 2}])
-def test_where_nobody_knows_how_many_batches_come_there_is_no_length(options):
-    collector, *_ = build(Collector, steps=5, **options)
+def test_a_collector_whose_batches_nobody_can_count_has_no_length(options):
+    collector, _ = build("single", steps=5, **options)
     with collector, pytest.raises(TypeError, match="no length"):
         len(collector)
 
 
-@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_versions_are_stamped_as_told(make):
-    collector, *_ = build(make, track_policy_version=False)
-    with collector:
-        assert "policy_version" not in collector.next().keys()  # noqa: SIM118
-    collector, *_ = build(make, track_policy_version="uuid")
-    with collector:
-        batch = collector.next()
-        assert batch["policy_version"].shape == (*batch.batch_size, 2)
-        stamp = collector.tracked.read(batch["policy_version"][0, 0])
-        assert str(stamp) == collector.policy_version
+@EACH
+def test_versions_are_stamped_as_told(kind):
+    for track in (False, "uuid"):
+        collector, _ = build(kind, track_policy_version=track)
+        with collector:
+            batch = collector.next()
+            if not track:
+                assert "policy_version" not in batch.keys()  # noqa: SIM118
+                continue
+            assert batch["policy_version"].shape == (*batch.batch_size, 2)
+            stamp = collector.tracked.read(batch["policy_version"][0, 0])
+            assert str(stamp) == collector.policy_version
 
 
 def test_multi_collector_makes_one_or_the_other():
-    for sync, make in ((True, MultiSyncCollector), (False, MultiAsyncCollector)):
+    for sync, kind in ((True, MultiSyncCollector), (False, MultiAsyncCollector)):
         with MultiCollector(CodeEnv, CodePolicy(), sync=sync, frames_per_batch=8) as collector:
-            assert type(collector) is make
+            assert type(collector) is kind
             Checker([1]).check(collector.next())
+    for sync in ("async", None, 1):
+        with pytest.raises(TypeError, match=f"sync={sync!r}: it must be True or False"):
+            MultiCollector(CodeEnv, CodePolicy(), num_workers=1, sync=sync)
 
 
 def test_update_at_each_batch_publishes_without_being_asked():
-    collector, counts, checking = build(MultiSyncCollector, update_at_each_batch=True)
-    checker = Checker(counts, **checking)
+    collector, checker = build("sync", update_at_each_batch=True)
     with collector:
         for version in range(5):
             batch = collector.next()
@@ -531,17 +491,14 @@ def test_update_at_each_batch_publishes_without_being_asked():
             checker.check(batch)
 
 
-def test_by_batch_no_batch_mixes_versions():
-    collector, counts, checking = build(MultiAsyncCollector, apply_at="batch")
-    checker = Checker(counts, **checking)
+def test_with_apply_at_batch_no_batch_mixes_versions():
+    collector, checker = build("async", apply_at="batch")
     with collector:
-        for _ in range(30):
+        for _ in range(20):
             batch = collector.next()
             checker.check(batch)
             assert len(batch["policy_version"].unique()) == 1
-            with torch.no_grad():
-                collector.policy.number += 1
-            collector.update_policy_weights_()
+            publish(collector)
 
 
 def test_the_batch_that_was_full_first_is_first_whoever_is_faster(tmp_path):
@@ -586,28 +543,26 @@ class Slow(CodeEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("max_lag", [0, 1, 3])
+@pytest.mark.parametrize("max_lag", [0, 3])
 def test_paced_workers_make_no_batch_that_is_too_old(max_lag):
     """Versions are applied before a batch only, and one worker is slow."""
-    kwargs = [{"worker": worker} for worker in range(3)]
     schemes = {"policy": SharedMemWeightSyncScheme(sync=False)}  # a slow worker is not waited for
-    options = {"frames_per_batch": 10, "apply_at": "batch", "weight_sync_schemes": schemes}
     checker, lags, workers = Checker([1, 1, 1]), [], set()
     with MultiAsyncCollector(
         [Slow, CodeEnv, CodeEnv],
         CodePolicy(),
-        create_env_kwargs=kwargs,
+        create_env_kwargs=[{"worker": worker} for worker in range(3)],
         max_lag=max_lag,
-        **options,
+        frames_per_batch=10,
+        apply_at="batch",
+        weight_sync_schemes=schemes,
     ) as collector:
-        while checker.counts["frames"] < 400:
+        while checker.counts["frames"] < 300:
             batch = collector.next()
             checker.check(batch)
             workers.add(int(batch["collector", "worker"][0, 0]))
             lags.append(collector.policy_version - int(batch["policy_version"].min()))
-            with torch.no_grad():
-                collector.policy.number += 1
-            collector.update_policy_weights_()
+            publish(collector)
         assert collector.stats()["dropped"] == 0
     assert max(lags) == max_lag
     assert workers == {0, 1, 2}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
+import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +33,11 @@ from tests.collectors.support import (
     make_env,
 )
 
+SAME_STEP = AutoresetMode.SAME_STEP
+FORMS = [None, *AutoresetMode]  # one environment, or a vector of this mode
 CARTPOLE = gym.make("CartPole-v1").unwrapped.observation_space
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 
 
 class SpaceEnv(gym.Env):
@@ -68,6 +73,26 @@ def collect(env, policy=None, frames=20, **options):
         return collector.next()
 
 
+def check(make, batches=5, envs=1, frames=30):
+    """Verify batches of coding environments; the checker."""
+    checker = Checker([envs])
+    with Collector(make, CodePolicy(), frames_per_batch=frames) as collector:
+        for _ in range(batches):
+            checker.check(collector.next())
+    return checker
+
+
+def members_of(mode, *args, **kwargs):
+    """Environments of spaces, and what holds them: themselves, or a vector of this mode."""
+    members = [SpaceEnv(*args, **kwargs) for _ in range(1 if mode is None else 2)]
+    if mode is None:
+        return members, members[0]
+    return members, SyncVectorEnv([lambda m=m: m for m in members], autoreset_mode=mode)
+
+
+# What is taken
+
+
 ACTIONS = {
     "Discrete": (spaces.Discrete(4), torch.int64, ()),
     "Discrete from -2": (spaces.Discrete(4, start=-2), torch.int64, ()),
@@ -81,38 +106,31 @@ ACTIONS = {
 }
 
 
-@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
 @pytest.mark.parametrize("name", ACTIONS)
-def test_actions_are_recorded_as_the_environment_was_told(name, vector):
+def test_actions_are_recorded_as_the_environment_was_told(name):
     space, dtype, shape = ACTIONS[name]
-    envs = [SpaceEnv(action=space) for _ in range(3 if vector else 1)]
-    env = SyncVectorEnv([lambda e=e: e for e in envs]) if vector else envs[0]
-    batch = collect(env, frames=20 * len(envs))
-    assert batch["action"].dtype == dtype
-    assert batch["action"].shape == (len(envs), 20, *shape)
-    for row, member in zip(batch["action"], envs, strict=True):
-        assert np.array_equal(row.numpy(), np.stack([np.asarray(a) for a in member.told]))
-    assert len(batch["action"].reshape(20 * len(envs), -1).unique(dim=0)) > 1
+    for mode in (None, AutoresetMode.NEXT_STEP):
+        members, env = members_of(mode, action=space)
+        batch = collect(env, frames=20 * len(members))
+        assert batch["action"].dtype == dtype
+        assert batch["action"].shape == (len(members), 20, *shape)
+        for row, member in zip(batch["action"], members, strict=True):
+            assert np.array_equal(row.numpy(), np.stack([np.asarray(a) for a in member.told]))
+        assert len(batch["action"].reshape(20 * len(members), -1).unique(dim=0)) > 1
 
 
 def nested(space):
     """An observation space's keys, as a batch has them, and how to find each in a sample."""
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces
         return {
-            (name, *key): (lambda value, name=name, find=find: find(value[name]))
-            for name, part in space.spaces.items()
-            for key, find in nested(part).items()
-        }
-    if isinstance(space, spaces.Tuple):
-        return {
-            (str(i), *key): (lambda value, i=i, find=find: find(value[i]))
-            for i, part in enumerate(space.spaces)
+            (str(name), *key): (lambda value, name=name, find=find: find(value[name]))
+            for name, part in (parts.items() if isinstance(parts, dict) else enumerate(parts))
             for key, find in nested(part).items()
         }
     return {(): lambda value: value}
 
 
-IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 OBSERVATIONS = {
     "Box": spaces.Box(-1, 1, (3,), np.float32),
     "float64 Box": spaces.Box(-1, 1, (2, 2), np.float64),
@@ -120,33 +138,35 @@ OBSERVATIONS = {
     "Discrete": spaces.Discrete(9),
     "MultiDiscrete": spaces.MultiDiscrete([3, 4]),
     "MultiBinary": spaces.MultiBinary(5),
-    "Dict": spaces.Dict(image=IMAGE, where=spaces.Box(-1, 1, (2,), np.float32)),
+    "Dict": spaces.Dict(image=IMAGE, where=BOX),
     "nested Dict": spaces.Dict(
         a=spaces.Dict(b=spaces.Discrete(3), c=spaces.Dict(d=IMAGE)), e=spaces.MultiBinary(2)
     ),
-    "Tuple": spaces.Tuple([spaces.Discrete(5), spaces.Box(0, 1, (2,), np.float32)]),
+    "Tuple": spaces.Tuple([spaces.Discrete(5), BOX]),
     "Dict of Tuple": spaces.Dict(x=spaces.Tuple([spaces.Discrete(5), IMAGE])),
 }
 
 
-@pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
-@pytest.mark.parametrize("name", OBSERVATIONS)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, None) for name in OBSERVATIONS),
+        *((name, mode) for name in ("nested Dict", "Tuple") for mode in AutoresetMode),
+    ],
+)
 def test_observations_are_recorded_as_they_were_shown(name, mode):
-    space = OBSERVATIONS[name]
-    envs = [SpaceEnv(space) for _ in range(2 if mode else 1)]
-    env = SyncVectorEnv([lambda e=e: e for e in envs], autoreset_mode=mode) if mode else envs[0]
-    batch = collect(env, frames=20 * len(envs))
-    for path, find in nested(space).items():
+    members, env = members_of(mode, OBSERVATIONS[name])
+    batch = collect(env, frames=20 * len(members))
+    for path, find in nested(OBSERVATIONS[name]).items():
         key = path or ("observation",)
-        first = batch["observation"] if not path else batch[key]
-        for row, member in enumerate(envs):
+        for row, member in enumerate(members):
             shown = [find(one) for one in member.shown]
             # every episode of 5 steps shows 6 observations
             before = [np.asarray(o) for i, o in enumerate(shown) if i % 6 != 5][:20]
             after = [np.asarray(o) for i, o in enumerate(shown) if i % 6 != 0][:20]
-            assert np.array_equal(first[row].numpy(), np.stack(before)), key
+            assert np.array_equal(batch[key][row].numpy(), np.stack(before)), key
             assert np.array_equal(batch[("next", *key)][row].numpy(), np.stack(after)), key
-        assert first.numpy().dtype == np.asarray(shown[0]).dtype
+        assert batch[key].numpy().dtype == np.asarray(shown[0]).dtype
 
 
 class Mission(spaces.Space):
@@ -162,96 +182,79 @@ class Mission(spaces.Space):
         return isinstance(x, str)
 
 
-WITH_TEXT = {
-    "Dict": spaces.Dict(mission=spaces.Text(9), where=spaces.Discrete(5)),
-    "of its own": spaces.Dict(mission=Mission(), where=spaces.Discrete(5)),
-    "nested": spaces.Dict(told=spaces.Dict(mission=spaces.Text(9)), where=spaces.Discrete(5)),
-    "Tuple": spaces.Tuple([spaces.Text(9), spaces.Discrete(5)]),
-}
+WHERE = {"where": spaces.Discrete(5)}
+WITH_TEXT = [
+    (spaces.Dict(mission=spaces.Text(9), **WHERE), "mission", "where"),
+    (spaces.Dict(mission=Mission(), **WHERE), "mission", "where"),
+    (spaces.Dict(told=spaces.Dict(mission=spaces.Text(9)), **WHERE), "told/mission", "where"),
+    (spaces.Tuple([spaces.Text(9), spaces.Discrete(5)]), "0", "1"),
+]
 
 
-@pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
-@pytest.mark.parametrize(
-    ("name", "text", "key"),
-    [
-        ("Dict", "mission", "where"),
-        ("of its own", "mission", "where"),
-        ("nested", "told/mission", "where"),
-        ("Tuple", "0", "1"),
-    ],
-)
-def test_text_among_other_observations_is_left_out_by_name(name, text, key, mode):
-    envs = [SpaceEnv(WITH_TEXT[name]) for _ in range(2 if mode else 1)]
-    env = SyncVectorEnv([lambda e=e: e for e in envs], autoreset_mode=mode) if mode else envs[0]
+@pytest.mark.parametrize(("case", "mode"), zip(WITH_TEXT, FORMS, strict=True))
+def test_text_among_other_observations_is_left_out_by_name(case, mode):
+    space, text, key = case
+    members, env = members_of(mode, space)
     with pytest.warns(UserWarning, match=f"SpaceEnv|SyncVectorEnv.*left out of batches: '{text}'"):
-        batch = collect(env, lambda where: where % 2, frames=20 * len(envs))
+        batch = collect(env, lambda where: where % 2, frames=20 * len(members))
     assert set(batch.keys()) >= {key}
     assert not {"mission", "told", "0"} & set(batch.keys())
     assert torch.equal(batch["action"], batch[key] % 2)
-    find = nested(WITH_TEXT[name])[(key,)]
-    for row, member in zip(batch[key].tolist(), envs, strict=True):
+    find = nested(space)[(key,)]
+    for row, member in zip(batch[key].tolist(), members, strict=True):
         shown = [int(find(one)) for one in member.shown]
         assert row == [one for i, one in enumerate(shown) if i % 6 != 5][:20]
 
 
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-def test_of_several_workers_one_says_what_is_left_out(kind, capfd):
+def test_one_of_several_workers_says_what_is_left_out_and_bytes_stay_bytes(capfd):
     def make():
-        return NormalizeReward(SpaceEnv(WITH_TEXT["Dict"]))
+        parts = spaces.Dict(mission=spaces.Text(9), image=IMAGE)
+        return NormalizeReward(SpaceEnv(parts))
 
     # What is forked would write, or record, where its parent did when it was started.
-    with kind(make, None, num_workers=2, frames_per_batch=20, start_method="spawn") as collector:
-        for _ in range(4):
-            collector.next()
+    options = {"num_workers": 2, "frames_per_batch": 20, "start_method": "spawn"}
+    with MultiSyncCollector(make, None, **options) as collector:
+        image = collector.next()["image"]
+    assert (image.dtype, image.shape) == (torch.uint8, (2, 10, 8, 8, 3))
+    assert len(image.unique()) > 200
     told = capfd.readouterr().err
     assert told.count("left out of batches: 'mission'") == 1
     assert told.count("the statistics of NormalizeReward differ between workers") == 1
 
 
-@pytest.mark.parametrize(
-    ("wrap", "names"),
-    [
-        (lambda: NormalizeObservation(TimeLimit(CodeEnv(), 9)), ["NormalizeObservation"]),
-        (
-            lambda: TimeLimit(NormalizeReward(NormalizeObservation(CodeEnv())), 9),
-            ["NormalizeObservation", "NormalizeReward"],
-        ),
-        (lambda: SyncVectorEnv([lambda: NormalizeReward(CodeEnv())] * 2), ["NormalizeReward"]),
-        (
-            lambda: vector_wrappers.NormalizeObservation(SyncVectorEnv([CodeEnv] * 2)),
-            ["NormalizeObservation"],
-        ),
-        (lambda: RecordEpisodeStatistics(CodeEnv()), []),
-    ],
-)
-def test_wrappers_whose_statistics_are_each_workers_own_are_named(wrap, names, recwarn):
-    collect(wrap())
-    told = [str(one.message) for one in recwarn if "statistics of" in str(one.message)]
-    assert len(told) == len(names)
-    for text, name in zip(told, names, strict=True):
-        assert f"statistics of {name} differ" in text
-        assert "algo.normalise_observations=true" in text
+STATISTICS = [
+    (lambda: NormalizeObservation(TimeLimit(CodeEnv(), 9)), ["NormalizeObservation"]),
+    (
+        lambda: TimeLimit(NormalizeReward(NormalizeObservation(CodeEnv())), 9),
+        ["NormalizeObservation", "NormalizeReward"],
+    ),
+    (lambda: SyncVectorEnv([lambda: NormalizeReward(CodeEnv())] * 2), ["NormalizeReward"]),
+    (
+        lambda: vector_wrappers.NormalizeObservation(SyncVectorEnv([CodeEnv] * 2)),
+        ["NormalizeObservation"],
+    ),
+    (lambda: RecordEpisodeStatistics(CodeEnv()), []),
+]
 
 
-def test_images_in_bytes_stay_bytes_through_workers():
-    def make():
-        return SpaceEnv(IMAGE)
+def test_wrappers_whose_statistics_are_each_workers_own_are_named():
+    for wrap, names in STATISTICS:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            collect(wrap())
+        told = [str(one.message) for one in caught if "statistics of" in str(one.message)]
+        assert len(told) == len(names)
+        for text, name in zip(told, names, strict=True):
+            assert f"statistics of {name} differ" in text
+            assert "algo.normalise_observations=true" in text
 
-    with MultiSyncCollector(make, None, num_workers=2, frames_per_batch=20) as collector:
-        batch = collector.next()
-    assert batch["observation"].dtype == torch.uint8
-    assert batch["observation"].shape == (2, 10, 8, 8, 3)
-    assert len(batch["observation"].unique()) > 200
 
-
-def test_wrapped_environments_end_as_their_wrappers_say():
+def test_wrappers_are_obeyed():
     batch = collect(TimeLimit(CodeEnv(endless=True), 4), CodePolicy())
-    ends = batch["next", "truncated"][0].nonzero().flatten().tolist()
-    assert ends == [3, 7, 11, 15, 19]
+    assert batch["next", "truncated"][0].nonzero().flatten().tolist() == [3, 7, 11, 15, 19]
     assert not batch["next", "terminated"].any()
-
-
-def test_normalised_observations_are_those_that_the_policy_saw():
+    batch = collect(FlattenObservation(SpaceEnv(OBSERVATIONS["Dict"])))
+    assert batch["observation"].shape == (1, 20, 8 * 8 * 3 + 2)
     seen = []
 
     def policy(observation):
@@ -262,37 +265,19 @@ def test_normalised_observations_are_those_that_the_policy_saw():
     assert torch.equal(batch["observation"][0], torch.cat(seen)[:20])
 
 
-@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-def test_vector_wrappers_do_not_disturb_the_data(mode):
-    def make():
-        members = [lambda i=i: CodeEnv(0, i) for i in range(3)]
-        return vector_wrappers.RecordEpisodeStatistics(SyncVectorEnv(members, autoreset_mode=mode))
-
-    checker = Checker([3])
-    with Collector(make, CodePolicy(), frames_per_batch=30) as collector:
-        for _ in range(10):
-            checker.check(collector.next())
-
-
-def test_statistics_wrappers_do_not_disturb_the_data():
-    checker = Checker([1])
-    env = RecordEpisodeStatistics(CodeEnv())
-    with Collector(lambda: env, CodePolicy(), frames_per_batch=30) as collector:
-        for _ in range(5):
-            checker.check(collector.next())
-        assert collector.getattr_env("episode_count") == [env.episode_count]
-
-
-def test_flattened_dicts_come_as_one_observation():
-    batch = collect(FlattenObservation(SpaceEnv(OBSERVATIONS["Dict"])))
-    assert batch["observation"].shape == (1, 20, 8 * 8 * 3 + 2)
+@pytest.mark.parametrize("mode", FORMS)
+def test_statistics_wrappers_do_not_disturb_the_data(mode):
+    if mode is None:
+        check(lambda: RecordEpisodeStatistics(CodeEnv()))
+        return
+    members = [partial(CodeEnv, 0, i) for i in range(3)]
+    vector = partial(SyncVectorEnv, members, autoreset_mode=mode)
+    check(lambda: vector_wrappers.RecordEpisodeStatistics(vector()), envs=3)
 
 
 @pytest.mark.parametrize("how", ["sync", "vector_entry_point"])
 def test_vectors_that_gymnasium_makes_are_taken(how):
-    def make():
-        return gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode=how)
-
+    make = partial(gym.make_vec, "CartPole-v1", num_envs=4, vectorization_mode=how)
     with Collector(make, None, frames_per_batch=200) as collector:
         for _ in range(5):
             batch = collector.next()
@@ -313,75 +298,64 @@ class Goals(SpaceEnv):
     """Its observations are alike in form, and gymnasium sorts them."""
 
     def __init__(self):
-        box = spaces.Box(-1, 1, (2,), np.float32)
-        super().__init__(spaces.Dict({"position": box, "desired": box, "achieved": box}))
+        super().__init__(spaces.Dict({"position": BOX, "desired": BOX, "achieved": BOX}))
 
 
-POLICIES = {
-    "some": lambda position, desired: (position[:, 0] > desired[:, 0]).long(),
-    "with a default": lambda position, desired, low=0: (
-        position[:, 0] > desired[:, 0] + low
-    ).long(),
-    "by no names": lambda first, second, third: (third[:, 0] > second[:, 0]).long(),
-    "a TensorDict": lambda td: td.set("action", (td["position"] > td["desired"])[:, 0].long()),
-}
+POLICIES = [
+    lambda position, desired: (position[:, 0] > desired[:, 0]).long(),
+    lambda position, desired, low=0: (position[:, 0] > desired[:, 0] + low).long(),
+    lambda first, second, third: (third[:, 0] > second[:, 0]).long(),
+    lambda td: td.set("action", (td["position"] > td["desired"])[:, 0].long()),
+]
+HALF_NAMED = [
+    (lambda obs, position: obs, "'obs', 'position'"),
+    (lambda position, *rest: position, "'position', 'rest'"),
+    (lambda desired, wanted, low=0: desired, "'desired', 'wanted'"),
+]
 
 
-@pytest.mark.parametrize("how", POLICIES)
-def test_a_function_is_given_the_observations_that_its_arguments_are_named_after(how):
-    batch = collect(Goals(), POLICIES[how])
-    expected = (batch["position"] > batch["desired"])[..., 0].long()
-    assert torch.equal(batch["action"], expected)
+def test_a_function_is_given_the_observations_that_its_arguments_are_named_after():
+    for policy in POLICIES:
+        batch = collect(Goals(), policy)
+        expected = (batch["position"] > batch["desired"])[..., 0].long()
+        assert torch.equal(batch["action"], expected)
+    for function, names in HALF_NAMED:
+        module = nn.Module()
+        module.forward = function
+        message = rf"arguments are {names}.*'achieved', 'desired', 'position'.*in_keys"
+        for policy in (function, module):
+            with pytest.raises(ValueError, match=message):
+                collect(Goals(), policy)
+
+
+TURN_AND_FIRE = {"turn": BOX, "fire": spaces.Discrete(3)}
 
 
 @pytest.mark.parametrize(
-    ("policy", "names"),
-    [
-        (lambda obs, position: obs, "'obs', 'position'"),
-        (lambda position, *rest: position, "'position', 'rest'"),
-        (lambda desired, wanted, low=0: desired, "'desired', 'wanted'"),
-    ],
+    "space", [spaces.Dict(TURN_AND_FIRE), spaces.Tuple(TURN_AND_FIRE.values())]
 )
-@pytest.mark.parametrize("module", [False, True], ids=["function", "module"])
-def test_arguments_of_which_only_some_are_named_after_observations_are_refused(
-    policy, names, module
-):
-    if module:
-        function, policy = policy, nn.Module()
-        policy.forward = function
-    message = rf"arguments are {names}.*'achieved', 'desired', 'position'.*in_keys"
-    with pytest.raises(ValueError, match=message):
-        collect(Goals(), policy)
-
-
-ACTS_BY_PARTS = {
-    "Dict": spaces.Dict(turn=spaces.Box(-1, 1, (2,), np.float32), fire=spaces.Discrete(3)),
-    "Tuple": spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)]),
-}
-
-
-@pytest.mark.parametrize("name", ACTS_BY_PARTS)
-def test_actions_of_several_parts_can_be_flattened_as_the_error_says(name):
-    env = SpaceEnv(action=ACTS_BY_PARTS[name])
+def test_actions_of_several_parts_can_be_flattened_as_the_error_says(space):
+    env = SpaceEnv(action=space)
     with pytest.raises(TypeError, match=r"flatten.*TransformAction.*flatten_space") as refused:
         collect(env)
     told = str(refused.value).partition("gymnasium.wrappers.")[2]
     names = {"TransformAction": TransformAction, "spaces": spaces, "env": env}
     names["space"] = env.action_space
-    batch = collect(eval(told, names), lambda _: torch.tensor([[0.5, 1, 0, 0, 1][:5]]))
+    batch = collect(eval(told, names), lambda _: torch.tensor([[0.5, 1, 0, 0, 1]]))
     assert batch["action"].shape == (1, 20, 5)
     assert len(env.told) == 20
 
 
 def test_environments_are_made_with_their_arguments():
     checker = Checker([2, 3])
+    kwargs = [
+        {"kind": "native_same_step", "num_envs": 2, "worker": 0},
+        {"num_envs": 3, "worker": 1},
+    ]
     with MultiSyncCollector(
         [make_env, lambda **kwargs: make_env("sync_disabled", **kwargs)],
         CodePolicy(),
-        create_env_kwargs=[
-            {"kind": "native_same_step", "num_envs": 2, "worker": 0},
-            {"num_envs": 3, "worker": 1},
-        ],
+        create_env_kwargs=kwargs,
         frames_per_batch=[10, 15],
     ) as collector:
         for _ in range(5):
@@ -413,123 +387,140 @@ class Bad(gym.Env):
 
 
 NAN = np.array([0, np.nan, 0], np.float32)
-WRONG = {
-    "shape": ({"observation": np.zeros(4, np.float32)}, r"'observation' as float32 \[4\].*\[3\]"),
-    "dtype": ({"observation": np.zeros(3, complex)}, r"as complex128 \[3\].*float32 \[3\]"),
-    "type": ({"observation": "three"}, r"'observation' as <U5 \[\]; its space declares"),
-    "None": ({"observation": None}, r"'observation' as object \[\]; its space declares"),
-    "NaN": ({"observation": NAN}, r"'observation' is NaN in environment 0, at step 2"),
-    "NaN reward": ({"reward": np.nan}, r"'reward' is NaN in environment 0, at step 2"),
-    "reward of a shape": ({"reward": np.zeros(2)}, r"the reward array\(\[0., 0.\]\), not a number"),
-    "reward None": ({"reward": None}, "'reward' is NaN"),
-    "start of a shape": ({"start": np.zeros(2, np.float32)}, r"'observation' as float32 \[2\]"),
-    "start at NaN": ({"start": NAN}, r"'observation' is NaN in environment 0"),
-}
+WRONG = [
+    ({"observation": NAN}, r"'observation' is NaN in environment 0, at step 2"),
+    ({"observation": np.zeros(4, np.float32)}, r"'observation' as float32 \[4\].*\[3\]"),
+    ({"observation": np.zeros(3, complex)}, r"as complex128 \[3\].*float32 \[3\]"),
+    ({"observation": "three"}, r"'observation' as <U5 \[\]; its space declares"),
+    ({"observation": None}, r"'observation' as object \[\]; its space declares"),
+    ({"reward": np.nan}, r"'reward' is NaN in environment 0, at step 2"),
+    ({"reward": np.zeros(2)}, r"the reward array\(\[0., 0.\]\), not a number"),
+    ({"reward": None}, "'reward' is NaN"),
+    ({"start": np.zeros(2, np.float32)}, r"'observation' as float32 \[2\]"),
+    ({"start": NAN}, r"'observation' is NaN in environment 0"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_not_as_the_space_says_is_an_error_that_says_so(case):
-    wrong, message = WRONG[case]
+def test_values_that_are_not_as_the_space_says_are_an_error_that_says_so():
+    for wrong, message in WRONG:
+        with pytest.raises((ValueError, TypeError), match=message):
+            collect(Bad(**wrong), frames=10)
+    wrong, message = WRONG[0]
     with (
-        Collector(lambda: Bad(**wrong), None, frames_per_batch=10) as collector,
-        pytest.raises((ValueError, TypeError), match=message),
+        MultiSyncCollector(lambda: Bad(**wrong), None, frames_per_batch=10) as collector,
+        pytest.raises(RuntimeError, match=rf"(?s)worker 0 \(cpu, Bad.*{message}"),
     ):
         collector.next()
 
 
-def vector_of(make, mode):
-    return SyncVectorEnv([make] * 2, autoreset_mode=mode)
-
-
-FORMS = {
+HELD = {
     "plain": lambda make: make(),
     "AsyncVectorEnv": lambda make: AsyncVectorEnv([make] * 2, context="fork"),
-    **{mode.name: functools.partial(vector_of, mode=mode) for mode in AutoresetMode},
     "wrapped": lambda make: vector_wrappers.RecordEpisodeStatistics(SyncVectorEnv([make] * 2)),
+    **{
+        mode.name: (lambda make, mode=mode: SyncVectorEnv([make] * 2, autoreset_mode=mode))
+        for mode in AutoresetMode
+    },
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_observations_of_another_width_are_cast_to_what_their_space_says(form):
-    class Wide(Bad):
-        def step(self, action):
-            observation, *rest = super().step(action)
-            return observation.astype(np.float64) + 0.1, *rest
+class Wide(Bad):
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation.astype(np.float64) + 0.1, *rest
 
-    batch = collect(FORMS[form](Wide), frames=10)
+
+class Broken(Bad):
+    observation_space = spaces.Box(-1, 1, (3,), np.int64)
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        return np.zeros(3, np.int64), {}
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation + 0.5, *rest
+
+
+@pytest.mark.parametrize("form", HELD)
+def test_observations_of_another_width_are_cast_and_those_of_another_kind_refused(form):
+    batch = collect(HELD[form](Wide), frames=10)
     assert batch["next", "observation"].dtype == torch.float32
     assert (batch["next", "observation"] == np.float32(0.1)).all()
+    if form != "AsyncVectorEnv":  # it casts everything in its own processes, unseen
+        with pytest.raises((ValueError, TypeError), match=r"float32.*int64|[Cc]annot cast"):
+            collect(HELD[form](Broken), frames=10)
 
 
-# AsyncVectorEnv casts everything in its own processes, where nobody can see it.
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "AsyncVectorEnv"])
-def test_observations_of_another_kind_are_refused(form):
-    class Broken(Bad):
-        observation_space = spaces.Box(-1, 1, (3,), np.int64)
-
-        def reset(self, **kwargs):
-            super().reset(**kwargs)
-            return np.zeros(3, np.int64), {}
-
-        def step(self, action):
-            observation, *rest = super().step(action)
-            return observation + 0.5, *rest
-
-    with pytest.raises((ValueError, TypeError), match=r"float32.*int64|[Cc]annot cast"):
-        collect(FORMS[form](Broken), frames=10)
+OLD_STEPS = [
+    (lambda full: full[:3] + full[4:], r"4 values.*\(observation, reward, term"),
+    (lambda full: full[0], r"returned .*array.*\(observation, reward, terminated"),
+    (lambda full: None, r"returned None.*\(observation, reward, terminated"),
+    (lambda full: (*full[:2], None, *full[3:]), "returned terminated=None"),
+    (lambda full: (*full[:3], None, full[4]), "returned truncated=None"),
+    (lambda full: (*full[:3], {}, full[4]), "returned truncated={}"),
+]
+OLD_RESETS = [lambda full: full[0], lambda full: (*full, None)]
 
 
-OLD = {
-    "a four-tuple": (lambda full: full[:3] + full[4:], r"4 values.*\(observation, reward, term"),
-    "one value": (lambda full: full[0], r"returned .*array.*\(observation, reward, terminated"),
-    "nothing": (lambda full: None, r"returned None.*\(observation, reward, terminated"),
-    "terminated None": (lambda full: (*full[:2], None, *full[3:]), "returned terminated=None"),
-    "truncated None": (lambda full: (*full[:3], None, full[4]), "returned truncated=None"),
-    "truncated a dict": (lambda full: (*full[:3], {}, full[4]), "returned truncated={}"),
-}
+@pytest.mark.parametrize("base", [CodeEnv, CodeVector])
+def test_values_that_step_and_reset_return_in_another_form_are_shown(base):
+    def make(method, change):
+        def call(self, *args, **kwargs):
+            return change(getattr(base, method)(self, *args, **kwargs))
+
+        old = type("Old", (base,), {method: call})
+        return old() if base is CodeEnv else old(0, 3, SAME_STEP)
+
+    for change, message in OLD_STEPS:
+        with pytest.raises((ValueError, TypeError), match=rf"(?s)Old.*{message}"):
+            collect(make("step", change), frames=12)
+    for change in OLD_RESETS:
+        with pytest.raises(TypeError, match=r"(?s)Old.*reset.*returned.*\(observation, info\)"):
+            collect(make("reset", change), frames=12)
 
 
-@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
-@pytest.mark.parametrize("case", OLD)
-def test_what_step_returns_in_another_form_is_shown(case, vector):
-    change, message = OLD[case]
+def changed(change):
+    """A vector whose steps return what `change` makes of them."""
 
-    class Old(CodeVector if vector else CodeEnv):
-        def step(self, action):
-            return change(super().step(action))
+    class Changed(CodeVector):
+        def step(self, actions):
+            return change(*super().step(actions))
 
-    env = Old(0, 3, AutoresetMode.SAME_STEP) if vector else Old()
-    with pytest.raises((ValueError, TypeError), match=rf"(?s)Old.*{message}"):
-        collect(env, frames=12)
+    return Changed
 
 
-@pytest.mark.parametrize("reset", ["observation", "three"])
-@pytest.mark.parametrize("vector", [False, True], ids=["plain", "vector"])
-def test_what_reset_returns_in_another_form_is_shown(reset, vector):
-    class Old(CodeVector if vector else CodeEnv):
-        def reset(self, **kwargs):
-            observation, info = super().reset(**kwargs)
-            return observation if reset == "observation" else (observation, info, None)
+def test_vectors_that_return_too_little_are_told_so():
+    for change, message in (
+        (lambda o, *rest: (o[:, :4], *rest), r"'observation' as float32 \[3, 4\].*\[3, 5\]"),
+        (
+            lambda *rest: (*rest[:3], rest[3].any(), rest[4]),
+            r"of shape \[\], not one for each of 3",
+        ),
+        (lambda *rest: (*rest[:4], {}), "no 'final_obs'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collect(changed(change)(0, 3, SAME_STEP), frames=60)
 
-    env = Old(0, 3, AutoresetMode.SAME_STEP) if vector else Old()
-    with pytest.raises(TypeError, match=r"(?s)Old.*reset.*returned.*\(observation, info\)"):
-        collect(env, frames=12)
 
+@pytest.mark.parametrize(
+    ("mode", "kind"), zip(AutoresetMode, [np.uint8, np.float32, list], strict=True)
+)
+def test_ends_may_be_told_in_other_types(mode, kind):
+    made = changed(lambda o, r, *rest: (o, r, kind(rest[0]), kind(rest[1]), rest[2]))
+    check(lambda: made(0, 3, mode), batches=2, envs=3, frames=90)
 
-def test_ends_may_be_numbers_of_numpy():
     class Numbered(CodeEnv):
         def step(self, action):
             observation, reward, terminated, truncated, info = super().step(action)
             return observation, reward, np.int64(terminated), np.array(truncated), info
 
-    checker = Checker([1])
-    with Collector(Numbered, CodePolicy(), frames_per_batch=60) as collector:
-        checker.check(collector.next())
-    assert checker.counts["terminated"]
-    assert checker.counts["truncated"]
+    counts = check(Numbered, batches=1, frames=60).counts
+    assert counts["terminated"]
+    assert counts["truncated"]
 
 
-def test_what_an_observation_lacks_is_named():
+def test_a_missing_part_of_an_observation_is_named():
     class Forgetful(Goals):
         def _show(self):
             shown = super()._show()
@@ -539,85 +530,43 @@ def test_what_an_observation_lacks_is_named():
         collect(Forgetful())
 
 
-@pytest.mark.parametrize("case", ["shape", "NaN", "reward of a shape"])
-def test_in_a_worker_the_error_comes_with_the_environments_name(case):
-    wrong, message = WRONG[case]
-    with (
-        MultiSyncCollector(lambda: Bad(**wrong), None, frames_per_batch=10) as collector,
-        pytest.raises(RuntimeError, match=rf"(?s)worker 0 \(cpu, Bad.*{message}"),
-    ):
-        collector.next()
+class Thrifty(gym.Wrapper):
+    """Shows the same array again and again, and writes into actions."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = spaces.Box(0, NUM_ACTIONS, (1,), np.float32)
+        self.shown = np.zeros(5, np.float32)
+
+    def reset(self, **kwargs):
+        self.shown[:], info = self.env.reset(**kwargs)
+        return self.shown, info
+
+    def step(self, action):
+        self.shown[:], *rest = self.env.step(int(action[0]))
+        action[:] = -1
+        return self.shown, *rest
 
 
-def test_the_shape_of_what_a_vector_returns_is_checked_too():
-    class Wrong(CodeVector):
-        def step(self, actions):
-            observation, *rest = super().step(actions)
-            return observation[:, :4], *rest
+class Constant(nn.Module):
+    """Hands out the memory of its parameter as actions."""
 
-    env = Wrong(0, 3, AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match=r"'observation' as float32 \[3, 4\].*\[3, 5\]"):
-        collect(env, frames=12)
+    in_keys, out_keys = ("observation",), ("action", "value")
 
-    class Together(CodeVector):
-        def step(self, actions):
-            *rest, truncated, info = super().step(actions)
-            return *rest, truncated.any(), info
+    def __init__(self, count):
+        super().__init__()
+        self.value = nn.Parameter(torch.full((count, 1), 2.0))
 
-    env = Together(0, 3, AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match=r"truncated of shape \[\], not one for each of 3"):
-        collect(env, frames=12)
+    def forward(self, observation):
+        return self.value[:], self.value.clone()
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.float32, list], ids=["byte", "float", "list"])
-@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-def test_a_vector_may_say_in_other_types_who_ended(mode, kind):
-    class Numbered(CodeVector):
-        def step(self, actions):
-            observation, reward, *ends, info = super().step(actions)
-            return observation, reward, *(kind(end) for end in ends), info
-
-    with Collector(lambda: Numbered(0, 3, mode), CodePolicy(), frames_per_batch=90) as collector:
-        checker = Checker([3])
-        for _ in range(2):
-            checker.check(collector.next())
-
-
-@pytest.mark.parametrize("mode", [None, *AutoresetMode], ids=lambda m: "plain" if not m else m.name)
+@pytest.mark.parametrize("mode", FORMS)
 def test_environments_may_show_the_same_array_again_and_write_into_actions(mode):
-    class Thrifty(gym.Wrapper):
-        def __init__(self, env):
-            super().__init__(env)
-            self.action_space = spaces.Box(0, NUM_ACTIONS, (1,), np.float32)
-            self.shown = np.zeros(5, np.float32)
-
-        def reset(self, **kwargs):
-            self.shown[:], info = self.env.reset(**kwargs)
-            return self.shown, info
-
-        def step(self, action):
-            self.shown[:], *rest = self.env.step(int(action[0]))
-            action[:] = -1
-            return self.shown, *rest
-
-    def make():
-        members = [lambda i=i: Thrifty(CodeEnv(0, i)) for i in range(3)]
-        return SyncVectorEnv(members, autoreset_mode=mode) if mode else members[0]()
-
-    class Constant(nn.Module):
-        """Hands out the memory of its parameter as actions."""
-
-        in_keys, out_keys = ("observation",), ("action", "value")
-
-        def __init__(self):
-            super().__init__()
-            self.value = nn.Parameter(torch.full((3 if mode else 1, 1), 2.0))
-
-        def forward(self, observation):
-            return self.value[:], self.value.clone()
-
-    checker = Checker([3 if mode else 1], policy=False)
-    with Collector(make, Constant(), frames_per_batch=60) as collector:
+    members = [lambda i=i: Thrifty(CodeEnv(0, i)) for i in range(3 if mode else 1)]
+    make = partial(SyncVectorEnv, members, autoreset_mode=mode) if mode else members[0]
+    checker = Checker([len(members)], policy=False)
+    with Collector(make, Constant(len(members)), frames_per_batch=60) as collector:
         for _ in range(2):
             batch = collector.next()
             assert (batch["value"] == 2).all()
@@ -636,18 +585,16 @@ def test_a_random_stream_of_another_kind_is_taken():
         assert collector.load_state_dict(collector.state_dict()) is False  # it cannot be repeated
 
 
-@pytest.mark.parametrize("told", [{}, {"autoreset_mode": "same_step"}], ids=["nothing", "other"])
-def test_a_vector_that_does_not_say_how_it_resets_is_refused(told):
-    env = CodeVector(0, 3, AutoresetMode.SAME_STEP)
-    env.metadata = told
-    with pytest.raises(
-        ValueError,
-        match=r"CodeVector has metadata\['autoreset_mode'\] = .*SAME_STEP.*create_env_fn",
-    ):
-        collect(env)
+def test_a_vector_must_say_how_it_resets():
+    why = r"CodeVector has metadata\['autoreset_mode'\] = .*SAME_STEP.*create_env_fn"
+    for told in ({}, {"autoreset_mode": "same_step"}):
+        env = CodeVector(0, 3, SAME_STEP)
+        env.metadata = told
+        with pytest.raises(ValueError, match=why):
+            collect(env)
 
 
-def test_a_vectors_own_attribute_says_its_mode_whatever_is_in_metadata_that_classes_share():
+def test_a_vectors_own_attribute_comes_before_metadata_that_classes_share():
     """As ale-py's AtariVectorEnv does: it writes into the metadata of all vectors."""
 
     def make(mode, other):
@@ -657,99 +604,68 @@ def test_a_vectors_own_attribute_says_its_mode_whatever_is_in_metadata_that_clas
         return env
 
     for mode, other in itertools.permutations(AutoresetMode, 2):
-        made = functools.partial(make, mode, other)
-        with Collector(made, CodePolicy(), frames_per_batch=90) as collector:
-            Checker([3]).check(collector.next())
+        check(partial(make, mode, other), batches=1, envs=3, frames=90)
 
 
-def test_a_vector_without_final_observations_is_refused_where_they_are_due():
-    class Forgetful(CodeVector):
-        def step(self, actions):
-            return *super().step(actions)[:4], {}
-
-    env = Forgetful(0, 3, AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match="no 'final_obs'"):
-        collect(env, frames=60)
-
-
-@pytest.mark.parametrize(
-    ("observation", "action", "message"),
-    [
-        (spaces.Text(5), spaces.Discrete(2), "Text spaces have no fixed array form"),
-        (
-            spaces.Dict(a=spaces.Sequence(spaces.Discrete(2))),
-            spaces.Discrete(2),
-            "Sequence spaces have no fixed array form",
-        ),
-        (
-            spaces.Dict(a=spaces.Text(5), b=spaces.Tuple([spaces.Text(2)])),
-            spaces.Discrete(2),
-            "holds nothing.*only text: a, b/0",
-        ),
-        (CARTPOLE, spaces.Dict(a=spaces.Discrete(2)), "Dict action spaces are not supported"),
-        (CARTPOLE, spaces.Tuple([spaces.Discrete(2)]), "Tuple action spaces are not supported"),
-        (CARTPOLE, spaces.Text(3), "Text spaces have no fixed array form"),
-        (spaces.Dict(), spaces.Discrete(2), "the observation space holds nothing"),
-    ],
-)
-def test_spaces_that_do_not_fit_in_arrays_are_refused(observation, action, message):
-    with pytest.raises(TypeError, match=message):
-        collect(SpaceEnv(observation, action))
+REFUSED_SPACES = [
+    (spaces.Text(5), spaces.Discrete(2), "Text spaces have no fixed array form"),
+    (spaces.Dict(a=spaces.Sequence(BOX)), BOX, "Sequence spaces have no fixed array form"),
+    (
+        spaces.Dict(a=spaces.Text(5), b=spaces.Tuple([spaces.Text(2)])),
+        spaces.Discrete(2),
+        "holds nothing.*only text: a, b/0",
+    ),
+    (CARTPOLE, spaces.Dict(a=spaces.Discrete(2)), "Dict action spaces are not supported"),
+    (CARTPOLE, spaces.Tuple([spaces.Discrete(2)]), "Tuple action spaces are not supported"),
+    (CARTPOLE, spaces.Text(3), "Text spaces have no fixed array form"),
+    (spaces.Dict(), spaces.Discrete(2), "the observation space holds nothing"),
+]
+RESERVED = ("action", "next", "collector", "is_init", "policy_version", "reward", "done")
 
 
-@pytest.mark.parametrize(
-    "name", ["action", "next", "collector", "is_init", "policy_version", "reward", "done"]
-)
-def test_observation_keys_that_batches_use_themselves_are_refused(name):
-    with pytest.raises(ValueError, match=f"observation key '{name}'.*rename it"):
-        collect(SpaceEnv(spaces.Dict({name: spaces.Discrete(2)})))
+def test_spaces_that_do_not_fit_in_batches_are_refused():
+    for observation, action, message in REFUSED_SPACES:
+        with pytest.raises(TypeError, match=message):
+            collect(SpaceEnv(observation, action))
+    for name in RESERVED:
+        with pytest.raises(ValueError, match=f"observation key '{name}'.*rename it"):
+            collect(SpaceEnv(spaces.Dict({name: spaces.Discrete(2)})))
 
 
-@pytest.mark.parametrize("made", [None, 3, "CartPole-v1", CodeEnv])
-def test_what_is_no_environment_is_refused(made):
-    with pytest.raises(TypeError, match=r"must return a gymnasium.Env.*it returned a"):
-        Collector(lambda: made, None, frames_per_batch=10)
-
-
-@pytest.mark.parametrize("given", ["CartPole-v1", CodeEnv(), None])
-def test_what_makes_no_environment_is_refused(given):
-    with pytest.raises(TypeError, match="create_env_fn must be a function"):
-        Collector(given, None, frames_per_batch=10)
-
-
-def test_what_the_factory_raises_is_raised():
-    def make():
+def test_factories_that_make_no_environment_are_refused():
+    def fails():
         raise OSError("no such level")
 
+    for made in (None, 3, "CartPole-v1", CodeEnv):
+        with pytest.raises(TypeError, match=r"must return a gymnasium.Env.*it returned a"):
+            Collector(lambda made=made: made, None, frames_per_batch=10)
+    for given in ("CartPole-v1", CodeEnv(), None):
+        with pytest.raises(TypeError, match="create_env_fn must be a function"):
+            Collector(given, None, frames_per_batch=10)
     with pytest.raises(OSError, match="no such level"):
-        Collector(make, None, frames_per_batch=10)
+        Collector(fails, None, frames_per_batch=10)
 
 
-def test_environments_are_closed_unless_told_otherwise():
-    class Closing(CodeEnv):
-        closed = 0
-
-        def close(self):
-            self.closed += 1
-
-    for close_env in (True, False):
-        env = Closing()
-        collector = Collector(lambda env=env: env, CodePolicy(), frames_per_batch=10)
-        collector.next()
-        collector.shutdown(close_env=close_env)
-        collector.shutdown()
-        assert env.closed == close_env
-
-
-@pytest.mark.parametrize("make", [MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.parametrize("close_env", [True, False])
-def test_workers_close_their_environments_unless_told_otherwise(make, close_env, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "close_env"),
+    [
+        (Collector, True),
+        (Collector, False),
+        (MultiSyncCollector, True),
+        (MultiAsyncCollector, False),
+    ],
+)
+def test_environments_are_closed_once_unless_told_otherwise(make, close_env, tmp_path):
     class Closing(CodeEnv):
         def close(self):
-            (tmp_path / str(self.worker)).touch()
+            (tmp_path / str(self.worker)).touch(exist_ok=False)
 
-    each = [{"worker": worker} for worker in range(2)]
-    collector = make(Closing, num_workers=2, create_env_kwargs=each, frames_per_batch=10)
+    workers = {} if make is Collector else {"num_workers": 2}
+    kwargs = [{"worker": worker} for worker in range(workers.get("num_workers", 1))]
+    options = {"create_env_kwargs": kwargs if workers else kwargs[0], **workers}
+    collector = make(Closing, frames_per_batch=10, **options)
     collector.next()
     collector.shutdown(close_env=close_env)
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["0", "1"] if close_env else [])
+    collector.shutdown()
+    closed = sorted(int(path.name) for path in tmp_path.iterdir())
+    assert closed == (list(range(len(kwargs))) if close_env else [])

@@ -6,30 +6,23 @@ import os
 import signal
 
 import pytest
-import torch
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from sync import Link, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from tests.collectors.support import all_accounted_for
-from tests.collectors.test_data_truth import build
+from tests.collectors.support import all_accounted_for, build, publish
 from tests.collectors.troubled import pids
 
 LAG = 4
 SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
-OPTIONS = [
-    {"sync": True},
-    {"sync": False},
-    {"sync": False, "wire": "bfloat16"},
-    {"sync": True, "link": Link(latency_ms=2, jitter_ms=1)},
-    {"sync": False, "link": Link(latency_ms=2, jitter_ms=1)},
+LINK = Link(latency_ms=2, jitter_ms=1)
+CASES = [
+    ("single", SharedMemWeightSyncScheme, {"sync": True}),
+    ("single", MultiProcessWeightSyncScheme, {"sync": False, "wire": "bfloat16"}),
+    ("single", SharedMemWeightSyncScheme, {"sync": False, "link": LINK}),
+    ("sync", SharedMemWeightSyncScheme, {"sync": False}),
+    ("sync", MultiProcessWeightSyncScheme, {"sync": True}),
+    ("sync", MultiProcessWeightSyncScheme, {"sync": False, "link": LINK}),
+    ("sync", SharedMemWeightSyncScheme, {"sync": True, "link": LINK}),
 ]
-IDS = ["blocking", "not blocking", "bfloat16", "blocking over a link", "over a link"]
-
-
-def publish(collector):
-    with torch.no_grad():
-        collector.policy.number += 1
-    collector.update_policy_weights_()
 
 
 def frames(batch):
@@ -38,12 +31,10 @@ def frames(batch):
     return batch["policy_version"][mask], batch["weights"][mask]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=IDS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector])
-def test_every_frame_has_the_weights_of_exactly_so_many_updates_ago(make, scheme, options):
+@pytest.mark.parametrize(("kind", "scheme", "options"), CASES)
+def test_every_frame_has_the_weights_of_exactly_so_many_updates_ago(kind, scheme, options):
     schemes = {"policy": scheme(lag=LAG, **options)}
-    collector, _, _ = build(make, "one", steps=5, weight_sync_schemes=schemes)
+    collector, _ = build(kind, "one", steps=5, weight_sync_schemes=schemes)
     with collector:
         for n in range(12):
             versions, weights = frames(collector.next())
@@ -57,7 +48,7 @@ def test_every_frame_has_the_weights_of_exactly_so_many_updates_ago(make, scheme
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_workers_on_their_own_lag_at_least_so_much(scheme):
     schemes = {"policy": scheme(lag=LAG, sync=False)}
-    collector, _, _ = build(MultiAsyncCollector, "one", steps=5, weight_sync_schemes=schemes)
+    collector, _ = build("async", "one", steps=5, weight_sync_schemes=schemes)
     newest = 0
     with collector:
         for n in range(40):
@@ -72,8 +63,8 @@ def test_workers_on_their_own_lag_at_least_so_much(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_worker_that_was_restarted_has_the_same_lag(scheme):
     schemes = {"policy": scheme(lag=LAG)}
-    collector, _, _ = build(
-        MultiSyncCollector,
+    collector, _ = build(
+        "sync",
         "one",
         steps=5,
         weight_sync_schemes=schemes,

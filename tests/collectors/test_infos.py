@@ -11,10 +11,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from collectors import Collector, MultiSyncCollector, ReplayBuffer
-from tests.collectors.support import CodeEnv
-from tests.collectors.test_data_truth import ALL
-
-IDS = {"ids": lambda make: make.__name__}
+from tests.collectors.support import COLLECTORS, CodeEnv
 
 
 class Telling(CodeEnv):
@@ -30,6 +27,7 @@ class Telling(CodeEnv):
         info = {"code": self.episode + self.steps / 8, "lives": self.steps, "place": place}
         if self.over:
             info["won"] = self.episode % 2 == 0
+            info["bonus"] = self.steps
         return *told, info
 
 
@@ -47,13 +45,14 @@ def make(form="one"):
 
 FORMS = ["one", *(f"{kind} {mode.value}" for kind in ("sync", "async") for mode in AutoresetMode)]
 FORMS += [f"wrapped {mode.value}" for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)]
-KEYS = {"code": float("nan"), "lives": 0, "place": np.zeros(2, np.int16), "won": False}
+CASES = [*(("single", form) for form in FORMS), ("sync", "sync SameStep"), ("async", "one")]
+KEYS = {"code": float("nan"), "lives": 0, "place": np.zeros(2, np.int16), "won": False, "bonus": -1}
 
 
 def check(batch):
     """Every entry is that of its own step; how many ends there were."""
     mask, info = batch["collector", "mask"], batch["next", "info"]
-    kinds = {"code": "float32", "lives": "int64", "place": "int16", "won": "bool"}
+    kinds = {"code": "float32", "lives": "int64", "place": "int16", "won": "bool", "bonus": "int64"}
     assert {name: str(info[name].numpy().dtype) for name in info.keys()} == kinds  # noqa: SIM118
     follows, done = batch["next", "observation"], batch["next", "done"]
     env, episode, steps = (follows[..., i] for i in (1, 2, 3))
@@ -61,15 +60,16 @@ def check(batch):
     assert torch.equal(info["lives"][mask], steps[mask].long())
     assert torch.equal(info["place"][mask], torch.stack([env, steps], -1)[mask].short())
     assert torch.equal(info["won"], done & (episode % 2 == 0) & mask)
+    bonus = torch.where(done, steps, -1) * mask
+    assert torch.equal(info["bonus"], bonus.long())
     return int(done.sum())
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ALL, **IDS)
+@pytest.mark.parametrize(("kind", "form"), CASES)
 def test_named_entries_arrive_with_the_step_that_told_them(kind, form):
-    given = {} if kind is Collector else {"num_workers": 2}
-    frames = 66 if kind is MultiSyncCollector else 33
-    with kind(
+    given = {} if kind == "single" else {"num_workers": 2}
+    frames = 66 if kind == "sync" else 33
+    with COLLECTORS[kind](
         make, frames_per_batch=frames, create_env_kwargs={"form": form}, info_keys=KEYS, **given
     ) as collector:
         assert sum(check(collector.next()) for _ in range(8)) > 10

@@ -66,9 +66,13 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("most", [FEW, ALL])
-@pytest.mark.parametrize("call", CALLS)
-@EACH
+@pytest.mark.parametrize(
+    ("kind", "call", "most"),
+    [
+        *((kind, call, 3) for kind, call in zip((*KINDS, "async"), CALLS, strict=True)),
+        *(pytest.param(kind, call, None, marks=ALL.marks) for kind in KINDS for call in CALLS),
+    ],
+)
 def test_an_interrupted_call_ends_the_collector(kind, call, most, capfd):
     def act(collector: Any) -> None:
         collector.next()

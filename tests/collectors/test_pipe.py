@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
-from collectors.workers.pipe import Pipe, PipeClosed
+from collectors.workers.pipe import _HEADER, Pipe, PipeClosed, dumps
 
 
 def test_messages_arrive_whole_and_in_their_order_in_however_many_pieces_they_come():
     near, far = Pipe.pair()
-    sent = [b"x" * size for size in (0, 70_000, 3, 1_000_000, 5)]
-    thread = threading.Thread(target=lambda: [near.send(message) for message in sent])
-    thread.start()
+    sent = [b"x" * size for size in (0, 70, 3, 1_000)]
+    data = b"".join(_HEADER.pack(len(text)) + text for text in map(dumps, sent))
     received: list[bytes] = []
-    while len(received) < len(sent):
+    for start in range(0, len(data), 7):
+        near._socket.send(data[start : start + 7])
         received += far.receive()
-    thread.join()
     assert received == sent
+    near.send(sent)
+    assert far.receive() == [sent]
     near.close()
     assert far.receive() == []
     assert far.ended

@@ -26,9 +26,9 @@ from tests.collectors.support import (
     Checker,
     CodeEnv,
     CodePolicy,
+    build,
     make_env,
     same_bits,
-    workers_of,
 )
 
 KIND = "sync_same_step"
@@ -116,8 +116,7 @@ def test_hooks_of_a_module_are_called():
     assert len(calls) == 10
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_a_hook_that_the_first_call_registers_is_called_from_then_on(kind):
+def test_a_hook_that_the_first_call_registers_is_called_from_then_on():
     class Watched(nn.Module):
         out_keys = ("action", "calls")
 
@@ -137,7 +136,7 @@ def test_a_hook_that_the_first_call_registers_is_called_from_then_on(kind):
         def count(self, *_):
             self.calls += 1
 
-    with kind(CodeEnv, Watched(), frames_per_batch=20) as collector:
+    with MultiSyncCollector(CodeEnv, Watched(), frames_per_batch=20) as collector:
         assert collector.next()["calls"].flatten().tolist() == list(range(20))
 
 
@@ -161,10 +160,11 @@ def patched():
     return Acts()
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector])
-def test_a_patched_forward_of_a_layer_takes_effect_in_the_rollout(kind, monkeypatch):
+def test_a_patched_forward_of_a_layer_takes_effect_in_the_rollout(monkeypatch):
     monkeypatch.setattr(nn.Linear, "forward", nn.Linear.forward)  # put back afterwards
-    with kind(CodeEnv, patched(), policy_factory=patched, frames_per_batch=20) as collector:
+    with MultiSyncCollector(
+        CodeEnv, patched(), policy_factory=patched, frames_per_batch=20
+    ) as collector:
         assert (collector.next()["value"] == 42).all()
 
 
@@ -256,8 +256,13 @@ def test_probabilistic_modules_sample_by_default():
     assert torch.allclose(batch["action_log_prob"], expected)
 
 
-@pytest.mark.parametrize("name", ["random", "mode", "mean", "deterministic"])
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        *((Collector, name) for name in ("random", "mode", "mean", "deterministic")),
+        (MultiSyncCollector, "mean"),
+    ],
+)
 def test_a_policy_can_ask_how_to_explore(name, make):
     class Telling(nn.Module):
         out_keys = ("action", "how")
@@ -283,18 +288,15 @@ def test_no_gradients_are_recorded_and_modes_are_put_back():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("form", ["lambda", "local class", "takes a TensorDict by name"])
+@pytest.mark.parametrize("form", ["lambda", "local class"])
 def test_lambdas_and_local_classes_travel_to_workers(form):
     class Local(nn.Module):
         def forward(self, observation):
             return by_sum(observation)
 
-    policy = Local() if form == "local class" else FORMS[form]
-    told = workers_of(KIND, 2)
-    checker = Checker([3, 3], policy=False)
-    with MultiSyncCollector(
-        make_env, policy, num_workers=2, create_env_kwargs=told, frames_per_batch=60
-    ) as collector:
+    policy = Local if form == "local class" else lambda: FORMS[form]
+    collector, checker = build("sync", KIND, policy=policy)
+    with collector:
         for _ in range(3):
             batch = collector.next()
             checker.check(batch)
@@ -347,7 +349,7 @@ def test_factories_make_the_policy_where_it_acts():
         assert (batch["action"] == batch["action"][:, :1]).all()
 
 
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
+@pytest.mark.parametrize("make", [Collector, MultiSyncCollector])
 def test_with_a_factory_the_policy_is_the_source_of_weights(make):
     source = CodePolicy()
     with torch.no_grad():
@@ -376,9 +378,14 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "kind", ["one", "sync_next_step", "sync_same_step", "native_next_step", "native_disabled"]
+    ("make", "kind"),
+    [
+        (Collector, "one"),
+        (Collector, "sync_same_step"),
+        (Collector, "native_next_step"),
+        (MultiSyncCollector, "native_disabled"),
+    ],
 )
-@pytest.mark.parametrize("make", [Collector, MultiSyncCollector], ids=["single", "sync"])
 def test_state_is_carried_and_starts_anew_with_every_episode(make, kind):
     n = 1 if kind == "one" else 3
     with make(
@@ -610,18 +617,10 @@ def test_a_policy_that_gives_the_wrong_thing_is_told_so(case):
         collect(policy)
 
 
-@pytest.mark.parametrize("case", ["an unknown input", "scores for actions"])
-def test_in_a_worker_it_is_told_too(case):
-    policy, _, message = BAD[case]
-
-    def collect():
-        with MultiSyncCollector(
-            make_env, policy, create_env_kwargs={"kind": KIND}, frames_per_batch=30
-        ) as collector:
-            collector.next()
-
+def test_in_a_worker_it_is_told_too():
+    policy, _, message = BAD["an unknown input"]
     with pytest.raises(RuntimeError, match=message):
-        collect()
+        build("sync", KIND, policy=lambda: policy)
 
 
 def test_actions_that_are_not_numbers_are_told_as_the_policys():

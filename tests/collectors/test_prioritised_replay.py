@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from collectors import Collector, MultiAsyncCollector
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer, SumTree
 from tests.collectors.support import same_bits
 
@@ -178,7 +178,7 @@ def by_chance(observation):
     return torch.randint(2, observation.shape[:1])
 
 
-@pytest.mark.parametrize("kind", [Collector, MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.parametrize("kind", [Collector, MultiAsyncCollector])
 def test_what_collectors_deliver_gives_the_sums_that_a_plain_search_finds(kind):
     options = {} if kind is Collector else {"num_workers": 2}
     buffer = PrioritisedReplayBuffer(500, num_steps=4, gamma=GAMMA)

@@ -43,9 +43,9 @@ def alone(number: int, draws: list[int]) -> list[float]:
     return [DRAWS[draw]() for draw in draws]
 
 
-@pytest.mark.parametrize("chance", range(20))
-def test_who_takes_turns_draws_what_he_would_have_drawn_alone(chance):
-    """Also if he draws nothing in his turn, or only the number that was kept."""
+@pytest.mark.parametrize("chance", range(8))
+def test_streams_that_take_turns_draw_what_they_would_have_drawn_alone(chance):
+    """Also with nothing drawn in a turn, or only the number that was kept."""
     chance = random.Random(chance)
     plans = {n: [chance.randrange(len(DRAWS)) for _ in range(60)] for n in (1, 2, 3)}
     expected = {n: alone(n, plan) for n, plan in plans.items()}

@@ -20,8 +20,6 @@ SCHEMES = {
     "shared_zero_copy": lambda **options: SharedMemWeightSyncScheme(zero_copy=True, **options),
     "multiprocess": MultiProcessWeightSyncScheme,
 }
-LOCAL = pytest.mark.parametrize("kind", COLLECTORS)
-EACH = pytest.mark.parametrize("scheme", SCHEMES)
 
 
 class Writing(VersionPolicy):
@@ -45,9 +43,10 @@ def make(kind, policy, scheme, **options):
     return COLLECTORS[kind](make_cartpole, policy, **options)
 
 
-@pytest.mark.parametrize("verify", ["sampled", "every"])
-@EACH
-@LOCAL
+@pytest.mark.parametrize(
+    ("kind", "scheme", "verify"),
+    zip(COLLECTORS, SCHEMES, ("every", "sampled", "every"), strict=True),
+)
 def test_a_clean_run_passes_and_says_how_many_calls_were_verified(kind, scheme, verify):
     policy, judge = VersionPolicy(), Judge()
     made = SCHEMES[scheme](verify=verify, sync=False)
@@ -63,8 +62,9 @@ def test_a_clean_run_passes_and_says_how_many_calls_were_verified(kind, scheme, 
         assert made.verified_calls >= (calls // 2 if verify == "every" else calls // 200) > 0
 
 
-@pytest.mark.parametrize("scheme", ["shared_copy", "multiprocess"])
-@LOCAL
+@pytest.mark.parametrize(
+    ("kind", "scheme"), [("single", "multiprocess"), ("multi_sync", "shared_copy")]
+)
 def test_a_policy_that_writes_to_its_parameters_ends_the_run(kind, scheme):
     made = SCHEMES[scheme](verify="every")
     error = WeightsDiffer if kind == "single" else WorkerError

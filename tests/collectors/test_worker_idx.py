@@ -58,8 +58,10 @@ def check(collector, workers):
         missing -= told
 
 
-@pytest.mark.parametrize("policy", [Tells, tells_within])
-@pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector, simulated])
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [(MultiSyncCollector, tells_within), (MultiAsyncCollector, Tells), (simulated, tells_within)],
+)
 def test_every_worker_tells_its_policy(kind, policy):
     frames = 24 if kind is MultiSyncCollector else 8
     given = policy()
@@ -91,7 +93,9 @@ def test_a_policy_made_in_the_worker_is_told_too():
         check(collector, {0, 1})
 
 
-@pytest.mark.parametrize("given", [{"policy": Tells()}, {"policy_factory": Tells}])
+@pytest.mark.parametrize(
+    "given", [{"policy_factory": Tells}, pytest.param({"policy": Tells()}, marks=pytest.mark.slow)]
+)
 def test_workers_are_counted_over_all_nodes(given):
     options = {"num_collectors": 2, "num_workers_per_collector": 2, "launcher": "local"}
     with DistributedCollector(make_env, frames_per_batch=32, **given, **options) as collector:

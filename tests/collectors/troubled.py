@@ -15,6 +15,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from tests.collectors.support import COLLECTORS
+
 WAIT_S = 30.0
 
 
@@ -150,6 +152,23 @@ def hold(policy: Plain, number: float) -> None:
 def told(count: int, **trouble: Any) -> list[dict[str, Any]]:
     """`create_env_kwargs` for so many workers."""
     return [{"worker": worker, **trouble} for worker in range(count)]
+
+
+def make(
+    kind: str,
+    policy: Any = None,
+    *,
+    workers: int = 2,
+    trouble: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """A collector of troubled environments; it is the last worker's that goes wrong."""
+    count = 1 if kind == "single" else workers
+    each = told(count, only=count - 1, **(trouble or {}))
+    options |= {"create_env_kwargs": each[0]} if kind == "single" else {"num_workers": workers}
+    options.setdefault("create_env_kwargs", each)
+    options.setdefault("frames_per_batch", 40)
+    return COLLECTORS[kind](Troubled, policy or Plain(), **options)
 
 
 def pids(collector: Any) -> list[int]:

@@ -6,7 +6,8 @@ import pytest
 
 from sync import DistributedWeightSyncScheme, RPCWeightSyncScheme
 from tests.collectors.remote.support import build
-from tests.collectors.test_exact_lag import frames, publish
+from tests.collectors.support import publish
+from tests.collectors.test_exact_lag import frames
 
 SCHEMES = {"distributed": DistributedWeightSyncScheme, "rpc": RPCWeightSyncScheme}
 

@@ -54,7 +54,7 @@ def test_an_environment_that_raises_is_named_with_its_host_and_traceback(where):
     assert "Mishap: the pole fell off" in text
 
 
-@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("sync", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_host_is_named_and_what_it_made_is_accounted_for(kind, sync):
     with troubled(kind, sync=sync) as collector:
@@ -70,7 +70,6 @@ def test_a_killed_host_is_named_and_what_it_made_is_accounted_for(kind, sync):
     ("kind", "sync"),
     [
         ("distributed", True),
-        ("distributed", False),
         ("rpc", False),
         pytest.param("ray", True, marks=needs_ray),
     ],

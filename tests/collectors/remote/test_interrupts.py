@@ -9,9 +9,9 @@ from tests.conftest import child_processes
 from tests.interrupts import Interrupt, places
 
 EACH = pytest.mark.parametrize("kind", KINDS)
-FEW = pytest.param(3, id="few")
+FEW = pytest.param(3, id="few", marks=pytest.mark.slow)
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
-CODE = ("sync/remote", "collectors/remote", "collectors/base.py", "collectors/gather.py")
+CODE = ("sync/remote", "collectors/remote", "collectors/base.py", "collectors/pooled.py")
 
 
 def rest(collector):
@@ -28,7 +28,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("most", [FEW, ALL])
+@pytest.mark.parametrize("most", [pytest.param(1, id="one"), FEW, ALL])
 @pytest.mark.parametrize("call", CALLS)
 @EACH
 def test_an_interrupted_call_ends_the_collector(kind, call, most):

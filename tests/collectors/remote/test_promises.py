@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.collectors.remote.support import EACH, make
+from tests.collectors.remote.support import RAY_IS_SLOW, make, needs_ray
 from tests.promises.collector_probe import (
     Judge,
     Trainer,
@@ -17,13 +17,21 @@ from tests.promises.collector_probe import (
     meanwhile,
 )
 
-FRAMES = 3_000
-BOTH = pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+FRAMES = 2_000
 build = partial(make, create_env_fn=make_cartpole, frames_per_batch=200)
 
 
-@BOTH
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize(
+    ("kind", "sync"),
+    [
+        ("distributed", True),
+        ("rpc", False),
+        *(
+            pytest.param(*one, marks=[pytest.mark.slow, needs_ray])
+            for one in (("distributed", False), ("rpc", True), ("ray", True), ("ray", False))
+        ),
+    ],
+)
 def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, sync):
     policy, judge = VersionPolicy(), Judge()
     unaccounted: list[int] = []
@@ -42,7 +50,7 @@ def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, sync):
     assert len(judge.versions) > 3  # the flood did reach the hosts, also within batches
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", RAY_IS_SLOW)
 def test_a_batch_has_weights_no_older_than_the_last_update(kind):
     policy, judge = VersionPolicy(), Judge()
     schemes = {"policy": _scheme(kind)}

@@ -92,7 +92,7 @@ def test_a_host_makes_no_batch_before_it_has_taken_weights():
         host.receiver = receiver
 
 
-@pytest.mark.parametrize("kind", ["distributed", "rpc"])
+@pytest.mark.parametrize("kind", ["rpc", pytest.param("distributed", marks=pytest.mark.slow)])
 def test_a_replacement_that_ends_before_it_is_met_costs_a_restart(kind, tmp_path):
     options = {"on_worker_failure": "restart", "max_restarts": 2, "start_timeout": 30.0}
     with troubled(kind, **options) as collector:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.collectors.remote.support import RAY_IS_SLOW
+from tests.collectors.test_shutdown import in_session, of_session
 from tests.collectors.troubled import is_gone, wait_until
-from tests.promises.test_nothing_is_left import kill_session, wait_for_end_of_session
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import signal, sys
 from tests.collectors.remote.support import make
@@ -40,18 +36,9 @@ def a_cluster() -> None:
 
 @pytest.mark.parametrize("kind", RAY_IS_SLOW)
 def test_nothing_outlives_a_trainer_that_is_killed(tmp_path, kind):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    process = subprocess.Popen(
-        [sys.executable, str(program), kind],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    with in_session(str(file), kind) as process:
         assert process.stdout is not None
         pids = list(map(int, process.stdout.readline().split()))
         assert len(pids) == 2 + 4
@@ -59,7 +46,4 @@ def test_nothing_outlives_a_trainer_that_is_killed(tmp_path, kind):
         process.wait(timeout=10.0)
         wait_until(lambda: all(is_gone(pid) for pid in pids))
         if kind != "ray":  # two agents of Ray's own stay for longer
-            wait_for_end_of_session(process.pid)
-    finally:
-        kill_session(process.pid)
-        process.stdout.close()
+            wait_until(lambda: not of_session(process.pid))

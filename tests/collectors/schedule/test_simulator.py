@@ -180,6 +180,16 @@ def test_finished_batches_of_a_worker_that_dies_are_taken():
     assert simulator.counts()["dropped"] == 0
 
 
+def test_a_version_that_comes_after_a_newer_one_changes_nothing():
+    # Worker 0 comes back with the newest version, while older ones are on their way to it.
+    link, failures = Link(latency_ms=6), [Failure(0, 0.0105, 0.001)]
+    costs = Costs(step_ms=Cost(1.0))
+    simulator = Simulator(num_workers=2, num_steps=4, costs=costs, link=link, failures=failures)
+    for one in drive(simulator, 12):
+        versions = [version for _, version in one.plan.versions]
+        assert versions == sorted(set(versions))
+
+
 # -- what always holds
 
 
