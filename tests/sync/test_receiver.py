@@ -17,7 +17,7 @@ from sync import WeightStrategy, WorkerDied, WorkerRaised, WorkerTimeout
 from tests.sync.support import (
     KINDS,
     Counting,
-    Worker,
+    ThreadWorker,
     bits,
     fill,
     held,
@@ -261,7 +261,7 @@ def join(scheme, middle):
 def test_a_cascade_passes_every_version_on_with_its_model_id(kind):
     scheme = KINDS[kind]()
     scheme.init_on_sender(model_id="policy", model=policy(1), devices=["cpu"])
-    with scheme, Worker(scheme, lambda: Middle(policy())) as worker:
+    with scheme, ThreadWorker(scheme, lambda: Middle(policy())) as worker:
         worker.tell(join)
         scheme.connect()
         worker.hear()
@@ -277,7 +277,7 @@ def test_a_cascade_passes_every_version_on_with_its_model_id(kind):
 def test_a_stamp_stays_true_when_passing_weights_on_fails(kind):
     scheme = KINDS[kind]()
     scheme.init_on_sender(model_id="policy", model=policy(0), devices=["cpu"])
-    with scheme, Worker(scheme, lambda: Middle(policy())) as worker:
+    with scheme, ThreadWorker(scheme, lambda: Middle(policy())) as worker:
         worker.tell(join)
         scheme.connect()
         worker.hear()
@@ -299,7 +299,7 @@ def test_a_stamp_stays_true_when_passing_weights_on_fails(kind):
 def test_a_receiver_may_find_its_model_and_its_index_in_a_context(kind):
     scheme = KINDS[kind]()
     scheme.init_on_sender(model_id="policy", params_map={0: policy(1), 1: policy(2)})
-    with scheme, Worker(scheme, lambda: Middle(policy())) as worker:
+    with scheme, ThreadWorker(scheme, lambda: Middle(policy())) as worker:
         worker.do(lambda s, m: s.init_on_receiver(context=m, worker_idx=1))
         assert worker.do(lambda s, m: (s.worker_idx, s.model is m.model)) == (1, True)
         worker.do(lambda s, m: s.init_on_receiver(context=m))

@@ -19,6 +19,7 @@ from sync import (
 from tests.sync.remote.support import joined
 from tests.sync.support import (
     KINDS,
+    ThreadWorker,
     Worker,
     bits,
     connect,
@@ -88,7 +89,7 @@ def test_each_step_is_seen_in_the_properties_of_the_sender(kind):
 
 @EACH
 def test_each_step_is_seen_in_the_properties_of_a_receiver(kind):
-    with sender(kind, policy(3)) as scheme, Worker(scheme) as worker:
+    with sender(kind, policy(3)) as scheme, ThreadWorker(scheme) as worker:
         assert worker.do(known) == NOTHING
         worker.do(lambda s, m: s.init_on_receiver(model_id="policy", model=m, worker_idx=0))
         ready = {**NOTHING, "receiver": True, "worker": 0, "model id": "policy"}
@@ -124,21 +125,15 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
 @EACH
-def test_every_call_before_init_is_an_error_that_says_what_comes_first(kind, call):
-    with pytest.raises(RuntimeError, match=rf"{call}.*init_on_(sender|receiver)\(\)"):
-        CALLS[call](EVERY[kind]())
-
-
-@pytest.mark.parametrize("call", CALLS)
-@EACH
-def test_every_call_after_shutdown_is_an_error(kind, call):
-    scheme = sender(kind)
-    with running(scheme):
+def test_every_call_before_init_and_after_shutdown_is_an_error_that_says_so(kind):
+    with running(scheme := sender(kind)):
         pass
-    with pytest.raises(RuntimeError, match="shutdown"):
-        CALLS[call](scheme)
+    for name, call in CALLS.items():
+        with pytest.raises(RuntimeError, match=rf"{name}.*init_on_(sender|receiver)\(\)"):
+            call(EVERY[kind]())
+        with pytest.raises(RuntimeError, match="shutdown"):
+            call(scheme)
 
 
 @EACH
@@ -152,7 +147,7 @@ def test_a_send_before_connect_is_an_error_that_says_so(kind):
 
 @EACH
 def test_a_receiver_has_nothing_to_take_before_it_connects(kind):
-    with sender(kind) as scheme, Worker(scheme, worker_idx=0) as worker:
+    with sender(kind) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
         with pytest.raises(RuntimeError, match=r"receive\(\) before connect\(\)"):
             worker.do(lambda s, m: s.receive())
         with pytest.raises(RuntimeError, match=r"reading\(\) before connect\(\)"):
@@ -210,13 +205,13 @@ def test_a_forked_worker_that_was_not_initialised_is_told_so_and_sends_nothing(k
 
 @EACH
 def test_a_worker_that_the_scheme_does_not_have_is_refused(kind):
-    with sender(kind, workers=2) as scheme, Worker(scheme) as worker:
+    with sender(kind, workers=2) as scheme, ThreadWorker(scheme) as worker:
         for wrong in (2, -1, None):
             with pytest.raises(ValueError, match=f"worker_idx={wrong}.*workers 0 to 1"):
                 worker.do(lambda s, m, i: s.init_on_receiver(model=m, worker_idx=i), wrong)
 
 
-@EACH
+@pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
 def test_what_one_worker_is_handed_does_not_grow_with_the_number_of_workers(kind):
     def descriptors(workers):
         with (
@@ -230,7 +225,7 @@ def test_what_one_worker_is_handed_does_not_grow_with_the_number_of_workers(kind
 
 @EACH
 def test_a_receiver_connects_as_itself_and_brings_no_weights(kind):
-    with sender(kind) as scheme, Worker(scheme, worker_idx=0) as worker:
+    with sender(kind) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
         with pytest.raises(ValueError, match="this receiver is worker 0, not 1"):
             worker.do(lambda s, m: s.connect(worker_idx=1))
         with pytest.raises(ValueError, match="is for the sender"):
@@ -240,7 +235,7 @@ def test_a_receiver_connects_as_itself_and_brings_no_weights(kind):
 @EACH
 def test_a_rendezvous_is_bounded_on_both_sides(kind):
     scheme = sender(kind, connect_timeout=0.05)
-    with scheme, Worker(scheme, worker_idx=0) as worker, pytest.raises(TimeoutError):
+    with scheme, ThreadWorker(scheme, worker_idx=0) as worker, pytest.raises(TimeoutError):
         worker.do(connect)
     message = r"worker 0 .* within 0\.05 s"
     with sender(kind, connect_timeout=0.05) as scheme, pytest.raises(WorkerTimeout, match=message):
@@ -250,7 +245,7 @@ def test_a_rendezvous_is_bounded_on_both_sides(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_connect_hands_over_explicit_weights_and_the_model_stays(kind):
     model = policy(1)
-    with sender(kind, model) as scheme, Worker(scheme, worker_idx=0) as worker:
+    with sender(kind, model) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
         worker.tell(connect)
         scheme.connect(weights=policy(6))
         worker.hear()
@@ -264,7 +259,11 @@ def test_connect_hands_over_explicit_weights_and_the_model_stays(kind):
 @EACH
 def test_workers_may_be_met_one_by_one(kind):
     scheme = sender(kind, policy(3), workers=2)
-    with scheme, Worker(scheme, worker_idx=0) as first, Worker(scheme, worker_idx=1) as second:
+    with (
+        scheme,
+        ThreadWorker(scheme, worker_idx=0) as first,
+        ThreadWorker(scheme, worker_idx=1) as second,
+    ):
         for index, worker in enumerate((first, second)):
             assert not scheme.synchronized_on_sender
             worker.tell(connect)
@@ -328,19 +327,19 @@ def test_prepared_weights_are_of_what_is_given_else_the_context_else_the_model(f
             assert list(flat) == list(policy().state_dict())
 
 
-@pytest.mark.parametrize("inplace", [True, False], ids=["inplace", "replaced"])
 @EACH
-def test_weights_can_be_applied_by_hand_on_both_sides(kind, inplace):
+def test_weights_can_be_applied_by_hand_on_both_sides(kind):
     model = policy(1)
     with running(scheme := sender(kind, model)) as (worker,):
-        worker.do(lambda s, m: s.apply_weights(policy(5), inplace))
-        assert worker.do(held) == bits(policy(5))
-        assert bits(model) == bits(policy(1))
-        scheme.apply_weights(policy(4), inplace)
-        assert bits(model) == bits(policy(4))
-        scheme.send_async()
-        assert worker.do(receive)
-        assert worker.do(held) == bits(policy(4))
+        for value, inplace in ((4, True), (6, False)):
+            worker.do(lambda s, m, v, i: s.apply_weights(policy(v), i), value + 1, inplace)
+            assert worker.do(held) == bits(policy(value + 1))
+            assert bits(model) != bits(policy(value + 1))
+            scheme.apply_weights(policy(value), inplace)
+            assert bits(model) == bits(policy(value))
+            scheme.send_async()
+            assert worker.do(receive)
+            assert worker.do(held) == bits(policy(value))
         with pytest.raises(KeyError, match="lacks"):
             scheme.apply_weights({})
 
@@ -364,7 +363,7 @@ def test_the_older_spelling_does_the_same(kind):
         scheme.init_on_worker(model=model, worker_idx=0)
         scheme.synchronize_weights(background=False)
 
-    with sender(kind, policy(3)) as scheme, Worker(scheme) as worker:
+    with sender(kind, policy(3)) as scheme, ThreadWorker(scheme) as worker:
         worker.tell(take)
         scheme.synchronize_weights()
         worker.hear()
@@ -387,7 +386,7 @@ def test_what_is_said_about_a_worker_is_in_its_errors_and_harms_no_worker_withou
         with pytest.raises(WorkerTimeout, match=r"worker 0 \(.*CartPole-v1\) did not connect"):
             scheme.connect()
         scheme.connect_timeout = 30
-        with Worker(scheme, None) as worker:
+        with ThreadWorker(scheme, None) as worker:
             worker.do(lambda s, m: s.init_on_receiver(worker_idx=0))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sync import WorkerTimeout
-from tests.sync.support import Worker, bits, connect, fill, held, policy
+from tests.sync.support import ThreadWorker, bits, connect, fill, held, policy
 from tests.sync.test_sender import EACH, sender
 
 
@@ -16,7 +16,7 @@ def test_a_sender_and_a_receiver_do_what_their_scheme_does(kind):
         weights = receiver.receive(timeout=20)
         return receiver is scheme, scheme.get_receiver().receive() is None, bits(weights)
 
-    with sender(kind, model := policy(1)) as scheme, Worker(scheme, worker_idx=0) as worker:
+    with sender(kind, model := policy(1)) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
         worker.tell(connect)
         scheme.connect()
         worker.hear()
@@ -37,6 +37,6 @@ def test_a_receiver_applies_weights_by_hand(kind):
     def apply(scheme, model):
         scheme.create_receiver().apply_weights(policy(6), inplace=False)
 
-    with sender(kind) as scheme, Worker(scheme, worker_idx=0) as worker:
+    with sender(kind) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
         worker.do(apply)
         assert worker.do(held) == bits(policy(6))
