@@ -103,7 +103,8 @@ class Progress:
             return f"[{count}] {job}: {state}"
         num_left = len(self._jobs) - count
         pace_s = (time.monotonic() - self._begun_at) / (count - self._num_skipped)
-        left = f", {duration(pace_s * num_left)} left" if num_left else ""
+        goes_on = num_left and state != "interrupted"
+        left = f", {duration(pace_s * num_left)} left" if goes_on else ""
         return f"[{count}/{len(self._jobs)}] {job}: {state}{left}"
 
 
