@@ -94,9 +94,14 @@ def connect_all(schemes, models):
 
 
 @pytest.mark.parametrize(
-    "library", [multiprocessing, torch.multiprocessing], ids=lambda m: m.__name__
+    ("kind", "library"),
+    [
+        ("shared_copy", multiprocessing),
+        ("shared_zero_copy", torch.multiprocessing),
+        ("multiprocess", torch.multiprocessing),
+        ("hogwild", multiprocessing),
+    ],
 )
-@EACH
 def test_a_scheme_travels_through_a_queue(kind, library):
     queue = library.get_context("fork").Queue()
     with sender(kind, policy(3)) as scheme, Worker(Later(queue), policy) as worker:
