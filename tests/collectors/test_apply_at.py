@@ -88,7 +88,7 @@ def test_an_update_does_not_wait_for_the_end_of_an_episode_and_a_reset_ends_it(k
 
 
 @EACH
-def test_with_several_environments_a_worker_it_is_refused_with_the_reason(kind):
+def test_apply_at_episode_is_refused_with_several_environments_a_worker(kind):
     expected = ValueError if kind == "single" else WorkerError
     why = r"apply_at='episode' needs one environment per worker, but this worker has 3 .*'batch'"
     with pytest.raises(expected, match=why):

@@ -50,7 +50,7 @@ def collect(kind, scheme, pipe):
     ("kind", "scheme"),
     [("sync", SharedMemWeightSyncScheme), ("async", MultiProcessWeightSyncScheme)],
 )
-def test_what_another_process_sends_is_passed_on_to_workers_with_its_stamp(kind, scheme):
+def test_weights_of_another_process_are_passed_on_to_workers_with_their_stamp(kind, scheme):
     scheme, ctx = scheme(), multiprocessing.get_context("fork")
     policy, (here, there) = sender(scheme), ctx.Pipe()
     process = ctx.Process(target=collect, args=(kind, scheme, there))

@@ -45,7 +45,7 @@ def collector_workers(collector: Any) -> list[Any]:
 
 
 @EACH
-def test_all_is_answered_in_the_middle_of_iteration(kind):
+def test_control_calls_are_answered_in_the_middle_of_iteration(kind):
     policy = Plain()
     with make(kind, policy) as collector:
         workers, waited = len(collector_workers(collector)), 0.0
@@ -114,7 +114,7 @@ def test_a_replay_buffer_is_asked_through_its_collector():
 
 
 @EACH
-def test_all_is_answered_while_another_thread_iterates(kind):
+def test_control_calls_are_answered_while_another_thread_iterates(kind):
     policy = Plain()
     stop = threading.Event()
     raised: list[BaseException] = []
@@ -197,7 +197,7 @@ def test_a_batch_is_counted_before_anybody_else_can_look(monkeypatch):
         assert sum(len(fields["next/reward"]) for fields in frames) == states[0]["frames"] == 40
 
 
-@EACH
+@pytest.mark.parametrize("kind", ["single", "async"])
 def test_set_seed_and_reset_start_new_episodes(kind):
     with make(kind) as collector:
         collector.next()
@@ -214,7 +214,7 @@ def test_set_seed_and_reset_start_new_episodes(kind):
         collector.next()
 
 
-@EACH
+@pytest.mark.parametrize("kind", ["single", "async"])
 def test_weights_can_be_given_in_any_form(kind):
     policy, other = Plain(), Plain()
     with make(kind, policy) as collector:
@@ -239,7 +239,7 @@ def test_weights_can_be_given_in_any_form(kind):
             collector.update_policy_weights_(model_id="critic")
 
 
-@EACH
+@pytest.mark.parametrize("kind", MULTI)
 def test_two_models_have_a_scheme_each(kind):
     model = ActorCritic()
     schemes = {"actor": SharedMemWeightSyncScheme(), "critic": MultiProcessWeightSyncScheme()}
@@ -262,7 +262,7 @@ def test_two_models_have_a_scheme_each(kind):
         assert set(batch["value"].flatten().tolist()) == {1.0}
 
 
-def test_a_tensor_comes_by_one_scheme():
+def test_a_tensor_is_sent_by_one_scheme():
     schemes = {name: SharedMemWeightSyncScheme() for name in ("policy", "policy.critic")}
     with pytest.raises(ValueError, match=r"'weight' of 'policy.critic' is also in 'policy'"):
         make("sync", ActorCritic(), weight_sync_schemes=schemes)
@@ -341,7 +341,7 @@ def test_an_updater_pulls_into_the_policy():
         assert set(batch["policy_version"].flatten().tolist()) == {1}
 
 
-@EACH
+@pytest.mark.parametrize("kind", ["single", "async"])
 def test_versions_can_be_shown_as_uuids(kind):
     run = uuid.uuid4()
     version = PolicyVersion("uuid", run=run)

@@ -203,7 +203,7 @@ def test_without_reset_when_done_there_is_one_episode_each(kind, env):
         assert stats["preempted"] == 0
 
 
-def test_when_every_episode_has_ended_and_none_may_start_the_next_batch_says_so():
+def test_a_batch_after_the_last_episode_is_an_error_that_says_so():
     collector, _ = build("single", reset_when_done=False, steps=9)
     with collector:
         collector.next()

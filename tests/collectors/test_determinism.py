@@ -131,15 +131,15 @@ def by_fork_server():
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_how_workers_start_makes_no_difference(method, by_fork_server):
+def test_the_start_method_of_workers_makes_no_difference(method, by_fork_server):
     assert_same(batches(multi(start_method=method), 4), by_fork_server)
 
 
-def test_which_worker_is_first_makes_no_difference(by_fork_server):
+def test_the_order_in_which_workers_start_makes_no_difference(by_fork_server):
     assert_same(batches(multi(late=(0.2, 0.0)), 4), by_fork_server)
 
 
-def test_what_the_trainer_draws_and_asks_makes_no_difference(by_fork_server):
+def test_draws_and_calls_of_the_trainer_make_no_difference(by_fork_server):
     def disturb():
         torch.randn(100)
         np.random.random(100)
@@ -170,7 +170,7 @@ def test_a_collector_leaves_the_streams_of_its_process_alone():
     assert (drawn[1] == expected[1]).all()
 
 
-def test_what_the_process_draws_does_not_reach_a_collector():
+def test_draws_of_the_process_do_not_reach_a_collector():
     def disturb():
         torch.randn(5)
 
@@ -252,7 +252,7 @@ def test_the_next_seed_is_another_and_always_the_same():
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "3", True, None])
-def test_what_is_no_seed_is_refused(seed):
+def test_seeds_that_are_no_whole_numbers_are_refused(seed):
     with single() as collector, pytest.raises(ValueError, match="seed"):
         collector.set_seed(seed)
 

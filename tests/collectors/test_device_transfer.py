@@ -63,7 +63,7 @@ def test_all_inputs_go_in_one_copy(device):
     assert {tensor.device.type for tensor in arrived[1:-1]} == {device}
 
 
-def test_what_a_policy_keeps_is_not_written_again():
+def test_an_input_that_a_policy_keeps_is_not_written_again():
     transfer = DeviceTransfer(CPU)
     (kept,) = transfer.to_device([torch.zeros(3)])
     transfer.to_device([torch.ones(3)])
@@ -71,7 +71,7 @@ def test_what_a_policy_keeps_is_not_written_again():
     assert torch.equal(kept, torch.zeros(3))
 
 
-def test_what_is_no_tensor_comes_back_as_it_is():
+def test_outputs_that_are_no_tensors_come_back_as_they_are():
     assert DeviceTransfer(CPU).to_host(["text", None, torch.ones(2)])[:2] == ["text", None]
 
 

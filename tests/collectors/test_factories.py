@@ -104,6 +104,6 @@ def test_hosted_collectors_are_told_seeds_that_follow_from_the_hosts():
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "3", True])
-def test_what_is_no_seed_is_refused(seed):
+def test_seeds_that_are_no_whole_numbers_are_refused(seed):
     with pytest.raises((TypeError, ValueError), match="seed"):
         build(Collector, seed=seed)

@@ -107,9 +107,9 @@ def test_an_environment_that_hangs_while_it_is_made_is_named():
     trouble = {"where": "make", "what": "hang"}
     with pytest.raises(
         WorkerTimeout,
-        match=r"worker 1 .*Troubled.*not ready within start_timeout=5 s: it is start",
+        match=r"worker 1 .*Troubled.*not ready within start_timeout=10 s: it is start",
     ):
-        make("sync", trouble=trouble, start_timeout=5.0)
+        make("sync", trouble=trouble, start_timeout=10.0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -416,7 +416,7 @@ def test_a_newcomer_makes_only_the_random_frames_that_were_left():
             assert ((collector.next()["policy_version"] < 0) == random).all()
 
 
-def test_only_so_many_restarts_are_made_then_the_last_failure_is_raised():
+def test_restarts_are_bounded_and_the_last_failure_is_raised():
     trouble = {"where": "step", "at": 30}
     with make("sync", trouble=trouble, on_worker_failure="restart", max_restarts=2) as collector:
         with pytest.raises(WorkerRaised, match="worker 1") as raised:
@@ -506,7 +506,7 @@ def test_a_fork_server_that_dies_while_it_starts_a_worker_is_named(monkeypatch, 
         make("sync")
 
 
-def test_where_no_descriptor_is_left_for_a_workers_frames_that_is_said():
+def test_a_lack_of_descriptors_for_a_workers_frames_is_an_error_that_says_so():
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with make("sync") as collector:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))

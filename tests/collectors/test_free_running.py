@@ -86,7 +86,7 @@ def test_nothing_is_stepped_while_it_pauses(kind):
         assert agrees(buffer[:])
 
 
-def test_what_was_collected_before_a_pause_is_in_the_buffer():
+def test_frames_from_before_a_pause_are_in_the_buffer():
     class Slow(ReplayBuffer):
         def extend(self, frames):
             begun.set()
@@ -145,10 +145,9 @@ def test_workers_that_stand_still_sleep_though_a_version_waits_for_them():
             assert max(used) < 0.1 * os.sysconf("SC_CLK_TCK")
 
 
-@EACH
-def test_the_first_frames_are_random_and_say_so(kind):
-    buffer, workers = ReplayBuffer(1_000_000), 1 if kind == "single" else 2
-    with make(kind, buffer, init_random_frames=100) as collector:
+def test_the_first_frames_are_random_and_say_so():
+    buffer, workers = ReplayBuffer(1_000_000), 2
+    with make("async", buffer, init_random_frames=100) as collector:
         collector.start()
         buffer.wait(1, timeout=30.0)
         # One worker may write a good deal before another has woken up.
@@ -160,7 +159,7 @@ def test_the_first_frames_are_random_and_say_so(kind):
     assert agrees(buffer[:])
 
 
-@EACH
+@pytest.mark.parametrize("kind", ["single", "async"])
 def test_total_frames_end_it(kind):
     buffer = ReplayBuffer(1_000)
     with make(kind, buffer, total_frames=400) as collector:
@@ -176,7 +175,7 @@ def test_total_frames_end_it(kind):
     collector.async_shutdown()
 
 
-@EACH
+@pytest.mark.parametrize("kind", ["single", "async"])
 def test_an_environment_that_raises_meanwhile_is_heard_by_all(kind):
     buffer = ReplayBuffer(1_000)
     collector = make(kind, buffer, trouble={"where": "step", "at": 150})
@@ -234,10 +233,9 @@ def test_a_learner_explores_as_it_likes_meanwhile():
     assert not buffer[:]["mode"].any()
 
 
-@EACH
-def test_shutdown_wakes_a_learner_that_waits(kind):
+def test_shutdown_wakes_a_learner_that_waits():
     buffer = ReplayBuffer(1_000)
-    collector = make(kind, buffer)
+    collector = make("sync", buffer)
     collector.start()
     waited: list[int] = []
     thread = threading.Thread(target=lambda: waited.append(buffer.wait(10**9)))
@@ -261,7 +259,7 @@ def test_several_may_fill_one_buffer():
         assert buffer.wait(buffer.written + 1) == buffer.written
 
 
-def test_it_needs_a_buffer_and_runs_once():
+def test_a_free_running_collector_needs_a_buffer_and_runs_once():
     with make("single", ReplayBuffer(100)) as collector:
         collector.start()
         with pytest.raises(RuntimeError, match="already"):

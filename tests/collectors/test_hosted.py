@@ -118,7 +118,7 @@ def test_a_hosted_collector_has_options_of_its_own():
             checker.check(collector.next())
 
 
-def test_what_follows_the_last_frame_before_padding_is_what_followed_below():
+def test_next_observations_before_padding_are_those_of_the_hosted_collector():
     checker = Checker([3])
     with MultiAsyncCollector(
         partial(make_env, "native_next_step"),
@@ -148,7 +148,7 @@ def test_a_hosted_collector_goes_on_where_it_was():
         assert all(same_bits(collector.next(), batch) for batch in expected)
 
 
-def test_what_goes_wrong_below_reaches_the_trainer_with_its_traceback():
+def test_an_error_in_a_hosted_collector_reaches_the_trainer_with_its_traceback():
     trouble = {"only": 0, "where": "step", "at": 15}
     with MultiSyncCollector(
         [[Troubled, partial(Troubled, **trouble)]],

@@ -76,7 +76,7 @@ def test_named_entries_arrive_with_the_step_that_told_them(kind, form):
 
 
 @pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
-def test_they_come_along_in_whatever_form_frames_have(copy):
+def test_named_entries_come_along_in_whatever_form_frames_have(copy):
     for options in ({}, {"next_observation": "final"}):
         with Collector(make, frames_per_batch=33, info_keys=KEYS, copy=copy, **options) as made:
             batch = made.next()
@@ -142,7 +142,7 @@ def test_entries_that_do_not_come_or_do_not_fit_are_refused(form, keys, message)
 
 
 @pytest.mark.parametrize("keys", ["lives", 3, [3]])
-def test_what_names_no_entries_is_refused(keys):
+def test_info_keys_that_name_no_entries_are_refused(keys):
     with pytest.raises(TypeError, match=r"info_keys=.*names of entries of info"):
         Collector(make, frames_per_batch=4, info_keys=keys)
     with pytest.raises(TypeError, match="'lives' is 'three', expected a number"):

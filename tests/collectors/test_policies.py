@@ -83,12 +83,12 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_policies_of_this_form_act(form):
+def test_policies_of_every_form_act(form):
     batch = collect(FORMS[form])
     assert torch.equal(batch["action"], by_sum(batch["observation"]))
 
 
-def test_whatever_else_a_policy_puts_out_is_in_the_batch():
+def test_all_outputs_of_a_policy_are_in_the_batch():
     batch = collect(FORMS["TensorDictSequential"])
     assert torch.equal(batch["size"], batch["observation"].abs())
     batch = collect(annotated)
@@ -204,7 +204,7 @@ def test_a_copy_keeps_the_mode_that_the_policy_had_when_the_collector_was_made(k
         (nn.Sequential(nn.Dropout(0.0), nn.LayerNorm(5)), None),
     ],
 )
-def test_what_acts_otherwise_in_training_is_named(module, named, recwarn):
+def test_modules_that_act_otherwise_in_training_are_named(module, named, recwarn):
     warn_of_training_mode(module)
     found = [str(one.message) for one in recwarn]
     assert bool(found) == (named is not None)
@@ -515,89 +515,68 @@ def with_keys(function, **keys):
     return Module()
 
 
-BAD = {
-    "an unknown input": (
-        with_keys(by_sum, in_keys=["pixels"]),
-        ValueError,
-        "the policy needs 'pixels', but the environment has 'observation'",
-    ),
-    "no action among its keys": (
-        with_keys(by_sum, out_keys=["logits"]),
-        ValueError,
-        "the policy returns 'logits', but no 'action'",
-    ),
-    "no action in its dict": (
-        lambda observation: {"logits": observation},
-        ValueError,
-        "the policy returned 'logits', but no 'action'",
-    ),
-    "tensors without names": (
-        lambda observation: (by_sum(observation), observation),
-        ValueError,
-        "the policy returned 2 tensors, but has no out_keys",
-    ),
-    "fewer tensors than names": (
-        with_keys(by_sum, out_keys=["action", "value"]),
-        ValueError,
+UNKNOWN_INPUT = with_keys(by_sum, in_keys=["pixels"])
+ACTION_AND_VALUE = {"out_keys": ["action", "value"]}
+OF_THE_WRONG_TYPE = [
+    (lambda o: 3, "the policy returned a int"),
+    (lambda o: by_sum(o).numpy(), "the policy returned a ndarray"),
+]
+OF_THE_WRONG_VALUE = [
+    (UNKNOWN_INPUT, "the policy needs 'pixels', but the environment has 'observation'"),
+    (with_keys(by_sum, out_keys=["logits"]), "the policy returns 'logits', but no 'action'"),
+    (lambda o: {"logits": o}, "the policy returned 'logits', but no 'action'"),
+    (lambda o: (by_sum(o), o), "the policy returned 2 tensors, but has no out_keys"),
+    (
+        with_keys(by_sum, **ACTION_AND_VALUE),
         "the policy returned 1 tensors, but has 'action', 'value'",
     ),
-    "no tensor": (lambda observation: 3, TypeError, "the policy returned a int"),
-    "an array": (
-        lambda observation: by_sum(observation).numpy(),
-        TypeError,
-        "the policy returned a ndarray",
-    ),
-    "one action for all": (
-        lambda observation: by_sum(observation)[:1],
-        ValueError,
+    (
+        lambda o: by_sum(o)[:1],
         r"output 'action' is \[1\]; the first dimension must be the 3 environments",
     ),
-    "scores for actions": (
-        lambda observation: torch.zeros(3, NUM_ACTIONS),
-        ValueError,
+    (
+        lambda o: torch.zeros(3, NUM_ACTIONS),
         r"the policy's actions are \[3, 7\]; the action space requires \[3\]",
     ),
-    "an output with an observation's name": (
+    (
         with_keys(lambda o: (by_sum(o), o / 2), out_keys=["action", "observation"]),
-        ValueError,
         "the policy's output 'observation' has the name of another entry of batches",
     ),
-    "an output with a reward's name": (
+    (
         with_keys(lambda o: (by_sum(o), o[:, 0]), out_keys=["action", ("next", "reward")]),
-        ValueError,
         "the policy's output 'next/reward' has the name of another entry of batches",
     ),
-    "what it wrote into an observation": (
-        lambda observation: by_sum(observation.add_(1)),
-        ValueError,
-        "the policy wrote to an observation",
-    ),
-    "what it wrote into a later observation": (
-        lambda o: by_sum(o.add_(1) if is_late(o) else o),
-        ValueError,
-        "the policy wrote to an observation",
-    ),
-    "broken numbers for whole ones": (
-        lambda observation: by_sum(observation) + 0.5,
-        ValueError,
-        "the policy's actions are float32, but the space has int64",
-    ),
-    "broken numbers later": (
+    (lambda o: by_sum(o.add_(1)), "the policy wrote to an observation"),
+    (lambda o: by_sum(o.add_(1) if is_late(o) else o), "the policy wrote to an observation"),
+    (lambda o: by_sum(o) + 0.5, "the policy's actions are float32, but the space has int64"),
+    (
         lambda o: by_sum(o) + (0.5 if is_late(o) else 0),
-        ValueError,
         "the policy's actions are float32, but the space has int64",
     ),
-    "one output for all later": (
-        with_keys(lambda o: (by_sum(o), o[: 1 if is_late(o) else 3]), out_keys=["action", "value"]),
-        ValueError,
+    (
+        with_keys(lambda o: (by_sum(o), o[: 1 if is_late(o) else 3]), **ACTION_AND_VALUE),
         r"output 'value' has the shape \[1, 5\], but \[3, 5\] at the first call",
     ),
-    "an output less later": (
+    (
         lambda o: {"action": by_sum(o)} if is_late(o) else {"action": by_sum(o), "value": o},
-        ValueError,
         "the policy returned 'action', but 'action', 'value' at its first call",
     ),
-}
+]
+
+
+def test_a_policy_that_returns_the_wrong_thing_is_told_so():
+    for error, table in ((TypeError, OF_THE_WRONG_TYPE), (ValueError, OF_THE_WRONG_VALUE)):
+        for policy, message in table:
+            with pytest.raises(error, match=message):
+                collect(policy)
+    with pytest.raises(RuntimeError, match="the policy needs 'pixels'"):
+        build("sync", KIND, policy=lambda: UNKNOWN_INPUT)
+
+    def raising(observation):
+        raise ArithmeticError("no idea")
+
+    with pytest.raises(ArithmeticError, match="no idea"):
+        collect(raising)
 
 
 def test_a_policy_without_a_beginning_for_its_state_is_told_of_it():
@@ -608,19 +587,6 @@ def test_a_policy_without_a_beginning_for_its_state_is_told_of_it():
     with pytest.raises(KeyError) as caught:
         collect(policy)
     assert "the shape of 'memory'" in caught.value.__notes__[-1]
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_policy_that_gives_the_wrong_thing_is_told_so(case):
-    policy, error, message = BAD[case]
-    with pytest.raises(error, match=message):
-        collect(policy)
-
-
-def test_in_a_worker_it_is_told_too():
-    policy, _, message = BAD["an unknown input"]
-    with pytest.raises(RuntimeError, match=message):
-        build("sync", KIND, policy=lambda: policy)
 
 
 def test_actions_that_are_not_numbers_are_told_as_the_policys():
@@ -650,14 +616,6 @@ def test_collecting_in_inference_mode_is_collecting():
     with torch.inference_mode():
         inside = collect(CodePolicy())
     assert all(same_bits(a, b) for a, b in zip(inside, collect(CodePolicy()), strict=True))
-
-
-def test_what_a_policy_raises_is_raised():
-    def policy(observation):
-        raise ArithmeticError("no idea")
-
-    with pytest.raises(ArithmeticError, match="no idea"):
-        collect(policy)
 
 
 def test_policy_calls_during_which_hogwild_weights_moved_are_counted():

@@ -76,7 +76,7 @@ def test_rewards_add_up_over_so_many_frames():
     assert transition(buffer, 1) == (2 + 3 / 2 + 4 / 4, 5, 1 / 8, False)
 
 
-def test_at_the_newest_frames_there_are_fewer():
+def test_sums_from_the_newest_frames_have_fewer_terms():
     buffer = buffer_of(rows([1, 2, 3]))
     assert transition(buffer, 1) == (2 + 3 / 2, 4, 1 / 4, False)
     assert transition(buffer, 2) == (3, 4, 1 / 2, False)
@@ -126,7 +126,7 @@ def test_padding_is_left_out():
     assert transition(buffer, 2) == (11 + 12 / 2 + 13 / 4, 14, 1 / 8, False)
 
 
-def test_what_was_overwritten_is_not_followed():
+def test_frames_that_were_overwritten_are_not_followed():
     buffer = buffer_of(rows([1, 2, 3, 4]), rows([21, 22], env=1), capacity=4)
     buffer.extend(rows([5, 6]))  # follows frame 4, which is in place 3; overwrites places 2 and 3
     found = {float(one["observation"]): one for one in buffer.sample(places=torch.arange(4))}
@@ -138,7 +138,7 @@ def test_what_was_overwritten_is_not_followed():
     assert float(found[3]["next", "reward"]) == 3 + 4 / 2 + 5 / 4
 
 
-def test_all_but_what_comes_next_is_of_the_first_frame():
+def test_all_entries_outside_next_are_those_of_the_first_frame():
     buffer = buffer_of(rows([8, 9, 10, 11]))
     one = buffer.sample(places=torch.tensor([1]))[0]
     assert (one["observation"], one["action"], one["policy_version"]) == (9, 9, 0)
@@ -179,7 +179,7 @@ def by_chance(observation):
 
 
 @pytest.mark.parametrize("kind", [Collector, MultiAsyncCollector])
-def test_what_collectors_deliver_gives_the_sums_that_a_plain_search_finds(kind):
+def test_frames_of_collectors_give_the_sums_that_a_plain_search_finds(kind):
     options = {} if kind is Collector else {"num_workers": 2}
     buffer = PrioritisedReplayBuffer(500, num_steps=4, gamma=GAMMA)
     with kind(made, by_chance, frames_per_batch=28, seed=3, **options) as collector:
@@ -302,7 +302,7 @@ def test_the_priority_of_a_frame_that_is_gone_changes_nothing():
     assert sample["replay", "serial"].tolist() == [4, 5, 2, 3]
 
 
-def test_without_an_exponent_it_draws_as_a_plain_buffer_does():
+def test_a_buffer_without_an_exponent_draws_as_a_plain_buffer_does():
     buffer = buffer_of(rows([1, 2, 3, 4]), seed=5)
     buffer.prioritise(torch.arange(4), torch.rand(4))
     drawn = torch.randint(4, (50,), generator=torch.Generator().manual_seed(5)) + 1

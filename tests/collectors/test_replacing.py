@@ -132,7 +132,7 @@ def kill(handle: Any) -> None:
     handle.channel.process.join()
 
 
-def test_who_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
+def test_a_worker_that_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
     with make(tmp_path, timeout=8.0) as collector:
         collector.next()
         pool = collector.pool

@@ -29,7 +29,7 @@ def contents(buffer):
 
 @settings(max_examples=60, deadline=None)
 @given(capacity=st.integers(1, 12), counts=st.lists(st.integers(0, 30), max_size=8))
-def test_it_holds_the_newest_frames_in_their_order(capacity, counts):
+def test_a_buffer_holds_the_newest_frames_in_their_order(capacity, counts):
     buffer, written = ReplayBuffer(capacity), 0
     for count in counts:
         buffer.extend(frames(written, count))
@@ -114,7 +114,7 @@ def test_environments_follow_each_other_and_padding_is_left_out():
     assert contents(buffer) == [0, 1, 2, 3, 4, 5, 8, 9, 10, 11]
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing():
+def test_frames_that_do_not_fit_are_refused_and_change_nothing():
     buffer = ReplayBuffer(10)
     buffer.extend(frames(0, 4))
     surplus = frames(4, 2)

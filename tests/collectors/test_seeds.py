@@ -92,7 +92,7 @@ def test_another_generator_of_numpys_is_kept_too():
         np.random.set_bit_generator(before)
 
 
-def test_without_cuda_a_state_says_so_and_initialises_nothing():
+def test_a_state_without_cuda_says_so_and_initialises_nothing():
     with untouched_streams():
         Seeds(3).seed_policy()
     state = Streams().state_dict()

@@ -112,7 +112,7 @@ def test_trajectories_are_gathered_over_batches_in_the_order_of_their_ends():
     assert whole.frames == 3
 
 
-def test_what_waits_keeps_no_batch_alive():
+def test_waiting_pieces_keep_no_batch_alive():
     whole = TrajectoryAssembler()
     whole.add(batch_of([[1, 0], [1, 0], [1, 0]], [[0, 1], [0, 1], [0, 0]]))
     whole.take(2)
@@ -120,7 +120,7 @@ def test_what_waits_keeps_no_batch_alive():
     assert piece["frame"].untyped_storage().nbytes() == 2 * piece["frame"].itemsize
 
 
-def test_what_a_reset_cut_short_is_given_out_as_truncated():
+def test_a_trajectory_that_a_reset_cut_short_is_given_out_as_truncated():
     whole, numbering = TrajectoryAssembler(), Trajectories()
     whole.add(batch_of([[1, 0], [1, 0]], [[0, 0], [0, 0]], numbering=numbering))
     whole.add(batch_of([[1, 0], [0, 0]], [[0, 0], [0, 0]], first=4, numbering=numbering))
@@ -132,7 +132,7 @@ def test_what_a_reset_cut_short_is_given_out_as_truncated():
     assert whole.frames == 6
 
 
-def test_what_waits_is_saved_whatever_its_keys_are_called():
+def test_waiting_pieces_are_saved_whatever_their_keys_are_called():
     saved, batch = TrajectoryAssembler(), batch_of([[1, 0]], [[0, 1]])
     batch["arm/pos"] = batch["next", "100%2F"] = torch.ones(1, 2)
     saved.add(batch)
@@ -141,7 +141,7 @@ def test_what_waits_is_saved_whatever_its_keys_are_called():
     assert same_bits(loaded.take(1), batch)
 
 
-def test_what_waits_to_be_whole_is_saved():
+def test_trajectories_that_wait_to_be_whole_are_saved():
     whole, numbering = TrajectoryAssembler(), Trajectories()
     whole.add(batch_of([[1, 0], [1, 1]], [[0, 0], [1, 0]], numbering=numbering))
     again = TrajectoryAssembler()

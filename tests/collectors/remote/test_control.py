@@ -88,13 +88,13 @@ def test_arguments_that_make_no_sense_are_refused_in_one_line(monkeypatch):
         assert "\n" not in str(raised.value)
 
 
-def test_whether_a_host_can_have_graphs_of_its_policy_only_it_can_tell():
+def test_a_host_checks_itself_whether_its_policy_can_have_graphs():
     device = {"policy_device": "cuda:63", "cudagraph_policy": True}
     with pytest.raises(WorkerError, match="cuda:63"):
         make("distributed", CodeEnv, VersionPolicy(), num_collectors=1, **device)
 
 
-def test_what_cannot_travel_to_a_host_is_named():
+def test_a_part_that_cannot_be_sent_to_a_host_is_named():
     with pytest.raises(TypeError, match=r"^create_env_kwargs cannot be sent to another process"):
         here(create_env_kwargs={"lock": threading.Lock()})
 
@@ -110,7 +110,7 @@ def test_a_device_for_a_policy_needs_one():
         RPCCollector(CodeEnv, policy_device="cpu")
 
 
-def test_what_a_collector_says_itself_is_no_config_of_an_actor():
+def test_settings_of_the_collector_are_refused_in_the_config_of_an_actor():
     with pytest.raises(ValueError, match="max_concurrency is set by the collector"):
         RayCollector(CodeEnv, remote_configs={"max_concurrency": 3})
 

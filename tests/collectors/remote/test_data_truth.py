@@ -36,19 +36,6 @@ def test_every_frame_is_what_happened(kind, sync):
     assert checker.counts["truncated"] > 5
 
 
-def test_a_batch_holds_all_hosts_in_their_order_also_uneven_ones():
-    collector, counts = build("distributed", frames_per_batch=[12, 30])
-    checker = Checker(counts)
-    with collector:
-        assert collector.frames_per_batch == 42
-        for _ in range(5):
-            batch = collector.next()
-            assert batch.batch_size == (6, 10)
-            assert batch["collector", "worker"][:, 0].tolist() == [0, 0, 0, 1, 1, 1]
-            checker.check(batch)
-    assert checker.counts["padding"] == 5 * (30 - 12)
-
-
 @pytest.mark.parametrize("hosted", [None, MultiAsyncCollector], ids=["multi_sync", "multi_async"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hosts_can_have_workers_of_their_own(kind, hosted):
@@ -85,39 +72,26 @@ def test_hosts_can_have_workers_of_their_own(kind, hosted):
         assert len(collector.getattr_env("seeded")) == 4
 
 
-def test_trajectory_numbers_are_unique_over_hosts():
-    collector, _ = build("distributed", sync=False)
+def test_a_batch_holds_all_hosts_in_their_order_and_random_frames_come_first():
+    collector, counts = build("distributed", frames_per_batch=[12, 30], init_random_frames=60)
+    checker, drawn = Checker(counts), 0
     with collector:
-        seen: dict[int, int] = {}
-        for _ in range(12):
+        assert collector.frames_per_batch == 42
+        for _ in range(5):
             batch = collector.next()
-            for number in batch["collector", "traj_ids"].unique().tolist():
-                host = int(batch["collector", "worker"][0, 0])
-                assert seen.setdefault(number, host) == host
-
-
-def test_random_frames_come_first_and_their_stamp_says_so():
-    collector, counts = build("distributed", init_random_frames=60)
-    checker = Checker(counts)
-    drawn = 0
-    with collector:
-        for _ in range(3):
-            batch = collector.next()
+            assert batch.batch_size == (6, 10)
+            assert batch["collector", "worker"][:, 0].tolist() == [0, 0, 0, 1, 1, 1]
             checker.check(batch)
             drawn += int((batch["policy_version"] == -1).sum())
+    assert checker.counts["padding"] == 5 * (30 - 12)
     assert 60 <= drawn < 66
 
 
-def test_without_tracking_frames_have_no_stamp():
-    collector, _ = build("distributed", track_policy_version=False)
-    with collector:
-        assert "policy_version" not in collector.next().keys()  # noqa: SIM118
-
-
-def test_whole_trajectories_can_be_asked_for():
-    collector, _ = build("distributed", trajs_per_batch=5)
+def test_whole_trajectories_can_be_asked_for_and_frames_without_stamps():
+    collector, _ = build("distributed", trajs_per_batch=5, track_policy_version=False)
     with collector:
         for _ in range(4):
             batch = collector.next()
             assert batch.batch_size[0] == 5
+            assert "policy_version" not in batch.keys()  # noqa: SIM118
             assert all_accounted_for(collector.stats())

@@ -163,7 +163,7 @@ def test_a_host_that_hangs_is_named_with_what_it_does():
         collector.shutdown(timeout=0.5)
 
 
-def test_a_dead_worker_of_a_host_is_replaced_there_and_counted():
+def test_a_dead_worker_of_a_host_is_replaced_there_and_workers_end_with_their_host():
     with troubled("distributed", workers=2, on_worker_failure="restart") as collector:
         gather(collector, 2)
         worker = collector.stats()["workers"][1]["workers"][0]["pid"]
@@ -172,13 +172,7 @@ def test_a_dead_worker_of_a_host_is_replaced_there_and_counted():
         stats = collector.stats()
         assert stats["restarts"] == 1
         assert all_accounted_for(stats)
-    wait_until(lambda: is_gone(worker))
-
-
-def test_workers_end_with_a_host_that_is_killed():
-    with troubled("distributed", workers=2) as collector:
-        gather(collector, 1)
-        pids = [one["pid"] for one in collector.stats()["workers"][0]["workers"]]
+        pids = [worker, *(one["pid"] for one in stats["workers"][0]["workers"])]
         os.kill(host_pids(collector)[0], signal.SIGKILL)
         wait_until(lambda: all(is_gone(pid) for pid in pids))
 

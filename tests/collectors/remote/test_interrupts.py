@@ -8,10 +8,8 @@ from tests.collectors.remote.support import KINDS, build
 from tests.conftest import child_processes
 from tests.interrupts import Interrupt, places
 
-EACH = pytest.mark.parametrize("kind", KINDS)
-FEW = pytest.param(3, id="few", marks=pytest.mark.slow)
-ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 CODE = ("sync/remote", "collectors/remote", "collectors/base.py", "collectors/pooled.py")
+MOST = [1, pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 
 
 def rest(collector):
@@ -28,21 +26,24 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("most", [pytest.param(1, id="one"), FEW, ALL])
-@pytest.mark.parametrize("call", CALLS)
-@EACH
-def test_an_interrupted_call_ends_the_collector(kind, call, most):
+@pytest.mark.parametrize("most", MOST, ids=["one place of each call", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_call_ends_the_collector(kind, most):
     before = child_processes()
     counted, _ = build(kind, "one", timeout=10.0)
     with counted:
         counted.next()
-        numbers = places(lambda: CALLS[call](counted), *CODE, most=most)
-    for number in numbers:
+        numbers = [
+            (call, number)
+            for call in CALLS.values()
+            for number in places(lambda call=call: call(counted), *CODE, most=most)
+        ]
+    for call, number in numbers:
         collector, _ = build(kind, "one", timeout=10.0)
         with collector:
             collector.next()
             with Interrupt(number, *CODE) as interrupt:
-                CALLS[call](collector)
+                call(collector)
             if interrupt.fired and collector._interrupted:
                 with pytest.raises(RuntimeError, match="because a call was interrupted"):
                     collector.next()

@@ -99,7 +99,7 @@ def here(**options):
 
 
 @pytest.mark.parametrize("asker", ["MainThread", "lockstep-pulse"])
-def test_what_a_host_reported_before_it_was_replaced_does_not_count_afterwards(asker):
+def test_a_report_from_before_a_host_was_replaced_does_not_count_afterwards(asker):
     with here() as collector:
         gather(collector, 2)
         handle, engine = collector.handles[0], collector.launcher.engine
@@ -116,7 +116,7 @@ def test_what_a_host_reported_before_it_was_replaced_does_not_count_afterwards(a
         assert stats["collected"] == stats["delivered"] == 160
 
 
-def test_what_goes_wrong_in_the_pulse_is_told_and_the_pulse_goes_on():
+def test_an_error_in_the_pulse_is_told_and_the_pulse_goes_on():
     with here() as collector:
         for times in (1, 2):
             collector.launcher.engine.fault = "cannot feel it"

@@ -33,7 +33,7 @@ def test_runs_of_versions():
     assert runs(stamps(0)) == [[0, 0]]
 
 
-def test_what_is_recorded_is_read_again(tmp_path):
+def test_a_recording_is_read_as_it_was_written(tmp_path):
     recorder = Recorder(tmp_path / "schedule.jsonl", **HEADER)
     recorder.note(1, 0, stamps(0, 0, 2), 0.5)
     recorder.note(0, 1, stamps(1, 1, 1), 0.5)

@@ -118,7 +118,7 @@ def test_a_batch_waits_for_the_versions_that_were_published_before_its_order():
     assert [one.plan.versions for one in taken] == [((0, 0),), ((0, 0),), ((0, 1),)]
 
 
-def test_what_waits_for_the_link_is_replaced_by_a_newer_version():
+def test_a_version_that_waits_for_the_link_is_replaced_by_a_newer_one():
     # Published every 10 ms, and the link takes 30 ms for one: 1 goes at 10, 3 at 40, 6 at 70, ...
     costs = Costs(step_ms=Cost(1), update_ms=Cost(10))
     link = Link(bandwidth_mbps=8e-3 * 1000 / 30)
@@ -148,7 +148,7 @@ def test_publishing_does_not_wait_for_who_dies_before_using_it():
     assert simulator.time_s == pytest.approx(60e-3)
 
 
-def test_only_those_who_are_named_get_a_version():
+def test_a_version_is_sent_to_the_named_workers_only():
     simulator = make()
     simulator.next_batch()
     simulator.publish(1, 1000, [1])
