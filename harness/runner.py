@@ -93,6 +93,8 @@ class Runner:
                 self.log(batch)
                 self.attend()
             if self.config.evaluation.at_end and self._evaluated_at < self.frames:
+                if self.config.checkpoint.at_end:
+                    self.save()  # what was trained outlives an error in the evaluation
                 self.evaluate()
             if self.frames > self._logged_at:
                 self._record()

@@ -123,7 +123,7 @@ class Rollout:
             self.environments.action_space, self.environments.num_envs
         )
         self.random_actions.seed(seeds.actions())
-        seeds.seed_policy()
+        seeds.seed_streams()
         if self._begun:
             self.restart(seeds=seeds.environments(self.environments.num_envs))
 

@@ -14,6 +14,7 @@ from collectors.rollout.environment import Environments, OneEnv
 from collectors.rollout.episode_replay import writes_files
 from collectors.rollout.infos import Infos
 from collectors.rollout.rollout_options import RolloutOptions
+from collectors.rollout.seeds import Seeds, untouched_streams
 from collectors.rollout.spaces import name_of, text_keys
 from collectors.rollout.vector_environment import adapt_vector
 
@@ -28,9 +29,14 @@ def make_environments(
     worker_idx: int = 0,
     seed: int = 0,
 ) -> Environments:
-    """Call the factory, and wrap what it makes."""
+    """Call the factory, and wrap what it makes.
+
+    The global random streams are seeded from `seed` while the factory runs, and restored.
+    """
     offered = {"worker_idx": worker_idx, "seed": seed}
-    env = factory(**{**_accepted(factory, offered), **(kwargs or {})})
+    with untouched_streams():
+        Seeds(seed).seed_streams()
+        env = factory(**{**_accepted(factory, offered), **(kwargs or {})})
     environments = _adapt(env)
     statistics = sorted(STATISTICS & set(_chain(env)))
     if worker_idx == 0:  # once for all workers

@@ -42,8 +42,8 @@ class Seeds:
         """A seed for `create_env_fn`, of 31 bits."""
         return self.seed if self.static else self._words(_FACTORY)[0] >> 1
 
-    def seed_policy(self) -> None:
-        """Seed this process's global streams, which policies draw from."""
+    def seed_streams(self) -> None:
+        """Seed this process's global streams, which policies and environments draw from."""
         torch_seed, numpy_seed, python_seed = self._words(_POLICY, 3)
         torch.manual_seed(torch_seed)
         np.random.seed(numpy_seed)

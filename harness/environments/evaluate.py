@@ -12,8 +12,8 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
-from collectors.rollout.seeds import untouched_streams
-from harness.environments.returns import TellOwnEpisode
+from collectors.rollout.seeds import Seeds, untouched_streams
+from harness.environments.returns import TellOwnEpisode, as_number
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,12 @@ class Evaluator:
     def run(self, policy: nn.Module) -> dict[str, float]:
         """The mean and spread of the episodes' returns, and their mean length, as metrics."""
         with untouched_streams():
-            while len(self._envs) < len(self.seeds):
+            for seed in self.seeds[len(self._envs) :]:
+                Seeds(seed).seed_streams()
                 env = self._factory()
                 assert isinstance(env, gym.Env)
                 self._envs.append(env)
+            Seeds(self.seeds[0]).seed_streams()
             episodes = play(policy, self._envs, self.seeds, max_steps=self.max_steps)
         if cut := sum(not episode.ended for episode in episodes):
             log.warning(
@@ -105,7 +107,7 @@ def play(
             for i, action in zip(list(playing), actions, strict=True):
                 observations[i], reward, terminated, truncated, _ = envs[i].step(action)
                 ended = bool(terminated or truncated)
-                episodes[i] = _after(envs[i], episodes[i].total + float(reward), step, ended)
+                episodes[i] = _after(envs[i], episodes[i].total + as_number(reward), step, ended)
                 if see is not None:
                     see(envs[i])
                 if ended and (going_on := _go_on(envs[i])) is not None:

@@ -19,6 +19,11 @@ RETURN, LENGTH, OVER, FIRST = range(4)
 UNKNOWN = np.full(4, np.nan)  # for a step whose info lacks the entry
 
 
+def as_number(reward: Any) -> float:
+    """A reward as a number; arrays of one element are rewards as well, as in collectors."""
+    return float(np.asarray(reward).item())
+
+
 class OwnEpisode(gym.Wrapper[Any, Any, Any, Any]):
     """Counts, right around the environment."""
 
@@ -34,7 +39,7 @@ class OwnEpisode(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self.total += float(reward)
+        self.total += as_number(reward)
         self.length += 1
         self.over = bool(terminated or truncated)
         return observation, reward, terminated, truncated, info

@@ -6,11 +6,12 @@ import itertools
 import random
 from collections.abc import Callable
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from collectors import Collector
+from collectors import Collector, MultiSyncCollector
 from collectors.rollout.seeds import Seeds, Streams, untouched_streams
 from tests.collectors.support import CodeEnv
 
@@ -94,7 +95,7 @@ def test_another_generator_of_numpys_is_kept_too():
 
 def test_a_state_without_cuda_says_so_and_initialises_nothing():
     with untouched_streams():
-        Seeds(3).seed_policy()
+        Seeds(3).seed_streams()
     state = Streams().state_dict()
     later = Streams()
     later.load_state_dict({**state, "cuda": [torch.arange(16, dtype=torch.uint8)]})
@@ -132,7 +133,7 @@ def test_cudas_streams_are_kept_and_restored():
     expected = draw()
     streams.resume()
     with untouched_streams():
-        Seeds(3).seed_policy()
+        Seeds(3).seed_streams()
         assert draw() != expected
     assert draw() == expected
     later = Streams()
@@ -160,3 +161,37 @@ def test_a_collector_leaves_cudas_streams_as_they_were():
     actions, after = actions_after(4)
     assert after == expected
     assert actions_after(9)[0] == actions
+
+
+class Drawn(gym.Env):
+    """Draws its level when it is made, and observes it."""
+
+    observation_space = gym.spaces.Box(0, 1, (3,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        self.level = np.array([np.random.rand(), float(torch.rand(())), random.random()])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.level, {}
+
+    def step(self, action):
+        return self.level, 0.0, False, False, {}
+
+
+def test_environments_that_draw_when_they_are_made_follow_the_seed_and_the_worker():
+    def levels(kind, outside: int, **given):
+        seed(outside)
+        before = torch.rand(())
+        seed(outside)
+        with kind(Drawn, None, seed=0, **given) as collector:
+            found = collector.next()["observation"][:, 0]
+        assert torch.equal(torch.rand(()), before)  # the trainer's own streams are where they were
+        return found.tolist()
+
+    workers = levels(MultiSyncCollector, 1, num_workers=2, frames_per_batch=2)
+    assert levels(MultiSyncCollector, 2, num_workers=2, frames_per_batch=2) == workers
+    assert workers[0] != workers[1]
+    alone = levels(Collector, 1, frames_per_batch=1)
+    assert levels(Collector, 2, frames_per_batch=1) == alone == workers[:1]

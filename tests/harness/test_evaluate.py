@@ -101,3 +101,28 @@ def test_a_learners_policy_is_played_deterministically_and_left_as_it_was(model)
 def test_no_episodes_are_refused():
     with pytest.raises(ValueError, match="episodes is 0, expected 1 or more"):
         Evaluator(EnvFactory(single(EnvConfig())), episodes=0)
+
+
+class Drawn(Counting):
+    """Draws the length of its episodes when it is made; gives rewards as arrays of one number."""
+
+    def __init__(self):
+        self.length = 1 + int(torch.randint(50, ())) + np.random.randint(50) + random.randrange(50)
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        self.left = self.length
+        return observation, info
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward]), *rest
+
+
+def test_what_environments_draw_when_they_are_made_is_the_same_for_every_run():
+    found = []
+    for outside in (1, 2):
+        torch.manual_seed(outside), np.random.seed(outside), random.seed(outside)
+        found.append(Evaluator(Drawn, episodes=3, seed=1).run(Always()))
+    assert found[0] == found[1]
+    assert found[0]["eval/return"] == found[0]["eval/length"]  # a reward of one element counts

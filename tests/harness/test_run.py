@@ -565,3 +565,16 @@ def test_a_debug_config_runs_three_checked_batches_without_a_logger(tmp_path, mo
         options = yaml.safe_load(Path(debug, "config.yaml").read_text())
         assert not options.get("logger")
         assert options["sync"].get("verify") == verify
+
+
+def test_an_error_in_the_last_evaluation_leaves_the_trained_weights(tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise RuntimeError("the simulator crashed")
+
+    into = tmp_path / "run"
+    options = [*SMALL, "collector=single", f"hydra.run.dir={into}"]
+    with monkeypatch.context() as broken:
+        broken.setattr("harness.environments.evaluate.play", fails)
+        assert run.main(options) == 1
+    frames, _ = Checkpoints(into / "checkpoints").load()
+    assert frames == 384
