@@ -9,7 +9,7 @@ import pytest
 from sync import NoWeightSyncScheme
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import wait_for
-from tests.sync.support import bits, policy, running
+from tests.sync.support import policy, running
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EACH, sender
 
@@ -35,19 +35,6 @@ def test_what_is_for_another_worker_is_no_news(kind):
     with in_one_thread(scheme := sender(kind, workers=2), 2) as (one, other):
         scheme.send_async(worker_ids=[1])
         assert (one.has_news(), other.has_news()) == (False, True)
-
-
-@EACH
-def test_news_of_several_versions_is_over_when_the_newest_is_taken(kind):
-    with in_one_thread(scheme := sender(kind)) as (receiver,):
-        for number in range(2, 9):
-            scheme.send_async(policy(number))
-        while receiver.version < 7:
-            assert receiver.wait_for_news(LONG_S)
-            receiver.receive()
-        assert receiver.version == 7
-        assert bits(receiver.model) == bits(policy(8))
-        assert not receiver.has_news()
 
 
 def wait_and_take(scheme, model, timeout):

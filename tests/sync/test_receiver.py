@@ -346,29 +346,6 @@ def test_a_shutdown_does_not_wait_for_ever_for_a_thread_that_reads(kind, backgro
 
 
 @EACH
-def test_a_policy_with_an_infinite_mask_can_be_sent_and_an_infinite_parameter_cannot(kind):
-    with running(scheme := sender(kind, model := Masked()), Masked) as (worker,):
-        assert worker.do(held) == bits(model)
-        scheme.send_async()
-        assert worker.do(receive)
-        model.weight.data[0] = float("inf")
-        with pytest.raises(ValueError, match="'weight' holds 1 NaN or infinite"):
-            scheme.send()
-    with (
-        pytest.raises(ValueError, match="'mask' holds 1 NaN or infinite"),
-        sender(kind, Masked(), check_finite="all") as scheme,
-    ):
-        scheme.connect()
-
-
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3))
-        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), 0.0]))
-
-
-@EACH
 def test_no_version_is_missed_by_a_background_thread_while_another_waits_for_one(kind):
     def follow(scheme, model, last):
         while scheme.version < last:

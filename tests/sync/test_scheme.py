@@ -276,20 +276,14 @@ def test_workers_may_be_met_one_by_one(kind):
 
 @EACH
 def test_shutdown_may_be_called_twice_and_before_anything(kind):
-    for scheme in (EVERY[kind](), sender(kind)):
+    with running(connected := sender(kind)) as (worker,):
+        for _ in range(2):
+            worker.do(lambda s, m: s.shutdown())
+    for scheme in (EVERY[kind](), sender(kind), connected):
         scheme.shutdown()
         scheme.shutdown()
         with scheme as entered:
             assert entered is scheme
-
-
-@EACH
-def test_both_sides_may_shut_down_twice(kind):
-    with running(scheme := sender(kind)) as (worker,):
-        for _ in range(2):
-            worker.do(lambda s, m: s.shutdown())
-        for _ in range(2):
-            scheme.shutdown()
 
 
 @EACH
@@ -368,6 +362,12 @@ def test_the_older_spelling_does_the_same(kind):
         scheme.synchronize_weights()
         worker.hear()
         assert worker.do(held) == bits(policy(3))
+        worker.tell(receive, 20)
+        scheme.update_weights(policy(4))
+        assert worker.hear()
+        assert worker.do(held) == bits(policy(4))
+        for view in ("create_sender", "get_sender", "create_receiver", "get_receiver"):
+            assert getattr(scheme, view)() is scheme
 
 
 def test_a_scheme_is_abstract_and_names_its_strategies():

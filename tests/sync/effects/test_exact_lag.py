@@ -209,7 +209,7 @@ def test_memory_is_bounded_by_the_largest_lag():
 # -- the draws
 
 
-def draws(lag, count=20_000):
+def draws(lag, count=8_000):
     return [lag.draw(version, worker=0) for version in range(count)]
 
 
@@ -227,7 +227,7 @@ def draws(lag, count=20_000):
 )
 def test_each_lag_is_drawn_as_often_as_it_should_be(lag, expected):
     found = draws(lag)
-    assert found == draws(lag)
+    assert found[:500] == draws(lag, 500)
     counts = Counter(found)
     assert set(counts) == set(expected)
     for k, share in expected.items():
@@ -239,7 +239,7 @@ def test_each_lag_is_drawn_as_often_as_it_should_be(lag, expected):
 def test_the_mean_of_a_geometric_lag_is_the_given_one():
     lag = Lag("geometric", mean=3.0)
     assert lag.largest == 24
-    found = draws(lag)
+    found = draws(lag, 20_000)
     assert sum(found) / len(found) == pytest.approx(3.0, abs=0.1)
 
 

@@ -75,23 +75,6 @@ def test_a_late_version_holds_and_says_what_was_sent(kind):
         assert [number for number, _ in seen] == sorted(number for number, _ in seen)
 
 
-@ONE
-@pytest.mark.parametrize("check_finite", [True, False])
-def test_weights_that_are_not_finite_are_sent_only_without_the_check(kind, check_finite):
-    scheme = linked(kind, Link(latency_ms=1), check_finite=check_finite)
-    with running(scheme) as (worker,):
-        bad = policy(1)
-        fill(bad[0], float("nan"))
-        if check_finite:
-            with pytest.raises(ValueError, match=r"'0\..*' holds \d+ NaN or infinite"):
-                scheme.send_async(bad)
-            assert scheme.version == 0
-            bad = policy(2)
-        scheme.send_async(bad)
-        assert worker.do(receive, 20)
-        assert worker.do(held) == bits(bad)
-
-
 @OTHER
 def test_a_version_published_during_a_transmission_is_replaced_by_a_newer_one(kind):
     slow = Link(bandwidth_mbps=0.005)  # a second and more for this model
