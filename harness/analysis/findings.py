@@ -188,6 +188,11 @@ def analyse(
             findings.baseline, findings.against = label, label
             pairs = [(r.label, label) for r in findings.results if r.label != label]
         _compare(findings, pairs, margin)
+    if interaction is not None and not any(f.interactions for f in every_score(found)):
+        raise ValueError(
+            f"--interaction is {interaction!r}; no two values of each option occur in all four "
+            "combinations"
+        )
     if not matched:
         labels = [result.label for result in results]
         raise ValueError(f"--baseline is {baseline!r}; {suggest(str(baseline), labels)}")

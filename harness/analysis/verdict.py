@@ -122,7 +122,7 @@ def _definition(found: Sequence[Findings]) -> Iterator[Block]:
         yield (
             f"Mean {TRAINED} is the mean return over the frames of a run, from its first to its "
             "last. A frame counts with the mean return of the episodes that ended in its record "
-            "or, where none did, in the next one that has some."
+            "or, where none did, in the next one that has some; after the last, with its value."
         )
 
 
@@ -136,14 +136,14 @@ def _unscored(found: Sequence[Findings]) -> Iterator[str]:
 
 
 def _opposite(every: Sequence[Findings]) -> Iterator[str]:
-    """Differences of training whose order is the other one at the end of the runs."""
+    """Differences of training whose order is the other one at the end, if one of them is shown."""
     for final in every:
         if final.throughout is None or not final.throughout.is_primary:
             continue
         at_end = {(c.name, c.baseline): c for c in final.comparisons}
         for comparison in final.throughout.comparisons:
             end = at_end.get((comparison.name, comparison.baseline))
-            if end is None or not comparison.is_told_apart():
+            if end is None or not (comparison.is_told_apart() or end.is_told_apart()):
                 continue
             if end.difference.value * comparison.difference.value < 0:
                 sure = "" if end.is_told_apart() else ", which could be chance"

@@ -276,3 +276,24 @@ def test_an_interaction_is_a_difference_of_differences(tmp_path):
 
 
 LABELS = [f"clip={clip} · lag={lag}" for clip, lag in ((0.3, 6), (0.3, 0), (0.1, 6), (0.1, 0))]
+
+
+def test_an_interaction_without_its_four_combinations_is_refused(tmp_path):
+    for lag, clip in ((0, 0.1), (6, 0.1), (6, 0.3)):
+        make_run(tmp_path / f"{lag}-{clip}", clip=clip, lag=lag)
+    with pytest.raises(ValueError, match="--interaction is 'lag\\*clip'; no two values of each"):
+        findings(tmp_path, interaction="lag*clip")
+
+
+def test_an_evaluation_that_shows_what_training_cannot_tell_is_in_the_verdict(tmp_path):
+    for seed in range(6):
+        for scheme in ("a", "b"):
+            directory = make_run(tmp_path / f"{scheme}{seed}", scheme=scheme, seed=seed)
+            worse = -10.0 if scheme == "b" else 10.0 * (-1) ** seed
+            returns_of = json.dumps({"step": 2000, "episode/return": 50.0 + worse})
+            (directory / "metrics.jsonl").write_text(f"{returns_of}\n")
+            evaluated = 100.0 + seed + (50.0 if scheme == "b" else seed % 2)
+            change(directory, **{"eval/return": evaluated})
+    *_, items, _ = open_with([findings(tmp_path)], None)
+    assert items[0] == "cannot be told: b"
+    assert items[1].startswith("At the end of the runs the order is the opposite: by eval/return")
