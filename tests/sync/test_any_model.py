@@ -363,7 +363,7 @@ def test_a_worker_process_acts_with_what_was_published(mechanism, wire):
     fill(ours, pieces, 0)
     scheme = MECHANISMS[mechanism](wire=wire)
     scheme.init_on_sender(model=ours, devices=["cpu"])
-    with running(scheme, lambda: build(pieces)) as (worker,):
+    with running(scheme, lambda: build(pieces), method="fork") as (worker,):
         for seed in (1, 2):
             fill(ours, pieces, seed)
             scheme.send_async()

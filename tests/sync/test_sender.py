@@ -8,7 +8,6 @@ from tensordict import TensorDict, TensorDictParams
 from torch import nn
 
 from sync import WeightStrategy, WorkerError
-from tests.sync.model.test_strategy import Everything, Parts
 from tests.sync.support import (
     FORMS,
     KINDS,
@@ -32,26 +31,6 @@ def sender(kind, model=None, workers=1, **options):
     scheme = KINDS[kind](**options)
     scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
     return scheme
-
-
-class Large(nn.Module):
-    """More than a megabyte, some of it not contiguous."""
-
-    def __init__(self):
-        super().__init__()
-        self.plain = nn.Parameter(torch.zeros(700, 701))
-        self.transposed = nn.Parameter(torch.zeros(300, 1001).t())
-        self.register_buffer("every_other", torch.zeros(1001)[::2])
-
-
-def numbered(model, first=0):
-    """The model, with another number in every place."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            numbers = torch.arange(first, first + tensor.numel()) % 113
-            tensor.copy_(numbers.reshape(tensor.shape))
-            first += 1
-    return model
 
 
 @EACH
@@ -84,33 +63,6 @@ def test_weights_of_every_form_may_be_registered_and_received(kind, form, strate
         scheme.send_async()
         assert worker.do(lambda s, m: bits(s.receive())) == bits(policy(3))
         assert worker.do(held) == bits(policy(3))
-
-
-@pytest.mark.parametrize(
-    ("kind", "model", "strategy"),
-    [
-        ("shared_copy", Everything, "state_dict"),
-        ("shared_copy", Parts, "tensordict"),
-        ("shared_zero_copy", Everything, "tensordict"),
-        ("shared_zero_copy", Parts, "state_dict"),
-        ("shared_zero_copy", Large, "tensordict"),
-        ("multiprocess", Everything, "tensordict"),
-        ("multiprocess", Large, "state_dict"),
-        ("multiprocess", nn.Identity, "tensordict"),
-    ],
-)
-def test_models_of_every_kind_of_tensor_arrive_bit_for_bit(kind, model, strategy):
-    scheme = sender(kind, source := numbered(model()), strategy=strategy)
-    with running(scheme, model) as (worker,):
-        for first in (100, 200):
-            scheme.send_async(numbered(source, first))
-            assert worker.do(receive)
-            arrived, expected = worker.do(held), bits(source)
-            if strategy == "state_dict":
-                for name in set(arrived) - set(source.state_dict()):  # not persistent
-                    assert arrived.pop(name) == bits(model())[name]
-                    del expected[name]
-            assert arrived == expected
 
 
 @EACH
