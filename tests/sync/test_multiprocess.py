@@ -223,3 +223,15 @@ def test_a_version_that_waits_is_not_overwritten_by_those_of_another_worker():
         assert idle.do(receive, 20)  # what was on the way
         assert idle.do(receive, 20)  # what waited
         assert idle.do(held) == bits(policy(3))
+
+
+def test_nothing_waits_for_a_worker_that_is_gone():
+    with running(scheme := scheme_of(2), method="fork") as (killed, other):
+        for value in (2, 3):
+            scheme.send_async(policy(value))
+        killed.process.kill()
+        killed.process.join()
+        for _ in range(2):
+            assert other.do(receive, 20)
+        assert scheme.acknowledged == {0: 0, 1: 2}
+        assert not scheme._sender.channel.busy()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sync import SharedMemWeightSyncScheme, WorkerRaised
+from sync.local.board import FREE
 from tests.sync.support import Worker, bits, connect, fill, held, policy, receive, running
 
 
@@ -91,6 +92,19 @@ def test_after_shutdown_a_worker_may_write_to_its_parameters_again():
     with running(scheme_of(zero_copy=True), method="fork") as (worker,):
         worker.do(end)
         assert worker.do(held) == bits(policy(7))
+
+
+def test_the_blocks_of_a_worker_that_is_gone_are_free():
+    scheme = scheme_of(zero_copy=True, workers=2)
+    with running(scheme, method="fork") as (killed, other):
+        scheme.send_async(policy(2))
+        killed.do(receive)
+        killed.process.kill()
+        killed.process.join()
+        other.do(receive)
+        assert scheme.acknowledged == {0: 1, 1: 1}
+        row, _ = scheme._sender.channel.board.rows
+        assert row.held() == {FREE}
 
 
 def test_a_worker_may_compute_with_parameters_that_point_at_a_snapshot():
