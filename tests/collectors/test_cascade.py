@@ -9,18 +9,21 @@ import threading
 import pytest
 import torch
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
-from tests.collectors.support import Checker, CodeEnv, CodePolicy, all_accounted_for
-
-KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
+from tests.collectors.support import (
+    COLLECTORS,
+    Checker,
+    CodeEnv,
+    CodePolicy,
+    all_accounted_for,
+)
 
 
 def make(kind, **options):
     if kind != "single":
         kwargs = [{"worker": worker} for worker in range(2)]
         options |= {"num_workers": 2, "create_env_kwargs": kwargs, "start_method": "fork"}
-    return KINDS[kind](CodeEnv, CodePolicy(), frames_per_batch=10, **options)
+    return COLLECTORS[kind](CodeEnv, CodePolicy(), frames_per_batch=10, **options)
 
 
 def sender(scheme, num_workers=1):

@@ -7,7 +7,6 @@ from functools import partial
 
 import gymnasium as gym
 import pytest
-import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from sync import WorkerRaised
@@ -17,6 +16,7 @@ from tests.collectors.support import (
     CodePolicy,
     all_accounted_for,
     make_env,
+    publish,
     same_bits,
 )
 from tests.collectors.troubled import Plain, Troubled
@@ -35,12 +35,6 @@ def nested():
         envs, CodePolicy(), collector_class=Forked, frames_per_batch=[20, 10]
     ) as collector:
         yield collector, Checker(NUM_ENVS, cuts=True, skips=True)
-
-
-def publish(collector, worker_ids=None):
-    with torch.no_grad():
-        collector.policy.number += 1
-    collector.update_policy_weights_(worker_ids=worker_ids)
 
 
 def test_every_frame_is_what_happened_below(nested):

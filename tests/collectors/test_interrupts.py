@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from tests.collectors.support import CodeEnv, CodePolicy
+from tests.collectors.support import COLLECTORS, CodeEnv, CodePolicy
 from tests.conftest import child_processes
 from tests.interrupts import Interrupt, nothing_left, places
 
-KINDS = {"single": Collector, "sync": MultiSyncCollector, "async": MultiAsyncCollector}
-EACH = pytest.mark.parametrize("kind", KINDS)
+EACH = pytest.mark.parametrize("kind", COLLECTORS)
 FEW = pytest.param(3, id="few")
 ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 CODE = ("sync", "collectors")
@@ -22,7 +20,7 @@ def make(kind: str, policy: Any = None) -> Any:
     told = [{"worker": worker} for worker in range(2)]
     how = {"num_workers": 2, "create_env_kwargs": told, "start_method": "fork"}
     options = {"create_env_kwargs": told[0]} if kind == "single" else how
-    return KINDS[kind](CodeEnv, policy or CodePolicy(), frames_per_batch=12, **options)
+    return COLLECTORS[kind](CodeEnv, policy or CodePolicy(), frames_per_batch=12, **options)
 
 
 def live(kind: str) -> None:
@@ -69,8 +67,8 @@ CALLS = {
 @pytest.mark.parametrize(
     ("kind", "call", "most"),
     [
-        *((kind, call, 3) for kind, call in zip((*KINDS, "async"), CALLS, strict=True)),
-        *(pytest.param(kind, call, None, marks=ALL.marks) for kind in KINDS for call in CALLS),
+        *((kind, call, 3) for kind, call in zip((*COLLECTORS, "async"), CALLS, strict=True)),
+        *(pytest.param(kind, call, None, marks=ALL.marks) for kind in COLLECTORS for call in CALLS),
     ],
 )
 def test_an_interrupted_call_ends_the_collector(kind, call, most, capfd):

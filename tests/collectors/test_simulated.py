@@ -15,6 +15,7 @@ from tests.collectors.support import (
     CodePolicy,
     all_accounted_for,
     make_env,
+    publish,
     workers_of,
 )
 
@@ -31,12 +32,6 @@ def simulated(make=make_env, failures=(), **options):
     )
     options = {"num_workers": 2, "frames_per_batch": STEPS, **options}
     return SimulatedCollector(make, CodePolicy(), schedule=schedule, **options)
-
-
-def publish(collector):
-    with torch.no_grad():
-        collector.policy.number += 1
-    collector.update_policy_weights_()
 
 
 def test_a_replaced_virtual_worker_has_new_episodes_and_no_random_frames_of_its_own():

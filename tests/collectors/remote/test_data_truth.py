@@ -5,11 +5,17 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 
 from collectors import MultiAsyncCollector
 from tests.collectors.remote.support import KINDS, build, make
-from tests.collectors.support import Checker, CodePolicy, all_accounted_for, make_env, workers_of
+from tests.collectors.support import (
+    Checker,
+    CodePolicy,
+    all_accounted_for,
+    make_env,
+    publish,
+    workers_of,
+)
 
 
 def check(collector, checker, batches):
@@ -17,9 +23,7 @@ def check(collector, checker, batches):
         assert checker.check(batch) > 0
         assert all_accounted_for(collector.stats())
         if number % 2:
-            with torch.no_grad():
-                collector.policy.number += 1
-            collector.update_policy_weights_()
+            publish(collector)
 
 
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
@@ -39,11 +43,10 @@ def test_every_frame_is_what_happened(kind, sync):
 @pytest.mark.parametrize("hosted", [None, MultiAsyncCollector], ids=["multi_sync", "multi_async"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hosts_can_have_workers_of_their_own(kind, hosted):
-    policy = CodePolicy()
     collector = make(
         kind,
         make_env,
-        policy,
+        CodePolicy(),
         num_workers_per_collector=2,
         collector_class=hosted,
         sync=hosted is None,
@@ -64,9 +67,7 @@ def test_hosts_can_have_workers_of_their_own(kind, hosted):
                 strict=True,
             ):
                 rows.setdefault(env, set()).add(worker)
-            with torch.no_grad():
-                policy.number += 1
-            collector.update_policy_weights_()
+            publish(collector)
             assert all_accounted_for(collector.stats())
         assert {env: list(workers) for env, workers in rows.items()} == {i: [i] for i in range(4)}
         assert len(collector.getattr_env("seeded")) == 4
