@@ -23,7 +23,7 @@ STEPS = 20
 class Slow(CodeEnv):
     """One endless episode, whose first `slow` steps take a while."""
 
-    def __init__(self, slow: int = 0, pause: float = 0.12):
+    def __init__(self, slow: int = 0, pause: float = 0.15):
         super().__init__(endless=True)
         self.slow, self.pause = slow, pause
 
