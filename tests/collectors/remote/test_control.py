@@ -126,6 +126,7 @@ def test_settings_of_the_collector_are_refused_in_the_config_of_an_actor():
 def test_ranks_that_make_no_sense_are_refused(changed, message):
     env = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     assert Ranks.of(env).num_nodes == 2
+    assert [Ranks.of({**env, "RANK": rank}).node for rank in ("1", "2")] == [0, 1]
     with pytest.raises(ValueError, match=message):
         Ranks.of({**env, **changed})
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from sync import Link
 from tests.collectors.remote.support import RAY_IS_SLOW, make, needs_ray
 from tests.promises.collector_probe import (
     Judge,
@@ -53,7 +54,8 @@ def test_no_frame_is_torn_or_wrongly_stamped_or_lost_in_a_flood(kind, sync):
 @pytest.mark.parametrize("kind", RAY_IS_SLOW)
 def test_a_batch_has_weights_no_older_than_the_last_update(kind):
     policy, judge = VersionPolicy(), Judge()
-    schemes = {"policy": _scheme(kind)}
+    late = {"sync": False, "link": Link(latency_ms=50)} if kind == "distributed" else {}
+    schemes = {"policy": _scheme(kind, **late)}
     with build(kind, policy=policy, weight_sync_schemes=schemes) as collector:
         trainer = Trainer(collector, policy)
         for _ in range(10):
