@@ -113,10 +113,15 @@ class PooledCollector(BaseCollector):
                 break
             pool.wait(lambda: bool(pacing.next_to_take() or pool.failed()))
             self._raise_error()
-        generation, made_s = handle.finished[0].generation, handle.finished[0].batch.made_s
+        first = handle.finished[0]
+        stamps = None  # of all steps: a batch lacks those in which all environments only reset
+        if recorder is not None:
+            stamps = handle.channel.stamps_of_finished(first.batch)
+            stamps = None if stamps is None else stamps.clone()  # the block is used again
         batch = self._take([handle])
         if recorder is not None:
-            recorder.note(handle.index, generation, batch["policy_version"], made_s)
+            stamps = batch["policy_version"] if stamps is None else stamps
+            recorder.note(handle.index, first.generation, stamps, first.batch.made_s)
         if not pool.failed():
             pacing.order(updates=1)
         return batch

@@ -167,10 +167,11 @@ def _fill(rows: dict[Key, Tensor], part: Part, places: _Places, fields: dict[str
     tensors = part.frames.tensors
     (ended,) = places.ended.nonzero(as_tuple=True)
     for name, field in fields.items():
-        source, target = tensors[name].flatten(0, 1), rows[field.key].flatten(0, 1)
+        source = _indexable(tensors[name].flatten(0, 1))
+        target = _indexable(rows[field.key].flatten(0, 1))
         if name.startswith("next/") and not part.frames.layout.hosted:
             following = tensors[name.replace("next/", "obs/")].flatten(0, 1)[part.num_envs :]
-            places.copy(following, target)
+            places.copy(_indexable(following), target)
             target.index_copy_(0, ended, source[places.finals(ended)])
         else:
             places.copy(source, target)
@@ -178,6 +179,14 @@ def _fill(rows: dict[Key, Tensor], part: Part, places: _Places, fields: dict[str
     rows[TRAJ_IDS].view(-1).copy_(places.arranged(part.numbered()))
     rows[WORKER].fill_(part.worker)
     rows[ENV].copy_(part.environments())
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _indexable(values: Tensor) -> Tensor:
+    """The same memory in a type that torch can index: it cannot index wide unsigned integers."""
+    return values.view(_SIGNED.get(values.dtype, values.dtype))
 
 
 class _Places:
@@ -225,9 +234,9 @@ def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
     ended = places.ended[chosen]
     found = []
     for observed, finals in zip(frames.observations, frames.finals, strict=True):
-        after = observed.flatten(0, 1)[num_envs + places.source[chosen]]
-        after[ended] = finals.flatten(0, 1)[places.finals(chosen[ended])]
-        found.append(after)
+        after = _indexable(observed.flatten(0, 1))[num_envs + places.source[chosen]]
+        after[ended] = _indexable(finals.flatten(0, 1))[places.finals(chosen[ended])]
+        found.append(after.view(observed.dtype))
     return found
 
 

@@ -243,7 +243,7 @@ class Rollout:
                 self._run(frames)
                 self.counters[STAGE] = HANDING_OVER
                 _check_unchanged(frames.observation_rows[0])
-                _check_numbers(frames, self.t, environments)
+                _check_numbers(frames, self.t, environments, self.seeds)
             except BaseException:
                 self.lose()
                 raise
@@ -397,8 +397,10 @@ class Rollout:
         frames.truncated[t] |= open_ended
 
 
-def _check_numbers(frames: FrameBlock, steps: int, environments: Environments) -> None:
-    """Raise if the policy or an environment returned NaN."""
+def _check_numbers(
+    frames: FrameBlock, steps: int, environments: Environments, seeds: Seeds
+) -> None:
+    """Raise if the policy or an environment returned NaN, or a number beyond its type's range."""
     ended = frames.terminated[:steps] | frames.truncated[:steps]
     places = frames.final_places(ended)
     live = frames.live[:steps]
@@ -410,20 +412,25 @@ def _check_numbers(frames: FrameBlock, steps: int, environments: Environments) -
             rows, finals = frames.observation_arrays[i], frames.final_arrays[i][places]
             name = "/".join(leaf.key)
             suspects.append((name, rows[: steps + 1], None, 1))
-            if np.isnan(finals.sum(dtype=np.float64)):
+            if not np.isfinite(finals.sum(dtype=np.float64)):
                 shown = np.zeros_like(rows[:steps])
                 shown[ended] = finals
                 suspects.append((name, shown, ended, 0))
     for name, values, counts, ahead in suspects:
-        if not np.isnan(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
+        if np.isfinite(values.sum(dtype=np.float64)):  # one pass, and nearly always the only one
             continue
-        bad = np.isnan(values).reshape(*values.shape[:2], -1).any(-1)
+        bad = ~np.isfinite(values).reshape(*values.shape[:2], -1).all(-1)
         if counts is not None:
             bad &= counts
         if bad.any():
             t, env = (int(i) for i in np.argwhere(bad)[0])
             step = max(0, t - ahead)
-            raise ValueError(f"{name!r} is NaN in environment {env}, at step {step} of this batch")
+            what = "NaN" if np.isnan(values[t, env]).any() else f"infinite in {values.dtype}"
+            seed = seeds.environments(environments.num_envs)[env]
+            raise ValueError(
+                f"{name!r} is {what} in environment {env}, at step {step} of this batch "
+                f"(worker {seeds.worker}, {environments}, seed {seed})"
+            )
 
 
 def _check_unchanged(observations: Sequence[Tensor]) -> None:

@@ -387,6 +387,7 @@ class Bad(gym.Env):
 
 
 NAN = np.array([0, np.nan, 0], np.float32)
+BEYOND = np.array([0, 1e300, 0])  # float32's range
 WRONG = [
     ({"observation": NAN}, r"'observation' is NaN in environment 0, at step 2"),
     ({"observation": np.zeros(4, np.float32)}, r"'observation' as float32 \[4\].*\[3\]"),
@@ -396,6 +397,9 @@ WRONG = [
     ({"reward": np.nan}, r"'reward' is NaN in environment 0, at step 2"),
     ({"reward": np.zeros(2)}, r"the reward array\(\[0., 0.\]\), not a number"),
     ({"reward": None}, "'reward' is NaN"),
+    ({"observation": BEYOND}, r"'observation' is infinite in float32 in environment 0, at step 2"),
+    ({"reward": -np.inf}, r"'reward' is infinite in float32 in environment 0, at step 2"),
+    ({"reward": 1e39}, r"'reward' is infinite .* \(worker 0, Bad.*, seed \d+\)"),
     ({"start": np.zeros(2, np.float32)}, r"'observation' as float32 \[2\]"),
     ({"start": NAN}, r"'observation' is NaN in environment 0"),
 ]
@@ -669,3 +673,27 @@ def test_environments_are_closed_once_unless_told_otherwise(make, close_env, tmp
     collector.shutdown()
     closed = sorted(int(path.name) for path in tmp_path.iterdir())
     assert closed == (list(range(len(kwargs))) if close_env else [])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_wide_unsigned_integers_are_collected_as_they_are(dtype):
+    class Depth(gym.Env):
+        observation_space = action_space = gym.spaces.Box(0, 60_000, (2,), dtype)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.observations = iter(range(50_000, 60_000, 7))
+            return np.full(2, next(self.observations), dtype), {}
+
+        def step(self, action):
+            observation = np.full(2, next(self.observations), dtype)
+            return observation, float(action[0]), observation[0] % 3 == 0, False, {}
+
+    with Collector(Depth, None, frames_per_batch=20) as collector:
+        batch = collector.next()
+    assert batch["observation"].dtype == batch["action"].dtype == getattr(torch, dtype.__name__)
+    observations = batch["observation"].long()
+    assert observations.min() >= 50_000
+    following = batch["next", "observation"].long()
+    assert (following - observations == 7).all()
+    assert torch.equal(batch["action"][..., 0].float(), batch["next", "reward"])

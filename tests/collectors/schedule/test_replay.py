@@ -230,3 +230,13 @@ def test_workers_act_with_the_weights_that_travelled(tmp_path, wire):
     scheme = MultiProcessWeightSyncScheme(wire=wire)
     path, recorded = record(tmp_path, Chance, one, scheme)
     assert check_same(recorded, replay(path, Chance, one, wire=wire)) > 0
+
+
+def test_steps_in_which_all_environments_only_reset_are_recorded(tmp_path):
+    def make(worker_idx=None):
+        how = {"vectorization_mode": "vector_entry_point", "max_episode_steps": 3}
+        return gym.make_vec("CartPole-v1", num_envs=2, **how)
+
+    scheme = SharedMemWeightSyncScheme()
+    path, recorded = record(tmp_path, Chance, make, scheme, num_envs=2)
+    check_same(recorded, replay(path, Chance, make, num_envs=2))
