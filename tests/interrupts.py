@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # function in Python that it called without help of C code, as it does for those of these names.
 LOOKS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
 THROUGH_C = ("__init__", "__call__")
+FINALIZER = weakref.finalize.__call__.__code__
 END_WAIT_S = 10.0
 # What a call has just returned is nobody's yet when it is interrupted: one descriptor, or a pair.
 SPARE_FDS = 2
@@ -32,8 +34,8 @@ SPARE_FDS = 2
 class Interrupt:
     """`with Interrupt(n, "sync"):` SIGINT the nth time that code in this folder could take it.
 
-    None is sent in a destructor, where Python only prints what is raised. What the signal raises
-    is caught. Without `n` none is sent, and `passed` says how many places there are.
+    None is sent in a destructor or a finalizer, where Python only prints what is raised. What the
+    signal raises is caught. Without `n` none is sent, and `passed` says how many places there are.
     """
 
     def __init__(self, number: int | None = None, *packages: str, signum: int = signal.SIGINT):
@@ -79,9 +81,9 @@ class Interrupt:
         self.passed += 1
         if self._number is None or self.passed < self._number or self._pid != os.getpid():
             return
-        callers = list(_callers(frame))
-        if "__del__" in callers:
+        if _is_silenced(frame):
             return
+        callers = list(_callers(frame))
         file = Path(frame.f_code.co_filename).relative_to(ROOT)
         self.where = f"{file}:{frame.f_lineno} in {' < '.join(callers[:6])}"
         signal.raise_signal(self._signum)
@@ -90,6 +92,17 @@ class Interrupt:
 @functools.cache
 def opcodes(code: CodeType) -> dict[int, str]:
     return {each.offset: each.opname for each in dis.get_instructions(code)}
+
+
+def _is_silenced(frame: FrameType | None) -> bool:
+    """Whether this is in a destructor, or in a finalizer that a weak reference calls."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        if frame.f_code is FINALIZER and frame.f_locals["_"] is not None:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _callers(frame: FrameType | None) -> Iterator[str]:

@@ -15,17 +15,17 @@ from tests.sync.support import KINDS, bits, policy
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EVERY, sender
 
-FEW = pytest.param(4, id="few")
-ALL = pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+# Schemes of each way in which versions travel; the others share their code.
+QUICK = ("shared_zero_copy", "multiprocess")
+SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def every_few(kinds):
-    """Every fifth place, for a scheme of each way in which versions travel; all are slow tests."""
-    quick = [(kind, 5) for kind in ("shared_zero_copy", "multiprocess")]
-    return [*quick, *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in kinds)]
+def every_fifth(kinds):
+    """Every fifth place for two kinds; all places for all kinds are slow tests."""
+    return [*((kind, 5) for kind in QUICK), *(pytest.param(k, 1, marks=SLOW) for k in kinds)]
 
 
-@pytest.mark.parametrize(("kind", "step"), every_few(KINDS))
+@pytest.mark.parametrize(("kind", "step"), every_fifth(KINDS))
 def test_an_interrupted_send_closes_the_sender_and_leaves_the_workers_whole(kind, step):
     for number in itertools.count(1, step):
         with in_one_thread(scheme := sender(kind)) as (receiver,):
@@ -41,7 +41,7 @@ def test_an_interrupted_send_closes_the_sender_and_leaves_the_workers_whole(kind
             assert bits(receiver.model) in [bits(policy(value)) for value in (1, number, -number)]
 
 
-@pytest.mark.parametrize(("kind", "step"), every_few(EVERY))
+@pytest.mark.parametrize(("kind", "step"), every_fifth(EVERY))
 def test_an_interrupted_receive_closes_the_receiver_and_the_sender_hears_of_it(kind, step):
     for number in itertools.count(1, step):
         with in_one_thread(scheme := sender(kind)) as (receiver,):
@@ -83,8 +83,10 @@ def live(kind, background=True):
         receiver.shutdown()
 
 
-@pytest.mark.parametrize("most", [FEW, ALL])
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [*((kind, 4) for kind in QUICK), *(pytest.param(kind, None, marks=SLOW) for kind in EVERY)],
+)
 def test_a_life_that_is_interrupted_anywhere_leaves_nothing(kind, most, capfd):
     live(kind)
     for number in places(lambda: live(kind), "sync", most=most):
