@@ -139,9 +139,10 @@ class Publisher:
     ) -> None:
         scheme = self.schemes[model_id]
         if isinstance(scheme, NoWeightSyncScheme):
-            self._own_updates += model_id == self._main_id
             if weights is not None:
                 scheme.apply_weights(weights)
+            scheme.send()  # refuses NaN, as schemes that move weights do
+            self._own_updates += model_id == self._main_id
             return
         pulls = isinstance(self.updater, LocalWeightUpdaterBase)
         if pulls and weights is None:

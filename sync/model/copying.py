@@ -74,6 +74,15 @@ def count_non_finite(tensor: Tensor) -> int:
     return tensor.numel() - int(torch.isfinite(widened(tensor)).sum())
 
 
+def require_finite(name: str, tensor: Tensor) -> None:
+    """Raise if the tensor of that name holds NaN or infinity, so that it is not sent."""
+    if count := count_non_finite(tensor):
+        raise ValueError(
+            f"send refused: {name!r} holds {count} NaN or infinite value(s) "
+            "(check_finite=False sends anyway)"
+        )
+
+
 def widened(tensor: Tensor) -> Tensor:
     """A tensor of a small dtype in a dtype that torch can sum without overflow."""
     if tensor.dtype == torch.complex32:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sync.model.checksums import checksums_of
-from sync.model.copying import copy_leaves, count_non_finite
+from sync.model.copying import copy_leaves, require_finite
 from sync.model.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
 
 NEVER = -1
@@ -95,11 +95,8 @@ class Snapshot:
     def refuse_non_finite(self, checked: Sequence[bool]) -> None:
         """Raise if one of the leaves that are to be checked holds a NaN or infinite value."""
         for leaf, view, check in zip(self.layout.leaves, self.views, checked, strict=True):
-            if check and (bad := count_non_finite(view)):
-                raise ValueError(
-                    f"send refused: {leaf.name!r} holds {bad} NaN or infinite value(s), and "
-                    "workers keep the last good version (check_finite=False sends anyway)"
-                )
+            if check:
+                require_finite(leaf.name, view)
 
     def stamp(self, version: int, extra: bytes, published_ns: int = 0) -> None:
         """Mark the block, whose leaves are written, as holding `version`.

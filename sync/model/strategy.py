@@ -16,7 +16,8 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_coll
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sync.model.layout import Signature, check_same
+from sync.model.copying import require_finite
+from sync.model.layout import CheckFinite, Signature, check_same
 
 EXTRA_STATE = "_extra_state"
 _SEVERAL = (
@@ -289,6 +290,14 @@ class WeightStrategy:
                 else:
                     value = values[slot.name].detach().to(slot.tensor.device, copy=True)
                     _replace(slot, value)
+
+
+def refuse_non_finite(flat: Flat, check: CheckFinite) -> None:
+    """Raise if a tensor that is to be finite holds NaN or infinity."""
+    for slot in flat.slots:
+        is_number = slot.tensor.is_floating_point() or slot.tensor.is_complex()
+        if check and is_number and (check == "all" or not slot.is_buffer):
+            require_finite(slot.name, slot.tensor.detach())
 
 
 def check_writable(target: Flat) -> None:

@@ -52,6 +52,7 @@ class HogwildSender(SharedMemSender):
                 if leaf.data_ptr() != view.data_ptr() or not view.numel():
                     view.copy_(leaf)
                     self._nbytes += view.nbytes
+        block.refuse_non_finite(binding.layout.checked(check))
         block.stamp(version, binding.extra())
         if moves:
             binding.point_at(block)  # also when the trainer has replaced parameters

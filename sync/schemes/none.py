@@ -10,7 +10,7 @@ from typing import Any
 from sync.forms import SenderForm, resolve_model
 from sync.local.waiting import wait_for
 from sync.model.snapshot import NEVER
-from sync.model.strategy import Weights, is_by_worker
+from sync.model.strategy import Weights, is_by_worker, refuse_non_finite
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
 from sync.sender import chosen_workers
@@ -64,7 +64,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         weights: Weights | Mapping[int, Weights] | None = None,
         worker_ids: int | Sequence[int] | None = None,
     ) -> None:
-        """Moves nothing; what no scheme could send is refused."""
+        """Moves nothing; what no scheme could send is refused, such as NaN."""
         self._publish("send", weights, worker_ids)
 
     def wait_async(
@@ -84,6 +84,8 @@ class NoWeightSyncScheme(WeightSyncScheme):
                 raise ValueError(
                     f"worker_ids={worker_ids} and weights for workers {addressed} disagree"
                 )
+        if self._model is not None:
+            refuse_non_finite(self.strategy.flatten(self._model), self.check_finite)
         return workers
 
     def _check_side(self, call: str, side: str) -> None:

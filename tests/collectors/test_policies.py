@@ -20,7 +20,7 @@ from torch import nn
 
 from collectors import Collector, MultiSyncCollector
 from collectors.rollout.policy import warn_of_training_mode
-from sync import HogwildWeightSyncScheme, SharedMemWeightSyncScheme
+from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.support import (
     NUM_ACTIONS,
     Checker,
@@ -646,3 +646,37 @@ def test_policy_calls_during_which_hogwild_weights_moved_are_counted():
     assert found["checked"] == len(calls) >= 30
     assert found["torn"] == len(calls) // 3
     assert found["fraction"] == found["torn"] / found["checked"]
+
+
+def test_a_trainers_policy_that_is_nan_is_refused_under_every_scheme():
+    schemes = (NoWeightSyncScheme, SharedMemWeightSyncScheme, HogwildWeightSyncScheme)
+    for scheme in schemes:
+        policy = nn.Linear(4, 2)
+        direct = scheme is NoWeightSyncScheme
+        make, workers = (Collector, {}) if direct else (MultiSyncCollector, {"num_workers": 1})
+        with make(
+            lambda: gym.make("CartPole-v1"),
+            Chosen(policy),
+            frames_per_batch=8,
+            weight_sync_schemes={"policy": scheme()},
+            **workers,
+        ) as collector:
+            collector.next()
+            before = collector.policy_version
+            nn.init.constant_(policy.weight, torch.nan)
+            with pytest.raises(ValueError, match=r"send refused: 'layer.weight' holds 8 NaN"):
+                collector.update_policy_weights_()
+            assert collector.policy_version == before
+
+
+class Chosen(nn.Module):
+    """Acts by the larger output of a layer."""
+
+    in_keys, out_keys = ("observation",), ("action",)
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, observation):
+        return self.layer(observation).argmax(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 from torch import nn
 
 from sync import NoWeightSyncScheme
@@ -140,3 +141,16 @@ def test_a_scheme_that_is_initialised_again_has_no_version():
         assert (scheme.version, scheme.synchronized_on_sender) == (-1, False)
         scheme.connect()
         scheme.shutdown()
+
+
+def test_weights_that_are_not_finite_are_refused_as_by_schemes_that_send_them():
+    model = policy(1)
+    scheme = scheme_of(model)
+    scheme.connect()
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.nan
+    for send in (scheme.send, scheme.send_async):
+        with pytest.raises(ValueError, match=r"send refused: '0.weight' holds 1 NaN"):
+            send()
+    scheme.check_finite = False
+    scheme.send()

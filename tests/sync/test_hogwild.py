@@ -154,16 +154,6 @@ def test_uses_are_checked_at_a_whole_number_of_them(given):
         HogwildWeightSyncScheme(check_every=given)
 
 
-def test_what_is_not_finite_goes_through_since_workers_have_seen_it_already():
-    model = policy(1)
-    scheme = scheme_of(model)
-    with running(scheme) as (worker,):
-        model[0].weight.data[0] = float("nan")
-        scheme.send_async()
-        assert worker.do(receive)
-        assert worker.do(parameters) == bits(dict(model.named_parameters()))
-
-
 def test_weights_that_differ_by_worker_are_refused():
     scheme = HogwildWeightSyncScheme()
     with pytest.raises(ValueError, match="hogwild workers all read the trainer's own weights"):
@@ -251,3 +241,18 @@ def test_a_second_scheme_of_one_model_is_refused_and_the_first_goes_on():
         assert worker.do(parameters) == bits(dict(policy(2).named_parameters()))
     second.shutdown()
     scheme_of(model).shutdown()  # its memory is its own again
+
+
+def test_weights_that_are_not_finite_are_refused_although_workers_have_seen_them():
+    model = policy(1)
+    with running(scheme := scheme_of(model)) as (worker,):
+        model[0].weight.data[0] = torch.nan
+        with pytest.raises(ValueError, match=r"send refused: '0.weight' holds 3 NaN or infinite"):
+            scheme.send()
+        assert not worker.do(receive)
+    model = policy(1)
+    with running(scheme := scheme_of(model, check_finite=False)) as (worker,):
+        model[0].weight.data[0] = torch.nan
+        scheme.send_async()
+        assert worker.do(receive)
+        assert worker.do(parameters) == bits(dict(model.named_parameters()))
