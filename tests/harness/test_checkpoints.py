@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from pathlib import Path
 
@@ -45,6 +46,21 @@ def test_tensors_that_share_memory_are_kept_each_by_itself(tmp_path):
     assert torch.equal(state["part"], base[2:4])
     assert torch.equal(state["again"], base)
     assert torch.equal(state["t"], base[::3])
+
+
+def test_a_checkpoint_and_its_folder_are_synced_before_older_ones_are_removed(
+    tmp_path, monkeypatch
+):
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), len(checkpoints.files())))
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, STATE)
+    monkeypatch.setattr(os, "fsync", fsync)
+    checkpoints.save(2, STATE)
+    assert synced == [(str(tmp_path / f".writing-{os.getpid()}"), 1), (str(tmp_path), 2)]
 
 
 def test_the_newest_so_many_stay(tmp_path):

@@ -21,11 +21,11 @@ from harness.algorithms.interface import Setup
 from harness.algorithms.learners import OffPolicy
 from harness.checkpoints import Checkpoints
 from harness.comparison import compare_records, compare_weights
-from harness.config.plan import plan_run
 from harness.files import read_json
 from harness.options import CNNConfig, ConfigError, DQNConfig, LSTMConfig, MLPConfig
 from harness.options.typed import build
 from harness.pipeline import make_learner
+from tests.harness.config.composed import config_of
 from tests.harness.test_run import records
 
 OBSERVATIONS = Box(-1, 1, (3,), np.float32)
@@ -289,7 +289,7 @@ def test_a_buffer_of_its_own_is_made_only_where_it_is_asked_for():
     given = ["algo=dqn", "collector=single", "sync=none"]
     asked = {"algo.n_steps=2": True, "algo.prioritised=true": True, "algo.n_steps=1": False}
     for option, own in asked.items():
-        made = make_learner(plan_run([*given, option]).config)
+        made = make_learner(config_of(*given, option))
         assert isinstance(made, OffPolicy)
         assert isinstance(made.replay, PrioritisedReplayBuffer) is own
         assert made.replay.capacity == 100_000
@@ -379,7 +379,7 @@ def test_a_setting_that_makes_no_sense_is_refused(change, complaint):
 
 def test_a_replay_buffer_smaller_than_a_batch_is_refused():
     with pytest.raises(ConfigError, match=r"algo.buffer_size=10: expected 32 or more"):
-        plan_run(["algo=dqn", "algo.buffer_size=10"])
+        config_of("algo=dqn", "algo.buffer_size=10")
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_what_does_not_go_together_is_refused(given, complaint, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=complaint):
-        plan_run(["algo=dqn", *given])
+        config_of("algo=dqn", *given)
 
 
 # -- whole runs

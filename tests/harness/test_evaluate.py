@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from tensordict.nn import InteractionType, interaction_type
 from torch import nn
 
 from harness.algorithms.interface import Setup
@@ -47,9 +48,11 @@ class Always(nn.Module):
     def __init__(self):
         super().__init__()
         self.sizes = []
+        self.modes = set()
 
     def forward(self, observation):
         self.sizes.append(len(observation))
+        self.modes.add(interaction_type())
         torch.rand(1)
         return torch.ones(len(observation), dtype=torch.int64)
 
@@ -62,6 +65,7 @@ def test_every_episode_counts_once_and_the_figures_are_theirs(counting):
     assert result["eval/return"] == result["eval/length"] == 3.0
     assert result["eval/return_std"] == pytest.approx(np.std([2, 3, 4]))
     assert policy.sizes == [3, 3, 2, 1]  # finished environments are left alone
+    assert policy.modes == {InteractionType.DETERMINISTIC}
 
 
 def test_an_episode_without_an_end_is_cut_and_named(counting, caplog):

@@ -44,19 +44,20 @@ ASYNCHRONOUS = {
     "rpc, asynchronous": ("collector=rpc", "sync=rpc", "collector.remote.asynchronous=true"),
     "ray, asynchronous": ("collector=ray", "sync=ray", "collector.remote.asynchronous=true"),
 }
-# The collectors that `make test` takes, and the pairs that are too long for it.
-QUICK = ("single", "multi_sync", "simulated", "multi_async")
-SLOW = [("sac", "simulated"), ("sac", "multi_sync"), ("dqn", "multi_sync")]
+# What `make test` takes: each algorithm with one collector of each kind.
+QUICK = [
+    *(("ppo", "multi_sync"), ("impala", "distributed"), ("dqn", "simulated"), ("sac", "single")),
+    ("impala", "multi_async"),
+]
 
 
 def with_each(collectors):
-    """Each algorithm with each of the collectors; most ways over an engine are slow tests."""
+    """Each algorithm with each of the collectors; most pairs are slow tests."""
     cases = []
     for algorithm in ALGORITHMS:
         for collector in collectors:
             marks = [needs_ray] if collector.startswith("ray") else []
-            quick = collector in QUICK or (algorithm, collector) == ("impala", "distributed")
-            if not quick or (algorithm, collector) in SLOW:
+            if (algorithm, collector) not in QUICK:
                 marks.append(pytest.mark.slow)
             case = f"{algorithm}, {collector}"
             cases.append(pytest.param(algorithm, collector, marks=marks, id=case))

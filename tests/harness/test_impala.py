@@ -287,6 +287,16 @@ def test_a_batch_without_usable_frames_teaches_nothing(unusable):
     torch.testing.assert_close(weights_of(impala), before, rtol=0, atol=0)
 
 
+def test_what_is_recorded_beside_random_actions_changes_nothing():
+    impala, other = learner(), learner()
+    batch = rollout(impala)
+    batch["policy_version"][1, :5] = -1
+    changed = batch.clone()
+    changed["action_log_prob"][1, :5] += 3.0
+    assert impala.update(batch, 0) == other.update(changed, 0)
+    assert same(impala, other)
+
+
 def test_a_dropped_frame_has_no_part_in_the_loss():
     """Beyond what its reward and value say of earlier frames."""
     impala, other = learner(max_lag=2), learner(max_lag=2)

@@ -70,7 +70,11 @@ def wait_until(condition) -> None:
 
 
 @pytest.mark.parametrize(
-    "collector", ["single", pytest.param("multi_sync", marks=pytest.mark.slow), "multi_async"]
+    "collector",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("single", "multi_sync")),
+        "multi_async",
+    ],
 )
 def test_ctrl_c_ends_a_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, collector, capsys):
     directory = tmp_path / "run"

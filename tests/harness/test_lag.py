@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import run
 from harness.checkpoints import Checkpoints
 from harness.comparison import compare_records, compare_weights
-from harness.config.plan import plan_run
 from harness.files import read_json
-from harness.options.errors import ConfigError
 from harness.pipeline import make_scheme
 from sync import Lag, Tear
+from tests.harness.config.composed import config_of, error_of
 from tests.harness.test_run import records, start
 
 SMALL = (
@@ -56,6 +57,7 @@ def same(first, second):
     [
         ([], None),
         (["sync.lag=0"], None),
+        (["sync.lag=2", "sync.max_lag=2"], Lag(k=2, seed=1)),
         (["sync.lag=4", "seed=7"], Lag(k=4, seed=7)),
         (
             ["sync.lag={kind: uniform, low: 1, high: 8, per: worker}", "sync.lag_seed=3"],
@@ -73,12 +75,12 @@ def same(first, second):
     ],
 )
 def test_a_lag_is_a_number_or_a_mapping(overrides, lag):
-    assert make_scheme(plan_run(overrides).config.sync).lag == lag
+    assert make_scheme(config_of(*overrides).sync).lag == lag
 
 
 def test_a_tear_is_a_group_and_follows_the_seed():
     def tear(*overrides):
-        return make_scheme(plan_run(overrides).config.sync).tear
+        return make_scheme(config_of(*overrides).sync).tear
 
     assert tear() is tear("sync.tear.span=3") is None
     assert tear("sync.tear.share=0.2", "seed=5") == Tear(share=0.2, seed=5)
@@ -110,17 +112,16 @@ def test_a_tear_is_a_group_and_follows_the_seed():
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(overrides, said):
-    with pytest.raises(ConfigError, match=said) as refused:
-        plan_run(overrides)
-    assert "\n" not in str(refused.value)
+    assert re.search(said, error_of(*overrides))
 
 
 # -- what comes of it
 
 
-@pytest.mark.parametrize("sync", ["shared_mem", "multiprocess"])
-@pytest.mark.parametrize("collector", ["single", "multi_sync"])
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "not blocking"])
+@pytest.mark.parametrize(
+    ("collector", "sync", "blocking"),
+    [("single", "shared_mem", True), ("multi_sync", "multiprocess", False)],
+)
 def test_every_frame_after_the_fourth_update_has_a_lag_of_four(collector, sync, blocking):
     given = (f"collector={collector}", f"sync={sync}", f"sync.blocking={blocking}".lower())
     status, directory = start(*SMALL, *given, "sync.lag=4")
@@ -136,9 +137,8 @@ def test_every_frame_after_the_fourth_update_has_a_lag_of_four(collector, sync, 
         assert worker["acknowledged"] in ((6,) if blocking else (5, 6))
 
 
-@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
-def test_hogwild_counts_torn_policy_calls_in_every_run(collector):
-    _, directory = start(*SMALL, f"collector={collector}", "sync=hogwild")
+def test_hogwild_counts_torn_policy_calls_in_every_run():
+    _, directory = start(*SMALL, "collector=multi_async", "sync=hogwild")
     summary = read_json(directory / "summary.json")
     for found in (records(directory)[-1], summary):
         assert found["sync/checked_calls"] > 1280 / 4 / 17 / 2
@@ -152,9 +152,8 @@ def test_workers_on_their_own_lag_more():
     assert all(r["policy/lag_mean"] >= 4 for r in records(directory)[5:])
 
 
-@pytest.mark.parametrize("collector", ["single", "multi_sync"])
-def test_no_lag_and_no_tear_change_no_bit(collector):
-    given = (*SMALL, f"collector={collector}")
+def test_no_lag_and_no_tear_change_no_bit():
+    given = (*SMALL, "collector=single")
     _, plain = start(*given, into="plain")
     _, zero = start(*given, "sync.lag=0", "sync.tear.share=0", "sync.tear.span=3", into="zero")
     _, lagging = start(*given, "sync.lag=1", into="lagging")
@@ -174,7 +173,7 @@ TEAR = ("sync.tear.share=0.3", "sync.tear.span=2", "sync.tear.unit=element")
 @pytest.mark.parametrize(
     ("settings", "given"),
     [
-        (SMALL, ("collector=single", "sync.lag=4")),
+        pytest.param(SMALL, ("collector=single", "sync.lag=4"), marks=pytest.mark.slow),
         (SMALL, ("collector=multi_sync", "sync.lag=4", "sync=multiprocess", "sync.wire=int8")),
         pytest.param(SMALL, ("collector=multi_sync", DRAWN), marks=pytest.mark.slow),
         pytest.param(
@@ -182,8 +181,8 @@ TEAR = ("sync.tear.share=0.3", "sync.tear.span=2", "sync.tear.unit=element")
             ("collector=multi_sync", "sync.lag={kind: cycle, values: [0, 3, 2], per: worker}"),
             marks=pytest.mark.slow,
         ),
-        (SMALL, ("collector=single", *TEAR)),
-        (SMALL, ("collector=multi_sync", *TEAR, DRAWN)),
+        pytest.param(SMALL, ("collector=single", *TEAR), marks=pytest.mark.slow),
+        pytest.param(SMALL, ("collector=multi_sync", *TEAR, DRAWN), marks=pytest.mark.slow),
         pytest.param(
             SMALL,
             ("collector=single", "sync.tear.share=0.5", "sync.interval=2"),

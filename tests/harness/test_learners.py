@@ -52,8 +52,9 @@ def learner(*, extend: bool = True, **config: Any) -> tuple[OffPolicy, Algorithm
     return OffPolicy(algorithm, ReplayBuffer(100), extend=extend), algorithm  # type: ignore[arg-type]
 
 
-def test_nothing_is_learned_before_the_first_frames_are_in():
-    off_policy, algorithm = learner(learning_starts=10, batch_size=4)
+@pytest.mark.parametrize(("starts", "size"), [(10, 4), (4, 10)])
+def test_nothing_is_learned_before_the_first_frames_are_in(starts, size):
+    off_policy, algorithm = learner(learning_starts=starts, batch_size=size)
     assert off_policy.learn(batch(8), 0) == {"train/replay_frames": 8}
     assert algorithm.sizes == []
 

@@ -135,3 +135,4 @@ def test_the_clock_keeps_totals_and_what_is_new():
 def test_percentiles_are_of_the_values_themselves():
     assert percentiles([], "x") == {}
     assert percentiles([3.0, 1.0, 2.0], "x") == {"x_p50": 2, "x_p95": 3, "x_p99": 3}
+    assert percentiles([*range(100)], "x") == {"x_p50": 50, "x_p95": 94, "x_p99": 98}

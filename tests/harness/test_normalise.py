@@ -110,8 +110,10 @@ def test_the_sum_starts_anew_with_an_episode():
     assert sums.follow(second).tolist() == [[1.0]]
 
 
-def test_a_done_at_the_end_of_a_batch_is_remembered():
+def test_an_episode_that_ends_with_a_batch_leaves_no_sum():
+    """Also not to a trajectory of the same number, which a resumed run may use again."""
     sums = DiscountedReturns(0.5)
+    sums.follow(batch([[1.0, 1.0]]))
     sums.follow(batch([[1.0, 1.0]], done=[(0, 1)]))
     assert sums.follow(batch([[1.0]])).tolist() == [[1.0]]
 

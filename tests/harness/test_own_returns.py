@@ -17,9 +17,18 @@ from harness.checkpoints import Checkpoints
 from harness.comparison import compare_records, compare_weights
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, alters_returns, single
-from harness.environments.returns import KEY, UNKNOWN
+from harness.environments.returns import (
+    FIRST,
+    KEY,
+    LENGTH,
+    OVER,
+    UNKNOWN,
+    OwnEpisode,
+    TellOwnEpisode,
+)
 from harness.metrics import Episodes
 from harness.options import EnvConfig
+from tests.harness.scored import Scored
 from tests.harness.test_run import records, start
 
 CLIP = {"clip_reward": {"min_reward": -1.0, "max_reward": 1.0}}
@@ -91,6 +100,16 @@ def test_steps_and_ends_are_the_environments_own(vector, wrapper, wrapped):
     assert found["episode/return"] == 9
     assert found["episode/length"] == 7
     assert found.get("episode/wrapped_return") == wrapped
+
+
+def test_a_truncated_episode_of_the_environment_is_over():
+    own = OwnEpisode(gym.wrappers.TimeLimit(Scored(), 3))
+    env = TellOwnEpisode(own, own)
+    env.reset()
+    told = [env.step(0)[-1][KEY] for _ in range(3)]
+    assert [counts[LENGTH] for counts in told] == [1, 2, 3]
+    assert [counts[OVER] for counts in told] == [0, 0, 1]
+    assert [counts[FIRST] for counts in told] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("wrappers", [[], [CLIP]], ids=["plain", "clipped"])

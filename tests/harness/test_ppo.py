@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from functools import partial
 from typing import Any
 
@@ -137,6 +138,22 @@ def test_clipped_values_of_a_worked_example():
     )
     free = value_loss_of(PPOConfig(clip_value=False), far, old, target)
     assert float(free) == pytest.approx(0.5 * (0.1**2 + 0.95**2) / 2)
+
+
+def test_a_policy_without_gain_is_drawn_to_entropy():
+    ppo = learner(entropy_weight=10.0, learning_rate=1e-3, max_grad_norm=0.0, epochs=1)
+    with torch.no_grad():
+        ppo.policy.head.logits.bias[0] = 2.0
+    batch = rollout(ppo)
+    entropies = [ppo.update(batch, 0)["train/entropy"] for _ in range(20)]
+    assert entropies[-1] > entropies[0] + 0.05
+
+
+def test_the_loss_depends_neither_on_the_mean_nor_on_the_scale_of_advantages():
+    ppo = learner()
+    frames, _ = ppo.assess(rollout(ppo), 0)
+    other = {**frames, "advantage": 3 * frames["advantage"] + 5.0}
+    torch.testing.assert_close(ppo._loss(other)[0], ppo._loss(frames)[0], rtol=1e-4, atol=1e-5)
 
 
 # -- what frames were worth
@@ -289,6 +306,28 @@ def test_nothing_is_learned_from_random_actions():
     assert ppo.update(batch, 0)["train/dropped"] == 21
 
 
+@pytest.mark.parametrize("config", [{}, {"vtrace": True}])
+def test_what_is_recorded_beside_random_actions_changes_nothing(config):
+    ppo, other = learner(**config), learner(**config)
+    batch = rollout(ppo)
+    batch["policy_version"][1, :5] = -1
+    changed = batch.clone()
+    changed["action_log_prob"][1, :5] += 3.0
+    assert ppo.update(batch, 0) == other.update(changed, 0)
+    assert same(ppo, other)
+
+
+def test_the_cap_on_errors_and_the_cap_on_traces_are_two_options():
+    batch = rollout(learner())
+    batch["action_log_prob"] -= 0.5  # as if the actions had become likelier
+    configs = [{"vtrace_c": 1.0}, {"vtrace_c": 0.5}, {"vtrace_rho": 0.5}]
+    advantages = [
+        learner(vtrace=True, **config).assess(batch, 0)[0]["advantage"] for config in configs
+    ]
+    for first, second in itertools.combinations(advantages, 2):
+        assert not torch.equal(first, second)
+
+
 def test_a_state_that_new_weights_zeroed_is_zero_to_the_learner_too():
     ppo = learner("lstm", objective="decoupled", normalise_observations=False)
     batches = []
@@ -419,6 +458,15 @@ def test_every_frame_is_learned_from_once_an_epoch():
     parts = [part["number"] for part in ppo._minibatches(frames)]
     assert [len(part) for part in parts] == [11, 11, 11, 10, 10, 10]
     assert torch.cat(parts).sort().values.tolist() == list(range(63))
+
+
+def test_each_epoch_puts_the_frames_into_other_minibatches():
+    ppo = learner(minibatch_size=16)
+    frames = {"action": torch.arange(64)}
+    epochs = [[part["action"].tolist() for part in ppo._minibatches(frames)] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    for epoch in epochs:
+        assert sorted(itertools.chain(*epoch)) == list(range(64))
 
 
 # -- the same again

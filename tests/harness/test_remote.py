@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,10 +17,12 @@ import pytest
 import run
 from harness.checkpoints import Checkpoints
 from harness.comparison import compare_records
-from harness.config.plan import plan_run
 from harness.files import read_json
-from harness.options.errors import ConfigError, ImpossiblePair
+from harness.options.collectors import RayCollectorConfig
+from harness.options.errors import ImpossiblePair
+from harness.options.typed import build
 from tests.collectors.remote.support import EACH
+from tests.harness.config.composed import config_of, error_of
 from tests.harness.config.experiments import jobs_of_experiment
 from tests.harness.test_interruption import ROOT, running, wait_until
 from tests.harness.test_run import SMALL, same_weights, start, without_times
@@ -31,12 +34,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-def error_of(*overrides: str) -> str:
-    with pytest.raises(ConfigError) as found:
-        plan_run(overrides)
-    return str(found.value)
 
 
 def of(kind: str) -> tuple[str, str]:
@@ -93,7 +90,7 @@ def test_the_collectors_ablation_leaves_out_what_cannot_go_together():
     taken = []
     for job in jobs_of_experiment("collector_ablation", *chosen):
         with contextlib.suppress(ImpossiblePair):
-            config = plan_run(job).config
+            config = config_of(*job)
             taken.append((config.sync.name, config.collector.name))
     assert taken == [("shared_mem", "multi_sync"), ("rpc", "rpc")]
 
@@ -101,7 +98,7 @@ def test_the_collectors_ablation_leaves_out_what_cannot_go_together():
 def test_workers_are_spread_over_the_ranks_that_there_are(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    config = plan_run([*of("distributed"), "collector.frames_per_batch=960"]).config
+    config = config_of(*of("distributed"), "collector.frames_per_batch=960")
     assert (config.collector.num_workers, config.collector.nodes) == (3, 3)
     found = error_of(*of("distributed"), "collector.num_workers=4")
     assert "cannot be spread evenly over collector.remote.num_collectors=3" in found
@@ -111,8 +108,15 @@ def test_workers_are_spread_over_the_ranks_that_there_are(monkeypatch):
     assert "WORLD_SIZE=4, so there are 3 hosts" in found
 
 
+def test_a_ray_node_reserves_cpus_for_each_of_its_workers():
+    remote = {"num_collectors": 2, "num_cpus": 0.5}
+    options = build(RayCollectorConfig, {"num_workers": 6, "remote": remote}, "collector")
+    config = SimpleNamespace(algo=SimpleNamespace(random_frames=0))
+    assert options.arguments(config)["remote_configs"]["num_cpus"] == 1.5
+
+
 def test_devices_of_hosts_are_not_looked_for_here():
-    config = plan_run([*of("rpc"), "collector.devices.policy=[cuda:0,cuda:7]"]).config
+    config = config_of(*of("rpc"), "collector.devices.policy=[cuda:0,cuda:7]")
     assert config.collector.devices.policy == ["cuda:0", "cuda:7"]
 
 
@@ -121,7 +125,7 @@ def test_devices_of_hosts_are_not_looked_for_here():
 def test_the_ranks_of_the_pages_examples_have_a_host_a_node(kind, ranks, workers, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    config = plan_run([*of(kind), f"collector.num_workers={workers}"]).config
+    config = config_of(*of(kind), f"collector.num_workers={workers}")
     assert config.collector.nodes == ranks - 1
     page = (ROOT / "docs/cluster.md").read_text()
     assert f"collector=distributed sync=distributed collector.num_workers={workers}" in page

@@ -13,6 +13,7 @@ from harness.comparison import is_repeatable
 from harness.config.plan import plan_run
 from harness.files import read_json, to_yaml, write_json
 from harness.reproduce import differences, main, within
+from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL
 
 
@@ -119,6 +120,8 @@ def test_the_interval_is_students_prediction_interval():
     # Mean 10, deviation 2, t of two degrees of freedom 4.3027: 4.3027 · 2 · sqrt(4/3) = 9.937.
     assert "interval for one more run 0.0634" in within(9.0, [8.0, 10.0, 12.0]).why
     assert "to 19.9366" in within(9.0, [8.0, 10.0, 12.0]).why
+    assert within(19.93, [8.0, 10.0, 12.0]).word == "within the interval"
+    assert within(19.94, [8.0, 10.0, 12.0]).word == "different"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_the_interval_is_students_prediction_interval():
     ],
 )
 def test_it_is_known_which_configs_promise_the_same_bits(overrides, expected):
-    assert is_repeatable(plan_run(overrides).config) is expected
+    assert is_repeatable(config_of(*overrides)) is expected
 
 
 def test_what_is_not_as_it_was_is_said(tmp_path):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 import run
+from harness.algorithms.ppo import PPO
 from harness.checkpoints import Checkpoints
 from harness.files import read_json
 from harness.runner import Runner
@@ -310,7 +313,15 @@ def test_the_same_seed_gives_the_same_run(collector, sync):
 
 @pytest.mark.parametrize(("collector", "sync"), [("single", "none"), ("multi_sync", "shared_mem")])
 @pytest.mark.parametrize("settings", [SMALL, SMALL_EWMA], ids=["ppo", "ppo, averaged"])
-def test_a_resumed_run_is_the_uninterrupted_one(collector, sync, settings):
+def test_a_resumed_run_is_the_uninterrupted_one(collector, sync, settings, monkeypatch):
+    learn = PPO.update
+
+    def update(ppo, batch, version):
+        """As an algorithm that draws from the global streams, which none of ours does."""
+        drawn = torch.rand(()).item() + np.random.rand() + random.random()
+        return learn(ppo, batch, version) | {"train/drawn": drawn}
+
+    monkeypatch.setattr(PPO, "update", update)
     given = (*settings, f"collector={collector}", f"sync={sync}", "checkpoint.keep=99")
     _, whole = start(*given, "checkpoint.every_frames=128", into="whole")
     _, half = start(*given, "checkpoint.every_frames=128", into="half")

@@ -15,9 +15,9 @@ from torch.distributions.transforms import AffineTransform, TanhTransform
 
 from harness.algorithms.interface import Setup
 from harness.algorithms.sac import SAC, SACPolicy
-from harness.config.plan import plan_run
 from harness.options import ConfigError, LSTMConfig, MLPConfig, SACConfig
 from harness.options.typed import build
+from tests.harness.config.composed import config_of
 
 OBSERVATIONS = Box(-1, 1, (3,), np.float32)
 ACTIONS = Box(np.float32([-2, 1]), np.float32([4, 2]))
@@ -335,4 +335,4 @@ def test_a_setting_that_makes_no_sense_is_refused(change, complaint):
 
 def test_a_replay_buffer_smaller_than_a_batch_is_refused():
     with pytest.raises(ConfigError, match=r"algo.buffer_size=10: expected 256 or more"):
-        plan_run(["algo=sac", "env=pendulum", "algo.buffer_size=10"])
+        config_of("algo=sac", "env=pendulum", "algo.buffer_size=10")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config.plan import plan_run
 from harness.pipeline import make_scheme
 from harness.sync_metrics import SyncMeter
 from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
 from sync.stats import KEPT
+from tests.harness.config.composed import config_of
 
 
 @pytest.fixture(params=["float32"])
@@ -130,7 +130,7 @@ def test_without_synchronisation_there_is_nothing_but_the_publishing():
 def test_verified_policy_calls_are_counted_where_that_is_asked_for():
     for verify, counts in {"off": {}, "every": {"sync/verified_calls": 3}}.items():
         options = ["sync=multiprocess", f"sync.verify={verify}"]
-        with both_ends(make_scheme(plan_run(options).config.sync)) as (sender, receiver):
+        with both_ends(make_scheme(config_of(*options).sync)) as (sender, receiver):
             meter = SyncMeter(sender, 1)
             act = receiver.watched(sender.model)
             for _ in range(3):

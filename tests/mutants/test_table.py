@@ -15,4 +15,5 @@ def test_every_change_fits_its_file_and_names_tests_that_exist():
         for test in mutant.tests:
             path, _, function = test.partition("::")
             text = (ROOT / path).read_text()
-            assert f"def {function.partition('[')[0]}(" in text, f"{mutant.name}: {test}"
+            found = not function or f"def {function.partition('[')[0]}(" in text
+            assert found, f"{mutant.name}: {test}"

@@ -9,12 +9,12 @@ import pytest
 from collectors.schedule.costs import Cost, Stragglers
 from collectors.schedule.network import Network
 from collectors.schedule.simulated_pool import Failure
-from harness.config.plan import plan_run
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.simulated import SimulatedConfig
 from harness.options.sync import LinkConfig, SharedMemConfig
 from harness.options.typed import build
 from sync import PRESETS
+from tests.harness.config.composed import config_of
 
 
 def run_with(sync=None, num_envs=8, **options):
@@ -107,4 +107,4 @@ def test_mistakes_are_named(options, words):
 @pytest.mark.parametrize("scheme", ["hogwild", "none"])
 def test_weights_without_versions_cannot_be_simulated(scheme):
     with pytest.raises(ImpossiblePair, match="use sync=shared_mem"):
-        plan_run(["collector=simulated", f"sync={scheme}"])
+        config_of("collector=simulated", f"sync={scheme}")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 from typing import Literal
 
 import pytest
 
 from harness.options.errors import ConfigError, nearest, suggest
-from harness.options.typed import build, paths
+from harness.options.typed import NonNegative, Positive, Share, build, paths
 
 
 @dataclass
@@ -60,6 +61,27 @@ def test_what_does_not_fit_is_named_with_what_would(data, expected):
     with pytest.raises(ConfigError) as found:
         build(Outer, data)
     assert str(found.value) == expected
+
+
+@dataclass
+class Bounded:
+    share: Share = 0.5
+    rate: Positive = 1.0
+    limit: NonNegative = 0.0
+    either: float | int | str = ""
+
+
+def test_bounds_are_kept_and_nan_is_in_no_range():
+    for data in ({"share": 0}, {"share": 1}, {"rate": 1e-9}, {"limit": 0}):
+        build(Bounded, data)
+    for data in ({"share": -1e-9}, {"share": 1.1}, {"rate": 0}, {"limit": -1e-9}, {"limit": nan}):
+        with pytest.raises(ConfigError, match="expected a number"):
+            build(Bounded, data)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, "1"])
+def test_a_value_keeps_its_type_where_several_fit(value):
+    assert type(build(Bounded, {"either": value}).either) is type(value)
 
 
 def test_every_option_has_a_dotted_path():
