@@ -33,6 +33,7 @@ class _LocalCollector(PooledCollector):
             source,
             options.weight_sync_schemes,
             devices=[spec.policy_device for spec in self._specs],
+            timeout=self.options.timeout,
             updater=options.weight_updater,
             ctx=self._ctx,
         )

@@ -71,7 +71,7 @@ class SimulatedCollector(BaseCollector):
             raise ValueError(
                 f"{self.kind} needs a policy with weights: it simulates how they reach workers"
             )
-        return Publisher(source, schemes, devices=options.devices(n))
+        return Publisher(source, schemes, devices=options.devices(n), timeout=options.timeout)
 
     def _open(self) -> None:
         options, n = self.options, self.num_workers

@@ -45,6 +45,7 @@ class Collector(BaseCollector):
             self._source(),
             options.weight_sync_schemes,
             devices=options.devices(1),
+            timeout=options.timeout,
             updater=options.weight_updater,
         )
 

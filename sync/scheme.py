@@ -43,6 +43,8 @@ from sync.transport import SchemeTransport
 from sync.verify import Verifier, check_verify
 from sync.worker import WorkerRecord
 
+SEND_TIMEOUT_S = 10.0  # of a scheme without a timeout of its own, outside of a collector
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -66,7 +68,8 @@ class WeightSyncScheme:
 
     strategy: "tensordict", "state_dict" or a `WeightStrategy`.
     sync: whether `send` waits until every addressed worker uses the new version.
-    timeout, connect_timeout: seconds after which a send or a connect is an error.
+    timeout, connect_timeout: seconds after which a send or a connect is an error. None: a send may
+        take 10 s, or in a collector as long as the collector's timeout.
     check_finite: refuse to send NaN and infinite parameters; "all" also refuses such buffers.
     wire: the number format in which weights travel: "float32" (unchanged), "bfloat16", "float16",
         "int8" or "delta"; see `effects/wire.py`.
@@ -93,7 +96,7 @@ class WeightSyncScheme:
         strategy: str | WeightStrategy = "tensordict",
         sync: bool = True,
         *,
-        timeout: float = 10.0,
+        timeout: float | None = None,
         connect_timeout: float = 60.0,
         check_finite: CheckFinite = True,
         wire: str = "float32",
@@ -111,7 +114,10 @@ class WeightSyncScheme:
             raise ValueError(
                 f"strategy={strategy!r}: expected 'tensordict', 'state_dict' or a WeightStrategy"
             )
-        for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+        limits = {"connect_timeout": connect_timeout} | (
+            {} if timeout is None else {"timeout": timeout}
+        )
+        for name, seconds in limits.items():
             if not isinstance(seconds, Real) or not 0 <= seconds <= LONGEST_S:
                 raise ValueError(f"{name}={seconds!r}: expected seconds, from 0 to {LONGEST_S:g}")
         if check_finite not in (True, False, "all"):
@@ -235,7 +241,7 @@ class WeightSyncScheme:
         sender = Sender(
             form,
             self.strategy,
-            timeout=self.timeout,
+            timeout=SEND_TIMEOUT_S if self.timeout is None else self.timeout,
             connect_timeout=self.connect_timeout,
             check_finite=self.check_finite,
             verify=self.verify != "off",

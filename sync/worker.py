@@ -134,6 +134,7 @@ class WorkerRecord:
             )
             text = (
                 f"did not acknowledge version {self.addressed} within {seconds:g} s; {alive} on "
-                f"version {self.acknowledged}"
+                f"version {self.acknowledged} (a step or reset may take as long as the scheme's "
+                "timeout)"
             )
         return WorkerTimeout(self.index, f"{self} {text}{hint}")

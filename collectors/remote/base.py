@@ -99,6 +99,7 @@ class RemoteCollector(PooledCollector):
             source,
             schemes or {},
             devices=[*self.policy_devices, *[None] * (self.capacity - n)],
+            timeout=options.timeout,
             updater=options.weight_updater,
         )
 

@@ -19,6 +19,7 @@ from sync.updaters import LocalWeightUpdaterBase, MultiProcessedRemoteWeightUpda
 class Publisher:
     """The sending side of all schemes.
 
+    timeout: how long a worker may take, for schemes that have no timeout of their own.
     promised: by worker and model, the newest version that was published to it.
     """
 
@@ -28,6 +29,7 @@ class Publisher:
         schemes: Mapping[str, WeightSyncScheme] | None,
         *,
         devices: Sequence[torch.device | None],
+        timeout: float,
         updater: Any = None,
         ctx: Any = None,
     ):
@@ -44,6 +46,8 @@ class Publisher:
         self.promised: dict[int, dict[str, int]] = {w: {} for w in range(len(devices))}
         for model_id, scheme in self.schemes.items():
             if not scheme.initialized_on_sender:
+                if scheme.timeout is None:
+                    scheme.timeout = timeout
                 model = find_model(policy, model_id)
                 scheme.init_on_sender(
                     model_id=model_id, model=model, devices=list(devices), ctx=ctx

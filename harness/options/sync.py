@@ -86,7 +86,8 @@ class SyncConfig(Options):
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
     # refuse to publish NaN and infinite parameters; all: also in buffers
     check_finite: bool | Literal["all"] = True
-    timeout_s: Seconds = 10.0  # a publish without acknowledgement is an error after this long
+    # a publish without acknowledgement is an error after this long; null: collector.timeout_s
+    timeout_s: Seconds | None = None
     connect_timeout_s: Seconds = 60.0  # a worker that does not connect is an error after this long
 
     def arguments(self) -> dict[str, Any]:

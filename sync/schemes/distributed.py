@@ -32,7 +32,7 @@ class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
         self,
         backend: str = "gloo",
         sync: bool = True,
-        timeout: float = 10.0,
+        timeout: float | None = None,
         *,
         strategy: str | WeightStrategy = "tensordict",
         **options: Any,

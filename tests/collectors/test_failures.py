@@ -13,12 +13,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing import forkserver
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 
+from collectors import MultiAsyncCollector
 from collectors.workers.shared_counters import STAGES
 from sync import (
     MultiProcessWeightSyncScheme,
@@ -523,3 +526,27 @@ def test_a_lack_of_descriptors_for_a_workers_frames_is_an_error_that_says_so():
             for fd in taken:
                 os.close(fd)
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_reset_may_take_as_long_as_the_collectors_timeout(monkeypatch):
+    monkeypatch.setattr("sync.scheme.SEND_TIMEOUT_S", 0.1)  # what a scheme waits elsewhere
+
+    class Slow(gym.Wrapper):
+        num_resets = 0
+
+        def reset(self, **options):
+            self.num_resets += 1
+            if self.num_resets == 4:  # while a version waits for this worker
+                time.sleep(1.0)  # loads a level
+            return self.env.reset(**options)
+
+    def make_env():
+        return Slow(gym.make("CartPole-v1", max_episode_steps=4))
+
+    scheme = SharedMemWeightSyncScheme()
+    options = {"num_workers": 1, "frames_per_batch": 8, "weight_sync_schemes": {"policy": scheme}}
+    with MultiAsyncCollector(make_env, ActorCritic(), timeout=50, **options) as collector:
+        for _ in range(4):
+            collector.next()
+            collector.update_policy_weights_()
+        assert scheme.timeout == 50
