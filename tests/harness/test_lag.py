@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -120,7 +121,16 @@ def test_what_makes_no_sense_is_refused_in_one_line(overrides, said):
 
 @pytest.mark.parametrize(
     ("collector", "sync", "blocking"),
-    [("single", "shared_mem", True), ("multi_sync", "multiprocess", False)],
+    [
+        ("single", "shared_mem", True),
+        ("multi_sync", "multiprocess", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(
+                ("single", "multi_sync"), ("shared_mem", "multiprocess"), (True, False)
+            )
+        ),
+    ],
 )
 def test_every_frame_after_the_fourth_update_has_a_lag_of_four(collector, sync, blocking):
     given = (f"collector={collector}", f"sync={sync}", f"sync.blocking={blocking}".lower())
@@ -137,8 +147,11 @@ def test_every_frame_after_the_fourth_update_has_a_lag_of_four(collector, sync, 
         assert worker["acknowledged"] in ((6,) if blocking else (5, 6))
 
 
-def test_hogwild_counts_torn_policy_calls_in_every_run():
-    _, directory = start(*SMALL, "collector=multi_async", "sync=hogwild")
+@pytest.mark.parametrize(
+    "collector", [pytest.param("multi_sync", marks=pytest.mark.slow), "multi_async"]
+)
+def test_hogwild_counts_torn_policy_calls_in_every_run(collector):
+    _, directory = start(*SMALL, f"collector={collector}", "sync=hogwild")
     summary = read_json(directory / "summary.json")
     for found in (records(directory)[-1], summary):
         assert found["sync/checked_calls"] > 1280 / 4 / 17 / 2
@@ -152,8 +165,11 @@ def test_workers_on_their_own_lag_more():
     assert all(r["policy/lag_mean"] >= 4 for r in records(directory)[5:])
 
 
-def test_no_lag_and_no_tear_change_no_bit():
-    given = (*SMALL, "collector=single")
+@pytest.mark.parametrize(
+    "collector", ["single", pytest.param("multi_sync", marks=pytest.mark.slow)]
+)
+def test_no_lag_and_no_tear_change_no_bit(collector):
+    given = (*SMALL, f"collector={collector}")
     _, plain = start(*given, into="plain")
     _, zero = start(*given, "sync.lag=0", "sync.tear.share=0", "sync.tear.span=3", into="zero")
     _, lagging = start(*given, "sync.lag=1", into="lagging")
