@@ -12,7 +12,7 @@ from collectors.data.batch import Part, Trajectories
 from collectors.rollout.environment import Environments
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import RANDOM_VERSION, Rollout
-from collectors.rollout.policy import PolicyCaller, shift_worker
+from collectors.rollout.policy import OwnAttributes, PolicyCaller, shift_worker
 from collectors.rollout.seeds import Streams, untouched_streams
 from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.versions import Versions
@@ -83,6 +83,7 @@ class VirtualWorker:
         self.first_env = first_env
         self.receiver = PlannedReceiver(versions, index)
         self._policy = None if acting is None else acting.policy  # of all virtual workers
+        self._attributes = OwnAttributes(self._policy)
         self._num_threads = num_threads
         with untouched_streams():
             self.rollout = Rollout(environments, acting, self.receiver, **options)
@@ -95,11 +96,13 @@ class VirtualWorker:
         outside, threads = Streams(), torch.get_num_threads()
         self.streams.resume()
         torch.set_num_threads(self._num_threads)
+        self._attributes.exchange()
         shift_worker(self._policy, self.index)
         try:
             yield
         finally:
             shift_worker(self._policy, -self.index)
+            self._attributes.exchange()
             torch.set_num_threads(threads)
             self.streams.keep()
             outside.resume()

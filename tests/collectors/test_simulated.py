@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -31,7 +32,8 @@ def simulated(make=make_env, failures=(), **options):
         apply_at=options.get("apply_at", "step"),
     )
     options = {"num_workers": 2, "frames_per_batch": STEPS, **options}
-    return SimulatedCollector(make, CodePolicy(), schedule=schedule, **options)
+    policy = options.pop("policy", None) or CodePolicy()
+    return SimulatedCollector(make, policy, schedule=schedule, **options)
 
 
 def test_a_replaced_virtual_worker_has_new_episodes_and_no_random_frames_of_its_own():
@@ -63,3 +65,31 @@ def test_a_version_is_kept_as_long_as_a_virtual_worker_uses_it():
     assert {int(version) for batch in batches for version in batch["policy_version"].unique()} == {
         0
     }
+
+
+class Noisy(CodePolicy):
+    """Counts its calls, and draws from a generator of its own."""
+
+    seen: ClassVar[list[tuple[int, int, float]]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.worker_idx, self.calls = 0, 0
+        self.generator, self.noise = torch.Generator(), None
+
+    def forward(self, *inputs):
+        self.calls += 1
+        self.noise = torch.rand((), generator=self.generator)
+        self.seen.append((self.worker_idx, self.calls, float(self.noise)))
+        return super().forward(*inputs)
+
+
+def test_each_virtual_worker_has_its_own_counters_and_generators_of_a_policy():
+    Noisy.seen.clear()
+    with simulated(policy=Noisy()) as collector:
+        for _ in range(4):
+            collector.next()
+    first, second = ([rest for who, *rest in Noisy.seen if who == w] for w in (0, 1))
+    assert len(first) > STEPS
+    assert [calls for calls, _ in first] == list(range(1, len(first) + 1))
+    assert first[: len(second)] == second[: len(first)]
