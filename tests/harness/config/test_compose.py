@@ -30,16 +30,16 @@ def test_what_is_not_swept_is_known():
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
-        ("++seed=1,sync=none", "seed=1,sync=none"),
-        ("++env.id=ALE/Pong-v5", "env.id=ALE_Pong-v5"),
-        ("", "job"),
+        ("++env.id=ALE/Pong-v5", "env.id=ALE_Pong-v5,seed=1"),
+        ("algo.epochs=4,sync=none", "algo.epochs=4,seed=1,sync=none"),
+        ("", "seed=1"),
     ],
 )
-def test_a_job_is_named_by_what_varies(overrides, name):
-    assert job_name(overrides) == name
+def test_a_job_is_named_by_what_varies_and_its_seed(overrides, name):
+    assert job_name(overrides, 1) == name
 
 
 def test_long_names_are_cut_and_stay_apart():
-    first, second = (job_name("x" * 300 + end) for end in "ab")
+    first, second = (job_name("x" * 300 + end, 1) for end in "ab")
     assert first != second
     assert len(first) == len(second) == LONGEST_NAME
