@@ -122,7 +122,8 @@ def _definition(found: Sequence[Findings]) -> Iterator[Block]:
         yield (
             f"Mean {TRAINED} is the mean return over the frames of a run, from its first to its "
             "last. A frame counts with the mean return of the episodes that ended in its record "
-            "or, where none did, in the next one that has some; after the last, with its value."
+            "or, where none did, in the next record with ended episodes. Frames after the last "
+            "such record count with its value."
         )
 
 
@@ -189,8 +190,8 @@ def _unused(found: Sequence[Findings]) -> Iterator[str]:
                 )
         if little:
             yield (
-                f"{count(little, 'setting')} of {findings.task.name} did not learn from some of "
-                "their frames, fewer than a tenth: see Synchronisation, below."
+                f"{findings.task.name}: fewer than a tenth of the frames were not learned from "
+                f"in {count(little, 'setting')}: see Synchronisation, below."
             )
 
 

@@ -250,8 +250,8 @@ def test_frames_that_were_not_learned_from_are_in_the_verdict(tmp_path):
     assert items[-2:] == [
         "Warning: much did not learn from 900 (90%) of the frames of a run; its runs made 6 "
         "updates.",
-        "1 setting of ppo on CartPole-v1 did not learn from some of their frames, fewer than a "
-        "tenth: see Synchronisation, below.",
+        "ppo on CartPole-v1: fewer than a tenth of the frames were not learned from in "
+        "1 setting: see Synchronisation, below.",
     ]
 
 
