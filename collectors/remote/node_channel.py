@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import secrets
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -37,7 +36,6 @@ from collectors.workers.channel import (
 )
 from sync.errors import WorkerError, WorkerRaised
 from sync.local.doorbell import Doorbell
-from sync.local.waiting import awake_s
 from sync.remote.engine import PeerDied
 
 _NO_COUNTS: dict[str, Any] = {
@@ -275,11 +273,8 @@ class Pulse(threading.Thread):
 
     def run(self) -> None:
         while True:
-            due = time.monotonic() + self._every_s
-            awake_s.begin()
             if self._stopped.wait(self._every_s):
                 return
-            awake_s.end(due)
             for channel in self._channels():
                 channel.beat()
 

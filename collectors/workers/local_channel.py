@@ -39,7 +39,7 @@ from collectors.workers.start_process import default_start_method, end_process, 
 from collectors.workers.worker_loop import Setup, main
 from collectors.workers.worker_spec import WorkerSpec
 from sync.local.memory import SharedFd, anonymous_file
-from sync.local.process import Watch, must_look
+from sync.local.process import Watch
 
 # A worker that has imported the script sends what it raises.
 _NOT_IMPORTED = (
@@ -111,7 +111,8 @@ class LocalChannel(WorkerChannel):
                     f"workers, has died, or belongs to the process that this one was forked from "
                     f"({type(error).__name__}: {error}); start_method='spawn' does not need it"
                 ) from error
-            self.process, self._watch = process, Watch(process.pid)
+            self.process = process
+            self._watch = Watch(process.pid)
         far.close()
         setup.spec.close()
 
@@ -194,7 +195,7 @@ class LocalChannel(WorkerChannel):
         return f" {how} (pid {self.process.pid}) while {self.counters.stage}{hint}"
 
     def must_look(self) -> bool:
-        return self._watch is not None and (self._watch.gone or must_look())
+        return self._watch is not None and self._watch.gone
 
     def progress(self) -> Hashable:
         values = self.counters.values

@@ -192,10 +192,7 @@ class WorkerPool:
             if unless():
                 return True
             if self._listener not in (None, me):
-                due = time.monotonic() + max(0.0, timeout)
-                awake_s.begin()
                 self._news.wait(max(0.0, timeout))
-                awake_s.end(due)
                 return unless()
             self._listener = me
             fds = [self._wake.fd, *(fd for handle in self.handles for fd in handle.channel.fds())]
@@ -453,7 +450,7 @@ class WorkerPool:
 
     def close(self, timeout: float = CLOSE_S, *, close_env: bool = True) -> None:
         """End all workers: first by asking, then by force. Bounded; harmless a second time."""
-        deadline = awake_s() + timeout
+        deadline = time.monotonic() + timeout
         self.closed = True
         self._wake.ring()
         with self._news:
@@ -462,7 +459,7 @@ class WorkerPool:
             for handle in self.handles:
                 handle.channel.tell_to_stop(timeout / 2, close_env)
             for handle in self.handles:
-                self._end(handle, max(0.0, deadline - awake_s()))
+                self._end(handle, max(0.0, deadline - time.monotonic()))
         except BaseException:  # an interrupt: wait no longer
             for handle in self.handles:
                 self._end(handle, 0.0)

@@ -13,8 +13,18 @@ import weakref
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer, ReceiverChannel, SenderChannel
-from sync.local.process import Watch, must_look
+from sync.channel import (
+    APPLIED,
+    FAILED,
+    JOINED,
+    LEFT,
+    LOST,
+    Answer,
+    ReceiverChannel,
+    SenderChannel,
+    now_ns,
+)
+from sync.local.process import Watch
 from sync.local.rendezvous import (
     CLOSE,
     DONE,
@@ -31,7 +41,7 @@ from sync.local.rendezvous import (
 from sync.local.slots import Slots
 from sync.model.layout import Layout
 
-_DYING_S = 1.0  # between a process closing its connections and its end
+_DYING_S = 1.0  # how long a process may take to end after its connection has
 
 
 @dataclass
@@ -42,7 +52,7 @@ class Peer:
     connection: Connection
     watch: Watch
     polled: list[int]  # the descriptors of both
-    left: bool = False  # it announced that it leaves, or its connection ended
+    left: bool = False  # it announced that it leaves
 
 
 class LocalSender(SenderChannel):
@@ -61,6 +71,8 @@ class LocalSender(SenderChannel):
         self.handout = self._listener.address
         self._unidentified: dict[int, Connection] = {}  # by descriptor, before HELLO
         self._peers: dict[int, Peer] = {}
+        # Workers whose connection has ended, and when they count as lost although they live.
+        self._dying: dict[int, int] = {}
         self._closed = False
         self._poll = select.poll()
         self._poll.register(self._listener.fd, select.POLLIN)
@@ -90,7 +102,7 @@ class LocalSender(SenderChannel):
             return []
         fds = [self._listener.fd, *self._unidentified]
         for peer in self._peers.values():
-            fds += [peer.connection.fd, *peer.watch.fds()]
+            fds += peer.polled
         return fds
 
     def poll(self) -> list[Answer]:
@@ -103,25 +115,38 @@ class LocalSender(SenderChannel):
                 self._unidentified[unidentified.fd] = unidentified
                 self._poll.register(unidentified.fd, select.POLLIN)
                 ready.add(unidentified.fd)
-        if ready or must_look():
+        if ready or self._dying:
             for peer in list(self._peers.values()):
                 self._read_peer(peer, ready, answers)
         for fd in ready & set(self._unidentified):
             self._meet(fd, answers)
         return answers
 
+    def due_ns(self) -> int | None:
+        return min(self._dying.values(), default=None)
+
     def _read_peer(self, peer: Peer, ready: set[int], answers: list[Answer]) -> None:
         """Read a worker's messages, then check whether its process still runs."""
-        connection, watch = peer.connection, peer.watch
+        worker, connection, watch = peer.worker, peer.connection, peer.watch
         watch.notice(ready)
-        if connection.fd in ready or watch.gone:
+        if not connection.ended and (connection.fd in ready or watch.gone):
             for message in connection.receive():
                 self._to_answer(peer, message, answers)
-        if connection.ended and not peer.left and not watch.gone:
-            peer.left = not watch.wait(_DYING_S)
+            if connection.ended:
+                patience_s = _DYING_S if watch.pid else 0.0
+                self._dying[worker] = now_ns() + int(patience_s * 1e9)
+                self._stop_polling(peer, connection.fd)
         if peer.left or watch.gone:
             self._drop(peer)
-            answers.append(Answer(peer.worker, LEFT) if peer.left else self._lost(peer))
+            self._reset(worker)
+            answers.append(Answer(worker, LEFT) if peer.left else self._lost(peer))
+        elif now_ns() >= self._dying.get(worker, now_ns() + 1):
+            self._lose_connection(peer, answers)
+
+    def _lose_connection(self, peer: Peer, answers: list[Answer]) -> None:
+        """Its process lives, and may still read: its blocks stay protected until it is replaced."""
+        self._drop(peer)
+        answers.append(Answer(peer.worker, LOST, text="its connection ended"))
 
     def _to_answer(self, peer: Peer, message: Message, answers: list[Answer]) -> None:
         worker, numbers = peer.worker, message.numbers
@@ -145,11 +170,15 @@ class LocalSender(SenderChannel):
 
     def _drop(self, peer: Peer) -> None:
         del self._peers[peer.worker]
-        self._reset(peer.worker)
-        for fd in peer.polled:
-            self._poll.unregister(fd)
+        self._dying.pop(peer.worker, None)
+        for fd in list(peer.polled):
+            self._stop_polling(peer, fd)
         peer.connection.close()
         peer.watch.close()
+
+    def _stop_polling(self, peer: Peer, fd: int) -> None:
+        peer.polled.remove(fd)
+        self._poll.unregister(fd)
 
     def _meet(self, fd: int, answers: list[Answer]) -> None:
         """Accept a process that says which worker it is."""
@@ -158,26 +187,41 @@ class LocalSender(SenderChannel):
         if not messages and not connection.ended:
             return
         del self._unidentified[fd]
-        if messages and (serving := self._peers.get(messages[0].numbers[0])) is not None:
-            serving.watch.look()  # it may have left since this poll began
-            self._read_peer(serving, {serving.connection.fd}, answers)
-        if not messages or (why := self._refusal(messages[0])):
-            if messages:
-                connection.send(REFUSED, text=why)
-            self._poll.unregister(fd)
+        self._poll.unregister(fd)
+        if not messages:
             connection.close()
             return
-        worker, pid = messages[0].numbers[:2]
+        hello = messages[0]
+        if (serving := self._peers.get(hello.numbers[0])) is not None:
+            self._look_at(serving, answers)  # it may have left since this poll began
+        if why := self._refusal(hello):
+            self._refuse(connection, why)
+            return
+        try:
+            watch = Watch(connection.pid)
+        except OSError as error:
+            self._refuse(connection, f"the sender cannot watch it: {str(error.strerror).lower()}")
+            return
+        worker = hello.numbers[0]
         self._reset(worker)
-        watch = Watch(pid)
         peer = self._peers[worker] = Peer(worker, connection, watch, [fd, *watch.fds()])
         connection.send(WELCOME, fds=self._shared_fds())
-        for watched in watch.fds():
-            self._poll.register(watched, select.POLLIN)
-        answers.append(Answer(worker, JOINED, pid=pid))
+        for polled in peer.polled:
+            self._poll.register(polled, select.POLLIN)
+        answers.append(Answer(worker, JOINED, pid=watch.pid))
         for message in messages[1:]:
             self._to_answer(peer, message, answers)
         self._read_peer(peer, {fd}, answers)
+
+    def _look_at(self, peer: Peer, answers: list[Answer]) -> None:
+        peer.watch.look()
+        self._read_peer(peer, {peer.connection.fd}, answers)
+        if peer.connection.ended and self._peers.get(peer.worker) is peer:
+            self._lose_connection(peer, answers)  # another process has come in its place
+
+    def _refuse(self, connection: Connection, why: str) -> None:
+        connection.send(REFUSED, text=why)
+        connection.close()
 
     def _refusal(self, hello: Message) -> str:
         """Why the process that sent this cannot serve as a worker; empty if it can."""
@@ -185,7 +229,8 @@ class LocalSender(SenderChannel):
         if not self._listener.is_known(hello) or worker not in range(self.num_workers):
             return "the sender does not know this process"
         if (peer := self._peers.get(worker)) is not None:
-            return f"worker {worker} is already served by a live process (pid {peer.watch.pid})"
+            process = f" (pid {peer.watch.pid})" if peer.watch.pid else ""
+            return f"worker {worker} is already served by a live process{process}"
         return ""
 
     def close(self) -> None:
@@ -248,8 +293,8 @@ class LocalReceiver(ReceiverChannel):
     def open(self) -> None:
         self.close()
         self._welcome, self._gone = False, ""
-        self._watch = Watch(self.handout.pid)
         self._connection = connect(self.handout, self.worker)
+        self._watch = Watch(self._connection.pid)
         self._poll = select.poll()
         self._poll.register(self._connection.fd, select.POLLIN)
 

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.reduction import DupFd
@@ -82,8 +81,7 @@ class AnonymousMemory(SharedFd):
         super().__init__(anonymous_file())
         with _naming_the_size(self.nbytes):
             os.ftruncate(self.fd, self.nbytes)
-        if hasattr(os, "memfd_create"):
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
     def map(self, offset: int, nbytes: int, *, writable: bool) -> Tensor:
         """A uint8 tensor over part of the memory; it keeps the mapping alive on its own.
@@ -103,10 +101,7 @@ class AnonymousMemory(SharedFd):
 
 def anonymous_file() -> int:
     """The descriptor of a new file without a name and, so far, of 0 bytes."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile() as file:  # an unlinked file does the same through the page cache
-        return os.dup(file.fileno())
+    return os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 @contextlib.contextmanager

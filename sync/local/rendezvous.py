@@ -7,24 +7,22 @@
     WELCOME, with descriptors    --->               maps the memory
       or REFUSED, with the reason
 
-The address is plain data, so a scheme can be pickled any number of times and in any way. On Linux
-the socket is in the abstract namespace: it has no file and disappears with its process. Only
-processes of the same user that know the address and its secret are accepted.
+The address is plain data, so a scheme can be pickled any number of times and in any way. The socket
+is in the abstract namespace: it has no file and disappears with its process. Only processes of the
+same user that know the address and its secret are accepted. Each side asks the kernel for the
+number of the other's process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import secrets
-import shutil
 import socket
 import struct
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 HELLO, WELCOME, REFUSED, VERSION, WAKE, CLOSE, DONE, FAIL, LEAVE = range(9)
@@ -44,7 +42,6 @@ class Address(NamedTuple):
 
     name: str
     secret: str
-    pid: int
 
 
 class Message(NamedTuple):
@@ -59,17 +56,13 @@ class Listener:
     """The sender's socket, to which workers connect at any time."""
 
     def __init__(self) -> None:
-        self._directory: str | None = None
-        if sys.platform == "linux":
-            name = f"\0lockstep-{secrets.token_hex(16)}"
-        else:
-            self._directory = tempfile.mkdtemp(prefix="lockstep-")
-            name = str(Path(self._directory, "socket"))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name = f"\0lockstep-{secrets.token_hex(16)}"
         self._socket.bind(name)
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
-        self.address = Address(name, secrets.token_hex(16), os.getpid())
+        self._reserve = self._socket.dup()  # a descriptor to refuse a process with
+        self.address = Address(name, secrets.token_hex(16))
 
     @property
     def fd(self) -> int:
@@ -83,14 +76,26 @@ class Listener:
                 connected, _ = self._socket.accept()
             except BlockingIOError:
                 return accepted
-            except OSError:  # no descriptors are left, for instance
-                if accepted:
-                    return accepted
-                raise
-            if _same_user(connected):
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                self._refuse_one(str(error.strerror).lower())
+                return accepted
+            if _credentials(connected)[1] == os.geteuid():
                 accepted.append(Connection(connected))
             else:
                 connected.close()
+
+    def _refuse_one(self, why: str) -> None:
+        """No descriptor is left for a connection: say so, and leave nobody waiting."""
+        self._reserve.close()
+        with contextlib.suppress(OSError):
+            connected, _ = self._socket.accept()
+            refused = Connection(connected)
+            refused.send(REFUSED, text=f"the sender cannot accept it: {why}")
+            refused.close()
+        with contextlib.suppress(OSError):  # another thread may have taken the descriptor
+            self._reserve = self._socket.dup()
 
     def is_known(self, hello: Message) -> bool:
         """Whether the process that sent this knows the secret of the address."""
@@ -99,8 +104,7 @@ class Listener:
 
     def close(self) -> None:
         self._socket.close()
-        if self._directory is not None and os.getpid() == self.address.pid:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._reserve.close()
 
 
 def connect(address: Address, worker: int) -> Connection:
@@ -113,16 +117,20 @@ def connect(address: Address, worker: int) -> Connection:
         connected.close()
         raise ConnectionError(f"the sender is gone ({error})") from None
     connection = Connection(connected)
-    connection.send(HELLO, worker, os.getpid(), text=address.secret)
+    connection.send(HELLO, worker, text=address.secret)
     return connection
 
 
 class Connection:
-    """Small messages in both directions. It never blocks and pickles nothing."""
+    """Small messages in both directions. It never blocks and pickles nothing.
+
+    pid: the number of the process on the other side; 0 if its PID namespace hides it.
+    """
 
     def __init__(self, connected: socket.socket):
         connected.setblocking(False)
         self._socket = connected
+        self.pid = _credentials(connected)[0]
         self._data = bytearray()
         self.ended = False  # the other side closed it, or its process ended
 
@@ -192,8 +200,8 @@ class Connection:
         self._socket.close()
 
 
-def _same_user(connected: socket.socket) -> bool:
-    if not hasattr(socket, "SO_PEERCRED"):  # the directory of the socket is this user's alone
-        return True
+def _credentials(connected: socket.socket) -> tuple[int, int]:
+    """The process and the user on the other side, as the kernel recorded them."""
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(data)[1] == os.geteuid())
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return pid, user

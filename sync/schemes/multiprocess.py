@@ -69,7 +69,7 @@ class MultiProcessSender(LocalSender):
         self._send_next(answer.worker)
 
     def busy(self) -> bool:
-        return bool(self._waiting)
+        return not self._peers.keys().isdisjoint(self._waiting)
 
 
 class MultiProcessReceiver(LocalReceiver):

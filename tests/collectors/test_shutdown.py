@@ -26,7 +26,6 @@ import torch
 
 from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from collectors.workers.start_process import sigint_blocked
-from sync.local.process import PIDFDS
 from tests.collectors.support import MULTI
 from tests.collectors.troubled import Mishap, Plain, Troubled, is_gone, make, pids, wait_until
 
@@ -175,7 +174,6 @@ def processes_held(pid: int) -> set[int]:
     return held
 
 
-@pytest.mark.skipif(not PIDFDS, reason="here processes are looked up")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_the_kernel_tells_workers_of_the_trainers_end(method):
     # Without a policy, since schemes too watch the trainer.

@@ -6,9 +6,14 @@ import contextlib
 import copy
 import faulthandler
 import os
+import pickle
 import re
 import resource
 import signal
+import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,8 +21,9 @@ import pytest
 from torch import nn
 
 from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
-from sync.local import waiting
+from sync.local import channel as local_channel
 from sync.local.doorbell import Doorbell
+from sync.local.rendezvous import REFUSED
 from sync.local.waiting import wait_for
 from tests.sync.support import (
     KINDS,
@@ -240,10 +246,7 @@ def test_a_sender_that_was_stopped_itself_blames_no_worker():
         process.hear()
 
 
-def test_a_background_thread_that_cannot_go_on_tells_the_sender_why(monkeypatch):
-    # Else the thread may be reading that file when the last descriptor goes, and closes it after.
-    monkeypatch.setattr(waiting, "_SCHEDSTAT", "/nowhere")
-
+def test_a_background_thread_that_cannot_go_on_tells_the_sender_why():
     def leave_no_descriptors(scheme, model):
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
         with contextlib.suppress(OSError):
@@ -350,3 +353,97 @@ def test_a_successor_whose_weights_were_overwritten_gets_a_new_version(kind):
             successor.hear()
             assert successor.do(version) == scheme.acknowledged[0] == scheme.version
             assert successor.do(held) == bits(policy(11))
+
+
+def close_the_connection(scheme, model):
+    """End the connection and nothing else, as a process does that takes long to dump its core."""
+    os.close(scheme._receiver.channel._connection.fd)
+
+
+@EACH
+def test_a_send_does_not_wait_for_another_worker_whose_connection_ended(kind, monkeypatch):
+    monkeypatch.setattr(local_channel, "_DYING_S", 1e6)
+    with running(scheme := sender(kind, workers=2), method="fork") as (broken, healthy):
+        broken.do(close_the_connection)
+        for value in (2, 3):
+            healthy.tell(receive, 20)
+            scheme.send(policy(value), worker_ids=[1])
+            assert healthy.hear()
+        broken.tell(lambda s, m: os._exit(7))
+        wait_for_the_end(broken)
+        with pytest.raises(WorkerDied, match="exit code 7"):
+            scheme.send(policy(4), worker_ids=[0])
+
+
+@EACH
+def test_what_a_live_process_may_still_read_is_not_overwritten(kind, monkeypatch):
+    monkeypatch.setattr(local_channel, "_DYING_S", 0.0)
+    with running(scheme := sender(kind, workers=2), method="fork") as (broken, healthy):
+        broken.do(close_the_connection)
+        with pytest.raises(WorkerDied, match="its connection ended"):
+            scheme.send(policy(2), worker_ids=[0])
+        for value in range(3, 12):
+            healthy.tell(receive, 20)
+            scheme.send(policy(value), worker_ids=[1])
+            assert healthy.hear()
+        assert broken.do(held) == bits(policy(1))
+
+
+def no_descriptors_for_a_while(handed, model):
+    """Have strangers knock while this process cannot open files; then send as before."""
+    scheme = sender("multiprocess", timeout=20)
+    with running(scheme) as (worker,):
+        scheme.send_async(policy(2))
+        scheme.send_async(policy(3))  # it waits, so the service thread polls
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        knocking = socket.socket(socket.AF_UNIX)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (knocking.fileno(), hard))
+        knocking.connect(scheme._handout.name)
+        knocking.settimeout(20)
+        kind = struct.unpack("<i", knocking.recv(4))[0]  # it is told, and not left to wait
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        knocking.close()
+        while worker.do(version) != 2:
+            worker.do(receive, 5)
+        worker.tell(receive, 20)
+        scheme.send(policy(4))
+        worker.hear()
+        return kind, worker.do(held) == bits(policy(4))
+
+
+def test_a_moment_without_descriptors_is_survived():
+    with Worker(Handed(), None) as process:
+        assert process.do(no_descriptors_for_a_while) == (REFUSED, True)
+
+
+ELSEWHERE = """
+import pickle, sys
+from tests.sync.support import bits, policy
+with open(sys.argv[1], "rb") as file:
+    scheme = pickle.load(file)
+model = policy()
+scheme.init_on_receiver(model=model, worker_idx=0)
+scheme.connect(background=False)
+assert scheme.receive(0.01) is None  # it waits, since the sender is not gone
+print("waits", flush=True)
+assert scheme.receive(60) is not None
+assert bits(model) == bits(policy(2))
+print("received", flush=True)
+scheme.shutdown()
+"""
+
+
+@EACH
+def test_a_worker_may_live_in_another_pid_namespace(kind, tmp_path):
+    """A container that shares the host's network, for instance."""
+    isolated = ["unshare", "--pid", "--fork"]
+    if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("processes cannot be put into a namespace here")
+    with sender(kind, timeout=60) as scheme:
+        (tmp_path / "scheme").write_bytes(pickle.dumps(scheme))
+        command = [*isolated, sys.executable, "-c", ELSEWHERE, str(tmp_path / "scheme")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            scheme.connect()
+            assert process.stdout.readline() == "waits\n"
+            scheme.send(policy(2))
+            assert process.communicate(timeout=60)[0] == "received\n"

@@ -1,4 +1,4 @@
-"""Schemes on machines that lack memfd, pidfd or an ordered memory, and what is left."""
+"""The death of a sender, and what is left of schemes."""
 
 from __future__ import annotations
 
@@ -7,36 +7,17 @@ import os
 
 import pytest
 
-from sync import HogwildWeightSyncScheme, WorkerDied
+from sync import HogwildWeightSyncScheme
 from sync.local.waiting import wait_for
 from tests.conftest import describe, shm_entries
 from tests.own_process import in_own_process
-from tests.sync.support import KINDS, Worker, bits, held, policy, receive, running
+from tests.sync.support import KINDS, Worker, policy, receive, running
 
 EVERY = {**KINDS, "hogwild": HogwildWeightSyncScheme}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_travel_and_deaths_are_seen_on_every_system(kind, system):
-    scheme = KINDS[kind](timeout=5, connect_timeout=10)
-    scheme.init_on_sender(model=policy(1), devices=["cpu"] * 2)
-    with running(scheme, method="fork") as (first, second):
-        assert first.do(held) == second.do(held) == bits(policy(1))
-        for value in (2, 3):
-            for worker in (first, second):
-                worker.tell(receive, 20)
-            scheme.send(policy(value))
-            assert first.hear()
-            assert second.hear()
-            assert first.do(held) == second.do(held) == bits(policy(value))
-        second.tell(lambda s, m: os._exit(1))
-        os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(WorkerDied, match="worker 1"):
-            scheme.send(policy(4), worker_ids=1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_death_of_the_sender_is_seen_on_every_system(kind, system):
+def test_the_death_of_the_sender_is_seen(kind):
     with Worker(KINDS[kind]()) as grandparent:
         assert "the sender is gone" in grandparent.do(orphaned)
 

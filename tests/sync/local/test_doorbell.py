@@ -1,4 +1,4 @@
-"""Doorbells and fences, with what this machine has and with what others have."""
+"""Doorbells and fences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sync.local.waiting import wait_for
 from tests.sync.support import Handed, Worker
 
 
-def test_a_bell_rings_until_it_is_silenced_however_often_it_was_rung(system):
+def test_a_bell_rings_until_it_is_silenced_however_often_it_was_rung():
     bell = Doorbell()
     assert wait_for([bell.fd], 0) == []
     for times in (1, 2, 100_000):
@@ -25,13 +25,13 @@ def test_a_bell_rings_until_it_is_silenced_however_often_it_was_rung(system):
     bell.silence()  # a silent bell may be silenced
 
 
-def test_a_closed_bell_is_rung_in_silence(system):
+def test_a_closed_bell_is_rung_in_silence():
     bell = Doorbell()
     bell.close()
     bell.ring()  # in garbage, which is finalised in any order, whoever rings may come last
 
 
-def test_a_bell_wakes_another_process(system):
+def test_a_bell_wakes_another_process():
     mine, theirs = Doorbell(), Doorbell()
 
     def answer(handed, model):
@@ -51,7 +51,7 @@ def wait_until(bell):
     return any(wait_for([bell.fd], 1.0) for _ in range(20))
 
 
-def test_waiting_is_bounded_and_says_which_descriptors_have_news(system):
+def test_waiting_is_bounded_and_says_which_descriptors_have_news():
     silent, ringing = Doorbell(), Doorbell()
     ringing.ring()
     assert wait_for([], 0) == []
@@ -59,7 +59,7 @@ def test_waiting_is_bounded_and_says_which_descriptors_have_news(system):
     assert wait_for([silent.fd, ringing.fd], 20) == [ringing.fd]
 
 
-def test_a_fence_is_shared_with_another_process(system):
+def test_a_fence_is_shared_with_another_process():
     fence = Fence()
 
     def use(handed, model):
@@ -75,7 +75,7 @@ def test_a_fence_is_shared_with_another_process(system):
         assert worker.hear()
 
 
-def test_a_process_that_is_stopped_or_forked_in_a_fence_keeps_nobody_out(system):
+def test_a_process_that_is_stopped_or_forked_in_a_fence_keeps_nobody_out():
     fence, stop = Fence(), threading.Event()
 
     def use():

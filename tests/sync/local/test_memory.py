@@ -23,7 +23,7 @@ from sync.local.waiting import wait_for
 from tests.sync.support import Handed, Worker
 
 
-def test_memory_is_shared_with_another_process_both_ways(system):
+def test_memory_is_shared_with_another_process_both_ways():
     memory = AnonymousMemory(3 * mmap.PAGESIZE)
     ours = memory.map(0, memory.nbytes, writable=True)
 
@@ -50,14 +50,13 @@ def test_a_mapping_outlives_the_descriptor_it_was_made_from():
     assert int(view.sum()) == 30
 
 
-def test_memory_is_taken_from_the_machine_only_where_it_was_written(system):
+def test_memory_is_taken_from_the_machine_only_where_it_was_written():
     memory = AnonymousMemory(64 << 20)
     view = memory.map(0, memory.nbytes, writable=True)
     view[: mmap.PAGESIZE].fill_(1)
     assert os.fstat(memory.fd).st_blocks * 512 <= 1 << 20
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only memfd can be sealed")
 def test_no_process_can_cut_the_memory_off_under_another():
     memory = AnonymousMemory(mmap.PAGESIZE)
     for size in (0, 2 * mmap.PAGESIZE):
@@ -77,7 +76,7 @@ def test_no_process_can_cut_the_memory_off_under_another():
         (resource.RLIMIT_NOFILE, lambda size: Doorbell(), "Too many open files"),
     ],
 )
-def test_what_cannot_be_had_is_said_once_and_leaves_nothing(system, limit, kind, why, capfd):
+def test_what_cannot_be_had_is_said_once_and_leaves_nothing(limit, kind, why, capfd):
     def ask(handed, model):  # in a process without other threads, which open descriptors of theirs
         gc.collect()
         before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(limit)
@@ -99,7 +98,7 @@ def test_what_cannot_be_had_is_said_once_and_leaves_nothing(system, limit, kind,
     assert capfd.readouterr().err == ""  # no "Exception ignored in" either
 
 
-def test_writing_to_a_read_only_mapping_ends_the_process_and_harms_no_other(system):
+def test_writing_to_a_read_only_mapping_ends_the_process_and_harms_no_other():
     memory = AnonymousMemory(mmap.PAGESIZE)
     ours = memory.map(0, mmap.PAGESIZE, writable=True)
     ours.fill_(7)
@@ -128,7 +127,7 @@ def test_a_descriptor_is_closed_once():
     os.close(again)
 
 
-def test_what_is_pickled_has_a_descriptor_of_its_own(system):
+def test_what_is_pickled_has_a_descriptor_of_its_own():
     things = memory, bell = AnonymousMemory(mmap.PAGESIZE), Doorbell()
     memory.map(0, 8, writable=True).fill_(5)
     twin, echo = pickle.loads(reduction.ForkingPickler.dumps(things))

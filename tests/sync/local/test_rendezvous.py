@@ -6,7 +6,6 @@ import os
 import pickle
 import socket
 import struct
-import sys
 
 import pytest
 
@@ -112,7 +111,8 @@ def test_a_worker_is_known_by_the_secret_of_the_address():
     assert wait_for([listener.fd], 20)
     first, second = listener.accept()
     (hello,), (guess,) = arrived(first), arrived(second)
-    assert hello == (HELLO, (3, os.getpid(), 0, 0, 0, 0), address.secret)
+    assert hello == (HELLO, (3, 0, 0, 0, 0, 0), address.secret)
+    assert first.pid == knowing.pid == os.getpid()
     assert [listener.is_known(message) for message in (hello, guess)] == [True, False]
     assert not listener.is_known(hello._replace(kind=DONE))
     for each in (knowing, guessing, first, second, listener):
@@ -124,20 +124,6 @@ def test_where_nobody_listens_any_more_the_sender_is_gone():
     listener.close()
     with pytest.raises(ConnectionError, match="the sender is gone"):
         connect(listener.address, 0)
-
-
-def test_an_address_of_a_system_without_the_abstract_namespace_has_a_file_until_the_end(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    listener = Listener()
-    assert os.path.exists(listener.address.name)
-    connection = connect(listener.address, 0)
-    assert len(listener.accept()) == 1
-    connection.close()
-    listener.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
