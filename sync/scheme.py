@@ -118,8 +118,11 @@ class WeightSyncScheme:
             {} if timeout is None else {"timeout": timeout}
         )
         for name, seconds in limits.items():
-            if not isinstance(seconds, Real) or not 0 <= seconds <= LONGEST_S:
+            is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+            if not is_number or not 0 <= seconds <= LONGEST_S:
                 raise ValueError(f"{name}={seconds!r}: expected seconds, from 0 to {LONGEST_S:g}")
+        if not isinstance(sync, bool):
+            raise ValueError(f"sync={sync!r}: expected True or False")
         if check_finite not in (True, False, "all"):
             raise ValueError(f"check_finite={check_finite!r}: expected True, False or 'all'")
         self.strategy = strategy

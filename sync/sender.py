@@ -87,6 +87,7 @@ class Sender:
     def connect(self, worker_idx: int | None, weights: Weights | None) -> None:
         """Give version 0 to all workers, or the current one to a worker that came later."""
         with self._exclusive("connect"):
+            deadline = awake_s() + self._connect_timeout
             chosen = self.chosen(worker_idx)
             self._collect()
             for worker in chosen:
@@ -94,17 +95,17 @@ class Sender:
                 self.channel.expect(worker)
             if self.version == NEVER:
                 # Workers may be met one by one; all of them get the same version 0.
-                self._send_initial(self.chosen(None), weights, connecting=chosen)
+                self._send_initial(self.chosen(None), weights, chosen, deadline)
             elif weights is not None:
-                self._send_initial(chosen, weights, connecting=chosen)
+                self._send_initial(chosen, weights, chosen, deadline)
             else:
                 for worker in chosen:
                     if not self.workers[worker].last_block_is_intact():
                         self._publish(self._plan([worker], None), self.version + 1)
-            self.settle(chosen, self._connect_timeout, call="connect")
+            self._settle(chosen, self._connect_timeout, deadline, "connect")
 
     def _send_initial(
-        self, workers: list[int], weights: Weights | None, connecting: list[int]
+        self, workers: list[int], weights: Weights | None, connecting: list[int], deadline: float
     ) -> None:
         version = self.version + 1
         if self.form.same_for_all:
@@ -115,7 +116,7 @@ class Sender:
         for worker in workers:
             self._publish(self._plan([worker], weights), version)
             if worker in connecting:
-                self.settle([worker], self._connect_timeout, call="connect")
+                self._settle([worker], self._connect_timeout, deadline, "connect")
 
     # -- publishing
 
@@ -228,17 +229,19 @@ class Sender:
         """Wait until these workers use the version they were sent last; raise their failures."""
         timeout = self._timeout if timeout is None else timeout
         with self._exclusive(call):
-            pending = [self.workers[worker] for worker in workers]
-            failures = self._await(pending, timeout, call)
-            self._serve()  # versions for other workers may still be queued
-            self._failures(failures)  # they are reported now
-            if failures:
-                raise combine(failures)
+            self._settle(workers, timeout, awake_s() + timeout, call)
+
+    def _settle(self, workers: Iterable[int], timeout: float, deadline: float, call: str) -> None:
+        """Wait until `deadline`, which is `timeout` after the call began."""
+        failures = self._await([self.workers[one] for one in workers], timeout, deadline, call)
+        self._serve()  # versions for other workers may still be queued
+        self._failures(failures)  # they are reported now
+        if failures:
+            raise combine(failures)
 
     def _await(
-        self, pending: list[WorkerRecord], timeout: float, call: str
+        self, pending: list[WorkerRecord], timeout: float, deadline: float, call: str
     ) -> dict[int, WorkerError]:
-        deadline = awake_s() + timeout
         failures: dict[int, WorkerError] = {}
         while True:
             self._collect()

@@ -165,9 +165,10 @@ class Binding:
             self._flat.extra, self._weights = extra, None
 
     def weights(self) -> Any:
-        """The weights in the strategy's form; the model's own tensors, so they stay current."""
+        """The weights in the strategy's form, sharing the model's memory, so they stay current."""
         if self._weights is None:
-            self._weights = self._strategy.assemble(self._flat.tensors, self._flat.extra)
+            tensors = {slot.name: slot.tensor.detach() for slot in self._slots}
+            self._weights = self._strategy.assemble(tensors, self._flat.extra)
         return self._weights
 
     # -- memory that is not the model's own
@@ -185,6 +186,7 @@ class Binding:
             else:
                 slot.tensor.data = self._leaves[i] = view
                 self._places[i] = _place(slot)
+        self._weights = None
         increment_version([slot.tensor for slot in self._slots])
 
     def points_at(self, snapshot: Snapshot) -> bool:
@@ -203,7 +205,7 @@ class Binding:
             if not slot.is_buffer:
                 slot.tensor.data = slot.tensor.data.clone()
         self._places.clear()  # so that `leaves` looks everything up again, and checks it
-        self._sizes = []
+        self._sizes, self._weights = [], None
 
     def copies(self) -> list[Tensor]:
         """Copies of the model's tensors, for `replace_memory` in a forked child."""

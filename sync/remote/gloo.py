@@ -26,7 +26,7 @@ from typing import Any
 
 from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
 from sync.remote.engine import PackedBlock, PeerDied
-from sync.remote.gloo_connection import GlooConnection, make_group
+from sync.remote.gloo_connection import GlooConnection, close_together, make_group
 from sync.remote.inbox import close_all
 from sync.remote.joining import JoiningEngine
 from sync.remote.relay import connect
@@ -104,8 +104,7 @@ class DistributedEngine(JoiningEngine):
 
     def close(self) -> None:
         """Let every peer's `serve` return."""
-        for connection in self._connections.values():
-            connection.close()
+        close_together(self._connections.values())
 
 
 def serve(
@@ -152,8 +151,7 @@ def serve(
     connection.ended.wait()
     close_all(f"{where}: {connection.why}")
     del _served[store.port, peer]
-    for one in (connection, *here.others.values()):
-        one.close()
+    close_together([connection, *here.others.values()])
     return connection.why
 
 

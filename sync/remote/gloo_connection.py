@@ -8,9 +8,9 @@
     (when idle)       "alive"                  (when idle)
 
 A frame has a fixed size, so that the reader always knows what to receive next. What does not fit
-into it follows, then each tensor, from the memory where it lies. Each side has two threads: one
-reads, one writes. A group of two has no third member that could break it: connections fail one by
-one.
+into it follows, then each tensor, from the memory where it lies, in pieces of 16 MiB. Each side has
+two threads: one reads, one writes. A group of two has no third member that could break it:
+connections fail one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import os
 import queue
 import struct
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from functools import cache
@@ -43,6 +44,8 @@ _ROOM = FRAME_BYTES - _HEAD.size
 _CALL, _POST, _ANSWER, _ALIVE, _BYE = range(5)
 _MESSAGES, _PROBE = range(2)  # tags
 _CLOSE_S = 2.0
+_GOODBYE_S = 0.5
+_PIECE_BYTES = 16 << 20
 _MOST_DEVICES = 4
 _turns = itertools.count()
 
@@ -62,13 +65,14 @@ class _Message(NamedTuple):
         parts = [torch.frombuffer(frame, dtype=torch.uint8)]
         if len(data) > _ROOM:
             parts.append(torch.frombuffer(bytearray(data[_ROOM:]), dtype=torch.uint8))
-        return parts + [tensor for tensor in tensors if tensor.numel()]
+        return [*parts, *tensors]
 
 
 class GlooConnection:
     """One end. `other` is the rank of the other side in this group, and `whose` is its name.
 
-    silence_s: after so many seconds without any sign of life the other side counts as gone.
+    silence_s: after so many seconds without any sign of life the other side counts as gone. A
+        piece of a large block is one.
     ended: set when nothing more can be sent or received; `why` says what ended it.
     """
 
@@ -118,7 +122,8 @@ class GlooConnection:
                 return
             try:
                 parts = message.parts()
-                sent = [self._group.send([part], self._other, _MESSAGES) for part in parts]
+                pieces = [piece for part in parts for piece in _pieces(part)]
+                sent = [self._group.send([piece], self._other, _MESSAGES) for piece in pieces]
                 for work in sent:  # the memory must stay until then
                     work.wait(self._silence)
             except Exception as error:  # noqa: BLE001 - no other thread would hear of it
@@ -161,8 +166,8 @@ class GlooConnection:
         return self._receive_into(_new(nbytes))
 
     def _receive_into(self, memory: Tensor) -> Tensor:
-        if memory.numel():
-            self._group.recv([memory], self._other, _MESSAGES).wait(self._silence)
+        for piece in _pieces(memory):
+            self._group.recv([piece], self._other, _MESSAGES).wait(self._silence)
         return memory
 
     def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
@@ -190,11 +195,20 @@ class GlooConnection:
                 future = self._calls.pop(next(iter(self._calls)))
                 future.set_exception(PeerDied(f"{self.whose} is gone: {self.why}"))
 
-    def close(self) -> None:
-        """Say goodbye and stop both threads, whether the other side listens or not."""
+    def say_goodbye(self) -> None:
+        """Tell the other side, which answers by closing."""
         if not self.ended.is_set():
             self._outgoing.put(_Message(_BYE))
-            self.ended.wait(0.5)  # the other side answers by closing
+
+    def close(self, deadline: float | None = None) -> None:
+        """Say goodbye and stop both threads, whether the other side listens or not.
+
+        deadline: until when to wait for the other side, by `time.monotonic()`.
+        """
+        if deadline is None:
+            self.say_goodbye()
+            deadline = time.monotonic() + _GOODBYE_S
+        self.ended.wait(max(0.0, deadline - time.monotonic()))
         self._end("the connection was closed here")
         others = {self._reader, self._writer} - {threading.current_thread()}
         if any(thread.is_alive() for thread in others):
@@ -204,6 +218,20 @@ class GlooConnection:
                 self._group.recv([probe], self._other, _PROBE).wait(timedelta(milliseconds=1))
         for thread in others:
             thread.join(_CLOSE_S)
+
+
+def close_together(connections: Collection[GlooConnection]) -> None:
+    """Close them all within the time that one takes."""
+    for connection in connections:
+        connection.say_goodbye()
+    deadline = time.monotonic() + _GOODBYE_S
+    for connection in connections:
+        connection.close(deadline)
+
+
+def _pieces(memory: Tensor) -> Iterable[Tensor]:
+    """What one transfer sends or receives: `silence_s` limits each, and not the whole block."""
+    return memory.split(_PIECE_BYTES) if memory.numel() else ()
 
 
 def _new(nbytes: int) -> Tensor:

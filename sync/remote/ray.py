@@ -43,6 +43,7 @@ _IN_TASKS_BYTES = 1 << 22
 _CAME_AS = "lockstep_came_as"  # the attribute of a block that holds its reference in the store
 _ARGUMENT_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store
 
+_NO_ACTOR = "there is no such actor"
 LEFT = "this process is not connected to a Ray cluster any more"
 
 
@@ -112,7 +113,7 @@ class RayEngine(Engine):
 
     def gone(self, peer: int) -> str | None:
         if self._actors[peer] is None:
-            return "there is no such actor"
+            return _NO_ACTOR
         return self._gone.get(peer) or (None if is_connected() else LEFT)
 
     def describe(self, peer: int) -> str:
@@ -132,6 +133,9 @@ def _submit(
 ) -> Future[Any]:
     """Have an actor run `run(actor, *args)`, which returns an outcome, perhaps pickled."""
     answer: Future[Any] = Future()
+    if actor is None:
+        answer.set_exception(PeerDied(f"{describe()} is gone: {_NO_ACTOR}"))
+        return answer
     if not is_connected():
         answer.set_exception(PeerDied(f"{describe()} is gone: {LEFT}"))
         return answer

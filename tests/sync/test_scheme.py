@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from torch import nn
 
 from sync import (
     HogwildWeightSyncScheme,
+    MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightStrategy,
     WeightSyncScheme,
     WorkerTimeout,
 )
+from tests.promises.probe import wait_until
 from tests.sync.remote.support import joined
 from tests.sync.support import (
     KINDS,
@@ -28,6 +31,7 @@ from tests.sync.support import (
     policy,
     receive,
     running,
+    tensors,
     version,
 )
 
@@ -105,6 +109,19 @@ def test_each_step_is_seen_in_the_properties_of_a_receiver(kind):
 
 
 @EACH
+def test_the_weights_of_both_sides_are_of_one_kind(kind):
+    def requires_grad(scheme, model):
+        return {name: tensor.requires_grad for name, tensor in tensors(scheme.weights)}
+
+    with running(scheme := sender(kind)) as (worker,):
+        assert not any(requires_grad(scheme, None).values())
+        assert worker.do(requires_grad) == requires_grad(scheme, None)
+        scheme.send_async(policy(2))
+        worker.do(receive)
+        assert worker.do(lambda s, m: bits(s.weights) == bits(m) == bits(policy(2)))
+
+
+@EACH
 def test_the_weights_of_a_sender_are_its_models_own(kind):
     with sender(kind, model := policy(1)) as scheme:
         weights = scheme.weights
@@ -160,7 +177,9 @@ def test_a_receiver_has_nothing_to_take_before_it_connects(kind):
         {"timeout": -1},
         {"timeout": float("nan")},
         {"timeout": float("inf")},
+        {"timeout": True},
         {"connect_timeout": None},
+        {"sync": "no"},
         {"strategy": None},
         {"link": 5},
     ],
@@ -168,7 +187,7 @@ def test_a_receiver_has_nothing_to_take_before_it_connects(kind):
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name(option):
     name, value = next(iter(option.items()))
-    with pytest.raises(ValueError, match=f"{name}={value}: expected"):
+    with pytest.raises(ValueError, match=f"{name}={value!r}: expected"):
         SharedMemWeightSyncScheme(**option)
 
 
@@ -240,6 +259,30 @@ def test_a_rendezvous_is_bounded_on_both_sides(kind):
     message = r"worker 0 .* within 0\.05 s"
     with sender(kind, connect_timeout=0.05) as scheme, pytest.raises(WorkerTimeout, match=message):
         scheme.connect()
+
+
+def test_connect_is_bounded_in_total_although_each_worker_has_its_own_weights(monkeypatch):
+    now, outcome = [0.0], []
+    monkeypatch.setattr("sync.sender.awake_s", lambda: now[0])
+    scheme = MultiProcessWeightSyncScheme(connect_timeout=1.0)
+    scheme.init_on_sender(params_map={0: policy(1), 1: policy(2)})
+
+    def connect_all():
+        try:
+            scheme.connect()
+        except WorkerTimeout as error:
+            outcome.append(error.worker_idx)
+
+    connecting = threading.Thread(target=connect_all)
+    with scheme, ThreadWorker(scheme, worker_idx=0) as worker:
+        connecting.start()
+        now[0] = 0.8
+        worker.do(connect)
+        wait_until(lambda: scheme.acknowledged[0] == 0 or not connecting.is_alive())
+        now[0] = 1.1
+        connecting.join(10)
+        now[0] = 100.0  # so that it ends in any case
+        assert outcome == [1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,6 +18,7 @@ import torch
 from torch.distributed import HashStore
 
 from sync.remote.engine import PeerDied
+from sync.remote.gloo import DistributedEngine
 from sync.remote.gloo_connection import _ALIVE, GlooConnection, _Message, make_group
 from tests.promises.probe import wait_until
 
@@ -199,6 +200,7 @@ def test_a_call_that_never_ends_does_not_keep_the_interpreter():
     program = """
 import threading, time
 from torch.distributed import HashStore
+from sync.remote.gloo import DistributedEngine
 from sync.remote.gloo_connection import GlooConnection, make_group
 store, ends = HashStore(), {}
 def make(rank):
@@ -219,3 +221,47 @@ def test_the_interface_is_chosen_for_the_group_alone(ends):
     with pytest.raises(ValueError, match="is not of this machine"):
         make_group(HashStore(), "elsewhere", 0, "192.0.2.7", 1.0)
     assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+class SlowWork:
+    """A transfer over a network that moves a megabyte a second, on a clock of its own."""
+
+    def __init__(self, work, nbytes):
+        self._work, self._seconds = work, nbytes / 1e6
+
+    def wait(self, timeout):
+        if self._seconds > timeout.total_seconds():
+            raise RuntimeError("Timed out waiting")
+        self._work.wait(timeout)
+
+
+class SlowGroup:
+    def __init__(self, group):
+        self._group, self.recv = group, group.recv
+
+    def send(self, tensors, rank, tag):
+        return SlowWork(self._group.send(tensors, rank, tag), tensors[0].numel())
+
+
+def test_a_block_that_takes_longer_than_silence_may_last_is_not_taken_for_death(ends):
+    ends[0]._group = SlowGroup(ends[0]._group)
+    block = torch.ones(64 << 20, dtype=torch.uint8)  # more than a minute; 20 s may be silent
+    assert ends[0].post(total, block, 1).result(WAIT_S) == block.numel() + 1
+
+
+def test_all_peers_of_an_engine_are_closed_in_the_time_of_one():
+    events = []
+
+    class Peer:
+        def say_goodbye(self):
+            events.append("goodbye")
+
+        def close(self, deadline=None):
+            events.append(deadline)
+
+    engine = DistributedEngine(3, timeout=5.0)
+    engine._connections = {peer: Peer() for peer in range(3)}
+    engine.close()
+    assert events[:3] == ["goodbye"] * 3
+    assert len(events) == 6
+    assert len(set(events[3:])) == 1
