@@ -73,13 +73,19 @@ class BaseCollector(ABC):
 
     kind = "Collector"
 
+    @property
+    def _like(self) -> str:
+        """The local kind of collector whose options this one takes."""
+        return self.kind
+
     @takes(Arguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self._shut = True  # until there is something to shut down
         self._cut_short = False  # whether an interrupt ended its shutdown
         self._interrupted = False  # whether an interrupt ended it
         self._pid = os.getpid()
-        self.options = Options.of(self.kind, options, inspect.signature(type(self)).parameters)
+        names = inspect.signature(type(self)).parameters
+        self.options = Options.of(self.kind, options, names, like=self._like)
         check_factory(create_env_fn)
         self.num_workers = count_workers(self.kind, create_env_fn, self.options.num_workers)
         if policy is not None and not callable(policy):
@@ -92,7 +98,7 @@ class BaseCollector(ABC):
         self.seeds = seed if isinstance(seed, Seeds) else Seeds(int(seed))  # of the first worker
         self.worker_idx = self.options.worker_idx
         self.tracked = PolicyVersion.of(self.options.track_policy_version)
-        self.frames = 0  # delivered, also before a resumed run
+        self.frames = self.batches = 0  # delivered, also before a resumed run
         self._lock = FairLock()
         self._pauses = 0  # how many `pause` blocks the thread with the lock is in
         self._assembler = TrajectoryAssembler()
@@ -113,13 +119,13 @@ class BaseCollector(ABC):
                 self.options.weight_updater.register_collector(self)
             if self.options.weight_recv_schemes:
                 self.register_scheme_receiver(self.options.weight_recv_schemes)
+            self._warn_of_overshoot()
         except BaseException:
             self.shutdown(timeout=1.0, raise_on_error=False)
             raise
         if self.options.num_threads is not None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(self.options.num_threads)
-        self._warn_of_overshoot()
 
     def _source(self) -> Any:
         """The policy whose weights are published: the given one, or the result of a factory."""
@@ -231,6 +237,7 @@ class BaseCollector(ABC):
             batch["policy_version"] = self._above.translate(batch["policy_version"])
         frames = frames_of(batch)
         self.frames += frames
+        self.batches += 1
         self._wait_s += time.monotonic() - began
         if not frames and not self.options.reset_when_done:
             raise RuntimeError(
@@ -453,7 +460,7 @@ class BaseCollector(ABC):
         """Counters, versions and times; `collected == delivered + dropped + in_flight`."""
         return {
             **self.counts(),
-            "batches": self.frames // max(1, self.frames_per_batch),
+            "batches": self.batches,
             "policy_version": self._version,
             "wait_s": self._wait_s,
             "seed": self.seed,
@@ -518,6 +525,7 @@ class BaseCollector(ABC):
                 "num_workers": self.num_workers,
                 "seed": self.seed,
                 "frames": self.frames,
+                "batches": self.batches,
                 "policy_version": self.publisher.version,
                 "workers": self._worker_states(),
                 "whole": self._assembler.state_dict(),
@@ -542,6 +550,8 @@ class BaseCollector(ABC):
             exact = self._load_worker_states(list(state["workers"]), base)  # which may refuse them
             self.seeds = replace(self.seeds, seed=int(state["seed"]))
             self.frames = int(state["frames"])
+            # A state of an older version has no number of batches.
+            self.batches = int(state.get("batches", self.frames // self.frames_per_batch))
             self.publisher.base = base
             self._note_above(self.publisher.version)
             if self.tracked is not None:

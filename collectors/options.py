@@ -93,10 +93,17 @@ class Options(RolloutOptions):
     start_method: Literal["forkserver", "spawn", "fork"] | None = None
 
     @classmethod
-    def of(cls, kind: str, arguments: Mapping[str, Any], further: Iterable[str] = ()) -> Options:
+    def of(
+        cls,
+        kind: str,
+        arguments: Mapping[str, Any],
+        further: Iterable[str] = (),
+        like: str | None = None,
+    ) -> Options:
         """The checked options of a collector of this kind.
 
         further: other arguments that it has; an error may suggest them for a misspelt name.
+        like: the local kind whose options it takes, if it is a remote one.
         """
         known = cls.__dataclass_fields__
         for name in arguments:
@@ -107,17 +114,17 @@ class Options(RolloutOptions):
         options = cls(**arguments)
         check_types(options)
         options._check_values()
-        options._check_kind(kind)
+        options._check_kind(kind, like or kind)
         options._check_combinations(kind)
         options._check_devices(kind)
         return options
 
-    def _check_kind(self, kind: str) -> None:
-        like = ASYNC if kind in REMOTE else kind
+    def _check_kind(self, kind: str, like: str) -> None:
+        this = f"{kind} with sync=True" if kind in REMOTE and like == SYNC else kind
         for name, (kinds, why) in _ONLY_FOR.items():
             if like not in kinds and self._is_set(name):
                 value, fit = getattr(self, name), " and ".join(kinds)
-                raise ValueError(f"{name}={value!r} is for {fit}, not for {kind}: {why}")
+                raise ValueError(f"{name}={value!r} is for {fit}, not for {this}: {why}")
         if like != SINGLE and self.use_buffers is False:
             raise ValueError(f"use_buffers=False is for {SINGLE}: workers put frames in buffers")
         if kind == SINGLE:

@@ -56,7 +56,16 @@ class PooledCollector(BaseCollector):
             timeout=self.options.timeout,
             start_timeout=self.options.start_timeout,
         )
+        self._check_equal_frames()
         self.pool.start(self._make_handles())
+        self._recorder = self._make_recorder()
+
+    def _check_equal_frames(self) -> None:
+        if self.options.record_schedule is not None and len(set(self._frames_of)) > 1:
+            raise ValueError(
+                f"frames_per_batch={list(self._frames_of)}: workers are not equal, so there is no "
+                "replay of them; leave record_schedule out, or give one number"
+            )
 
     def _close(self, timeout: float, close_env: bool) -> None:
         if hasattr(self, "pool"):
@@ -104,7 +113,7 @@ class PooledCollector(BaseCollector):
             self._raise_error()
 
     def _gather_first(self) -> TensorDict:
-        pool, pacing, recorder = self.pool, self._pacing, self._recorder
+        pool, pacing = self.pool, self._pacing
         pool.look()  # other workers may deliver so fast that no call ever waits
         while True:
             self._see_to_failures()
@@ -113,25 +122,25 @@ class PooledCollector(BaseCollector):
                 break
             pool.wait(lambda: bool(pacing.next_to_take() or pool.failed()))
             self._raise_error()
-        first = handle.finished[0]
-        stamps = None  # of all steps: a batch lacks those in which all environments only reset
-        if recorder is not None:
+        if self._recorder is not None:
+            first = handle.finished[0]
             stamps = handle.channel.stamps_of_finished(first.batch)
-            stamps = None if stamps is None else stamps.clone()  # the block is used again
+            self._recorder.note(handle.index, first.generation, stamps, first.batch.made_s)
         batch = self._take([handle])
-        if recorder is not None:
-            stamps = batch["policy_version"] if stamps is None else stamps
-            recorder.note(handle.index, first.generation, stamps, first.batch.made_s)
         if not pool.failed():
             pacing.order(updates=1)
         return batch
 
-    @functools.cached_property
-    def _recorder(self) -> Recorder | None:
+    def _make_recorder(self) -> Recorder | None:
         """Where the schedule is recorded, if it is."""
         if self.options.record_schedule is None:
             return None
-        first = self.handles[0]
+        first, counts = self.handles[0], [handle.num_envs for handle in self.handles]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"record_schedule: workers have {counts} environments; there is only a replay of "
+                "workers with equal numbers"
+            )
         return Recorder(
             self.options.record_schedule,
             num_workers=self.num_workers,
@@ -139,6 +148,14 @@ class PooledCollector(BaseCollector):
             num_envs=first.num_envs,
             seed=self.seed,
         )
+
+    def _check_not_recording(self, call: str) -> None:
+        """Refuse a call that changes what workers do, and that a recording does not have."""
+        if self._recorder is not None:
+            raise RuntimeError(
+                f"{call}(): a recording of a schedule has no such call, so its replay would "
+                f"differ: leave record_schedule={self.options.record_schedule!r} out"
+            )
 
     @functools.cached_property
     def _pacing(self) -> Pacing:
@@ -153,6 +170,10 @@ class PooledCollector(BaseCollector):
                 handle.numbered = delivery.generation
         try:
             return self._assemble(taken)
+        except BaseException:
+            for one in taken:
+                self.pool.discard(*one)
+            raise
         finally:
             for one in taken:
                 self.pool.release(*one)
@@ -193,12 +214,12 @@ class PooledCollector(BaseCollector):
         if self.shares_batch or self._recorder is None:
             return
         channel = handle.channel
-        found = [(d.generation, channel.stamps_of_finished(d.batch)) for d in handle.finished]
-        if handle.ordered:
-            found.append((handle.generation, channel.stamps_so_far(min(handle.ordered))))
-        for generation, stamps in found:
-            if stamps is not None:
-                self._recorder.note_lost(handle.index, generation, stamps)
+        for lost in handle.finished:
+            stamps = channel.stamps_of_finished(lost.batch)
+            self._recorder.note_lost(handle.index, lost.generation, stamps)
+        so_far = channel.stamps_so_far(min(handle.ordered)) if handle.ordered else None
+        if so_far is not None:
+            self._recorder.note_lost(handle.index, handle.generation, so_far)
         self._recorder = None
 
     def _recover(
@@ -258,6 +279,7 @@ class PooledCollector(BaseCollector):
                 self._recover(error, generations, *lost)
 
     def _reseed(self) -> None:
+        self._check_not_recording("set_seed")
         for handle in self.handles:
             seeds, base = handle.spec.seeds, self.seeds
             handle.spec.seeds = replace(seeds, seed=base.seed, static=base.static)
@@ -269,6 +291,7 @@ class PooledCollector(BaseCollector):
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some, counted over all workers."""
+        self._check_not_recording("reset")
         if reset_idx is None:
             self._call("reset", None)
             return
@@ -295,6 +318,8 @@ class PooledCollector(BaseCollector):
     def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
         # Asynchronous workers were ahead of what was delivered. Those frames are gone, and so are
         # the frames that they collected here before.
+        if self._recorder is not None:
+            self._recorder.note_resumed()
         of = dict(zip(self.handles, states, strict=True))
         timeout, held = self.options.timeout + self.options.resume_timeout, self.pool.held
         self.pool.hold(True)  # no frames are expected of a worker that replays episodes

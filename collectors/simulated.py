@@ -23,6 +23,7 @@ from torch import nn
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.data.batch import Trajectories, frames_of
+from collectors.option_checks import is_list
 from collectors.options import SIMULATED, per_worker, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.make_environment import make_environments
@@ -88,10 +89,44 @@ class SimulatedCollector(BaseCollector):
         self._random_frames = [-(-options.init_random_frames // n)] * n
         self._callers: dict[Any, PolicyCaller] = {}
         self._blocks: dict[FrameLayout, FrameBlock] = {}
-        self._delivered = 0
+        self._delivered = self._dropped = 0
+        self._empty = 0  # steps of environments that made no frame, for instance a reset
         self.num_envs = 0
-        self.num_envs = self._worker(0, 0).environments.num_envs * n
-        self._steps = steps_of(self.frames_per_batch, self.num_envs // n)
+        self._check_schedule()
+        each = self._worker(0, 0).environments.num_envs
+        self._steps = steps_of(self.frames_per_batch, each)
+        self._check_batches(each)
+        self.num_envs = each * n
+
+    def _check_schedule(self) -> None:
+        """Refuse a schedule for other workers, or for another seed."""
+        schedule, frames = self.schedule, self.options.frames_per_batch
+        if self.num_workers != schedule.num_workers:
+            raise ValueError(
+                f"num_workers={self.num_workers}: the schedule is for {schedule.num_workers} "
+                "workers"
+            )
+        if isinstance(schedule, RecordedSchedule) and self.seed != schedule.header.seed:
+            raise ValueError(f"seed={self.seed}: the recorded run had seed={schedule.header.seed}")
+        if is_list(frames):
+            raise ValueError(
+                f"frames_per_batch={frames}: virtual workers are equal, so give one number"
+            )
+
+    def _check_batches(self, num_envs: int) -> None:
+        """Refuse a schedule of other batches than those of workers with so many environments."""
+        schedule = self.schedule
+        if isinstance(schedule, RecordedSchedule) and num_envs != schedule.header.num_envs:
+            raise ValueError(
+                f"a worker has {num_envs} environments, but in the recorded run it had "
+                f"{schedule.header.num_envs}"
+            )
+        if self._steps != schedule.num_steps:
+            raise ValueError(
+                f"frames_per_batch={self.frames_per_batch}: a batch of the schedule has "
+                f"{schedule.num_steps} steps of {num_envs} environments per worker, so "
+                f"{schedule.num_steps * num_envs} frames"
+            )
 
     @property
     def frames_per_batch(self) -> int:
@@ -99,18 +134,21 @@ class SimulatedCollector(BaseCollector):
 
     # -- workers
 
-    def _worker(self, index: int, generation: int) -> VirtualWorker:
-        """The worker in this generation; it replaces one of an earlier generation."""
+    def _worker(self, index: int, generation: int, steps_before: int = 0) -> VirtualWorker:
+        """The worker in this generation; it replaces one of an earlier generation.
+
+        steps_before: those that its earlier generations made.
+        """
         worker = self._workers.get(index)
         if worker is not None and worker.generation == generation:
             return worker
         if worker is not None:
             worker.environments.close()
             self._numbering[index].restart()
-        worker = self._workers[index] = self._make_worker(index, generation)
+        worker = self._workers[index] = self._make_worker(index, generation, steps_before)
         return worker
 
-    def _make_worker(self, index: int, generation: int) -> VirtualWorker:
+    def _make_worker(self, index: int, generation: int, steps_before: int) -> VirtualWorker:
         options = self.options
         if self.schedule.exact:  # it says at which step each version acted
             options = replace(options, apply_at="step")
@@ -143,14 +181,14 @@ class SimulatedCollector(BaseCollector):
             num_threads=options.num_sub_threads,
             seeds=seeds,
             options=options,
-            random_frames=self._random_frames[index] if generation == 0 else 0,
+            random_frames=max(0, self._random_frames[index] - steps_before * environments.num_envs),
         )
 
     # -- batches
 
     def _gather(self) -> TensorDict:
         while (plan := self.schedule.next_batch()).lost:
-            self._collect(plan)
+            self._dropped += frames_of(self._collect(plan))
         batch = self._collect(plan)
         self._delivered += frames_of(batch)
         in_use = {worker.receiver.version for worker in self._workers.values()}
@@ -158,8 +196,9 @@ class SimulatedCollector(BaseCollector):
         return batch
 
     def _collect(self, plan: PlannedBatch) -> TensorDict:
+        self._empty += self._steps * self.num_envs // self.num_workers  # until there are frames
         try:
-            worker = self._worker(plan.worker, plan.generation)
+            worker = self._worker(plan.worker, plan.generation, plan.steps_before)
             part = worker.collect(plan, self._steps, self._blocks)
         except Exception as error:
             error.add_note(
@@ -167,7 +206,9 @@ class SimulatedCollector(BaseCollector):
                 f"{self.schedule.time_s:.6g} s of virtual time"
             )
             raise
-        return self._batch_of([part])
+        batch = self._batch_of([part])
+        self._empty -= frames_of(batch)
+        return batch
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
@@ -207,8 +248,14 @@ class SimulatedCollector(BaseCollector):
 
     def _counters(self) -> dict[str, Any]:
         steps, each = self.schedule.counts(), self.num_envs // self.num_workers
-        made = {name: steps[name] * each for name in ("collected", "dropped", "in_flight")}
-        return {**made, "delivered": self._delivered, "restarts": steps["restarts"], "preempted": 0}
+        return {
+            "collected": steps["collected"] * each - self._empty,
+            "delivered": self._delivered,
+            "dropped": steps["dropped"] * each + self._dropped,
+            "in_flight": steps["in_flight"] * each,
+            "restarts": steps["restarts"],
+            "preempted": 0,
+        }
 
     # -- saving
 
@@ -220,6 +267,8 @@ class SimulatedCollector(BaseCollector):
             "schedule": self.schedule.state_dict(),
             "versions": self._versions.state_dict(),
             "delivered": self._delivered,
+            "dropped": self._dropped,
+            "empty": self._empty,
         }
 
     @ends_on_interrupt
@@ -228,6 +277,8 @@ class SimulatedCollector(BaseCollector):
         self.schedule.load_state_dict(state["schedule"])
         self._versions.load_state_dict(state["versions"])
         self._delivered = int(state["delivered"])
+        self._dropped = int(state.get("dropped", 0))  # states of older versions lack these
+        self._empty = int(state.get("empty", 0))
         return exact
 
     def _worker_states(self) -> list[dict[str, Any]]:

@@ -155,6 +155,11 @@ class Collector(BaseCollector):
         self._delivered += frames_of(batch)
         return batch
 
+    def last_stamps(self) -> torch.Tensor:
+        """The versions [environments, steps] of all steps of the last batch."""
+        assert self._block is not None
+        return self._block.tensors["version"][: self._rollout.t].T
+
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
         if not isinstance(self._receiver, SchemeReceiver) or self.options.apply_at == "episode":

@@ -21,7 +21,8 @@ def next_observations(
 ) -> Tensor:
     """The next observation of each frame [environments, time, ...]; zero for padding.
 
-    frames: a mask [environments, time] of the wanted frames; then the result is [frames, ...].
+    The batch may have further dimensions before time. frames: a mask of the wanted frames, of the
+    batch's dimensions; then the result is [frames, ...].
     key: of the observation.
     """
     name = (key,) if isinstance(key, str) else key
@@ -45,18 +46,18 @@ def _followers(
 ) -> Tensor:
     """The entries of the next frames in `shown`, or those in `finals`."""
     chosen = batch["collector", "mask"] if frames is None else frames
-    rows, steps = chosen.nonzero(as_tuple=True)
-    places, after = batch["next", "final"][rows, steps], steps + 1
-    is_final = places >= 0
-    if bool((~is_final & (after == shown.shape[1])).any()):
+    *rows, steps = chosen.nonzero(as_tuple=True)
+    places, after = batch["next", "final"][chosen], steps + 1
+    is_final, num_steps = places >= 0, chosen.shape[-1]
+    if bool((~is_final & (after == num_steps)).any()):
         raise ValueError(
             "a row of this batch was cut behind a frame whose next observation is in the frame "
             "after it: keep rows whole, or give a mask of the wanted frames"
         )
-    found = shown[rows, after.clamp(max=shown.shape[1] - 1)]
+    found = shown[(*rows, after.clamp(max=num_steps - 1))]
     found[is_final] = finals[places[is_final]]
     if frames is not None:
         return found
     whole = torch.zeros_like(shown)
-    whole[rows, steps] = found
+    whole[chosen] = found
     return whole

@@ -13,13 +13,29 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.data.batch import Trajectories
-from collectors.options import NEVER_DONE, NO_POLICY, check_graphs, per_worker, share_frames
+from collectors.options import (
+    ASYNC,
+    NEVER_DONE,
+    NO_POLICY,
+    SINGLE,
+    SYNC,
+    check_graphs,
+    per_worker,
+    share_frames,
+)
 from collectors.pooled import PooledCollector, Taken, check_alike
 from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
 from collectors.remote.node_channel import NodeChannel, Pulse
-from collectors.remote.options import RemoteArguments, RemoteOptions, places, share, taken
+from collectors.remote.options import (
+    RemoteArguments,
+    RemoteOptions,
+    kind_of,
+    places,
+    share,
+    taken,
+)
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
@@ -66,7 +82,8 @@ class RemoteCollector(PooledCollector):
                 raise ValueError(message.format(kind=self.kind, value=options[name]))
         if not remote.sync and options.get("reset_when_done") is False:
             raise ValueError(NEVER_DONE.format(f"{self.kind} with sync=False"))
-        if options.get("record_schedule") is not None and per_node > 1:
+        several = kind_of(remote.hosted()) != SINGLE
+        if options.get("record_schedule") is not None and several:
             raise ValueError(
                 f"record_schedule with num_workers_per_collector={per_node}: the schedule of "
                 "several workers on one node is not recorded; use one worker per node"
@@ -74,6 +91,10 @@ class RemoteCollector(PooledCollector):
         if options.get("copy") is False:
             raise ValueError("copy=False reuses the memory of a batch: it needs local workers")
         super().__init__(factories, policy, num_workers=n, **options)
+
+    @property
+    def _like(self) -> str:
+        return SYNC if self.sync else ASYNC
 
     @abstractmethod
     def _launch(self, num_nodes: int) -> Launcher:
@@ -180,7 +201,7 @@ class RemoteCollector(PooledCollector):
 
     def _numbered(self, handle: WorkerHandle, delivery: Delivery) -> TensorDict:
         """What a node handed over, with the numbers that hold over all nodes."""
-        batch: TensorDict = delivery.batch.content
+        batch: TensorDict = delivery.batch.content.frames
         ids = torch.from_numpy(handle.trajectories.adopt(batch["collector", "traj_ids"].numpy()))
         batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
         batch["collector", "worker"].fill_(handle.index)

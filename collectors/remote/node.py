@@ -41,6 +41,7 @@ from collectors.remote.options import kind_of
 from collectors.remote.weight_receiver import NodeReceiver
 from collectors.rollout.policy import shift_worker
 from collectors.rollout.seeds import Seeds
+from collectors.single import Collector
 from collectors.weights.models import POLICY, find_model
 from collectors.weights.policy_version import VersionMap
 from collectors.workers.channel import FRAME_COUNTS
@@ -127,8 +128,12 @@ class Node:
 
     # -- batches
 
-    def next_batch(self, versions: Mapping[str, int]) -> tuple[int, dict[Any, Any], Any]:
-        """A batch with weights no older than `versions`: its number, itself, and the counts."""
+    def next_batch(self, versions: Mapping[str, int]) -> tuple[int, dict[Any, Any], Any, Any]:
+        """A batch with weights no older than `versions`.
+
+        Returns its number, itself, the versions of all its steps if it is of one worker, and the
+        counts of frames.
+        """
         if self.receiver is not None:
             self.receiver.await_versions(versions, self.timeout)
         elif self.spec.schemes:
@@ -136,10 +141,13 @@ class Node:
         with self._collecting:
             batch = self.collector.next()
             batch["policy_version"] = self.stamps.translate(batch["policy_version"])
+            stamps = None
+            if isinstance(self.collector, Collector):
+                stamps = self.stamps.translate(self.collector.last_stamps()).numpy()
             self._serial += 1
             serial = self._serial
         entries = to_entries(batch, as_arrays=self.spec.as_arrays)
-        return serial, entries, self.frame_counts()
+        return serial, entries, stamps, self.frame_counts()
 
     def frame_counts(self) -> dict[str, Any]:
         """Where every frame of this node is, and what its workers do."""

@@ -14,9 +14,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
 
 from collectors.data.batch import frames_of
 from collectors.remote import node as far
@@ -44,6 +48,13 @@ _NO_COUNTS: dict[str, Any] = {
     "workers": [],
 }
 _ENDED = -1  # as a generation: nothing that arrives matters
+
+
+class NodeBatch(NamedTuple):
+    """What a node handed over, and the versions of all its steps, if it has one worker."""
+
+    frames: TensorDict
+    stamps: np.ndarray[Any, Any] | None
 
 
 class NodeChannel(WorkerChannel):
@@ -99,10 +110,10 @@ class NodeChannel(WorkerChannel):
 
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
         def note_batch(value: Any) -> None:
-            number, entries, counts = value
+            number, entries, stamps, counts = value
             batch = from_entries(entries)
             self._note_counts(counts)
-            self._early[number] = Batch(number, frames_of(batch), batch)
+            self._early[number] = Batch(number, frames_of(batch), NodeBatch(batch, stamps))
             while self._next_number in self._early:
                 self._events.append(self._early.pop(self._next_number))
                 self._next_number += 1
@@ -111,6 +122,9 @@ class NodeChannel(WorkerChannel):
 
     def release(self, batch: Batch) -> None:
         """The batch has memory of its own."""
+
+    def stamps_of_finished(self, batch: Batch) -> Tensor:
+        return torch.from_numpy(batch.content.stamps)
 
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         self._call(

@@ -12,12 +12,15 @@ class PlannedBatch(NamedTuple):
     versions: pairs (step, version): from this step on, this is the newest version that the worker
         can take; -1 for random actions. The first pair is for step 0.
     lost: whether the learner never got it, since the worker failed over it, or soon after it.
+    steps_before: how many steps the worker made in earlier generations; only for random frames at
+        first, of which a recording itself says how many are left.
     """
 
     worker: int
     generation: int
     versions: tuple[tuple[int, int], ...]
     lost: bool = False
+    steps_before: int = 0
 
 
 class EndOfSchedule(Exception):

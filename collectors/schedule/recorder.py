@@ -8,7 +8,7 @@ lost: true in the last lines of a run that ended since this worker failed over t
 next.
 versions: pairs (step, version), as the frames' stamps say; -1 are random actions.
 made_s: how long the worker took to make the batch, once it had the weights that it waits for.
-at_s: when the learner took it, in seconds since it first asked for one.
+at_s: when the learner took it, in seconds since the workers had started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Recorder:
     def __init__(self, path: str | Path, **header: Any):
         self._path = Path(path).absolute()
         self._began = time.monotonic()
-        self._write({"format": FORMAT, **header})
+        self._header = {"format": FORMAT, **header}
+        self._write(self._header)
 
     def note(self, worker: int, generation: int, stamps: Tensor, made_s: float) -> None:
         """The learner takes this batch now. stamps: the version of each frame [envs, steps]."""
@@ -39,6 +40,10 @@ class Recorder:
     def note_lost(self, worker: int, generation: int, stamps: Tensor) -> None:
         """The worker failed, and the run ends: this batch was made, or begun, and not taken."""
         self._note(worker, generation, stamps, lost=True)
+
+    def note_resumed(self) -> None:
+        """The workers go on from a saved state: what follows has no replay."""
+        self._write(self._header)
 
     def _note(self, worker: int, generation: int, stamps: Tensor, **more: Any) -> None:
         at_s = round(time.monotonic() - self._began, 6)

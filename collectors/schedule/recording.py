@@ -79,6 +79,16 @@ class RecordedSchedule:
         return PlannedBatch(worker, generation, versions, lost), at_s, made_s
 
     @property
+    def num_workers(self) -> int:
+        """How many workers the recorded run had."""
+        return self.header.num_workers
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of a batch."""
+        return self.header.num_steps
+
+    @property
     def num_frames(self) -> int:
         """How many frames the learner took in the recorded run."""
         taken = sum(not batch.lost for batch in self.batches)
@@ -105,8 +115,8 @@ class RecordedSchedule:
         return self._oldest[self._next] if self._next < len(self.batches) else _NEVER
 
     def counts(self) -> dict[str, int]:
-        made = self._next * self.header.num_steps
-        return {"collected": made, "dropped": 0, "in_flight": 0, "restarts": 0}
+        steps = self._next * self.header.num_steps
+        return {"collected": steps, "dropped": 0, "in_flight": 0, "restarts": 0}
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self._next}

@@ -68,6 +68,7 @@ class SimulatedBatch:
 
     version: int  # the newest at its order
     generation: int
+    steps_before: int  # that the worker made in earlier generations
     begun_ns: int
     ends: list[int]  # since its begin
     versions: list[tuple[int, int]]  # pairs (step, version)
@@ -93,6 +94,8 @@ class SimulatedWorker:
     index: int
     times: StepTimes
     generation: int = 0
+    steps: int = 0  # that ended in batches before the current one, in all its generations
+    steps_before: int = 0  # in earlier generations
     is_up: bool = True
     serial: int = 0  # of the last batch that was ordered
     under_way: int = 0  # batches that were ordered and not taken
@@ -128,7 +131,7 @@ class SimulatedPool:
         self.arrived: deque[SimulatedWorker] = deque()
         self.version = 0
         self.changed = False  # whether a worker failed or came back since orders were given
-        self.taken = self.dropped = self.restarts = 0  # batches, steps, workers
+        self.dropped = self.restarts = 0  # steps, workers
         self._clock, self._num_steps, self._apply_at = clock, num_steps, apply_at
         self._applied, self._made = applied, made
         self._under_way: list[int] = []
@@ -155,7 +158,6 @@ class SimulatedPool:
         worker.under_way -= 1
         self.arrived.remove(worker)
         self._under_way.remove(batch.version)
-        self.taken += 1
         return batch
 
     # -- what happens
@@ -170,6 +172,7 @@ class SimulatedPool:
         batch = worker.batch = SimulatedBatch(
             order.version,
             worker.generation,
+            worker.steps_before,
             self._clock.now,
             worker.times.draw(),
             [(0, worker.version)],
@@ -180,6 +183,7 @@ class SimulatedPool:
         if worker.batch is not batch:
             return  # it was lost
         worker.batch = None
+        worker.steps += self._num_steps
         worker.finished.append(batch)
         self.arrived.append(worker)
         self._made(worker, batch)
@@ -212,7 +216,9 @@ class SimulatedPool:
         lost = [order.version for order in worker.orders]
         if worker.batch is not None:
             lost.append(worker.batch.version)
-            self.dropped += worker.batch.done_at(self._clock.now)
+            done = worker.batch.done_at(self._clock.now)
+            self.dropped += done
+            worker.steps += done
         for version in lost:
             self._under_way.remove(version)
         worker.batch, worker.is_up = None, False
@@ -224,6 +230,7 @@ class SimulatedPool:
 
     def _come_back(self, worker: SimulatedWorker) -> None:
         worker.generation += 1
+        worker.steps_before = worker.steps
         worker.serial = 0
         worker.version = worker.promised
         worker.is_up = self.changed = True
@@ -240,13 +247,13 @@ class SimulatedPool:
         return min(held + [batch.versions[0][1] for batch in (*begun, *waiting)])
 
     def counts(self) -> dict[str, int]:
-        """Where the steps of all workers are."""
+        """Where the steps of all workers are, and how often workers came back."""
         now, waiting = self._clock.now, len(self.arrived) * self._num_steps
         begun = [worker.batch for worker in self.workers if worker.batch is not None]
-        in_flight = waiting + sum(batch.done_at(now) for batch in begun)
+        under_way = sum(batch.done_at(now) for batch in begun)
         return {
-            "collected": self.taken * self._num_steps + self.dropped + in_flight,
+            "collected": sum(worker.steps for worker in self.workers) + under_way,
             "dropped": self.dropped,
-            "in_flight": in_flight,
+            "in_flight": waiting + under_way,
             "restarts": self.restarts,
         }

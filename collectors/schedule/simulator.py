@@ -136,7 +136,9 @@ class Simulator:
         self._pacing.order(updates=1)
         self._owes_update = self._owes_log = True
         versions = tuple((step, self._names[number]) for step, number in batch.versions)
-        return PlannedBatch(worker.index, batch.generation, versions)
+        return PlannedBatch(
+            worker.index, batch.generation, versions, steps_before=batch.steps_before
+        )
 
     def skip_update(self) -> None:
         """Charge no update for the batch taken last: the learner dropped it."""

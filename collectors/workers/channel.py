@@ -146,12 +146,12 @@ class WorkerChannel(ABC):
     def frame_counts(self) -> dict[str, Any]:
         """Frames of this generation, as far as the worker has reported, and what else is known."""
 
-    def stamps_of_finished(self, batch: Batch) -> Tensor | None:
-        """The versions [envs, steps] in a batch; None if they are not known here."""
-        return None
+    @abstractmethod
+    def stamps_of_finished(self, batch: Batch) -> Tensor:
+        """The versions [envs, steps] in a batch, also of steps in which environments only reset."""
 
     def stamps_so_far(self, serial: int) -> Tensor | None:
-        """The same for the current batch, including the current step."""
+        """The same for the current batch, including the current step; None if not known here."""
         return None
 
     def refresh(self) -> None:

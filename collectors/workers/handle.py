@@ -103,6 +103,12 @@ class WorkerHandle:
         if delivery.generation == self.generation:
             self.taken += frames
 
+    def count_as_dropped(self, delivery: Delivery) -> None:
+        """Count the frames of a delivery, which counted as delivered, as dropped."""
+        if self.is_current(delivery):
+            self.delivered -= delivery.batch.num_frames
+            self.dropped += delivery.batch.num_frames
+
     def start_generation(self) -> None:
         """The worker is gone: frames that it collected but did not deliver are dropped."""
         counts = self.channel.frame_counts()

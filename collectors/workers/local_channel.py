@@ -217,7 +217,7 @@ class LocalChannel(WorkerChannel):
             f"(pid {self.process.pid})"
         )
 
-    def stamps_of_finished(self, batch: Batch) -> Tensor | None:
+    def stamps_of_finished(self, batch: Batch) -> Tensor:
         filled: FilledBlock = batch.content
         return filled.frames.tensors["version"][: filled.steps].T
 

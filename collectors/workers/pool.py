@@ -353,6 +353,11 @@ class WorkerPool:
             handle.count(delivery)
             return delivery
 
+    def discard(self, handle: WorkerHandle, delivery: Delivery) -> None:
+        """The learner cannot use the delivery that it took: its frames count as dropped."""
+        with self._news:
+            handle.count_as_dropped(delivery)
+
     def release(self, handle: WorkerHandle, delivery: Delivery) -> None:
         """The delivery's memory can be written again."""
         with self._news:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import threading
+import warnings
 from functools import partial
 
 import gymnasium as gym
@@ -253,10 +255,24 @@ def test_workers_whose_frames_do_not_fit_in_one_batch_are_told_so():
         pytest.raises(ValueError, match="worker 0 and worker 1 differ in 'observation'"),
     ):
         collector.next()
+    with MultiSyncCollector(factories, None, frames_per_batch=20) as collector:
+        with pytest.raises(ValueError, match="differ in 'observation'"):
+            collector.next()
+        counts = collector.counts()
+        assert [counts[name] for name in ("delivered", "dropped", "in_flight")] == [0, 20, 0]
     kwargs = [{"kind": "sync_disabled", "num_envs": count} for count in (2, 3)]
     options = {"num_workers": 2, "create_env_kwargs": kwargs, "frames_per_batch": [20, 30]}
     with pytest.raises(ValueError, match=r"cat_results='stack'.*same number.*not \[2, 3\]"):
         MultiSyncCollector(make_env, cat_results="stack", **options)
+
+
+def test_a_warning_that_is_an_error_leaves_no_workers_behind():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning, match="total_frames=50 is not a multiple") as raised:
+            build("sync", total_frames=50, frames_per_batch=40)
+    assert raised.value.__traceback__ is not None  # so the collector still exists
+    assert not multiprocessing.active_children()
 
 
 # What is accepted does something (what is not here has tests beside it: data, policies, failures)

@@ -77,6 +77,19 @@ def test_control_calls_are_answered_in_the_middle_of_iteration(kind):
             collector.getattr_rb("written")
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_batches_are_counted_where_workers_make_unequal_numbers_of_frames(kind):
+    with make(kind, frames_per_batch=[12, 30]) as collector:
+        for _ in range(6):
+            collector.next()
+        assert collector.stats()["batches"] == 6
+        state = collector.state_dict()
+    with make(kind, frames_per_batch=[12, 30]) as collector:
+        collector.load_state_dict(state)
+        collector.next()
+        assert collector.stats()["batches"] == 7
+
+
 def test_the_version_that_each_worker_uses_is_told():
     with make("sync") as collector:
         for whom, used in ((None, [0, 0]), ([1], [0, 1]), (None, [2, 2])):

@@ -63,6 +63,20 @@ def test_rows_that_hold_the_frames_of_several_workers_keep_what_followed_each():
             checker.check(torch.cat(list(batch.split(5, 1)), 0))
 
 
+def test_batches_stacked_by_worker_keep_what_followed_each():
+    collector, checker = build("sync", steps=5, cat_results="stack", next_observation="final")
+    with collector:
+        for _ in range(6):
+            batch = collector.next()
+            assert torch.equal(
+                next_observations(batch, batch["collector", "mask"]),
+                next_observations(batch).flatten(0, 2),
+            )
+            batch["next", "observation"] = next_observations(batch)
+            del batch["next", "finals"]
+            checker.check(batch.flatten(0, 1))
+
+
 def test_values_of_what_followed_are_those_of_the_frames_and_of_the_finals():
     collector, _ = build("single", "native_next_step", next_observation="final")
     with collector:

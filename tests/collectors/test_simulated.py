@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
+import pytest
 import torch
 
 from collectors import SimulatedCollector, Simulator
@@ -16,6 +17,7 @@ from tests.collectors.support import (
     CodePolicy,
     all_accounted_for,
     make_env,
+    num_envs_of,
     publish,
     workers_of,
 )
@@ -93,3 +95,46 @@ def test_each_virtual_worker_has_its_own_counters_and_generators_of_a_policy():
     assert len(first) > STEPS
     assert [calls for calls, _ in first] == list(range(1, len(first) + 1))
     assert first[: len(second)] == second[: len(first)]
+
+
+def test_frames_add_up_where_a_step_only_resets():
+    kind, delivered = "native_next_step", 0
+    each = num_envs_of(kind)
+    told = {"create_env_kwargs": workers_of(kind, 2), "frames_per_batch": STEPS * each}
+    with simulated(**told) as collector:
+        for _ in range(8):
+            delivered += int(collector.next()["collector", "mask"].sum())
+            publish(collector)
+            stats = collector.stats()
+            assert stats["delivered"] == delivered
+            assert all_accounted_for(stats)
+    assert delivered < 8 * STEPS * each
+
+
+def test_a_replaced_virtual_worker_goes_on_with_the_random_frames_that_are_left():
+    random_of = [0, 0]
+    failures = [Failure(worker=0, at_s=0.007, back_after_s=0.002)]
+    with simulated(failures=failures, init_random_frames=40) as collector:
+        for _ in range(16):
+            batch = collector.next()
+            for worker in (0, 1):
+                mine = batch["collector", "worker"] == worker
+                random_of[worker] += int((batch["policy_version"][mine] == -1).sum())
+            publish(collector)
+        lost = collector.stats()["dropped"]
+    assert lost > 0
+    assert random_of == [20 - lost, 20]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": 3}, "num_workers=3: the schedule is for 2 workers"),
+        ({"num_workers": 1}, "num_workers=1: the schedule is for 2 workers"),
+        ({"frames_per_batch": 2 * STEPS}, f"frames_per_batch={2 * STEPS}: .* {STEPS} steps of 1 "),
+        ({"frames_per_batch": [5, 5]}, r"frames_per_batch=\[5, 5\]: virtual workers are equal"),
+    ],
+)
+def test_a_schedule_for_other_workers_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        simulated(**options)

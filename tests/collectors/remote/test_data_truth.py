@@ -6,14 +6,16 @@ import itertools
 
 import pytest
 
-from collectors import MultiAsyncCollector
+from collectors import MultiAsyncCollector, RecordedSchedule, SimulatedCollector
 from tests.collectors.remote.support import KINDS, build, make
 from tests.collectors.support import (
     Checker,
     CodePolicy,
     all_accounted_for,
     make_env,
+    num_envs_of,
     publish,
+    same_bits,
     workers_of,
 )
 
@@ -96,3 +98,21 @@ def test_whole_trajectories_can_be_asked_for_and_frames_without_stamps():
             assert batch.batch_size[0] == 5
             assert "policy_version" not in batch.keys()  # noqa: SIM118
             assert all_accounted_for(collector.stats())
+
+
+def test_the_recording_of_a_node_is_replayed_where_a_step_only_resets(tmp_path):
+    path, kind, steps = str(tmp_path / "schedule.jsonl"), "native_next_step", 11
+    frames = steps * num_envs_of(kind)
+    collector, _ = build("distributed", kind, sync=False, record_schedule=path, seed=5)
+    with collector:
+        recorded = []
+        for _ in range(8):
+            recorded.append(collector.next())
+            publish(collector)
+    schedule, kwargs = RecordedSchedule(path), workers_of(kind, 2)
+    options = {"num_workers": 2, "frames_per_batch": frames, "create_env_kwargs": kwargs, "seed": 5}
+    with SimulatedCollector(make_env, CodePolicy(), schedule=schedule, **options) as replay:
+        for batch in recorded:
+            assert same_bits(batch, replay.next())
+            publish(replay)
+    assert len({step for plan in schedule.batches for step, _ in plan.versions}) > 1

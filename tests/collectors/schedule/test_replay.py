@@ -240,3 +240,58 @@ def test_steps_in_which_all_environments_only_reset_are_recorded(tmp_path):
     scheme = SharedMemWeightSyncScheme()
     path, recorded = record(tmp_path, Chance, make, scheme, num_envs=2)
     check_same(recorded, replay(path, Chance, make, num_envs=2))
+
+
+@pytest.mark.parametrize("call", ["reset", "set_seed"])
+def test_calls_that_a_recording_lacks_are_refused(tmp_path, call):
+    arguments = {"reset": (), "set_seed": (7,)}[call]
+    path = tmp_path / "schedule.jsonl"
+    recording = {"num_workers": 1, "frames_per_batch": STEPS, "record_schedule": str(path)}
+    with MultiAsyncCollector(one, Chance(), seed=5, **recording) as collector:
+        collector.next()
+        with pytest.raises(RuntimeError, match=rf"{call}\(\): .*record_schedule"):
+            getattr(collector, call)(*arguments)
+        collector.next()
+    assert len(RecordedSchedule(path).batches) == 2
+
+
+def test_a_collector_that_continues_a_saved_state_makes_no_recording_to_replay(tmp_path):
+    recording = {"num_workers": 1, "frames_per_batch": STEPS, "seed": 5}
+    with MultiAsyncCollector(one, Chance(), **recording) as collector:
+        collector.next()
+        state = collector.state_dict()
+    path = tmp_path / "schedule.jsonl"
+    with MultiAsyncCollector(one, Chance(), record_schedule=str(path), **recording) as collector:
+        collector.load_state_dict(state)
+        collector.next()
+    with pytest.raises(ValueError, match="the run was resumed here"):
+        RecordedSchedule(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frames_per_batch": [12, 30]}, r"frames_per_batch=\[12, 30\]: .*record_schedule"),
+        ({"create_env_fn": [one, two], "frames_per_batch": 24}, r"record_schedule: .*\[1, 2\]"),
+    ],
+)
+def test_workers_of_a_recording_are_equal(tmp_path, options, message):
+    path = tmp_path / "schedule.jsonl"
+    given = {"create_env_fn": one, "policy": Chance(), "num_workers": 2, **options}
+    with pytest.raises(ValueError, match=message):
+        MultiAsyncCollector(record_schedule=str(path), **given)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 6}, "seed=6: the recorded run had seed=5"),
+        ({"create_env_fn": two, "frames_per_batch": 2 * STEPS}, "2 environments.*recorded.* 1"),
+    ],
+)
+def test_a_replay_with_other_workers_than_the_recorded_ones_is_refused(tmp_path, options, message):
+    path, _ = record(tmp_path, Chance, one, SharedMemWeightSyncScheme(), batches=1)
+    given = {"create_env_fn": one, "policy": Chance(), "frames_per_batch": STEPS, "seed": 5}
+    with pytest.raises(ValueError, match=message):
+        SimulatedCollector(schedule=RecordedSchedule(path), num_workers=3, **{**given, **options})
