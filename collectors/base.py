@@ -29,6 +29,7 @@ from collectors.data.batch import Part, assemble, buffer_for, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
+from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
@@ -165,7 +166,7 @@ class BaseCollector(ABC):
         """The state of each worker, and the numbering of its trajectories, for `state_dict`."""
 
     @abstractmethod
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
         """Restore each worker's state, with versions counted from `base`; whether each one was
         restored to the bit."""
 
@@ -536,7 +537,8 @@ class BaseCollector(ABC):
         """Continue from a saved state; publish the weights first.
 
         Environments are restored by replaying their episodes, if possible. Returns False if some
-        episodes had to start again.
+        episodes had to start again, or if an attribute of an environment or of the policy is not
+        as it was; a warning then names it.
         """
         self._raise_error()
         for name, mine in (("kind", self.kind), ("num_workers", self.num_workers)):
@@ -547,7 +549,7 @@ class BaseCollector(ABC):
         with self._lock:
             ahead = int(state["policy_version"]) - self.publisher.version
             base = self.publisher.base + ahead
-            exact = self._load_worker_states(list(state["workers"]), base)  # which may refuse them
+            workers = self._load_worker_states(list(state["workers"]), base)  # may refuse them
             self.seeds = replace(self.seeds, seed=int(state["seed"]))
             self.frames = int(state["frames"])
             # A state of an older version has no number of batches.
@@ -557,7 +559,8 @@ class BaseCollector(ABC):
             if self.tracked is not None:
                 self.tracked.number = self._version
             self._assembler.load_state_dict(state["whole"])
-        return all(exact)
+        _warn_of_lost([text for restored in workers for text in restored.lost])
+        return all(restored.is_exact for restored in workers)
 
     # -- ending
 
@@ -642,3 +645,13 @@ def _shut_down_the_rest() -> None:
     """Shut down open collectors before multiprocessing waits for their workers at exit."""
     for collector in list(_OPEN):
         collector.shutdown(timeout=1.0, raise_on_error=False)
+
+
+def _warn_of_lost(lost: Sequence[str]) -> None:
+    """Warn of what is not as it was when a collector's state was saved."""
+    if names := list(dict.fromkeys(lost)):
+        warnings.warn(
+            f"the collector does not go on exactly, since its state lacks {', '.join(names[:5])}"
+            f"{', …' if len(names) > 5 else ''}",
+            stacklevel=4,
+        )

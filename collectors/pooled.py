@@ -12,6 +12,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
+from collectors.rollout.environment import Restored
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import name_of
 from collectors.schedule.recorder import Recorder
@@ -315,7 +316,7 @@ class PooledCollector(BaseCollector):
             state["trajectories"] = handle.trajectories.state_dict()
         return states
 
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
         # Asynchronous workers were ahead of what was delivered. Those frames are gone, and so are
         # the frames that they collected here before.
         if self._recorder is not None:
@@ -331,14 +332,14 @@ class PooledCollector(BaseCollector):
             )
         finally:
             self.pool.hold(held)
-        for (handle, state), (same, first) in zip(of.items(), found, strict=True):
+        for (handle, state), (restored, first) in zip(of.items(), found, strict=True):
             self.pool.drop_before(handle, first)
-            handle.trajectories.load_state_dict(state["trajectories"], under_way=same)
+            handle.trajectories.load_state_dict(state["trajectories"], under_way=restored.under_way)
             handle.numbered = handle.generation
             spec = handle.spec
             spec.seeds = Seeds(**state["seeds"])
             spec.options["random_frames"] = handle.collected + state.get("random_frames", 0)
-        return [same for same, _ in found]
+        return [restored for restored, _ in found]
 
     def _counters(self) -> dict[str, Any]:
         workers = self.pool.frame_counts()

@@ -25,9 +25,10 @@ from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.data.batch import Trajectories, frames_of
 from collectors.option_checks import is_list
 from collectors.options import SIMULATED, per_worker, steps_of
+from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.make_environment import make_environments
-from collectors.rollout.policy import PolicyCaller
+from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.recording import RecordedSchedule
 from collectors.schedule.simulator import Simulator
@@ -79,15 +80,13 @@ class SimulatedCollector(BaseCollector):
         self._factories = per_worker(self.create_env_fn, n, "create_env_fn")
         self._kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
         self._device = options.devices(n)[0]
-        # Of all workers: the weights of the acting one are loaded into it.
-        self._policy = copied(self.publisher.policy)
-        if isinstance(self._policy, nn.Module) and self._device is not None:
-            self._policy.to(self._device)
-        self._versions = Versions(self.publisher, self._policy)
+        policy = copied(self.publisher.policy)
+        if isinstance(policy, nn.Module) and self._device is not None:
+            policy.to(self._device)
+        self._versions = Versions(self.publisher, policy)
         self._versions.take_published()  # version 0, which all workers start with
         self._numbering = [Trajectories(worker, n) for worker in range(n)]
         self._random_frames = [-(-options.init_random_frames // n)] * n
-        self._callers: dict[Any, PolicyCaller] = {}
         self._blocks: dict[FrameLayout, FrameBlock] = {}
         self._delivered = self._dropped = 0
         self._empty = 0  # steps of environments that made no frame, for instance a reset
@@ -165,17 +164,16 @@ class SimulatedCollector(BaseCollector):
                 f"worker {index} has {environments.num_envs} environments and worker 0 has "
                 f"{self.num_envs // self.num_workers}: virtual workers must be equal"
             )
-        names = tuple(leaf.key for leaf in environments.observations)
-        if self._policy is not None and names not in self._callers:
-            self._callers[names] = PolicyCaller(
-                self._policy, environments.observations, options, device=self._device
-            )
+        policy, load = self._versions.copy()
+        shift_worker(policy, index)
+        acting = PolicyCaller(policy, environments.observations, options, device=self._device)
         return VirtualWorker(
             index,
             generation,
             environments,
-            self._callers.get(names),
+            acting,
             self._versions,
+            load,
             self._numbering[index],
             first_env=index * environments.num_envs,
             num_threads=options.num_sub_threads,
@@ -289,15 +287,16 @@ class SimulatedCollector(BaseCollector):
             states.append({**state, "trajectories": trajectories.state_dict()})
         return states
 
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
-        exact = []
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
+        workers = []
         for index, state in enumerate(states):
-            same = True
+            restored = Restored(True, [])
             if "generation" in state:
-                same = self._worker(index, int(state["generation"])).load_state_dict(state)
-            self._numbering[index].load_state_dict(state["trajectories"], under_way=same)
-            exact.append(same)
-        return exact
+                restored = self._worker(index, int(state["generation"])).load_state_dict(state)
+            numbering = self._numbering[index]
+            numbering.load_state_dict(state["trajectories"], under_way=restored.under_way)
+            workers.append(restored)
+        return workers
 
     def _close(self, timeout: float, close_env: bool) -> None:
         with contextlib.ExitStack() as after:

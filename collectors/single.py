@@ -16,7 +16,7 @@ from torch import nn
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
 from collectors.data.batch import Part, Trajectories, frames_of
 from collectors.options import SINGLE, per_worker, steps_of
-from collectors.rollout.environment import Environments
+from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
@@ -195,13 +195,13 @@ class Collector(BaseCollector):
         }
         return [state]
 
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[bool]:
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
         (state,) = states
-        exact = self._rollout.load_state_dict(state)
+        restored = self._rollout.load_state_dict(state)
         self._streams.load_state_dict(state["streams"])
-        self._trajectories.load_state_dict(state["trajectories"], under_way=exact)
+        self._trajectories.load_state_dict(state["trajectories"], under_way=restored.under_way)
         self._receiver.rebase(base)
-        return [exact]
+        return [restored]
 
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:

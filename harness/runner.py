@@ -305,7 +305,7 @@ class Runner:
         self.published.publish_again(self.collector)
         self.learner.load_state_dict(state["learner"])
         if not self.collector.load_state_dict(state["collector"]):
-            log.warning("some environments cannot be restored: their episodes start again")
+            log.warning("the collector is not restored exactly: some episodes may start again")
         self.frames = int(state["frames"])
         self.updates = int(state["updates"])
         self.dropped = int(state["dropped"])

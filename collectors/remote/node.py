@@ -39,6 +39,7 @@ from collectors.options import SINGLE
 from collectors.remote.batches import to_entries
 from collectors.remote.options import kind_of
 from collectors.remote.weight_receiver import NodeReceiver
+from collectors.rollout.environment import Restored
 from collectors.rollout.policy import shift_worker
 from collectors.rollout.seeds import Seeds
 from collectors.single import Collector
@@ -189,8 +190,8 @@ class Node:
 
     def do_load_state_dict(
         self, state: dict[str, Any], base: int, goes_on: bool
-    ) -> tuple[bool, int]:
-        """Continue from there; whether exactly, and the number of the first batch after it."""
+    ) -> tuple[Restored, int]:
+        """Continue from there; how far, and the number of the first batch after it."""
         with self._collecting:
             exact: bool = self.collector.load_state_dict(state["collector"])
             self.spec.version_base, self.spec.seeds = base, Seeds(**state["seeds"])
@@ -200,7 +201,7 @@ class Node:
                 self.stamps.note(self.collector.publisher.version, self.receiver.version)
             if not goes_on:
                 self.collector.reset()
-            return exact and goes_on, self._serial + 1
+            return Restored(exact and goes_on, []), self._serial + 1
 
     def do_hold(self, still: bool) -> None:
         """Pause the collector, or let it continue."""

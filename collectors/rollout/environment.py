@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -25,6 +25,21 @@ _RETURNED = {
     "step": ("observation", "reward", "terminated", "truncated", "info"),
     "reset": ("observation", "info"),
 }
+
+
+class Restored(NamedTuple):
+    """How far a worker goes on from a saved state.
+
+    under_way: whether its episodes do, instead of new ones.
+    lost: what else is not as it was, in words.
+    """
+
+    under_way: bool
+    lost: list[str]
+
+    @property
+    def is_exact(self) -> bool:
+        return self.under_way and not self.lost
 
 
 class Environments(ABC):
@@ -171,8 +186,8 @@ class Environments(ABC):
             "members": [] if self.history is None else self.history.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Replay the saved episodes; if a replay differs, start new ones and return False."""
+    def load_state_dict(self, state: dict[str, Any]) -> Restored:
+        """Replay the saved episodes; if a replay differs, start new ones."""
         if self.history is not None and state["members"]:
             reached = self.history.repeat(state["members"], self._action_for_member)
             if reached is not None and self._is_same(reached, state):
@@ -180,9 +195,9 @@ class Environments(ABC):
                     current[...] = saved.numpy()
                 for name in _SAVED:
                     getattr(self, name)[...] = state[name].numpy()
-                return True
+                return Restored(True, self.history.differences(state["members"]))
         self.reset()
-        return False
+        return Restored(False, [])
 
     def _is_same(self, reached: list[tuple[Any, Any]], state: dict[str, Any]) -> bool:
         """Whether a replay reached the saved observations and rewards: wrappers may alter both."""

@@ -14,10 +14,26 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.wrappers import RecordVideo
+from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
+
+from collectors.rollout.policy_state import GENERATORS, equal, saved
 
 Array = np.ndarray[Any, Any]
 LONGEST = 200_000  # steps of an episode that is replayed
+_STATISTICS = (RecordEpisodeStatistics,)  # they show nothing to a policy
+_SET_BY_A_REPLAY = ("_np_random", "_np_random_seed")
+_COMPARED = (bool, int, float, str, np.generic, *GENERATORS)
+
+
+def attributes_of(env: Any) -> dict[str, Any]:
+    """The numbers and generators that an environment and its wrappers keep, as plain data."""
+    result = {}
+    while env is not None:
+        for name, value in vars(env).items() if not isinstance(env, _STATISTICS) else ():
+            if isinstance(value, _COMPARED) and name not in _SET_BY_A_REPLAY:
+                result[f"{type(env).__name__}.{name}"] = saved(value)
+        env = env.env if isinstance(env, gym.Wrapper) else None
+    return result
 
 
 def writes_files(env: Any) -> bool:
@@ -34,6 +50,7 @@ class EpisodeReplay:
 
     def __init__(self, members: list[Any]):
         self.members = members
+        self._initial = [attributes_of(member) for member in members]
         self.timeout = math.inf  # of a replay, in seconds
         self.actions: list[Array] = []  # of all members at each step
         self._starts: list[dict[str, Any] | None] = [None] * len(members)
@@ -64,7 +81,8 @@ class EpisodeReplay:
         states: list[dict[str, Any]] = []
         for i, start in enumerate(self._starts):
             given = np.array([actions[i] for actions in self.actions[self._since[i] :]])
-            states.append({} if start is None else {**start, "actions": torch.from_numpy(given)})
+            entry = {"actions": torch.from_numpy(given), "attributes": self._changed(i)}
+            states.append({} if start is None else {**start, **entry})
         return states
 
     def repeat(
@@ -93,6 +111,20 @@ class EpisodeReplay:
         self._resume_recording(states)
         return reached
 
+    def differences(self, states: list[dict[str, Any]]) -> list[str]:
+        """Attributes that a replay did not bring back, in words."""
+        return [
+            f"the environment's attribute {name!r}"
+            for i, state in enumerate(states)
+            for name, value in attributes_of(self.members[i]).items()
+            if name in state.get("attributes", {}) and not equal(value, state["attributes"][name])
+        ]
+
+    def _changed(self, i: int) -> dict[str, Any]:
+        """The attributes of a member that have changed since it was made."""
+        before, now = self._initial[i], attributes_of(self.members[i])
+        return {k: v for k, v in now.items() if k not in before or not equal(v, before[k])}
+
     def _resume_recording(self, states: list[dict[str, Any]]) -> None:
         given = [state["actions"].numpy() for state in states]
         longest = max(given, key=len)
@@ -102,4 +134,4 @@ class EpisodeReplay:
             if len(actions):
                 merged[self._since[i] :, i] = actions
         self.actions = list(merged)
-        self._starts = [{k: v for k, v in one.items() if k != "actions"} for one in states]
+        self._starts = [{k: v for k, v in one.items() if k in ("seed", "rng")} for one in states]

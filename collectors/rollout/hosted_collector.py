@@ -19,6 +19,7 @@ import numpy as np
 from tensordict import TensorDict
 
 from collectors.data.batch import frames_of
+from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import Field, FrameBlock, FrameLayout
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import ENDS, RESERVED, Key, as_key
@@ -115,14 +116,14 @@ class HostedCollector:
             "stamps": self.stamps.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> bool:
+    def load_state_dict(self, state: dict[str, Any], *, goes_on: bool = True) -> Restored:
         self.counters[STAGE] = REPLAYING
         exact: bool = self.collector.load_state_dict(state["collector"])
         self.stamps.load_state_dict(state["stamps"])
         self._first = None
         if not goes_on:
             self.collector.reset()
-        return exact and goes_on
+        return Restored(exact and goes_on, [])
 
 
 def _layout(batch: TensorDict) -> FrameLayout:

@@ -17,7 +17,7 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from collectors.rollout.environment import Environments
+from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import (
     ACTION,
@@ -28,6 +28,7 @@ from collectors.rollout.policy import (
     interaction_type,
     shown,
 )
+from collectors.rollout.policy_state import PolicyState
 from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.rollout.spaces import Key, is_reserved, key_of, name_of
@@ -84,6 +85,7 @@ class Rollout:
             )
         self.environments = environments
         self.acting = acting
+        self.policy_state = PolicyState(None if acting is None else acting.policy)
         self.weights = weights
         if acting is not None:
             acting.call = weights.watched(acting.call)
@@ -242,6 +244,7 @@ class Rollout:
             try:
                 self._run(frames)
                 self.counters[STAGE] = HANDING_OVER
+                self.policy_state.check_buffers()
                 _check_unchanged(frames.observation_rows[0])
                 _check_numbers(frames, self.t, environments, self.seeds)
             except BaseException:
@@ -260,6 +263,7 @@ class Rollout:
         """The hot loop."""
         environments, weights, counters = self.environments, self.weights, self.counters
         counters[VERSION] = weights.version
+        self.policy_state.mark_buffers()
         while self.t < frames.layout.num_steps:
             t = self.t
             if environments.halting and environments.halted.all():
@@ -289,6 +293,7 @@ class Rollout:
         """Note the version that the policy is called with from here on."""
         if version != self._used_version:
             self._used_version = self.counters[VERSION] = version
+            self.policy_state.mark_buffers()
             if self._first is not None:  # computed with older weights: as if it never was
                 self._first[1].resume()
                 self._first = None
@@ -362,33 +367,39 @@ class Rollout:
             "actions": self.random_actions.np_random.bit_generator.state,
             "environments": self.environments.state_dict() if self._begun else {},
             "state": {name_of(key): value.clone() for key, value in self.state.items()},
+            "policy": self.policy_state.state_dict(),
         }
 
     def load_state_dict(
         self, state: dict[str, Any], *, goes_on: bool = True, has_weights: bool = False
-    ) -> bool:
-        """Continue from a saved state; False if the environments had to start new episodes.
+    ) -> Restored:
+        """Continue from a saved state.
 
-        They start new ones without `goes_on` and in the middle of a block. With apply_at="episode"
-        they also do, unless `has_weights`: the weights of the current episodes are still here.
+        The environments start new episodes without `goes_on` and in the middle of a block. They
+        also do with apply_at="episode", unless `has_weights`: the weights of the current episodes
+        are still here.
         """
         self.seeds = Seeds(**state["seeds"])
         self.random_frames = int(state["random_frames"])
         self._used_version = int(state["used_version"])
         self.random_actions.np_random.bit_generator.state = state["actions"]
+        # Run directories of earlier versions have no "policy", and no "attributes" of members.
+        lost = self.policy_state.load_state_dict(state["policy"]) if "policy" in state else []
         needs_weights = self.apply_at == "episode" and state["begun"]
         goes_on = goes_on and (has_weights or not needs_weights)
         if self.frames is not None or not goes_on:
             self.restart()
-            return False
+            return Restored(False, lost)
         self._begun, self._first, self._lost = bool(state["begun"]), None, False
         self.counters[STAGE] = REPLAYING
-        exact = not self._begun or self.environments.load_state_dict(state["environments"])
+        restored = Restored(True, [])
+        if self._begun:
+            restored = self.environments.load_state_dict(state["environments"])
         saved = {key_of(name): value.clone() for name, value in state["state"].items()}
         self.state = saved or self.state
-        if not exact or not saved:
+        if not restored.under_way or not saved:
             self._clear_state(None)
-        return exact
+        return Restored(restored.under_way, [*lost, *restored.lost])
 
     def _truncate(self, frames: FrameBlock, t: int) -> None:
         """Mark the block's last frames as truncated."""

@@ -7,14 +7,11 @@ shape, the policy is called once with None.
 
 from __future__ import annotations
 
-import copy
 import inspect
-import random
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
@@ -169,43 +166,6 @@ def shift_worker(policy: Any, by: int) -> None:
     for part in policy.modules() if isinstance(policy, nn.Module) else (policy,):
         if "worker_idx" in getattr(part, "__dict__", ()):
             part.__dict__["worker_idx"] += by
-
-
-class OwnAttributes:
-    """One worker's values of the plain attributes of a policy that several workers share.
-
-    These are numbers, arrays, tensors and generators; parameters and buffers are weights.
-    """
-
-    def __init__(self, policy: Any):
-        parts = policy.modules() if isinstance(policy, nn.Module) else (policy,)
-        self._parts = [vars(part) for part in parts if hasattr(part, "__dict__")]
-        memo: dict[int, Any] = {}  # what two attributes share stays shared
-        self._values = [copy.deepcopy(_plain(part), memo) for part in self._parts]
-
-    def exchange(self) -> None:
-        """Put these values into the policy, and keep those that it had."""
-        for i, (part, values) in enumerate(zip(self._parts, self._values, strict=True)):
-            before = {name: part[name] for name in part if name in values} | _plain(part)
-            for name in before.keys() - values.keys():
-                del part[name]
-            part.update(values)
-            self._values[i] = before
-
-
-_PLAIN = (int, float, type(None), np.ndarray, np.random.Generator, np.random.RandomState)
-_OF_MODULES = frozenset(vars(nn.Module()))
-
-
-def _plain(part: dict[str, Any]) -> dict[str, Any]:
-    """The attributes whose values a policy may change as it acts."""
-    return {
-        name: value
-        for name, value in part.items()
-        if name not in _OF_MODULES
-        and isinstance(value, (*_PLAIN, torch.Generator, random.Random, Tensor))
-        and not (isinstance(value, Tensor) and value.requires_grad)
-    }
 
 
 def warn_of_training_mode(policy: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from collectors.rollout.environment import Array, Environments
+from collectors.rollout.environment import Array, Environments, Restored
 from collectors.rollout.episode_replay import EpisodeReplay
 from collectors.rollout.frame_block import FrameBlock
 from collectors.rollout.spaces import Leaf
@@ -55,7 +55,7 @@ class SyncVector(Vector):
         env.autoreset_mode = AutoresetMode.DISABLED
         self.history = EpisodeReplay(env.envs)
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
+    def load_state_dict(self, state: dict[str, Any]) -> Restored:
         if self.history is not None:
             self.env.reset()  # the vector does not see that its members are replayed
         return super().load_state_dict(state)

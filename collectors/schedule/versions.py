@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from collectors.weights.models import POLICY
+from collectors.weights.models import POLICY, copied, parameters_of
 from collectors.weights.publisher import Publisher
 from sync import SimulatedWeightSyncScheme, Snapshot
 
+Load = Callable[[Snapshot], None]  # a version into a policy
+
 
 class Versions:
-    """Blocks by version, and a policy that holds one of them.
+    """Blocks by version, and the parameters of all workers' policies, which hold one of them.
 
-    policy: the module that acts; the publisher's own stays with the learner.
+    policy: a module with these parameters. It does not act: each worker has a copy of it that
+        shares nothing else.
     """
 
     def __init__(self, publisher: Publisher, policy: Any):
@@ -29,6 +32,7 @@ class Versions:
         self._scheme = scheme
         scheme.connect()
         scheme.channel.kept = lambda: list(self.blocks.values())
+        self._policy = policy
         self._load = scheme.loader(policy)
         self.blocks: dict[int, Snapshot] = {}
         self._loaded = -1
@@ -43,16 +47,21 @@ class Versions:
             found.append((version, block.wire_bytes, workers))
         return found
 
-    def use(self, version: int) -> None:
-        """Have the policy hold this version."""
-        if version != self._loaded:
+    def copy(self) -> tuple[Any, Load]:
+        """One worker's policy, and how to load a version into it."""
+        policy = copied(self._policy, shared=parameters_of(self._policy))
+        return policy, self._scheme.loader(policy)
+
+    def use(self, version: int, load: Load | None = None) -> None:
+        """Have the parameters hold this version; `load` takes it for the first time."""
+        if version != self._loaded or load is not None:
             if version not in self.blocks:
                 raise ValueError(
                     f"the schedule has a worker act with version {version}, which was not "
                     f"published: the newest is {max(self.blocks)}. A replay needs a version for "
                     "every one that the recorded run published"
                 )
-            self._load(self.blocks[version])
+            (load or self._load)(self.blocks[version])
             self._loaded = version
 
     def applied(self, worker: int, version: int) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from collectors.data.batch import Part, Trajectories
-from collectors.rollout.environment import Environments
+from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import RANDOM_VERSION, Rollout
-from collectors.rollout.policy import OwnAttributes, PolicyCaller, shift_worker
+from collectors.rollout.policy import PolicyCaller
 from collectors.rollout.seeds import Streams, untouched_streams
 from collectors.schedule.plan import PlannedBatch
-from collectors.schedule.versions import Versions
+from collectors.schedule.versions import Load, Versions
 from collectors.weights.receiver import WeightReceiver
 
 Plan = tuple[tuple[int, int], ...]
@@ -26,12 +26,14 @@ class PlannedReceiver(WeightReceiver):
 
     rollout: Rollout
 
-    def __init__(self, versions: Versions, worker: int):
+    def __init__(self, versions: Versions, load: Load, worker: int):
         self._versions = versions
+        self._load = load  # into the worker's own policy
         self._worker = worker
         self._left: list[tuple[int, int]] = []  # of the plan, the last pair first
         self._newest = -1
         self.version = -1
+        self.loaded = -1  # of the worker's own policy
 
     def begin(self, plan: Plan) -> None:
         """A batch begins. Random actions, which have no version, change nothing here."""
@@ -40,7 +42,7 @@ class PlannedReceiver(WeightReceiver):
             self._newest = self._left[-1][1] if self._left else max(self._versions.blocks)
             self._use_newest()
         self._newest = self.version
-        self._versions.use(self.version)
+        self._use()
 
     def has_news(self) -> bool:
         while self._left and self._left[-1][0] <= self.rollout.t:
@@ -53,8 +55,13 @@ class PlannedReceiver(WeightReceiver):
 
     def _use_newest(self) -> None:
         self.version = self._newest
-        self._versions.use(self.version)
+        self._use()
         self._versions.applied(self._worker, self.version)
+
+    def _use(self) -> None:
+        """Act with this version. Only the parameters are shared with other workers."""
+        is_loaded, self.loaded = self.loaded == self.version, self.version
+        self._versions.use(self.version, None if is_loaded else self._load)
 
 
 class VirtualWorker:
@@ -70,6 +77,7 @@ class VirtualWorker:
         environments: Environments,
         acting: PolicyCaller | None,
         versions: Versions,
+        load: Load,
         trajectories: Trajectories,
         *,
         first_env: int,
@@ -81,9 +89,7 @@ class VirtualWorker:
         self.environments = environments
         self.trajectories = trajectories
         self.first_env = first_env
-        self.receiver = PlannedReceiver(versions, index)
-        self._policy = None if acting is None else acting.policy  # of all virtual workers
-        self._attributes = OwnAttributes(self._policy)
+        self.receiver = PlannedReceiver(versions, load, index)
         self._num_threads = num_threads
         with untouched_streams():
             self.rollout = Rollout(environments, acting, self.receiver, **options)
@@ -92,17 +98,13 @@ class VirtualWorker:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Act as a process of its own would: with its index, random streams and threads."""
+        """Act as a process of its own would: with its random streams and threads."""
         outside, threads = Streams(), torch.get_num_threads()
         self.streams.resume()
         torch.set_num_threads(self._num_threads)
-        self._attributes.exchange()
-        shift_worker(self._policy, self.index)
         try:
             yield
         finally:
-            shift_worker(self._policy, -self.index)
-            self._attributes.exchange()
             torch.set_num_threads(threads)
             self.streams.keep()
             outside.resume()
@@ -130,12 +132,12 @@ class VirtualWorker:
             "generation": self.generation,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
+    def load_state_dict(self, state: dict[str, Any]) -> Restored:
         with self.active():
-            exact = self.rollout.load_state_dict(state, has_weights=True)
+            restored = self.rollout.load_state_dict(state, has_weights=True)
         self.streams.load_state_dict(state["streams"])
-        self.receiver.version = int(state["version"])
-        return exact
+        self.receiver.version, self.receiver.loaded = int(state["version"]), -1
+        return restored
 
 
 def _random_steps(plan: PlannedBatch, num_steps: int) -> int | None:

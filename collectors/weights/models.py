@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import io
+import pickle
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import cloudpickle
 from torch import nn
+from torch.jit import ScriptModule
 
 from sync import NoWeightSyncScheme, WeightSyncScheme
 from sync.model.strategy import flatten
@@ -36,12 +39,51 @@ def check_apart(policy: Any, schemes: Mapping[str, WeightSyncScheme]) -> None:
                 )
 
 
-def copied(policy: Any) -> Any:
-    """A copy of the policy for the rollout, by any means that works."""
+def copied(policy: Any, shared: Iterable[Any] = ()) -> Any:
+    """A copy of the policy for the rollout, by any means that works.
+
+    shared: objects in it that the copy shares.
+    """
+    by_id = {id(one): one for one in shared}
     try:
-        return copy.deepcopy(policy)
+        return copy.deepcopy(policy, dict(by_id))
     except Exception:  # noqa: BLE001 - some modules only pickle
-        return cloudpickle.loads(cloudpickle.dumps(policy))
+        file = io.BytesIO()
+        _Pickler(file, by_id).dump(policy)
+        file.seek(0)
+        return _Unpickler(file, by_id).load()
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Leaves out these objects, by their identities."""
+
+    def __init__(self, file: io.BytesIO, shared: Mapping[int, Any]):
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_id(self, one: Any) -> int | None:
+        return id(one) if id(one) in self._shared else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts them in again."""
+
+    def __init__(self, file: io.BytesIO, shared: Mapping[int, Any]):
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, identity: int) -> Any:
+        return self._shared[identity]
+
+
+def parameters_of(policy: Any) -> list[Any]:
+    """What copies of a policy can share: its parameters, and modules that are compiled already."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return [
+        one
+        for part in modules
+        for one in ([part] if isinstance(part, ScriptModule) else part.parameters(recurse=False))
+    ]
 
 
 def find_model(policy: Any, model_id: str) -> Any:

@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from collectors.options import steps_of
+from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.rollout.hosted_collector import HostedCollector
 from collectors.rollout.loop import Rollout
@@ -337,18 +338,18 @@ class Worker:
 
     def do_load_state_dict(
         self, state: dict[str, Any], base: int, goes_on: bool
-    ) -> tuple[bool, int]:
-        """Go on from there; whether to the bit, and the first batch whose frames count."""
+    ) -> tuple[Restored, int]:
+        """Go on from there; how far, and the first batch whose frames count."""
         first = 0 if goes_on else self._handed_over + 1
         if not goes_on and self._order is not None and self.rollout.frames is not None:
             self.counters.values[CUT] = self._order.serial
             first = self._order.serial + 1
-        exact = self.rollout.load_state_dict(state, goes_on=goes_on)
+        restored = self.rollout.load_state_dict(state, goes_on=goes_on)
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()
         self.receiver.rebase(base)
-        return exact, first
+        return restored, first
 
     def close(self) -> None:
         """Let the trainer's memory go, and close the environments."""

@@ -18,9 +18,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TransformAction, vector
+from gymnasium.wrappers import TransformAction, TransformReward, vector
 
-from harness.environments.returns import OwnEpisode, OwnEpisodesOfVector, TellOwnEpisode
+from harness.environments.returns import (
+    OwnEpisode,
+    OwnEpisodesOfVector,
+    TellOwnEpisode,
+    as_number,
+)
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, require, suggest
 from harness.options.typed import build
@@ -180,23 +185,23 @@ class EnvFactory:
     def __call__(self) -> gym.Env | VectorEnv:
         load_plugins(self.plugins)
         config = self.config
-        make_one = partial(_make_one, config, self.render_mode)
+        make_member = partial(_make_member, config, self.render_mode)
         match config.vectorisation:
             case "none":
-                return make_one()
+                return _make_one(config, self.render_mode)
             case "native":
                 return _make_native(config, self.render_mode)
             # Collectors reset, environment by environment: no frame is spent on resetting alone,
             # and what was reset by them they can bring back when a run is resumed.
             case "sync":
                 return SyncVectorEnv(
-                    [make_one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED
+                    [make_member] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED
                 )
             case "async":
                 if threading.current_thread() is threading.main_thread():
-                    make_one = partial(_make_in_child, os.getpid(), config, self.render_mode)
+                    make_member = partial(_make_in_child, os.getpid(), make_member)
                 return AsyncVectorEnv(
-                    [make_one] * config.num_envs,
+                    [make_member] * config.num_envs,
                     # Elsewhere than in forks, its locks have names that outlive a worker.
                     context="fork" if "fork" in get_all_start_methods() else None,
                     autoreset_mode=AutoresetMode.DISABLED,
@@ -210,7 +215,7 @@ class EnvFactory:
 _PR_SET_PDEATHSIG = 1  # Linux's sys/prctl.h
 
 
-def _make_in_child(maker: int, config: EnvConfig, render_mode: str | None) -> gym.Env:
+def _make_in_child(maker: int, make_member: Callable[[], gym.Env]) -> gym.Env:
     """An environment that has a process of its own, which must not outlive its maker.
 
     It ends by itself when its maker is gone, but not if it hangs: then the kernel ends it. That
@@ -219,7 +224,12 @@ def _make_in_child(maker: int, config: EnvConfig, render_mode: str | None) -> gy
     if os.getpid() != maker:  # the vector makes one at home, too, to look at
         with suppress(AttributeError, OSError, TypeError):  # another system
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return _make_one(config, render_mode)
+    return make_member()
+
+
+def _make_member(config: EnvConfig, render_mode: str | None) -> gym.Env:
+    """An environment of a vector, whose rewards gymnasium takes only as numbers."""
+    return TransformReward(_make_one(config, render_mode), as_number)
 
 
 def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:

@@ -91,6 +91,14 @@ class Lives(gym.Wrapper):
         return self.last, reward, terminated or lost, truncated, info
 
 
+class Arrays(gym.Wrapper):
+    """Returns rewards as arrays of one number."""
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, np.array([reward]), *rest
+
+
 class Silent(gym.Wrapper):
     """Doubles rewards, and keeps the info of what it wraps to itself."""
 

@@ -48,6 +48,14 @@ def test_a_vector_leaves_it_to_the_collector_to_reset_its_members(vectorisation)
         assert truncated.all()
 
 
+@pytest.mark.parametrize("vectorisation", ["sync", "async"])
+def test_rewards_in_arrays_of_one_number_are_numbers_in_a_vector(vectorisation):
+    wrappers = ["tests.harness.scored:Arrays"]
+    with closing(made(vectorisation=vectorisation, num_envs=2, wrappers=wrappers)) as envs:
+        envs.reset(seed=0)
+        assert envs.step(np.array([0, 1]))[1].tolist() == [1.0, 1.0]
+
+
 def test_a_native_vector_is_the_environments_own():
     with closing(made(vectorisation="native", num_envs=3, max_episode_steps=7)) as envs:
         assert isinstance(envs, VectorEnv)
