@@ -1,23 +1,22 @@
-"""The networks of PPO and IMPALA: a policy that acts, and a critic that stays with the learner."""
+"""What PPO and IMPALA share: a policy that acts, a critic that stays, and how both see a batch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from gymnasium.spaces import Space
 from tensordict import TensorDictBase
 from tensordict.nn import interaction_type
 from torch import Tensor, nn
 
 from collectors import next_observations
-from harness.algorithms.interface import Setup
+from harness.algorithms.interface import Algorithm, Setup
 from harness.algorithms.returns import continues
+from harness.algorithms.state import Optimiser, seeded
 from harness.models.encoders import RecurrentEncoder, encoder, flat, orthogonal
 from harness.models.heads import action_head
 from harness.models.normalise import Normaliser
 from harness.options.algorithms import IMPALAConfig, PPOConfig
-from harness.options.models import ModelConfig
 
 
 class Actor(nn.Module):
@@ -26,23 +25,18 @@ class Actor(nn.Module):
     It includes the statistics that scale observations, which are sent with the weights.
     """
 
-    def __init__(
-        self,
-        config: PPOConfig | IMPALAConfig,
-        model: ModelConfig,
-        observation_space: Space,
-        action_space: Space,
-    ):
+    def __init__(self, config: PPOConfig | IMPALAConfig, setup: Setup):
         super().__init__()
-        self.encoder = encoder(model, observation_space)
-        self.head = action_head(action_space, self.encoder.num_features)
+        observation_space = setup.observation_space
+        self.encoder = encoder(setup.model, observation_space)
+        self.head = action_head(setup.action_space, self.encoder.num_features)
         self.is_image = self.encoder.reads_images
         self.observation_dims = len(observation_space.shape or ())
         self.normaliser: Normaliser | None = None
         if config.normalise_observations:
             if self.is_image:
                 raise ValueError(
-                    f"algo.normalise_observations=true model={model.name}: this model scales "
+                    f"algo.normalise_observations=true model={setup.model.name}: this model scales "
                     "images itself; expected false"
                 )
             self.normaliser = Normaliser(tuple(observation_space.shape or ()))
@@ -83,25 +77,27 @@ class Actor(nn.Module):
             value = self.normaliser(value)
         return flat(value, self.observation_dims)
 
+    def features(self, part: dict[str, Tensor]) -> Tensor:
+        """What the head is given for each frame of a minibatch of frames or of sequences."""
+        if isinstance(self.encoder, RecurrentEncoder):
+            features, _ = self.encoder.unroll(part["inputs"], part["state"], part["starts"])
+            return features
+        return self.encoder(part["inputs"])
+
 
 class Critic(nn.Module):
     """The value of an observation, from its own encoder or from the policy's features."""
 
-    def __init__(self, model: ModelConfig, observation_space: Space, num_features: int):
+    def __init__(self, setup: Setup, num_features: int):
         super().__init__()
-        self.encoder = encoder(model, observation_space) if model.own_critic else None
+        has_encoder = setup.model.own_critic
+        self.encoder = encoder(setup.model, setup.observation_space) if has_encoder else None
         self.value = orthogonal(nn.Linear(num_features, 1), gain=1.0)
 
     def forward(self, inputs: Tensor, features: Tensor) -> Tensor:
         if self.encoder is not None:
             features = self.encoder(inputs)
         return self.value(features).squeeze(-1)
-
-
-def actor_critic(config: PPOConfig | IMPALAConfig, setup: Setup) -> tuple[Actor, Critic]:
-    """Both, for the spaces and the model of `setup`."""
-    actor = Actor(config, setup.model, setup.observation_space, setup.action_space)
-    return actor, Critic(setup.model, setup.observation_space, actor.encoder.num_features)
 
 
 class View(NamedTuple):
@@ -115,36 +111,83 @@ class View(NamedTuple):
     states: Tensor | None  # of a recurrent policy after each frame; without gradient
 
 
-def view(
-    policy: Actor,
-    critic: Critic,
-    batch: TensorDictBase,
-    rows: dict[str, Tensor],
-    length: int | None = None,
-) -> View:
-    """Evaluate every frame, and what followed it where the row does not go on.
+class ActorCritic(Algorithm):
+    """The common half of PPO and IMPALA. An annealed learning rate is zero after `total_frames`."""
 
-    Elsewhere, what followed is the row's next frame. `length`: the frames that gradients of a
-    recurrent policy go back through; None: those of the row.
-    """
-    network, mask = policy.encoder, batch["collector", "mask"]
-    goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
-    cut = mask & ~goes_on & ~batch["next", "terminated"]
-    next_inputs, states = policy.prepare(next_observations(batch, cut)), None
-    if isinstance(network, RecurrentEncoder):
-        features, states = _unroll(network, rows, length or mask.shape[1])
+    STATE: ClassVar[tuple[str, ...]] = ("policy", "critic", "optimiser", "statistics", "frames")
+    optimiser: Optimiser
+
+    def __init__(self, config: PPOConfig | IMPALAConfig, setup: Setup):
+        self.config = config
+        self.device = setup.device
+        self.total_frames = setup.total_frames
+        self.sequence_length = getattr(setup.model, "sequence_length", 1)  # of recurrent models
+        with seeded(setup.seed):
+            self.policy = Actor(config, setup)
+            self.critic = Critic(setup, self.policy.encoder.num_features)
+        self.policy.to(self.device)
+        self.critic.to(self.device)
+        self.parameters = [*self.policy.parameters(), *self.critic.parameters()]
+        self.statistics: Any = self.policy.normaliser
+        self.frames = 0  # consumed so far
+
+    def anneal(self, num_frames: int) -> float:
+        """Set the learning rate of an update with so many frames."""
+        left = 1.0 - self.frames / self.total_frames if self.config.anneal_learning_rate else 1.0
+        self.frames += num_frames
+        self.optimiser.learning_rate = self.config.learning_rate * max(0.0, left)
+        return self.optimiser.learning_rate
+
+    def usable(self, batch: TensorDictBase, version: int) -> Tensor:
+        """The frames to learn from: not too old, and no random actions (without a probability)."""
+        versions, max_lag = batch["policy_version"], self.config.max_lag
+        usable = batch["collector", "mask"] & (versions >= 0)
+        return usable if max_lag is None else usable & (version - versions <= max_lag)
+
+    def rows(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """What the networks are given and what was done, in rows [E, T]."""
+        mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
+        inputs, action = self.policy.prepare(batch["observation"]), batch["action"]
+        if not mask.all() and mask.any():  # padding may hold anything: make it something possible
+            shape = (*mask.shape, *[1] * (inputs.dim() - 2))
+            inputs = inputs.masked_fill(~mask.view(shape), 0)
+            action = action.clone()
+            action[~mask] = action[mask][0]
+        rows = {"inputs": inputs, "action": action}
+        if self.policy.is_recurrent:
+            starts = batch["is_init"].clone()
+            starts[:, 1:] |= traj_ids[:, 1:] != traj_ids[:, :-1]
+            starts |= ~batch["state"].any(-1)  # new weights may have started the state anew
+            rows |= {"state": batch["state"].clone(), "starts": starts}
+        return rows
+
+    def view(
+        self, batch: TensorDictBase, rows: dict[str, Tensor], length: int | None = None
+    ) -> View:
+        """Evaluate every frame, and what followed it where the row does not go on.
+
+        Elsewhere, what followed is the row's next frame. `length`: the frames that gradients of a
+        recurrent policy go back through; None: those of the row.
+        """
+        policy, critic, mask = self.policy, self.critic, batch["collector", "mask"]
+        network = policy.encoder
+        goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
+        cut = mask & ~goes_on & ~batch["next", "terminated"]
+        next_inputs, states = policy.prepare(next_observations(batch, cut)), None
+        if isinstance(network, RecurrentEncoder):
+            features, states = _unroll(network, rows, length or mask.shape[1])
+            with torch.no_grad():
+                next_features, _ = network(next_inputs, states[cut])
+        else:
+            features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
+            with torch.no_grad():
+                next_features = network(next_inputs) if critic.encoder is None else next_inputs
+        parameters, value = policy.head(features), critic(rows["inputs"], features)
         with torch.no_grad():
-            next_features, _ = network(next_inputs, states[cut])
-    else:
-        features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
-        with torch.no_grad():
-            next_features = network(next_inputs) if critic.encoder is None else next_inputs
-    parameters, value = policy.head(features), critic(rows["inputs"], features)
-    with torch.no_grad():
-        next_value = value.roll(-1, 1)
-        next_value[cut] = critic(next_inputs, next_features)
-    log_prob = policy.head.log_prob(parameters, rows["action"])
-    return View(log_prob, parameters, value, next_value, goes_on, states)
+            next_value = value.roll(-1, 1)
+            next_value[cut] = critic(next_inputs, next_features)
+        log_prob = policy.head.log_prob(parameters, rows["action"])
+        return View(log_prob, parameters, value, next_value, goes_on, states)
 
 
 def _unroll(
@@ -159,3 +202,20 @@ def _unroll(
         parts.append((features, after.detach()))
     all_features, states = zip(*parts, strict=True)
     return torch.cat(all_features, dim=1), torch.cat(states, dim=1)
+
+
+def sequences(rows: dict[str, Tensor], usable: Tensor, length: int) -> dict[str, Tensor]:
+    """Cut rows [E, T] into sequences [S, length], each with the state that it begins with.
+
+    Those without a usable frame are left out; "mask" says which frames of the others to learn from.
+    """
+    padding = -usable.shape[1] % length
+    cut = {}
+    for key, value in {**rows, "mask": usable}.items():
+        padded = torch.cat([value, value[:, -1:].expand(-1, padding, *value.shape[2:])], dim=1)
+        cut[key] = padded.unflatten(1, (-1, length)).flatten(0, 1)
+    if padding:
+        cut["mask"].unflatten(0, (len(usable), -1))[:, -1, -padding:] = False
+    cut["state"] = cut["state"][:, 0]
+    chosen = cut["mask"].any(1)
+    return {key: value[chosen] for key, value in cut.items()}

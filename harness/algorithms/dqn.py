@@ -8,7 +8,6 @@ et al., 2015) or another for each worker (Horgan et al., 2018, Ape-X).
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from gymnasium.spaces import Discrete, Space
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
-from harness.algorithms.interface import Setup
-from harness.algorithms.state import Adam, seeded, weights
+from harness.algorithms.interface import ReplayAlgorithm, Setup
+from harness.algorithms.state import Adam, follow, seeded
 from harness.models.encoders import encoder, flat, mlp, orthogonal
 from harness.models.heads import wants_sample
 from harness.options.algorithms import DQNConfig
@@ -100,8 +99,10 @@ def epsilons(config: DQNConfig, num_workers: int) -> list[float]:
     return [config.epsilon_base**power for power in powers]
 
 
-class DQN:
+class DQN(ReplayAlgorithm):
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
+
+    STATE = ("policy", "target_network", "optimiser", "frames", "updates", "frames_owed")
 
     def __init__(self, config: DQNConfig, setup: Setup):
         actions = setup.action_space
@@ -119,7 +120,6 @@ class DQN:
         self.network = network
         self.target_network = copy.deepcopy(network).requires_grad_(False)
         self.optimiser = Adam(network.parameters(), config.learning_rate)
-        self.replay: PrioritisedReplayBuffer | None = None  # None: a plain one is enough
         if config.n_steps > 1 or config.prioritised:
             self.replay = PrioritisedReplayBuffer(
                 config.buffer_size,
@@ -130,7 +130,6 @@ class DQN:
             )
         self.frames = 0  # collected since the first update was due
         self.updates = 0
-        self.frames_owed = 0.0  # collected frames that no update has answered yet
 
     @property
     def done(self) -> float:
@@ -144,10 +143,7 @@ class DQN:
             start, end = self.config.epsilon_start, self.config.epsilon_end
             done = min(1.0, self.frames / self.config.epsilon_frames)
             self.policy.epsilon.fill_(start + done * (end - start))
-        self.frames_owed += num_frames * self.config.updates_per_frame
-        due = int(self.frames_owed)
-        self.frames_owed -= due
-        return due
+        return super().updates_due(num_frames)
 
     def update(self, samples: TensorDictBase) -> dict[str, float]:
         """Learn once from replayed frames [N]."""
@@ -162,12 +158,12 @@ class DQN:
         if self.config.anneal_learning_rate:
             self.optimiser.learning_rate = self.config.learning_rate * (1 - self.done)
         norm = self.optimiser.step(loss, self.config.max_grad_norm)
-        if self.replay is not None and self.config.prioritised:
+        if self.config.prioritised:
             errors = (values.detach() - target).abs().cpu()
             self.replay.prioritise(samples["replay", "serial"].cpu(), errors + LEAST_PRIORITY)
         self.updates += 1
         if self.updates % self.config.target_interval == 0:
-            self._follow()
+            follow(self.target_network, self.network, self.config.target_tau)
         metrics = {
             "loss": loss.detach(),
             "q": values.detach().mean(),
@@ -196,29 +192,3 @@ class DQN:
         start = self.config.weight_exponent
         found = share ** -(start + self.done * (1 - start))
         return found / found.max()
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Let the target network follow the network: all the way, or a little."""
-        pairs = zip(self.target_network.parameters(), self.network.parameters(), strict=True)
-        for target, parameter in pairs:
-            target.lerp_(parameter, self.config.target_tau)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a later process needs to continue, except the replay buffer."""
-        return {
-            "policy": weights(self.policy),
-            "target_network": weights(self.target_network),
-            "optimiser": self.optimiser.state_dict(),
-            "frames": self.frames,
-            "updates": self.updates,
-            "frames_owed": self.frames_owed,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.policy.load_state_dict(state["policy"])
-        self.target_network.load_state_dict(state["target_network"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.frames = int(state["frames"])
-        self.updates = int(state["updates"])
-        self.frames_owed = float(state["frames_owed"])

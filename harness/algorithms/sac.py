@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,8 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from harness.algorithms.interface import Setup
-from harness.algorithms.state import Adam, seeded, weights
+from harness.algorithms.interface import ReplayAlgorithm, Setup
+from harness.algorithms.state import Adam, follow, seeded
 from harness.models.encoders import ACTIVATIONS, encoder, flat, unflat
 from harness.models.heads import normal_log_prob, wants_sample
 from harness.models.normalise import Normaliser
@@ -122,8 +121,14 @@ class TwinCritics(nn.Module):
         return both.squeeze(-1)
 
 
-class SAC:
+class SAC(ReplayAlgorithm):
     """The learner: holds `policy`, which is sent to workers, and improves it by replayed frames."""
+
+    STATE = (
+        *("statistics", "policy", "critics", "target_critics", "log_alpha"),
+        *("policy_optimiser", "critic_optimiser", "alpha_optimiser"),
+        *("generator", "updates", "frames_owed", "policy_metrics"),
+    )
 
     def __init__(self, config: SACConfig, setup: Setup):
         self.config = config
@@ -136,6 +141,7 @@ class SAC:
             size = math.prod(observations.shape or ()) + math.prod(self.policy.shape)
             self.critics = TwinCritics(setup.model, size)
         self.policy.to(self.device)
+        self.statistics = self.policy.normaliser
         self.critics.to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         log_alpha = torch.tensor([math.log(config.alpha)], device=self.device)
@@ -148,35 +154,19 @@ class SAC:
         self.alpha_optimiser = Adam([self.log_alpha], config.critic_learning_rate)
         self.generator = torch.Generator(self.device).manual_seed(setup.seed)
         self.updates = 0
-        self.frames_owed = 0.0  # collected frames that no update has answered yet
-        self._policy_metrics: dict[str, float] = {}
-
-    def updates_due(self, num_frames: int) -> int:
-        """How many updates to do now that so many more frames were collected."""
-        self.frames_owed += num_frames * self.config.updates_per_frame
-        due = int(self.frames_owed)
-        self.frames_owed -= due
-        return due
-
-    def observe(self, observations: Tensor) -> None:
-        """Let observations [N, ...] move the statistics that observations are scaled by."""
-        if self.policy.normaliser is not None:
-            self.policy.normaliser.update(observations)
+        self.policy_metrics: dict[str, float] = {}  # of the last update of the policy
 
     def update(self, samples: TensorDictBase) -> dict[str, float]:
         """Learn once from replayed frames [N]."""
-        mask = samples.get(("collector", "mask"), None)
-        if mask is not None and not mask.all():
-            samples = samples[mask]
         samples = samples.to(self.device)
         inputs = self.policy.prepare(samples["observation"])
         metrics = self._update_critics(inputs, samples)
         self.updates += 1
         if self.updates % self.config.policy_delay == 0:
             for _ in range(self.config.policy_delay):
-                self._policy_metrics = self._update_policy(inputs)
-        self._follow()
-        metrics |= self._policy_metrics
+                self.policy_metrics = self._update_policy(inputs)
+        follow(self.target_critics, self.critics, self.config.tau)
+        metrics |= self.policy_metrics
         return {f"train/{name}": value for name, value in metrics.items()}
 
     def _update_critics(self, inputs: Tensor, samples: TensorDictBase) -> dict[str, float]:
@@ -211,43 +201,6 @@ class SAC:
             "alpha": float(alpha),
         }
 
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Let the target critics follow the critics a little."""
-        targets, critics = self.target_critics.parameters(), self.critics.parameters()
-        for target, critic in zip(targets, critics, strict=True):
-            target.lerp_(critic, self.config.tau)
-
     def _noise(self, inputs: Tensor) -> Tensor:
         shape = (len(inputs), math.prod(self.policy.shape))
         return torch.randn(shape, generator=self.generator, device=self.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        normaliser = self.policy.normaliser
-        return {
-            "statistics": {} if normaliser is None else normaliser.statistics(),
-            "policy": weights(self.policy),
-            "critics": weights(self.critics),
-            "target_critics": weights(self.target_critics),
-            "log_alpha": self.log_alpha.detach().clone(),
-            "policy_optimiser": self.policy_optimiser.state_dict(),
-            "critic_optimiser": self.critic_optimiser.state_dict(),
-            "alpha_optimiser": self.alpha_optimiser.state_dict(),
-            "generator": self.generator.get_state(),
-            "updates": self.updates,
-            "frames_owed": self.frames_owed,
-            "policy_metrics": dict(self._policy_metrics),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("policy", "critics", "target_critics"):
-            getattr(self, name).load_state_dict(state[name])
-        if self.policy.normaliser is not None:
-            self.policy.normaliser.load_statistics(state["statistics"])
-        self.log_alpha.data.copy_(state["log_alpha"])
-        for name in ("policy_optimiser", "critic_optimiser", "alpha_optimiser"):
-            getattr(self, name).load_state_dict(state[name])
-        self.generator.set_state(state["generator"])
-        self.updates = int(state["updates"])
-        self.frames_owed = float(state["frames_owed"])
-        self._policy_metrics = dict(state["policy_metrics"])

@@ -1,4 +1,4 @@
-"""What the algorithms share: seeded initial weights, the optimisers, copies of weights."""
+"""What the algorithms share: seeded initial weights, optimisers, averages, and what is saved."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
+
+from harness.models.normalise import Normaliser
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -33,10 +35,13 @@ class Optimiser:
     Parameters are only changed in place: they may lie in memory that others read, as with hogwild.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float):
-        self.parameters = list(parameters)
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, moments: tuple[str, ...]
+    ):
+        self.parameters: list[Tensor] = list(parameters)
         self.learning_rate = learning_rate
-        self._steps = [torch.zeros((), device=p.device) for p in self.parameters]
+        self.steps = [torch.zeros((), device=p.device) for p in self.parameters]
+        self.moments = {name: [torch.zeros_like(p) for p in self.parameters] for name in moments}
 
     def step(self, loss: Tensor, max_norm: float = 0.0) -> Tensor:
         """Follow the gradient of `loss`, clipped to `max_norm` (0: no limit); its norm before."""
@@ -55,10 +60,6 @@ class Optimiser:
         """Change the parameters."""
         raise NotImplementedError
 
-    def _kinds(self) -> dict[str, list[Tensor]]:
-        """The state: lists with a tensor for each parameter, by name."""
-        raise NotImplementedError
-
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the step counts and moments; parameters are stored with their modules."""
         return {name: tensor.clone() for name, tensor in self._state().items()}
@@ -69,8 +70,8 @@ class Optimiser:
 
     def _state(self) -> dict[str, Tensor]:
         return {
-            f"{kind}.{number}": tensor
-            for kind, tensors in self._kinds().items()
+            f"{name}.{number}": tensor
+            for name, tensors in {"step": self.steps, **self.moments}.items()
             for number, tensor in enumerate(tensors)
         }
 
@@ -81,19 +82,17 @@ class Adam(Optimiser):
     def __init__(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, *, eps: float = 1e-8
     ):
-        super().__init__(parameters, learning_rate)
+        super().__init__(parameters, learning_rate, ("mean", "square"))
         self.eps = eps
-        self._means = [torch.zeros_like(p) for p in self.parameters]
-        self._squares = [torch.zeros_like(p) for p in self.parameters]
 
     def _follow(self, gradients: list[Tensor]) -> None:
         adam(
-            list(self.parameters),
+            self.parameters,
             gradients,
-            self._means,
-            self._squares,
+            self.moments["mean"],
+            self.moments["square"],
             [],  # of AMSGrad
-            self._steps,
+            self.steps,
             fused=True,
             amsgrad=False,
             beta1=0.9,
@@ -103,9 +102,6 @@ class Adam(Optimiser):
             eps=self.eps,
             maximize=False,
         )
-
-    def _kinds(self) -> dict[str, list[Tensor]]:
-        return {"step": self._steps, "mean": self._means, "square": self._squares}
 
 
 class RMSProp(Optimiser):
@@ -120,21 +116,20 @@ class RMSProp(Optimiser):
         eps: float = 1e-8,
         momentum: float = 0.0,
     ):
-        super().__init__(parameters, learning_rate)
+        moments = ("square", "velocity") if momentum else ("square",)
+        super().__init__(parameters, learning_rate, moments)
         self.alpha = alpha
         self.eps = eps
         self.momentum = momentum
-        self._squares = [torch.zeros_like(p) for p in self.parameters]
-        self._velocities = [torch.zeros_like(p) for p in self.parameters] if momentum else []
 
     def _follow(self, gradients: list[Tensor]) -> None:
         rmsprop(
-            list(self.parameters),
+            self.parameters,
             gradients,
-            self._squares,
+            self.moments["square"],
             [],  # of the centred form
-            self._velocities,
-            self._steps,
+            self.moments.get("velocity", []),
+            self.steps,
             foreach=True,
             lr=self.learning_rate,
             alpha=self.alpha,
@@ -143,9 +138,6 @@ class RMSProp(Optimiser):
             momentum=self.momentum,
             centered=False,
         )
-
-    def _kinds(self) -> dict[str, list[Tensor]]:
-        return {"step": self._steps, "square": self._squares, "velocity": self._velocities}
 
 
 class Averaged(Generic[Module]):
@@ -175,6 +167,48 @@ class Averaged(Generic[Module]):
         self._total = float(state["total"])
 
 
+@torch.no_grad()
+def follow(target: nn.Module, source: nn.Module, share: float) -> None:
+    """Move the weights of `target` to those of `source`: all the way (1), or a little."""
+    for old, new in zip(target.parameters(), source.parameters(), strict=True):
+        old.lerp_(new, share)
+
+
 def weights(module: nn.Module) -> dict[str, Tensor]:
     """A copy of a module's parameters and buffers, which later updates leave alone."""
     return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+# -- checkpoints
+
+
+def saved(part: Any) -> Any:
+    """What a checkpoint holds of a part of an algorithm: copies of its tensors, and numbers."""
+    if isinstance(part, dict):
+        return {name: saved(value) for name, value in part.items()}
+    if isinstance(part, Normaliser):
+        return part.statistics()
+    if isinstance(part, nn.Module):
+        return weights(part)
+    if isinstance(part, Tensor):
+        return part.detach().clone()
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    return part.state_dict() if hasattr(part, "state_dict") else part
+
+
+def restored(part: Any, state: Any) -> Any:
+    """The part as it was when `saved` gave `state`: itself, or what takes its place."""
+    if isinstance(part, dict):
+        return {name: restored(part.get(name), value) for name, value in state.items()}
+    if isinstance(part, Normaliser):
+        part.load_statistics(state)
+    elif isinstance(part, Tensor):
+        part.data.copy_(state)
+    elif isinstance(part, torch.Generator):
+        part.set_state(state)
+    elif hasattr(part, "load_state_dict"):
+        part.load_state_dict(state)
+    else:
+        return state
+    return part

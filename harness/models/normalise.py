@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from harness.algorithms.discount import discounted
+from harness.algorithms.returns import discounted
 
 LIMIT = 10.0  # no normalised number is further from zero
 EPSILON = 1e-8

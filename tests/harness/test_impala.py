@@ -64,7 +64,7 @@ def rollout(
 
 def weights_of(impala: IMPALA) -> dict[str, Any]:
     state = impala.state_dict()
-    seen = {key: torch.as_tensor(value) for key, value in state["statistics"].items()}
+    seen = {key: torch.as_tensor(value) for key, value in state.get("statistics", {}).items()}
     return {**state["policy"], **state["critic"], **seen}
 
 

@@ -189,8 +189,10 @@ def test_weights_and_masks_carry_no_gradient():
 
 def test_what_an_objective_reports_has_one_prefix():
     def own(frames, config, options):
-        return frames.log_prob.mean(), {"train/approx_kl": torch.ones(()), "mine": torch.ones(())}
+        metrics = {"train/approx_kl": torch.ones(()), "mine": torch.ones(())}
+        return frames.log_prob, frames.log_prob, frames.log_prob > 0, metrics
 
     frames = Frames(*(torch.zeros(2) for _ in Frames._fields))
     _, measured = Objective(own)(frames, PPOConfig())
-    assert set(measured) == {"approx_kl", "mine"}
+    assert set(measured) == {"approx_kl", "clip_fraction", "mine"}
+    assert measured["approx_kl"] == 1  # in place of the one that is computed for every objective

@@ -39,12 +39,12 @@ algorithms.add("timid", PPO, TimidConfig)
 
 @dataclass
 class ScaledConfig:
-    factor: Positive = 1.0  # of the loss
+    factor: Positive = 1.0  # of the gain
 
 @objectives.register("scaled", options=ScaledConfig)
 def scaled(frames, config, options):
-    loss, measured = behaviour(frames, config, None)
-    return loss * options.factor, measured | {"factor": loss.new_tensor(options.factor)}
+    gain, log_ratio, bounded, _ = behaviour(frames, config, None)
+    return gain * options.factor, log_ratio, bounded, {"factor": gain.new_tensor(options.factor)}
 
 @dataclass
 class RewardConfig:

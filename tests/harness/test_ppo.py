@@ -153,7 +153,7 @@ def test_the_loss_depends_neither_on_the_mean_nor_on_the_scale_of_advantages():
     ppo = learner()
     frames, _ = ppo.assess(rollout(ppo), 0)
     other = {**frames, "advantage": 3 * frames["advantage"] + 5.0}
-    torch.testing.assert_close(ppo._loss(other)[0], ppo._loss(frames)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ppo.loss(other)[0], ppo.loss(frames)[0], rtol=1e-4, atol=1e-5)
 
 
 # -- what frames were worth
@@ -455,7 +455,7 @@ def test_every_frame_is_learned_from_once_an_epoch():
     ppo = learner(minibatch_size=10)
     frames, _ = ppo.assess(rollout(ppo), 0)
     frames["number"] = torch.arange(63)
-    parts = [part["number"] for part in ppo._minibatches(frames)]
+    parts = [part["number"] for part in ppo.minibatches(frames)]
     assert [len(part) for part in parts] == [11, 11, 11, 10, 10, 10]
     assert torch.cat(parts).sort().values.tolist() == list(range(63))
 
@@ -463,7 +463,7 @@ def test_every_frame_is_learned_from_once_an_epoch():
 def test_each_epoch_puts_the_frames_into_other_minibatches():
     ppo = learner(minibatch_size=16)
     frames = {"action": torch.arange(64)}
-    epochs = [[part["action"].tolist() for part in ppo._minibatches(frames)] for _ in range(2)]
+    epochs = [[part["action"].tolist() for part in ppo.minibatches(frames)] for _ in range(2)]
     assert epochs[0] != epochs[1]
     for epoch in epochs:
         assert sorted(itertools.chain(*epoch)) == list(range(64))

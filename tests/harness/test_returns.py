@@ -6,8 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.algorithms.discount import discounted
-from harness.algorithms.returns import Returns, Steps, continues, explained_variance, gae, vtrace
+from harness.algorithms.returns import (
+    Returns,
+    Steps,
+    continues,
+    discounted,
+    explained_variance,
+    gae,
+    vtrace,
+)
 
 GAMMA, LAM = 0.9, 0.8
 

@@ -227,17 +227,6 @@ def test_updates_keep_to_their_rate_of_frames(rate, due):
     assert [sac.updates_due(3) for _ in range(3)] == due
 
 
-def test_padding_is_not_learned_from():
-    first, second = learner(), learner()
-    batch = samples()
-    padded = torch.cat([batch, batch])
-    padded["collector", "mask"][32:] = False
-    padded["next", "reward"][32:] = float("nan")
-    first.update(batch)
-    second.update(padded)
-    assert same(first, second)
-
-
 def test_normalised_observations_are_those_of_a_learner_that_sees_them_normalised():
     normal, plain = learner(normalise_observations=True), learner()
     batch = samples(64)

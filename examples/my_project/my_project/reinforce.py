@@ -21,10 +21,9 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 
 from collectors import next_observations
-from harness.algorithms.discount import discounted
-from harness.algorithms.interface import Setup
-from harness.algorithms.returns import continues
-from harness.algorithms.state import Adam, seeded, weights
+from harness.algorithms.interface import Algorithm, Setup
+from harness.algorithms.returns import continues, discounted
+from harness.algorithms.state import Adam, seeded
 from harness.models.encoders import encoder, flat
 from harness.models.heads import action_head
 from harness.options import (
@@ -89,8 +88,10 @@ class ReinforcePolicy(nn.Module):
 
 
 @algorithms.register("reinforce", options=ReinforceConfig)
-class Reinforce:
+class Reinforce(Algorithm):
     """The learner: holds `policy`, which is sent to workers, and improves it batch by batch."""
+
+    STATE = ("policy", "value", "optimiser")  # what a checkpoint holds
 
     def __init__(self, config: ReinforceConfig, setup: Setup):
         self.config = config
@@ -156,17 +157,3 @@ class Reinforce:
             usable = discounted((done & mask).float(), goes_on.float()) > 0  # an end follows
         usable = usable & (batch["policy_version"] >= 0)  # an action of the policy's, not a random
         return discounted(reward, gamma * goes_on), usable
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain numbers."""
-        return {
-            "policy": weights(self.policy),
-            "value": weights(self.value),
-            "optimiser": self.optimiser.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.policy.load_state_dict(state["policy"])
-        self.value.load_state_dict(state["value"])
-        self.optimiser.load_state_dict(state["optimiser"])
