@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from sync.model.binding import Binding
 from sync.model.layout import CheckFinite, Layout
-from sync.model.snapshot import NEVER, Snapshot, private_snapshot
+from sync.model.snapshot import NEVER, Snapshot, free_private
 
 JOINED, APPLIED, FAILED, LEFT, LOST = "joined", "applied", "failed", "left", "lost"
 
@@ -51,25 +51,6 @@ class Answer(NamedTuple):
     verified_calls: int = 0  # with `verify`: checked since the last answer
 
 
-class Part(NamedTuple):
-    """A block ready to be published, and the workers that can read it.
-
-    A part without workers only tells the channel that made it that the block is published.
-
-    nbytes: the number of bytes that travel; None for those of the block.
-    max_error, relative_error: the error of a lossy wire format.
-    source: the block to prepare again for a process that replaces a worker; None for the block that
-        was prepared.
-    """
-
-    block: Snapshot
-    workers: Sequence[int]
-    nbytes: int | None = None
-    max_error: float = 0.0
-    relative_error: float = 0.0
-    source: Snapshot | None = None
-
-
 class SenderChannel(ABC):
     """The trainer's half. Calls come one at a time; `Sender` holds a lock around each.
 
@@ -92,13 +73,9 @@ class SenderChannel(ABC):
         """Write the weights into a free block. `own`: whether they are the registered model's."""
         binding.pack(block, version, check_finite=check)
 
-    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        """Turn a written block into the parts that travel, or raise `ValueError`. Sends nothing."""
-        return [Part(block, workers)]
-
     @abstractmethod
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
-        """Make a prepared block the newest version for these workers. An older one that a worker
+        """Make a written block the newest version for these workers. An older one that a worker
         has not taken yet may be dropped.
         """
 
@@ -121,12 +98,7 @@ class SenderChannel(ABC):
 
         By default it is memory of this process alone.
         """
-        taken = {id(block) for block in (*keep, *self.blocks_in_use())}
-        for block in self._pool:
-            if id(block) not in taken:
-                return block
-        self._pool.append(private_snapshot(self.layout))
-        return self._pool[-1]
+        return free_private(self._pool, self.layout, [*keep, *self.blocks_in_use()])
 
     @property
     def memory_bytes(self) -> int:
@@ -136,6 +108,10 @@ class SenderChannel(ABC):
     def blocks_in_use(self) -> list[Snapshot]:
         """The private blocks that must not be overwritten yet; none if `publish` copies."""
         return []
+
+    def moved_bytes(self, block: Snapshot) -> int:
+        """How many bytes move when this block is published."""
+        return block.wire_bytes
 
     def busy(self) -> bool:
         """Whether something is queued on which only `poll` can make progress."""

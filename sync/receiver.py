@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -331,23 +331,6 @@ class Receiver:
         finally:
             self.channel.close()
 
-    # -- forks of this process, whose copy of the model is not updated
-
-    def copy_for_fork(self) -> list[torch.Tensor]:
-        """Copies for a forked child's model, because the block may soon be overwritten."""
-        alone = self._lock.acquire(timeout=1.0)
-        try:
-            assert self.binding is not None
-            return self.binding.copies()
-        finally:
-            if alone:
-                self._lock.release()
-
-    def become_fork(self, values: list[torch.Tensor]) -> None:
-        """In the child: give the model its own memory."""
-        if self.binding is not None:
-            self.binding.replace_memory(values)
-
 
 def _copied(weights: Any) -> Any:
     """The same weights in new memory."""
@@ -359,29 +342,14 @@ def _copied(weights: Any) -> Any:
 _POINTING: weakref.WeakSet[Receiver] = weakref.WeakSet()
 
 
-class _Forking(threading.local):
-    """The copies for the child that this thread is forking."""
-
-    copies: Mapping[Receiver, list[torch.Tensor]] = {}
-
-
-_FORKING = _Forking()
-
-
-def _before_fork() -> None:
-    _FORKING.copies = {receiver: receiver.copy_for_fork() for receiver in list(_POINTING)}
+def _forbid_use_in_child() -> None:
+    """The blocks at which a model points may be overwritten while a forked process reads them."""
+    for receiver in _POINTING:
+        if receiver.binding is not None:
+            receiver.binding.forbid_use(
+                f"this process was forked from {receiver}, whose parameters point at memory of the "
+                "sender (zero_copy=True): use the model in the worker, or zero_copy=False"
+            )
 
 
-def _after_fork() -> None:
-    _FORKING.copies = {}
-
-
-def _after_fork_in_child() -> None:
-    for receiver, values in _FORKING.copies.items():
-        receiver.become_fork(values)
-    _after_fork()
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(after_in_child=_forbid_use_in_child)

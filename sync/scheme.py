@@ -26,10 +26,11 @@ from numbers import Real
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 from sync.channel import ReceiverChannel, SenderChannel
-from sync.effects.exact_lag import Lag, LagSender
+from sync.effects.exact_lag import Lag, Lagging
+from sync.effects.pipeline import Effect, Pipeline
 from sync.effects.slow_link import Link, SlowLinkSender
-from sync.effects.tearing import Tear, TearSender
-from sync.effects.wire import EncodedSender, check_wire, make_decoder, make_encoder
+from sync.effects.tearing import Tear, Tearing
+from sync.effects.wire import check_wire, make_decoder, make_encoder
 from sync.forms import SenderForm, resolve_model
 from sync.local.waiting import LONGEST_S
 from sync.model.layout import CheckFinite, Layout
@@ -251,26 +252,25 @@ class WeightSyncScheme:
         )
         self.shutdown()
         self._leave_process()
-        sender.channel = self._open_channel(sender.layout, form.num_workers)
+        sender.pipeline = self._open_pipeline(sender.layout, form.num_workers)
         self.model_id = model_id
         self._remember(context)
         self._sender, self._layout = sender, sender.layout
         self._handout, self._devices = sender.channel.handout, form.devices
         _OPEN.add(self)
 
-    def _open_channel(self, layout: Layout, num_workers: int) -> SenderChannel:
-        """The channel, wrapped by the slow link, the wire format, lag and tearing."""
+    def _open_pipeline(self, layout: Layout, num_workers: int) -> Pipeline:
+        """The channel, and what happens to a version before it travels."""
         encoder = make_encoder(self.wire, layout, num_workers, round_buffers=self.round_buffers)
         channel = self._make_sender(layout if encoder is None else encoder.layout, num_workers)
         if self.link is not None:
             channel = SlowLinkSender(channel, self.link)
-        if encoder is not None:
-            channel = EncodedSender(channel, encoder, layout)
-        if self.lag is not None:
-            channel = LagSender(channel, self.lag, self.first_version)
+        effects: list[Effect] = []
         if self.tear is not None:
-            channel = TearSender(channel, self.tear, self.first_version)
-        return channel
+            effects.append(Tearing(self.tear, num_workers, self.first_version))
+        if self.lag is not None:
+            effects.append(Lagging(self.lag, num_workers, self.first_version))
+        return Pipeline(channel, layout, effects, encoder)
 
     def _check_worker(self, worker_idx: Any) -> int:
         if worker_idx not in range(self.num_workers):
@@ -548,8 +548,6 @@ class WeightSyncScheme:
     def links(self) -> dict[int, Any]:
         """The state of each worker's slow link; empty without one."""
         channel: Any = self._need_sender("links").channel
-        while hasattr(channel, "inner") and not isinstance(channel, SlowLinkSender):
-            channel = channel.inner
         return channel.links if isinstance(channel, SlowLinkSender) else {}
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from sync.channel import JOINED, LEFT, LOST, SenderChannel, now_ns
+from sync.effects.pipeline import Parcel, Pipeline
 from sync.errors import WorkerError, combine
 from sync.forms import SenderForm
 from sync.local.doorbell import Doorbell
@@ -34,10 +35,10 @@ Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent
 class Sender:
     """Publishes versions over a channel and keeps track of its workers. One call at a time.
 
-    channel: created for `layout`, and set before the first call.
+    pipeline: what happens to a version, and the channel; set before the first call.
     """
 
-    channel: SenderChannel
+    pipeline: Pipeline
 
     def __init__(
         self,
@@ -68,6 +69,10 @@ class Sender:
         self._bell = Doorbell()
         self._service: Service | None = None
         self.broken: Exception | None = None  # what ended the service thread
+
+    @property
+    def channel(self) -> SenderChannel:
+        return self.pipeline.channel
 
     @contextmanager
     def _exclusive(self, call: str) -> Iterator[None]:
@@ -159,41 +164,43 @@ class Sender:
         return [(self.form.weights_for(worker, weights), [worker]) for worker in workers]
 
     def _publish(self, plan: Plan, version: int) -> None:
-        """Write and prepare everything first: if some weights are refused, nothing is sent."""
+        """Write everything first: if some weights are refused, nothing is sent."""
+        begun = now_ns()
+        taken = self.pipeline.taken(self._blocks_to_keep(plan))
+        parcels = []
+        for weights, workers in _distinct(plan):
+            parcels.append(Parcel(self.pipeline.free_block(taken), workers))
+            self._pack(weights, parcels[-1].block, version)
+        outgoing = self.pipeline.prepare(parcels, taken)
+        self.version = version
+        pack_ns = (now_ns() - begun) // max(1, len(outgoing))
+        for one in outgoing:
+            begun, (block, workers) = now_ns(), one.parcel
+            self.pipeline.publish(one)
+            nbytes, times = self.channel.moved_bytes(one.block), (pack_ns, now_ns() - begun)
+            errors = one.max_error, one.relative_error
+            self.stats.add(Sent(block.version, nbytes, *times, workers, *errors))
+            for worker in workers:
+                self.workers[worker].sent(block)
+                self.workers[worker].stats.saved_bytes += self.layout.nbytes - nbytes
+
+    def _blocks_to_keep(self, plan: Plan) -> list[Snapshot]:
+        """Those that a worker, or a process that replaces it, may still need."""
         addressed = {worker for _, workers in plan for worker in workers}
-        keep = [
+        return [
             record.last
             for record in self.workers
             if record.last is not None
-            and (record.waiting or (self.form.same_for_all and record.index not in addressed))
+            and (
+                record.waiting
+                or self.pipeline.may_hold_back
+                or (self.form.same_for_all and record.index not in addressed)
+            )
         ]
-        prepared = []
-        for weights, workers in _distinct(plan):
-            begun = now_ns()
-            block = self.channel.free_block(keep)
-            keep.append(block)
-            self._pack(weights, block, version)
-            parts = self.channel.prepare(block, workers)
-            prepared.append((block, parts, now_ns() - begun))
-        self.version = version
-        for block, parts, pack_ns in prepared:
-            for part in parts:
-                begun = now_ns()
-                self.channel.publish(part.block, part.workers)
-                if not part.workers:
-                    continue
-                sent = part.source or block  # an older version, where lag is added
-                nbytes = part.block.wire_bytes if part.nbytes is None else part.nbytes
-                times, errors = (pack_ns, now_ns() - begun), (part.max_error, part.relative_error)
-                self.stats.add(Sent(sent.version, nbytes, *times, part.workers, *errors))
-                for worker in part.workers:
-                    self.workers[worker].sent(sent)
-                    self.workers[worker].stats.saved_bytes += self.layout.nbytes - nbytes
 
     def _pack(self, weights: Weights, block: Snapshot, version: int) -> None:
-        binding = self._bind(weights)
-        own = binding is self._registered
-        self.channel.pack(binding, block, version, check=self._check_finite, own=own)
+        binding, check = self._bind(weights), self.pipeline.finite_check(self._check_finite)
+        self.channel.pack(binding, block, version, check=check, own=binding is self._registered)
         if self._verify:
             block.seal()
 
@@ -211,7 +218,7 @@ class Sender:
     def _collect(self) -> None:
         """Record the channel's answers, and send new processes the weights of their worker."""
         newcomers: set[int] = set()
-        for answer in self.channel.poll():
+        for answer in self.pipeline.poll():
             self.workers[answer.worker].book(answer)
             if answer.kind == JOINED:
                 newcomers.add(answer.worker)
@@ -220,8 +227,8 @@ class Sender:
         for worker in newcomers:  # once, although several processes may have come and gone
             record = self.workers[worker]
             if record.last is not None and record.last_block_is_intact():
-                for part in self.channel.prepare(record.last, [worker]):
-                    self.channel.publish(part.block, part.workers)
+                for outgoing in self.pipeline.write(Parcel(record.last, [worker])):
+                    self.pipeline.publish(outgoing)
 
     def settle(
         self, workers: Iterable[int], timeout: float | None = None, *, call: str = "send"

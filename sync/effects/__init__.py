@@ -1,1 +1,1 @@
-"""Wrappers around any channel: wire formats and slow links."""
+"""What happens to versions before they travel: lag, tearing and wire formats; and slow links."""

@@ -2,7 +2,7 @@
 
     lag 2          send(): version 5                        worker
     -----          -----------------                        ------
-    LagSender        keeps 5, and delivers 3   --->         take(): 3, stamped 3
+    Lagging          keeps 5, and chooses 3    --->         take(): 3, stamped 3
                      keeps 4 and 5
 
 Workers receive versions unchanged, with their own stamps. Of the versions that were published to a
@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from sync.channel import Part, SenderChannel
-from sync.effects.wrapper import SenderWrapper
+from sync.effects.pipeline import Effect, Parcel, grouped
 from sync.model.snapshot import Snapshot
 
 # Purposes of random streams. No worker has such a number: a slow link draws from [seed, worker].
@@ -139,80 +138,45 @@ class Lag:
         return min(int(random.geometric(1 / (1 + self.mean))) - 1, self.largest)
 
 
-class _Prepared(NamedTuple):
-    """A part that is not published yet, the version in it, and the block it was copied to."""
+class Lagging(Effect):
+    """Keeps what is published, and chooses what is old enough.
 
-    part: Part
-    source: Snapshot
-    copy: Snapshot
-
-
-class LagSender(SenderWrapper):
-    """Keeps what is published, and delivers what is old enough.
-
-    first_version: the number of this channel's version 0 in the count of the whole run.
+    first_version: the number of this scheme's version 0 in the count of the whole run.
     """
 
-    def __init__(self, inner: SenderChannel, lag: Lag, first_version: int = 0):
-        super().__init__(inner)
+    def __init__(self, lag: Lag, num_workers: int, first_version: int = 0):
         self._lag = lag
         self._first_version = first_version
-        # By worker: the versions that it may still get, and the one that it got last.
-        self._kept: dict[int, deque[Snapshot]] = {w: deque() for w in range(inner.num_workers)}
-        self._delivered: dict[int, Snapshot] = {}
-        self._announced: dict[int, Sequence[int]] = {}  # by block: to be published to these workers
-        self._prepared: list[_Prepared] = []
+        # By worker: the versions that it may still get, and whether it got any.
+        self._kept: list[deque[Snapshot]] = [deque() for _ in range(num_workers)]
+        self._served: set[int] = set()
 
-    def blocks_in_use(self) -> list[Snapshot]:
-        kept = [block for blocks in self._kept.values() for block in blocks]
-        return [*kept, *self._delivered.values()]
-
-    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        # Anything still prepared for these workers is left over from a refused publish.
-        self._prepared = [p for p in self._prepared if set(workers).isdisjoint(p.part.workers)]
-        if all(self._delivered.get(worker) is block for worker in workers):
-            return self._deliver(block, workers)  # again, to a process that replaces a worker
-        self._announced[id(block)] = workers
-        due: dict[int, tuple[Snapshot, list[int]]] = {}
-        for worker in workers:
-            if (found := self._due(block, worker)) is not None:
-                due.setdefault(id(found), (found, []))[1].append(worker)
-        parts = [part for found, group in due.values() for part in self._deliver(found, group)]
-        return [Part(block, ()), *parts]
+    def choose(self, parcels: Sequence[Parcel], new: Callable[[], Snapshot]) -> list[Parcel]:
+        due = [(self._due(block, one), one) for block, workers in parcels for one in workers]
+        return grouped((block, worker) for block, worker in due if block is not None)
 
     def _due(self, newest: Snapshot, worker: int) -> Snapshot | None:
         """The version to deliver when `newest` is published; None if the worker keeps its own."""
         published = [*self._kept[worker], newest]
-        if worker not in self._delivered:
+        if worker not in self._served:
             return published[0]
         lag = self._lag.draw(self._first_version + newest.version, worker)
         old_enough = [block for block in published if block.version <= newest.version - lag]
         return old_enough[-1] if old_enough else None
 
-    def _deliver(self, source: Snapshot, workers: Sequence[int]) -> list[Part]:
-        copy = self.inner.free_block([prepared.copy for prepared in self._prepared])
-        copy.become(source)
-        try:
-            parts = self.inner.prepare(copy, workers)
-        except ValueError:  # it would be refused again and again
+    def commit(self, parcels: Sequence[Parcel], chosen: Sequence[Parcel]) -> None:
+        for block, workers in parcels:
             for worker in workers:
-                with_it = self._kept[worker]
-                self._kept[worker] = deque(block for block in with_it if block is not source)
-            raise
-        parts = [part._replace(source=source) for part in parts]
-        self._prepared += [_Prepared(part, source, copy) for part in parts]
-        return parts
-
-    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
-        if not workers:
-            for worker in self._announced.pop(id(block)):
                 self._kept[worker].append(block)
-            return
-        prepared = next(p for p in self._prepared if p.part.block is block)
-        self._prepared.remove(prepared)
-        self.inner.publish(block, workers)
-        for worker in workers:
-            self._delivered[worker] = prepared.source
-            kept = self._kept[worker]
-            while kept and kept[0].version <= prepared.source.version:
-                kept.popleft()
+        for block, workers in chosen:
+            self._served.update(workers)
+            for worker in workers:
+                kept = self._kept[worker]
+                while kept and kept[0].version <= block.version:
+                    kept.popleft()
+
+    def kept(self) -> list[Snapshot]:
+        return [block for blocks in self._kept for block in blocks]
+
+    def refused(self, block: Snapshot) -> None:
+        self._kept = [deque(one for one in blocks if one is not block) for blocks in self._kept]

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer, SenderChannel, now_ns
-from sync.effects.wrapper import SenderWrapper
 from sync.model.snapshot import Snapshot
 from sync.stats import KEPT, percentiles
 
@@ -228,14 +227,15 @@ class WorkerLink:
         }
 
 
-class SlowLinkSender(SenderWrapper):
+class SlowLinkSender(SenderChannel):
     """Puts a separate link between `inner` and each worker.
 
     links: by worker.
     """
 
     def __init__(self, inner: SenderChannel, link: Link):
-        super().__init__(inner)
+        super().__init__(inner.layout, inner.num_workers)
+        self.inner, self.handout, self.mechanism = inner, inner.handout, inner.mechanism
         self.links: dict[int, WorkerLink] = {
             worker: WorkerLink(link, worker) for worker in range(inner.num_workers)
         }
@@ -268,8 +268,7 @@ class SlowLinkSender(SenderWrapper):
             for message in link.arrived(now):
                 block = self.inner.free_block([])
                 block.become(message.block)
-                for part in self.inner.prepare(block, [worker]):
-                    self.inner.publish(part.block, part.workers)
+                self.inner.publish(block, [worker])
 
     def busy(self) -> bool:
         return self.inner.busy() or any(link.due_ns is not None for link in self.links.values())
@@ -278,6 +277,9 @@ class SlowLinkSender(SenderWrapper):
         due = [self.inner.due_ns(), *(link.due_ns for link in self.links.values())]
         return min((at for at in due if at is not None), default=None)
 
+    def fds(self) -> list[int]:
+        return self.inner.fds()
+
     def close(self) -> None:
         for link in self.links.values():
             link.reset(connected=False)
@@ -285,3 +287,20 @@ class SlowLinkSender(SenderWrapper):
 
     def stats(self, worker: int) -> dict[str, Any]:
         return self.inner.stats(worker) | {"link": self.links[worker].summary()}
+
+    # -- the same as without a link
+
+    def expect(self, worker: int) -> None:
+        self.inner.expect(worker)
+
+    def rendezvous_pending(self, worker: int) -> bool:
+        return self.inner.rendezvous_pending(worker)
+
+    def describe(self, worker: int) -> str:
+        return self.inner.describe(worker)
+
+    def hint(self, worker: int) -> str:
+        return self.inner.hint(worker)
+
+    def moved(self) -> dict[str, dict[str, int]]:
+        return self.inner.moved()

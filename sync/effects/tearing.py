@@ -2,7 +2,7 @@
 
     span 1, share 0.5      send(): version 5                     worker
     -----------------      -----------------                     ------
-    TearSender               5: w5 b5 v5 s5
+    Tearing                  5: w5 b5 v5 s5
                              4: w4 b4 v4 s4
                              composes w5 b4 v4 s5   --->         take(): stamped 5
 
@@ -14,16 +14,15 @@ worker's first version is not torn.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sync.channel import Part, SenderChannel
-from sync.effects.wrapper import SenderWrapper
+from sync.effects.pipeline import Effect, Parcel, grouped
 from sync.model.snapshot import Snapshot
 
 _PURPOSE = 1_000_003  # of the random stream: no other effect draws from [seed, this, version]
@@ -66,42 +65,24 @@ class Tear:
         return torch.from_numpy(np.sort(random.permutation(count)[:number]))
 
 
-class _Prepared(NamedTuple):
-    """A part that is not published yet, the version it was made of, and the composed block."""
-
-    part: Part
-    newest: Snapshot
-    composed: Snapshot
-    workers: Sequence[int]
-
-
-class TearSender(SenderWrapper):
+class Tearing(Effect):
     """Composes each version from itself and from an older one that the worker was sent.
 
-    first_version: the number of this channel's version 0 in the count of the whole run.
+    first_version: the number of this scheme's version 0 in the count of the whole run.
     """
 
-    def __init__(self, inner: SenderChannel, tear: Tear, first_version: int = 0):
-        super().__init__(inner)
+    def __init__(self, tear: Tear, num_workers: int, first_version: int = 0):
         self._tear = tear
         self._first_version = first_version
         # By worker: the versions it was sent, as far back as the next versions need.
-        self._sent: dict[int, deque[Snapshot]] = {w: deque() for w in range(inner.num_workers)}
-        self._prepared: list[_Prepared] = []
+        self._sent: list[deque[Snapshot]] = [deque() for _ in range(num_workers)]
 
-    def blocks_in_use(self) -> list[Snapshot]:
-        return [block for blocks in self._sent.values() for block in blocks]
-
-    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        # Anything still prepared for these workers is left over from a refused publish.
-        self._prepared = [p for p in self._prepared if set(workers).isdisjoint(p.workers)]
-        if not any(block is mine for mine in self._pool):
-            return self.inner.prepare(block, workers)  # an inner channel delivers its own again
-        groups: dict[int, tuple[Snapshot, list[int]]] = {}
-        for worker in workers:
-            old = self._older(block, worker)
-            groups.setdefault(id(old), (old, []))[1].append(worker)
-        return [part for old, group in groups.values() for part in self._compose(block, old, group)]
+    def choose(self, parcels: Sequence[Parcel], new: Callable[[], Snapshot]) -> list[Parcel]:
+        return [
+            Parcel(self._compose(newest, older, new), group)
+            for newest, workers in parcels
+            for older, group in grouped((self._older(newest, one), one) for one in workers)
+        ]
 
     def _older(self, newest: Snapshot, worker: int) -> Snapshot:
         """The newest version sent to the worker at least `span` versions ago, or the first one."""
@@ -109,46 +90,40 @@ class TearSender(SenderWrapper):
         old = [block for block in sent if block.version <= newest.version - self._tear.span]
         return old[-1] if old else sent[0] if sent else newest
 
-    def _compose(self, newest: Snapshot, old: Snapshot, workers: Sequence[int]) -> list[Part]:
-        composed = self.inner.free_block([prepared.composed for prepared in self._prepared])
+    def _compose(self, newest: Snapshot, older: Snapshot, new: Callable[[], Snapshot]) -> Snapshot:
+        """The newest version, with the chosen values replaced by older ones."""
+        if older is newest:
+            return newest
+        composed = new()
         composed.become(newest)
-        if old is not newest:
-            self._tear_up(composed, old)
-            if composed.checksums:
-                composed.seal()
-        parts = [
-            part if part.source is not None else part._replace(source=newest)
-            for part in self.inner.prepare(composed, workers)
-        ]
-        self._prepared += [_Prepared(part, newest, composed, workers) for part in parts]
-        return parts
+        self._tear_up(composed, older)
+        if composed.checksums:
+            composed.seal()
+        return composed
 
-    def _tear_up(self, composed: Snapshot, old: Snapshot) -> None:
-        """Replace the chosen values by the older ones."""
+    def _tear_up(self, composed: Snapshot, older: Snapshot) -> None:
         version = self._first_version + composed.version
-        pairs = list(zip(composed.views, old.views, strict=True))
+        pairs = list(zip(composed.views, older.views, strict=True))
         if self._tear.unit == "tensor":
             for i in self._tear.choose(version, len(pairs)).tolist():
                 pairs[i][0].copy_(pairs[i][1])
             return
         chosen = self._tear.choose(version, sum(view.numel() for view in composed.views))
         start = 0
-        for view, older in pairs:
+        for view, old in pairs:
             stop = start + view.numel()
             first, last = torch.searchsorted(chosen, torch.tensor([start, stop])).tolist()
             where = chosen[first:last] - start
-            view.view(-1)[where] = older.view(-1)[where]
+            view.view(-1)[where] = old.view(-1)[where]
             start = stop
 
-    def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
-        prepared = next((p for p in self._prepared if p.part.block is block), None)
-        self.inner.publish(block, workers)
-        if prepared is None:
-            return
-        self._prepared.remove(prepared)
-        for worker in prepared.workers:
-            sent = self._sent[worker]
-            if not sent or sent[-1] is not prepared.newest:
-                sent.append(prepared.newest)
-            while len(sent) > 1 and sent[1].version <= prepared.newest.version - self._tear.span:
-                sent.popleft()
+    def commit(self, parcels: Sequence[Parcel], chosen: Sequence[Parcel]) -> None:
+        for newest, workers in parcels:
+            for worker in workers:
+                sent = self._sent[worker]
+                sent.append(newest)
+                while len(sent) > 1 and sent[1].version <= newest.version - self._tear.span:
+                    sent.popleft()
+
+    def kept(self) -> list[Snapshot]:
+        return [block for blocks in self._sent for block in blocks]

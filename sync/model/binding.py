@@ -207,16 +207,31 @@ class Binding:
         self._places.clear()  # so that `leaves` looks everything up again, and checks it
         self._sizes, self._weights = [], None
 
-    def copies(self) -> list[Tensor]:
-        """Copies of the model's tensors, for `replace_memory` in a forked child."""
+    def forbid_use(self, why: str) -> None:
+        """Take the parameters away; whoever uses one gets a `RuntimeError`."""
         with torch.inference_mode(False):
-            return [slot.tensor.data.clone() for slot in self._slots]
+            for slot in self._slots:
+                if not slot.is_buffer:
+                    slot.tensor.data = slot.tensor.data.new_empty(0)
+                    if isinstance(slot.owner, dict):
+                        slot.owner[slot.key] = _Forbidden(why)
 
-    def replace_memory(self, values: Sequence[Tensor]) -> None:
-        """Make these tensors the model's memory, also in a model that no longer fits the layout."""
-        with torch.inference_mode(False):
-            for slot, value in zip(self._slots, values, strict=True):
-                slot.tensor.data = value
+
+class _Forbidden:
+    """Stands in the place of a parameter that must not be used."""
+
+    def __init__(self, why: str):
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(self._why)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        forbidden = next(one for one in (*args, *(kwargs or {}).values()) if isinstance(one, cls))
+        raise RuntimeError(forbidden._why)
 
 
 def _addresses(snapshot: Snapshot) -> range:

@@ -12,7 +12,7 @@ follow the extra state, and a word of the header contains their number.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -148,3 +148,13 @@ class Snapshot:
 def private_snapshot(layout: Layout) -> Snapshot:
     """A block in memory that is not shared."""
     return Snapshot(layout, torch.zeros(layout.nbytes, dtype=torch.uint8))
+
+
+def free_private(pool: list[Snapshot], layout: Layout, taken: Collection[Snapshot]) -> Snapshot:
+    """A block of the pool that is none of `taken`; a new one if there is none."""
+    ids = {id(block) for block in taken}
+    for block in pool:
+        if id(block) not in ids:
+            return block
+    pool.append(private_snapshot(layout))
+    return pool[-1]

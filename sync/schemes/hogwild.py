@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from sync.channel import Part
 from sync.forms import SenderForm
 from sync.model.binding import Binding
 from sync.model.layout import HEADER_BYTES, CheckFinite, Layout
@@ -58,11 +57,8 @@ class HogwildSender(SharedMemSender):
             binding.point_at(block)  # also when the trainer has replaced parameters
             self._shared = binding
 
-    def _moved_bytes(self, block: Snapshot) -> int:
+    def moved_bytes(self, block: Snapshot) -> int:
         return self._nbytes
-
-    def prepare(self, block: Snapshot, workers: Sequence[int]) -> list[Part]:
-        return [Part(block, workers, nbytes=self._nbytes)]
 
     def close(self) -> None:
         super().close()

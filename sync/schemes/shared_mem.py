@@ -69,10 +69,7 @@ class SharedMemSender(LocalSender):
             if rows[worker].clear_asleep():
                 self._peers[worker].connection.send(WAKE)
         if present:
-            self.count_moved(self._moved_bytes(block))
-
-    def _moved_bytes(self, block: Snapshot) -> int:
-        return block.wire_bytes
+            self.count_moved(self.moved_bytes(block))
 
     def close(self) -> None:
         super().close()

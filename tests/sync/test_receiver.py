@@ -127,7 +127,7 @@ def read(scheme, model):
 
 
 @EACH
-def test_a_process_forked_from_a_worker_has_a_copy_and_is_no_worker(kind):
+def test_a_process_forked_from_a_worker_has_a_copy_or_an_error_and_is_no_worker(kind):
     def fork(scheme, model):
         mine, theirs = socket.socketpair()
         if os.fork() == 0:
@@ -136,7 +136,15 @@ def test_a_process_forked_from_a_worker_has_a_copy_and_is_no_worker(kind):
                 scheme.receive()
             with pytest.raises(RuntimeError, match="forked"):
                 scheme.reading()
-            theirs.send(pickle.dumps((scheme.version, bits(model))))
+            if kind == "shared_zero_copy":
+                with pytest.raises(RuntimeError, match=r"forked from worker 0.*zero_copy=False"):
+                    model(torch.ones(2, 3))
+                with pytest.raises(RuntimeError, match="forked from worker 0"):
+                    model.state_dict()
+                found = None
+            else:
+                found = bits(model)
+            theirs.send(pickle.dumps((scheme.version, found)))
             os._exit(0)
         theirs.close()
         model.child = mine
@@ -153,7 +161,8 @@ def test_a_process_forked_from_a_worker_has_a_copy_and_is_no_worker(kind):
             scheme.send_async(policy(value))
             if value < 7:
                 worker.do(receive)
-        assert worker.do(hear_child) == (0, bits(policy(1)))
+        expected = None if kind == "shared_zero_copy" else bits(policy(1))
+        assert worker.do(hear_child) == (0, expected)
         assert scheme.acknowledged == {0: 5}
         assert worker.do(receive)
         assert worker.do(held) == bits(policy(7))

@@ -1,4 +1,4 @@
-"""Wire formats and slow links wrap a channel that knows nothing of them, also one another."""
+"""Wire formats and slow links, around a channel that knows nothing of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import torch
 
 from sync import WIRES, Layout, Link
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
+from sync.effects.pipeline import Parcel, Pipeline
 from sync.effects.slow_link import SlowLinkSender
-from sync.effects.wire import EncodedSender, make_decoder, make_encoder
+from sync.effects.wire import make_decoder, make_encoder
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 
 MS = 1_000_000
@@ -17,27 +18,23 @@ LAYOUT = Layout.of(
     {"weight": torch.zeros(20, 10), "steps": torch.zeros((), dtype=torch.long)}, b"x"
 )
 LOSSY = ("bfloat16", "float16", "int8")
-# From the mechanism outwards.
-WRAPPERS = {"none": "", "link": "l", "wire": "w", "link in wire": "lw", "wire in link": "wl"}
 COMBINATIONS = [
-    pytest.param(wire, order, id=f"{name}, {wire}")
-    for name, order in WRAPPERS.items()
-    for wire in (WIRES[1:] if "w" in order else WIRES[:1])
+    pytest.param(wire, has_link, id=f"{wire}, {'link' if has_link else 'no link'}")
+    for has_link in (False, True)
+    for wire in WIRES
 ]
 
 
 class Core:
     """Does with the outermost channel what a sender and its receivers do."""
 
-    def __init__(self, wire, order, clock):
+    def __init__(self, wire, has_link, clock):
         encoder, self.wire, self.clock = make_encoder(wire, LAYOUT, NUM_WORKERS), wire, clock
         self.mechanism = FakeSender(encoder.layout if encoder else LAYOUT, NUM_WORKERS)
         self.channel = self.mechanism
-        for wrapper in order:
-            if wrapper == "l":
-                self.channel = SlowLinkSender(self.channel, Link(latency_ms=5))
-            else:
-                self.channel = EncodedSender(self.channel, encoder, LAYOUT)
+        if has_link:
+            self.channel = SlowLinkSender(self.mechanism, Link(latency_ms=5))
+        self.pipeline = Pipeline(self.channel, LAYOUT, encoder=encoder)
         self.receivers = [self.receiver(worker) for worker in range(NUM_WORKERS)]
         self.last, self.version, self.heard = {}, -1, []
 
@@ -47,23 +44,23 @@ class Core:
         return receiver
 
     def publish(self, value, workers):
-        block = self.channel.free_block(list(self.last.values()))
+        taken = self.pipeline.taken(self.last.values())
+        block = self.pipeline.free_block(taken)
         self.version += 1
         for view in block.views:
             view.fill_(value)
         block.stamp(self.version, b"extra")
         self.last |= dict.fromkeys(workers, block)
-        self.offer(block, workers)
-
-    def offer(self, block, workers):
-        for part in self.channel.prepare(block, workers):
-            self.channel.publish(part.block, part.workers)
+        for outgoing in self.pipeline.prepare([Parcel(block, workers)], taken):
+            self.pipeline.publish(outgoing)
 
     def poll(self):
-        for answer in self.channel.poll():
+        for answer in self.pipeline.poll():
             self.heard.append(answer)
             if answer.kind == JOINED and answer.worker in self.last:
-                self.offer(self.last[answer.worker], [answer.worker])
+                again = Parcel(self.last[answer.worker], [answer.worker])
+                for outgoing in self.pipeline.write(again):
+                    self.pipeline.publish(outgoing)
 
     def take(self, worker):
         """Let time pass until the newest version is there; what the worker takes."""
@@ -80,9 +77,9 @@ class Core:
         return newest
 
 
-@pytest.mark.parametrize(("wire", "order"), COMBINATIONS)
-def test_versions_reach_the_addressed_workers_and_are_acknowledged(wire, order, clock):
-    core = Core(wire, order, clock)
+@pytest.mark.parametrize(("wire", "has_link"), COMBINATIONS)
+def test_versions_reach_the_addressed_workers_and_are_acknowledged(wire, has_link, clock):
+    core = Core(wire, has_link, clock)
     core.poll()
     for value, workers in [(1, [0, 1, 2]), (2, [0]), (3, [1, 2]), (3, [0, 1, 2]), (4, [2])]:
         core.publish(value, workers)
@@ -94,12 +91,12 @@ def test_versions_reach_the_addressed_workers_and_are_acknowledged(wire, order, 
             assert (applied[-1].version == core.version) == (worker in workers)
             if worker in workers:
                 assert applied[-1].published_ns == published_ns
-                assert applied[-1].return_ns == (5 * MS if "l" in order else 0)
+                assert applied[-1].return_ns == (5 * MS if has_link else 0)
 
 
-@pytest.mark.parametrize(("wire", "order"), COMBINATIONS)
-def test_a_process_that_takes_a_place_gets_the_last_version_again(wire, order, clock):
-    core = Core(wire, order, clock)
+@pytest.mark.parametrize(("wire", "has_link"), COMBINATIONS)
+def test_a_process_that_takes_a_place_gets_the_last_version_again(wire, has_link, clock):
+    core = Core(wire, has_link, clock)
     core.poll()
     for value in (1, 2):
         core.publish(value, [0, 1])
@@ -117,9 +114,9 @@ def test_a_process_that_takes_a_place_gets_the_last_version_again(wire, order, c
     assert core.take(0) == core.take(1) == (3, [4, 4])
 
 
-@pytest.mark.parametrize(("wire", "order"), COMBINATIONS)
-def test_everything_else_is_passed_on(wire, order, clock):
-    core = Core(wire, order, clock)
+@pytest.mark.parametrize(("wire", "has_link"), COMBINATIONS)
+def test_everything_else_is_passed_on(wire, has_link, clock):
+    core = Core(wire, has_link, clock)
     core.poll()
     for worker, kind in enumerate([LEFT, LOST, FAILED]):
         core.mechanism.said.append(Answer(worker, kind, text="why"))
@@ -131,7 +128,7 @@ def test_everything_else_is_passed_on(wire, order, clock):
     assert core.channel.mechanism == "lists"
     assert core.channel.handout == "address"
     assert (core.channel.busy(), core.channel.due_ns(), core.channel.fds()) == (False, None, [])
-    assert ("link" in core.channel.stats(0)) == ("l" in order)
+    assert ("link" in core.channel.stats(0)) == (has_link)
     assert not core.receivers[0].has_news()
     assert not core.receivers[0].sender_gone()
     core.channel.close()
@@ -140,20 +137,21 @@ def test_everything_else_is_passed_on(wire, order, clock):
 
 @pytest.mark.parametrize("wire", LOSSY)
 def test_a_refused_version_reaches_nobody_and_its_block_is_used_again(wire, clock):
-    core = Core(wire, "w", clock)
+    core = Core(wire, False, clock)
     core.poll()
     core.publish(1, [0])
     for _ in range(3):
-        block = core.channel.free_block([core.last[0]])
+        taken = core.pipeline.taken([core.last[0]])
+        block = core.pipeline.free_block(taken)
         block.views[0].fill_(torch.inf if wire == "int8" else torch.finfo(torch.float32).max)
         with pytest.raises(ValueError, match="send refused: 'weight' holds 200"):
-            core.channel.prepare(block, [0])
+            core.pipeline.prepare([Parcel(block, [0])], taken)
     assert core.take(0) == (0, [1, 1])
-    assert len(core.channel._pool) == 2
+    assert len(core.pipeline._pool) == 2
 
 
 def test_a_link_is_busy_while_anything_is_under_way(clock):
-    core = Core("float32", "l", clock)
+    core = Core("float32", True, clock)
     core.poll()
     core.publish(1, [0])
     assert core.channel.busy()

@@ -18,7 +18,17 @@ from sync import (
     SharedMemWeightSyncScheme,
     WorkerDied,
 )
-from tests.sync.support import KINDS, Worker, bits, connect, fill, held, policy, running
+from tests.sync.support import (
+    KINDS,
+    ThreadWorker,
+    Worker,
+    bits,
+    connect,
+    fill,
+    held,
+    policy,
+    running,
+)
 from tests.sync.support import version as version_of
 
 LAG = 3
@@ -68,11 +78,11 @@ def test_a_blocking_send_waits_for_the_version_that_is_delivered(kind, link):
             assert worker.do(held) == bits(policy(max(0, n - LAG)))
 
 
-def test_no_lag_puts_nothing_around_the_mechanism():
+def test_no_lag_is_no_effect():
     for lag in (None, 0, Lag(), Lag("cycle", values=(0, 0)), Lag("uniform")):
         with lagging(policy(0), lag=lag) as scheme:
             assert scheme.lag is None
-            assert not hasattr(scheme._sender.channel, "inner")
+            assert scheme._sender.pipeline._effects == []
             assert scheme.history == 0
 
 
@@ -143,6 +153,19 @@ def test_a_process_that_takes_a_place_gets_what_its_predecessor_had():
                     assert worker.do(take, n - LAG) == (n - LAG, bits(policy(n - LAG)))
 
 
+def test_a_successor_gets_what_lag_delivered_last():
+    model = policy(0)
+    with running(scheme := lagging(model, lag=8, sync=False, connect_timeout=10)) as (worker,):
+        for n in range(1, 6):  # nothing is due
+            scheme.send(fill(model, n))
+        worker.do(lambda s, m: s.shutdown())
+        with ThreadWorker(scheme, worker_idx=0) as newcomer:
+            newcomer.tell(connect)
+            scheme.connect(worker_idx=0)
+            newcomer.hear()
+            assert newcomer.do(take, 0) == (0, bits(policy(0)))
+
+
 def test_a_worker_that_died_fails_the_send_that_would_have_reached_it():
     model = policy(0)
     with running(scheme := lagging(model, lag=2), background=True, method="fork") as (worker,):
@@ -202,8 +225,7 @@ def test_memory_is_bounded_by_the_largest_lag():
     with running(scheme := lagging(model, lag=Lag("uniform", low=0, high=5), workers=2)) as _:
         for n in range(1, 40):
             scheme.send_async(fill(model, n))
-        channel = scheme._sender.channel
-        assert channel.memory_bytes <= (5 + 4) * channel.layout.nbytes
+        assert len(scheme._sender.pipeline._pool) <= 5 + 4
 
 
 # -- the draws

@@ -19,9 +19,10 @@ from sync import (
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
+from sync.effects.pipeline import Parcel, Pipeline
 from sync.effects.planes import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
 from sync.effects.rounding import rounded_format
-from sync.effects.wire import EncodedSender, make_encoder
+from sync.effects.wire import make_encoder
 from sync.model.snapshot import private_snapshot
 from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
@@ -323,11 +324,11 @@ def test_schemes_that_move_nothing_refuse_to_round_buffers():
 def test_an_encoded_version_has_the_publish_time_of_its_original(wire):
     layout = Layout.of({"weight": torch.zeros(20, 10)})
     encoder = make_encoder(wire, layout, 1)
-    channel = EncodedSender(FakeSender(encoder.layout, 1), encoder, layout)
-    block = channel.free_block([])
+    pipeline = Pipeline(FakeSender(encoder.layout, 1), layout, encoder=encoder)
+    block = pipeline.free_block([])
     block.stamp(0, b"", published_ns=12_345)
-    (part,) = channel.prepare(block, [0])
-    assert part.block.published_ns == 12_345
+    (outgoing,) = pipeline.write(Parcel(block, [0]))
+    assert outgoing.block.published_ns == 12_345
 
 
 def test_int8_divides_no_numbers_by_zero():

@@ -15,7 +15,7 @@ from torch import nn
 from sync import Layout, WorkerDied
 from sync.channel import APPLIED, JOINED, Answer
 from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
-from sync.effects.wire import EncodedSender
+from sync.effects.pipeline import Parcel, Pipeline
 from sync.model.snapshot import NEVER
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 from tests.sync.effects.test_wire import COPYING, made, publish, step
@@ -194,13 +194,13 @@ def test_a_send_that_is_refused_changes_nothing(kind):
 
 
 class Pair:
-    """The two wrappers, and between them a queue in which anything may be lost."""
+    """Both ends of the format, and between them a queue in which anything may be lost."""
 
     def __init__(self):
         self.layout = Layout.of(dict(tensors(model())))
         delta = DeltaFormat(self.layout)
         self.channel = FakeSender(delta.layout, 1)
-        self.sender = EncodedSender(self.channel, DeltaEncoder(delta, 1), self.layout)
+        self.pipeline = Pipeline(self.channel, self.layout, encoder=DeltaEncoder(delta, 1))
         self.last = None
         self.join()
 
@@ -211,7 +211,8 @@ class Pair:
         self.receiver.open()
 
     def publish(self, weights, version):
-        block = self.sender.free_block([] if self.last is None else [self.last])
+        taken = self.pipeline.taken([] if self.last is None else [self.last])
+        block = self.pipeline.free_block(taken)
         for view, leaf in zip(block.views, self.layout.leaves, strict=True):
             view.copy_(dict(weights.named_parameters())[leaf.name].detach())
         block.stamp(version, b"")
@@ -219,12 +220,12 @@ class Pair:
         self.offer(block)
 
     def offer(self, block):
-        for part in self.sender.prepare(block, [0]):
-            self.sender.publish(part.block, part.workers)
+        for outgoing in self.pipeline.write(Parcel(block, [0])):
+            self.pipeline.publish(outgoing)
 
     def poll(self):
         """Hear the worker, and send a newcomer what its predecessor was sent last."""
-        if any(answer.kind == JOINED for answer in self.sender.poll()) and self.last is not None:
+        if any(answer.kind == JOINED for answer in self.pipeline.poll()) and self.last is not None:
             self.offer(self.last)
 
     def take(self):
@@ -277,7 +278,7 @@ def test_no_more_than_four_versions_are_kept_whatever_the_worker_reads(reads):
                 pair.poll()
         else:
             pair.channel.published[0].clear()
-    assert len(pair.sender._pool) <= 4
+    assert len(pair.pipeline._pool) <= 4
     assert len(pair.decoder._held) <= 2
 
 
