@@ -18,9 +18,9 @@ from tensordict import TensorDictBase
 from harness.algorithms.interface import Ratios
 from harness.environments.returns import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging.base import Histogram
+from harness.metric_names import PHASES
 
 Array = np.ndarray[Any, Any]
-PHASES = ("collect", "train", "sync", "log")
 RECENT_EPISODES = 100
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 

@@ -14,8 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "lockstep",
@@ -106,6 +104,8 @@ def packages() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Processor, memory and CUDA devices."""
+    import torch  # here, for the commands that read run directories and need no torch
+
     cuda = torch.cuda.is_available()
     return {
         "platform": platform.platform(),

@@ -21,17 +21,9 @@ from torch import Tensor
 
 from harness.algorithms.interface import Ratios
 from harness.logging.base import Histogram
+from harness.metric_names import BUCKETS
 from harness.metrics import lag_figures, lag_histogram
 
-BUCKETS = {  # of lags, as metrics name them and as a reader sees them
-    "lag_0": "0",
-    "lag_1": "1",
-    "lag_2": "2",
-    "lag_3_4": "3–4",
-    "lag_5_8": "5–8",
-    "lag_9_16": "9–16",
-    "lag_17_up": "17+",
-}
 HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last
 _HALF = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 # Of a histogram; its first and last bins hold what lies beyond them, too.

@@ -23,8 +23,7 @@ from harness.analysis.response import Response
 from harness.analysis.settings import Plan
 from harness.analysis.text import NONE, count, number, with_interval
 from harness.files import one_line
-from harness.metrics import PHASES
-from harness.staleness import BUCKETS
+from harness.metric_names import BUCKETS, PHASES
 
 MOST_TOLD = 200  # characters of an error
 MOST_SENTENCES = 6  # comparisons of a table that are told in words, too

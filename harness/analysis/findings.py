@@ -23,9 +23,8 @@ from harness.analysis.progress import show_progress
 from harness.analysis.read_runs import VIRTUAL_TIME, Run
 from harness.analysis.settings import MISSING, SOURCE, Factor, Options, Plan, Setting, Task
 from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap
-from harness.metrics import PHASES
+from harness.metric_names import BUCKETS, PHASES
 from harness.options.errors import suggest
-from harness.staleness import BUCKETS
 
 EVALUATED, TRAINED = "eval/return", "episode/return"
 LATENCIES = {  # metric → what it takes so long to do

@@ -21,7 +21,7 @@ from harness.logging.base import Watched
 from harness.logging.dashboard import Dashboard
 from harness.logging.live import LiveView
 from harness.logging.numbers import Unused, readable
-from harness.metrics import PHASES
+from harness.metric_names import PHASES
 
 
 class Display:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +19,7 @@ from harness.analysis.markdown import plain
 from harness.analysis.tables import cell_text
 from harness.report import main
 from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
+from tests.harness.small import ROOT
 
 FIGURES = (*("scores", "profiles", "learning-frames", "learning-seconds", "throughput"),)
 
@@ -54,6 +57,13 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def test_a_report_needs_neither_torch_nor_the_packages_that_do():
+    """They take seconds to import, and more memory than a sweep."""
+    code = "import sys, harness.report; print({'torch', 'sync', 'collectors'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "set()\n"
 
 
 def test_the_page_needs_nothing_but_itself(report):

@@ -14,7 +14,8 @@ import run
 from harness.algorithms.interface import Ratios
 from harness.checkpoints import Checkpoints
 from harness.files import read_json
-from harness.staleness import BUCKETS, Health, LagCounts, Publications, Staleness
+from harness.metric_names import BUCKETS
+from harness.staleness import Health, LagCounts, Publications, Staleness
 from tests.harness.small import SMALL
 from tests.harness.test_run import SMALL_SAC, records, without_times
 
