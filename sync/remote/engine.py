@@ -36,11 +36,9 @@ class Engine(ABC):
 
     mechanism: how a block travels, for statistics.
     hint: what may be wrong if a peer does not answer, as the end of an error message.
-    id: names the engine in the processes of its peers.
     """
 
     num_peers: int
-    id: str = ""
     mechanism: ClassVar[str] = "unnamed"
     hint: ClassVar[str] = ""
 
@@ -67,14 +65,6 @@ class Engine(ABC):
         block may be written again only when the futures of all its posts are done, and never if one
         of them ended in `PeerDied`: the engine may still be reading it.
         """
-
-    def introduce(self, peer: int, other: int) -> list[Future[Any]]:
-        """Have a peer be able to post to another one, by `relay.connect` in its process.
-
-        Returns at once: it is, when the futures are done without an error. None are returned if
-        this engine cannot connect its peers.
-        """
-        return []
 
     @abstractmethod
     def gone(self, peer: int) -> str | None:

@@ -29,7 +29,6 @@ from sync.remote.engine import PackedBlock, PeerDied
 from sync.remote.gloo_connection import GlooConnection, close_together, make_group
 from sync.remote.inbox import close_all
 from sync.remote.joining import JoiningEngine
-from sync.remote.relay import connect
 from sync.remote.store import find_store
 
 _PAIR_S = 20.0  # how long two peers wait for each other
@@ -86,11 +85,11 @@ class DistributedEngine(JoiningEngine):
         return future
 
     def introduce(self, peer: int, other: int) -> list[Future[Any]]:
+        """Connect two peers with each other; they are, when the futures end without an error."""
         name = f"pair/{peer}/{other}/{self._store.add('lockstep/pairs', 1)}"
-        args = (self.port, name, self.id)
         return [
-            self.call(peer, _connect_pair, *args, peer, other, 0),
-            self.call(other, _connect_pair, *args, other, peer, 1),
+            self.call(peer, _connect_pair, self.port, name, peer, other, 0),
+            self.call(other, _connect_pair, self.port, name, other, peer, 1),
         ]
 
     def gone(self, peer: int) -> str | None:
@@ -168,17 +167,22 @@ class _Served:
 _served: dict[tuple[int, int], _Served] = {}  # by the port of the trainer's store and the peer
 
 
-def _connect_pair(port: int, name: str, engine: str, peer: int, other: int, rank: int) -> None:
+def _connect_pair(port: int, name: str, peer: int, other: int, rank: int) -> None:
     """Called by the trainer in both peers: make a connection of the two."""
     here = _served[port, peer]
     group = make_group(here.store, name, rank, here.address, _PAIR_S)
     before = here.others.get(other)
-    connection = GlooConnection(group, 1 - rank, f"peer {other}", silence_s=here.silence_s)
-    here.others[other] = connection
-    if rank == 0:
-        connect(engine, peer, other, connection.post)
+    here.others[other] = GlooConnection(group, 1 - rank, f"peer {other}", silence_s=here.silence_s)
     if before is not None:
         before.close()
+
+
+def connection_to(port: int, peer: int, other: int) -> GlooConnection:
+    """In the process of a peer: its connection with another one.
+
+    port: of the trainer's store.
+    """
+    return _served[port, peer].others[other]
 
 
 def _came(peer: int) -> str:

@@ -1,4 +1,4 @@
-"""Where versions arrive in a peer's process: one inbox for each worker that lives there.
+"""The worker's half of a remote scheme: where versions arrive in a peer's process.
 
     the engine's thread                            the worker
     -------------------                            ----------
@@ -10,8 +10,8 @@
 
 `deliver` never waits. It returns a future, whose result the engine sends to the trainer. A block
 for another owner than the inbox's was meant for a predecessor: it is dropped, and the answer is
-JOINED. Deliveries have serial numbers, because one may come on two ways (`relay.py`): it is taken
-once, and one that a later one has overtaken is dropped.
+JOINED. A version may come on two ways (`tree.py`): it is taken once, and one that a later version
+has overtaken is dropped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from sync.channel import FAILED, JOINED, LEFT, Answer
+from sync.channel import FAILED, JOINED, LEFT, Answer, ReceiverChannel
 from sync.local.doorbell import Doorbell
-from sync.model.snapshot import NEVER
+from sync.model.layout import Layout
+from sync.model.snapshot import NEVER, Snapshot
+from sync.remote.blocks import give_back
 
-SUPERSEDED = "superseded"  # a newer delivery came before the worker took this one
+SUPERSEDED = "superseded"  # a newer version came before the worker took this one
+MISSING = "missing"  # the version has not arrived here
+NOTHING = torch.empty(0, dtype=torch.uint8)  # in the place of a block: only a question
 _Place = tuple[str, int]  # a scheme's key and a worker's number
 
 
@@ -38,10 +43,12 @@ class Reply(NamedTuple):
 
     owner: the id of the inbox that replies; the next process, or the next scheme in this process,
         has another.
+    held_ns: how long nodes have kept it back (`tree.py`).
     """
 
     answer: Answer
     owner: str = ""
+    held_ns: int = 0
 
 
 class _Delivery(NamedTuple):
@@ -55,23 +62,31 @@ _expected: dict[_Place, Future[Reply]] = {}  # deliveries for workers that have 
 _left: dict[_Place, Reply] = {}  # what those that left reply
 
 
-class Inbox:
+class Inbox(ReceiverChannel):
     """Holds one version that the worker has not taken yet, and one that it is applying.
 
-    closed: why nothing more will come; empty until then.
-    bell: readable when there is a new version, or nothing more will come.
+    Blocks are the worker's own, or never written.
+
+    owner: names this inbox from when it is opened.
     """
 
-    def __init__(self, key: str, worker: int):
-        self.owner = uuid.uuid4().hex
-        self.bell = Doorbell()
-        self.closed = ""
-        self._place, self._worker = (key, worker), worker
+    def __init__(self, key: str, layout: Layout, worker: int):
+        super().__init__(key, layout, worker)
+        self.owner = ""
+        self._place = key, worker
+        self._closed = "the worker left"  # why nothing more will come; empty until then
+        self._bell: Doorbell | None = None  # rings for a new version, and when nothing more comes
         self._refusal: Answer | None = None
         self._newest: _Delivery | None = None
         self._taken: _Delivery | None = None
-        self._serial, self._reply = 0, Future[Reply]()  # of the delivery that came last
+        self._version, self._reply = NEVER, Future[Reply]()  # of the version that came last
         self._changing = threading.RLock()
+        expect_worker(key, worker)
+
+    def open(self) -> None:
+        self.owner = uuid.uuid4().hex
+        self._closed, self._bell, self._refusal = "", Doorbell(), None
+        self._version = NEVER
         with _lock:
             _inboxes[self._place] = self
             _left.pop(self._place, None)
@@ -79,42 +94,38 @@ class Inbox:
         if expected is not None:
             expected.set_result(self._joined())
 
-    def put(self, block: Tensor, owner: str, serial: int | None) -> Future[Reply]:
-        """Called by the engine: a block for the worker with this owner id."""
+    def put(self, block: Tensor, owner: str, version: int) -> Future[Reply]:
+        """Called by the engine: a version for the worker with this owner id."""
         if owner != self.owner:
-            return _finished(self._joined())
+            return finished(self._joined())
         with self._changing:
-            if serial is not None and serial <= self._serial:
-                if serial == self._serial:
-                    return self._reply
-                return _finished(Reply(Answer(self._worker, SUPERSEDED), self.owner))
+            if version == self._version:
+                return self._reply
+            if version < self._version:
+                return self._finished(Answer(self.worker, SUPERSEDED))
             if self._refusal is not None:
-                return _finished(Reply(self._refusal, self.owner))
-            if self.closed:
-                return _finished(Reply(Answer(self._worker, LEFT)))
+                return self._finished(self._refusal)
+            if self._closed:
+                return finished(Reply(Answer(self.worker, LEFT)))
+            if not block.numel():
+                return self._finished(Answer(self.worker, MISSING))
             older, self._newest = self._newest, _Delivery(block, Future())
             reply = self._newest.reply
-            if serial is not None:
-                self._serial, self._reply = serial, reply
-        self.bell.ring()
+            self._version, self._reply = version, reply
+        self._ring()
         self._finish([older], SUPERSEDED)
         return reply
 
-    def take(self) -> Tensor | None:
-        """The newest block, if the worker has not taken it yet."""
-        if not self.closed:
-            self.bell.silence()  # before the look, so that a later ring is not lost
+    def take(self) -> Snapshot | None:
+        if not self._closed and self._bell is not None:
+            self._bell.silence()  # before the look, so that a later ring is not lost
         with self._changing:
             if self._newest is None:
                 return None
             older, self._taken, self._newest = self._taken, self._newest, None
             block = self._taken.block
         self._finish([older], SUPERSEDED)
-        return block
-
-    def has_news(self) -> bool:
-        """Whether there is a block that was not taken yet."""
-        return self._newest is not None
+        return _snapshot(block, self.layout)
 
     def answer(self, answer: Answer) -> None:
         """What became of the block that was taken; FAILED with NEVER refuses all later ones."""
@@ -125,44 +136,64 @@ class Inbox:
                 self._refusal = answer
                 deliveries.append(self._newest)
                 self._newest = None
+        if deliveries[0] is not None:
+            give_back(deliveries[0].block)
         self._finish(deliveries, answer)
 
-    def close(self, why: str) -> None:
+    def has_news(self) -> bool:
+        return self._newest is not None
+
+    def fds(self) -> list[int]:
+        return [] if self._bell is None else [self._bell.fd]
+
+    def sender_gone(self) -> str:
+        return self._closed
+
+    def end(self, why: str) -> None:
         """Nothing more will come; wakes the worker."""
         with self._changing:
-            self.closed = self.closed or why
+            self._closed = self._closed or why
             deliveries = [self._taken, self._newest]
             self._taken = self._newest = None
-        self.bell.ring()
+        self._ring()
         self._finish(deliveries, LEFT)
 
-    def leave(self) -> None:
-        """Close for good: the worker takes no more versions."""
-        last = self._refusal or Answer(self._worker, LEFT)
+    def close(self) -> None:
+        if self._bell is None:
+            return
+        last = self._refusal or Answer(self.worker, LEFT)
         with _lock:
             if _inboxes.get(self._place) is self:
                 del _inboxes[self._place]
                 _left[self._place] = Reply(last)
-        self.close("the worker left")
-        self.bell.close()
+        self.end("the worker left")
+        self._bell.close()
+        self._bell = None
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            self._bell.ring()
 
     def _joined(self) -> Reply:
-        return Reply(Answer(self._worker, JOINED, pid=os.getpid()), self.owner)
+        return Reply(Answer(self.worker, JOINED, pid=os.getpid()), self.owner)
+
+    def _finished(self, answer: Answer) -> Future[Reply]:
+        return finished(Reply(answer, self.owner))
 
     def _finish(self, deliveries: list[_Delivery | None], answer: Answer | str) -> None:
         if isinstance(answer, str):
-            answer = Answer(self._worker, answer)
+            answer = Answer(self.worker, answer)
         for delivery in deliveries:
             if delivery is not None:
                 delivery.reply.set_result(Reply(answer, self.owner))
 
 
 def deliver(
-    block: Tensor, key: str, worker: int, owner: str, serial: int | None = None
+    block: Tensor, key: str, worker: int, owner: str, version: int = NEVER
 ) -> Future[Reply]:
-    """Bring a block to a worker of this process; the future ends in its answer.
+    """Bring a version to a worker of this process; the future ends in its answer.
 
-    serial: numbers deliveries with a block; of two with the same number, only one is taken.
+    With `NOTHING` for a block it asks what the answer is, or who is there if the owner is empty.
     If the worker has not come yet, the future waits for it: the newest one for the worker ends in
     JOINED, older ones end in SUPERSEDED.
     """
@@ -172,9 +203,9 @@ def deliver(
         if inbox is None and left is None:
             older, _expected[place] = _expected.get(place), reply
     if inbox is not None:
-        return inbox.put(block, owner, serial)
+        return inbox.put(block, owner, version)
     if left is not None:
-        return _finished(left)
+        return finished(left)
     if older is not None:
         older.set_result(Reply(Answer(worker, SUPERSEDED)))
     return reply
@@ -190,27 +221,50 @@ def close_inbox(key: str, worker: int) -> None:
     """The trainer shut its scheme down: nothing more will come for this worker."""
     with _lock:
         _left.pop((key, worker), None)
-    _close([(key, worker)], "the trainer shut its scheme down")
+    _end([(key, worker)], "the trainer shut its scheme down")
 
 
 def close_all(why: str) -> None:
     """The trainer cannot be reached any more: tell every worker of this process."""
     with _lock:
         places = {*_inboxes, *_expected}
-    _close(places, why)
+    _end(places, why)
 
 
-def _close(places: Collection[_Place], why: str) -> None:
+def _end(places: Collection[_Place], why: str) -> None:
     for place in places:
         with _lock:
             inbox, expected = _inboxes.get(place), _expected.pop(place, None)
         if inbox is not None:
-            inbox.close(why)
+            inbox.end(why)
         if expected is not None:
             expected.set_result(Reply(Answer(place[1], LEFT)))
 
 
-def _finished(reply: Reply) -> Future[Reply]:
+def finished(reply: Reply) -> Future[Reply]:
+    """A future that has ended."""
     future: Future[Reply] = Future()
     future.set_result(reply)
     return future
+
+
+def filled_part(snapshot: Snapshot) -> Tensor:
+    """What of a block has to travel: all, or the filled part and what follows the leaves."""
+    if snapshot.wire_bytes >= snapshot.layout.nbytes:
+        return snapshot.buffer
+    start, tail = snapshot.layout.extra_offset, snapshot.tail_bytes
+    filled = snapshot.wire_bytes - tail
+    return torch.cat([snapshot.buffer[:filled], snapshot.buffer[start : start + tail]])
+
+
+def _snapshot(part: Tensor, layout: Layout) -> Snapshot:
+    """The snapshot of which `filled_part` was sent; the rest of its block is not defined."""
+    if part.numel() >= layout.nbytes:
+        return Snapshot(layout, part)
+    snapshot = Snapshot(layout, torch.empty(layout.nbytes, dtype=torch.uint8))
+    snapshot.buffer[: part.numel()] = part
+    tail = snapshot.tail_bytes
+    if tail:
+        start = layout.extra_offset
+        snapshot.buffer[start : start + tail] = part[part.numel() - tail :]
+    return snapshot

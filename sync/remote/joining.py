@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from abc import abstractmethod
 
 from sync.remote.addresses import LOOPBACK, warn_if_exposed
@@ -35,7 +34,6 @@ class JoiningEngine(Engine):
     ):
         warn_if_exposed(self.mechanism, host, address or host)
         self.num_peers = num_peers
-        self.id = uuid.uuid4().hex
         self.timeout = timeout
         self._silence_s = silence_s
         self._address = address or host

@@ -24,7 +24,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,11 @@ from torch import Tensor
 
 from sync.remote.calls import Outcome, pack_post, run_post
 from sync.remote.engine import Engine, PackedBlock, PeerDied
-from sync.remote.relay import connect, pass_on
 
 # The largest block that goes along with one task, and with the tasks of all peers together: for
 # larger ones the object store is faster.
 _IN_TASK_BYTES = 3 << 17
 _IN_TASKS_BYTES = 1 << 22
-_CAME_AS = "lockstep_came_as"  # the attribute of a block that holds its reference in the store
 _ARGUMENT_BYTES = 96 << 10  # Ray puts an argument of more than 100 KiB into the store
 
 _NO_ACTOR = "there is no such actor"
@@ -68,7 +65,6 @@ class RayEngine(Engine):
 
     def __init__(self, actors: Sequence[Any]):
         self._actors = list(actors)
-        self.id = secrets.token_hex(16)
         self._gone: dict[int, str] = {}
 
     @property
@@ -95,7 +91,7 @@ class RayEngine(Engine):
     def post(
         self, peer: int, function: Callable[..., Future[Any]], packed: PackedBlock, *args: Any
     ) -> Future[Any]:
-        return self._task(peer, _run_post, *_as_task(function, packed.content, args))
+        return self._task(peer, _run_post, pack_post(function, args), *packed.content)
 
     def _task(self, peer: int, run: Callable[..., Any], *args: Any) -> Future[Any]:
         actor = self._actors[peer]
@@ -105,11 +101,6 @@ class RayEngine(Engine):
                 self._gone[peer] = why
 
         return _submit(actor, lambda: self.describe(peer), note_death, run, *args)
-
-    def introduce(self, peer: int, other: int) -> list[Future[Any]]:
-        """Any actor can call another one whose handle it has."""
-        actor, whose = self._actors[other], self.describe(other)
-        return [self.call(peer, _know, self.id, peer, other, actor, whose)]
 
     def gone(self, peer: int) -> str | None:
         if self._actors[peer] is None:
@@ -164,27 +155,6 @@ def _submit(
     return answer
 
 
-def _as_task(
-    function: Callable[..., Future[Any]], content: Sequence[Any], args: tuple[Any, ...]
-) -> list[Any]:
-    """The arguments of `_run_post`. Who passes a block on is also given its reference."""
-    kept = list(content) if function is pass_on and not isinstance(content[0], bytes) else []
-    return [pack_post(function, args), kept, *content]
-
-
-def _know(engine: str, peer: int, other: int, actor: Any, whose: str) -> None:
-    connect(engine, peer, other, partial(_post_to, actor, whose))
-
-
-def _post_to(
-    actor: Any, whose: str, function: Callable[..., Future[Any]], block: Tensor, *args: Any
-) -> Future[Any]:
-    """Have another actor run `function(block, *args)`, and fetch the block as this one did."""
-    content = getattr(block, _CAME_AS, None) or _in_pieces(block)
-    task = _as_task(function, content, args)
-    return _submit(actor, lambda: whose, lambda why: None, _run_post, *task)
-
-
 def _in_pieces(block: Tensor) -> list[Any]:
     return [piece.numpy().tobytes() for piece in block.split(_ARGUMENT_BYTES)]
 
@@ -193,11 +163,8 @@ def _run(actor: Any, function: Callable[..., Any], *args: Any) -> Outcome:
     return Outcome.of(function, args)
 
 
-def _run_post(actor: Any, data: bytes, kept: list[Any], *content: Any) -> Outcome | bytes:
-    block = _as_tensor(content)
-    if kept:
-        setattr(block, _CAME_AS, kept)
-    outcome = run_post(data, block).result()
+def _run_post(actor: Any, data: bytes, *content: Any) -> Outcome | bytes:
+    outcome = run_post(data, _as_tensor(content)).result()
     return pickle.dumps(outcome) if outcome.fine else outcome  # bytes are fastest in Ray
 
 

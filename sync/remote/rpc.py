@@ -35,7 +35,6 @@ from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, 
 from sync.remote.engine import PackedBlock, PeerDied
 from sync.remote.inbox import close_all
 from sync.remote.joining import JoiningEngine
-from sync.remote.relay import connect
 from sync.remote.rpc_group import (
     MemberLost,
     join,
@@ -154,10 +153,6 @@ class RPCEngine(JoiningEngine):
         data, *tensors = done.value()
         tell(future, data, tensors, self.describe(peer))
 
-    def introduce(self, peer: int, other: int) -> list[Future[Any]]:
-        """All members of the group are connected: the peer has only to know the other's name."""
-        return [self.call(peer, _know, self.id, peer, other, self._names[other])]
-
     def gone(self, peer: int) -> str | None:
         if peer not in self._names:
             return "it was never met: call connect()"
@@ -257,28 +252,6 @@ def _run_post(data: bytes, block: Tensor) -> torch.futures.Future[Any]:
 
     run_post(data, block).add_done_callback(reply)
     return replied
-
-
-def _know(engine: str, peer: int, other: int, name: str) -> None:
-    connect(engine, peer, other, partial(_post_to, name))
-
-
-def _post_to(
-    name: str, function: Callable[..., Future[Any]], block: Tensor, *args: Any
-) -> Future[Any]:
-    """Have another member run `function(block, *args)`, as `Engine.post` does."""
-    future: Future[Any] = Future()
-
-    def hear(done: Any) -> None:
-        if (why := _error(done)) is not None:
-            future.set_exception(PeerDied(f"{name} is gone: {why}"))
-            return
-        data, *tensors = done.value()
-        tell(future, data, tensors, name)
-
-    sent = _rpc().rpc_async(name, _run_post, args=(pack_post(function, args), block), timeout=0)
-    sent.add_done_callback(hear)
-    return future
 
 
 def _never(caller: str) -> torch.futures.Future[Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from sync.channel import SenderChannel
 from sync.model.layout import Layout
-from sync.remote.channel import RemoteReceiver, RemoteSender
+from sync.remote.channel import RemoteSender
 from sync.remote.engine import Engine
+from sync.remote.inbox import Inbox
 from sync.scheme import WeightSyncScheme
 
 
@@ -23,8 +24,8 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
     scheme.connect()
     """
 
-    sender_channel = RemoteSender
-    receiver_channel = RemoteReceiver
+    sender_channel: ClassVar[type[RemoteSender]] = RemoteSender
+    receiver_channel = Inbox
 
     _engine: Engine | None = None
 
@@ -39,7 +40,7 @@ class RemoteWeightSyncScheme(WeightSyncScheme):
             raise RuntimeError(
                 f"{type(self).__name__} has no engine: call attach(engine) before init_on_sender()"
             )
-        return RemoteSender(layout, num_workers, self._engine)
+        return self.sender_channel(layout, num_workers, self._engine)
 
     def _check_ready(self) -> None:
         assert self._engine is not None

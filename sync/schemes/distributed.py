@@ -19,14 +19,19 @@ from typing import Any
 from sync.model.strategy import WeightStrategy
 from sync.registry import register
 from sync.remote.scheme import RemoteWeightSyncScheme
+from sync.remote.tree import TreeSender
 
 
 @register("distributed")
 class DistributedWeightSyncScheme(RemoteWeightSyncScheme):
     """Over torch.distributed; the engine is a `sync.remote.gloo.DistributedEngine`.
 
+    With more than four workers, nodes pass versions on (`remote/tree.py`).
+
     backend: "gloo", the only one that can tell one peer's failure from another's.
     """
+
+    sender_channel = TreeSender
 
     def __init__(
         self,

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from sync import WorkerDied, WorkerTimeout
-from sync.remote import relay, rpc_group, tree
-from tests.collectors.remote.support import KINDS
+from sync.remote import gloo, rpc_group, tree
 from tests.promises.probe import CALLS, STOP, VALUE, VERSION, call, stop, wait_until
 from tests.promises.probe import VersionPolicy as Policy
 from tests.promises.remote_probe import Peers, be_sparing, serve_sparingly, trial
@@ -38,35 +37,23 @@ def small_fan_out(monkeypatch):
     monkeypatch.setattr(tree, "FAN_OUT", FAN_OUT)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request):
-    if request.param == "ray":
-        pytest.importorskip("ray", reason="ray is not installed")
-        from tests.promises.ray_cluster import cluster
-
-        with cluster():
-            yield request.param
-    else:
-        yield request.param
-
-
 @pytest.fixture(scope="module")
-def group(kind):
+def group():
     """So many that none may keep a core busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rpc_group, "_ONE_MACHINE", rpc_group._ONE_MACHINE)  # restored afterwards
         be_sparing()
-        peers = Peers(kind, WORKERS, serve_sparingly)
+        peers = Peers("distributed", WORKERS, serve_sparingly)
         yield peers
         peers.close()
 
 
 @pytest.fixture
-def peers(kind, group):
+def peers(group):
     """All of them alive: what an earlier test has killed is replaced."""
     for peer, process in enumerate(group.running):
         if not process.is_alive():
-            wait_until(lambda peer=peer: kind == "ray" or group.engine.gone(peer) is not None)
+            wait_until(lambda peer=peer: group.engine.gone(peer) is not None)
             group.replace(peer)
     return group
 
@@ -125,7 +112,6 @@ def test_versions_arrive_whole_and_rightly_stamped_through_others(peers, tmp_pat
         assert sum(one["versions"] for one in moved) == WORKERS * (version + 1)
 
 
-@pytest.mark.parametrize("kind", ["distributed", "rpc"], indirect=True)
 def test_nodes_listen_for_each_other_on_loopback_alone(peers, tmp_path):
     with workers_of(peers, tmp_path) as running:
         until_the_tree_is(running, ABOVE)
@@ -229,18 +215,28 @@ def test_a_hanging_leaf_holds_back_nobody(peers, tmp_path):
         wait_until(lambda: use(running, range(WORKERS), version))
 
 
-def lose_what_is_sent(engine, own, other):
+class Broken:
+    """In the place of a node's connection with another."""
+
+    def __init__(self, post):
+        self.post = post
+
+    def close(self):
+        """There is nothing to close."""
+
+
+def lose_what_is_sent(port, peer, other):
     """From now on nothing that this node sends to the other arrives, and nothing says so."""
-    relay.connect(engine, own, other, lambda *args: Future())
+    gloo._served[port, peer].others[other] = Broken(lambda *args: Future())
 
 
-def refuse_what_is_sent(engine, own, other):
+def refuse_what_is_sent(port, peer, other):
     """From now on this node's engine says that the other cannot be reached."""
 
     def refuse(*args):
         raise ConnectionError("the cable was pulled")
 
-    relay.connect(engine, own, other, refuse)
+    gloo._served[port, peer].others[other] = Broken(refuse)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +245,7 @@ def refuse_what_is_sent(engine, own, other):
 def test_nobody_counts_as_dead_whose_relay_cannot_reach_it(peers, tmp_path, cut):
     with workers_of(peers, tmp_path) as running:
         until_the_tree_is(running, ABOVE)
-        peers.engine.call(ABOVE[INNER], cut, peers.engine.id, ABOVE[INNER], INNER).result(20.0)
+        peers.engine.call(ABOVE[INNER], cut, peers.engine.port, ABOVE[INNER], INNER).result(20.0)
         version = running.publish(wait=True)
         assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
         version = running.publish(wait=True)  # from the trainer, and on from there
