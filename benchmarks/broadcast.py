@@ -1,13 +1,12 @@
-"""What a blocking `send` to many nodes costs the trainer: its processor time, and wall time.
+"""What a blocking `send` of `distributed` to many nodes costs the trainer's processor.
 
     make bench BENCH=broadcast          or
-    .venv/bin/python benchmarks/broadcast.py [--nodes 2,4,8] [--schemes rpc] [--sizes 4.5k]
+    .venv/bin/python benchmarks/broadcast.py [--nodes 2,4,8] [--sizes 4.5k]
 
 In a tree, the trainer sends a version to four nodes, and they pass it on; "flat" it sends it to all
 of them. Nodes are idle processes of this machine, on loopback, or with `--namespaces` (as root) in
-network namespaces, each with a cable to a switch. RPC uses sockets, as between machines: within
-one, it keeps a core of each process busy. Processor time is that of the trainer's process with all
-its threads. It does not depend on how many cores the nodes share; wall time does.
+network namespaces, each with a cable to a switch. Processor time is that of the trainer's process
+with all its threads. It does not depend on how many cores the nodes share; wall time does.
 """
 
 from __future__ import annotations
@@ -34,17 +33,18 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import sync_remote  # noqa: E402
 from benchmarks.models import MODEL_WIDTHS, timed_sends_ms  # noqa: E402
 from benchmarks.sync_latency import machine, markdown, save  # noqa: E402
-from benchmarks.sync_remote import ENGINES, Lockstep, Workers, serve, start_ray  # noqa: E402
-from sync.remote import rpc_group, tree  # noqa: E402
+from benchmarks.sync_remote import Lockstep, Workers, serve  # noqa: E402
+from sync.remote import tree  # noqa: E402
 from tests.promises.network import TRAINER, host_name, network, why_not  # noqa: E402
 
 CLONE_NEWNET = 0x40000000
 WARM_UP = 5
 CONNECT_S = 120.0
-JOIN_S = 600.0  # each member of an RPC group connects with all others when it joins
+JOIN_S = 600.0
+KIND = "distributed"
 LAYOUTS = {"tree": tree.FAN_OUT, "flat": 1_000_000}
 AIM = "at most twice the processor time for 64 nodes that it takes for 4"
-NODE_MB = {"distributed": 60, "rpc": 200, "ray": 300}  # what a node may need, so as not to swap
+NODE_MB = 60  # what a node may need, so as not to swap
 
 
 class Point(NamedTuple):
@@ -76,11 +76,11 @@ class Fit(NamedTuple):
         return cls(float(fixed), float(each), float(errors.max()))
 
 
-def serve_sparingly(kind: str, peer: int, port: int, tag: str = "") -> None:
+def serve_node(kind: str, peer: int, port: int, tag: str = "") -> None:
     """Be a node; tag: in its namespace of the network of this tag."""
     if tag:
         enter(host_name(tag, peer))
-    be_sparing()
+    sync_remote.START_S = JOIN_S
     serve(kind, peer, port, **trainer_of(tag))
 
 
@@ -97,20 +97,13 @@ def enter(namespace: str) -> None:
             raise OSError(ctypes.get_errno(), f"setns({namespace})")
 
 
-def be_sparing() -> None:
-    """Have RPC use sockets within this machine, too, and wait for many to join one by one."""
-    few = {"_transports": ["uv"], "_channels": ["basic"]}
-    rpc_group._ONE_MACHINE = rpc_group.BETWEEN_MACHINES = few
-    sync_remote.START_S = JOIN_S
-
-
 def measure(
-    kind: str, models: Iterable[str], number: int, rounds: int, sends: int, tag: str = ""
+    models: Iterable[str], number: int, rounds: int, sends: int, tag: str = ""
 ) -> list[Point]:
     """All models and layouts over one set of nodes; tag: of the network that they are in."""
     with ExitStack() as stack:
-        target = functools.partial(serve_sparingly, tag=tag)
-        workers = Workers(kind, number, target, **trainer_of(tag))
+        target = functools.partial(serve_node, tag=tag)
+        workers = Workers(KIND, number, target, **trainer_of(tag))
         stack.callback(workers.close)
         points = []
         for model in models:
@@ -121,11 +114,11 @@ def measure(
                     until_connected(scheme, number)
                     found = _measure(scheme, rounds, sends)
                 except TimeoutError as error:  # so many nodes are too slow on so few cores
-                    print(f"{kind}, {layout}, {model}: {error}", file=sys.stderr, flush=True)
+                    print(f"{layout}, {model}: {error}", file=sys.stderr, flush=True)
                     continue
                 finally:
                     scheme.close()
-                points.append(Point(kind, layout, model, number, *found))
+                points.append(Point(KIND, layout, model, number, *found))
         return points
 
 
@@ -184,10 +177,10 @@ def curves(points: Sequence[Point]) -> str:
     return markdown([*columns, "64 ÷ 4 nodes"], lines)
 
 
-def why_too_many(kind: str, number: int) -> str:
+def why_too_many(number: int) -> str:
     """Why this machine does not bear so many nodes; empty if it does."""
     free_mb = psutil.virtual_memory().available / 1e6
-    needed_mb = number * NODE_MB[kind]
+    needed_mb = number * NODE_MB
     if needed_mb < 0.8 * free_mb:
         return ""
     return f"they may need {needed_mb / 1e3:.0f} GB, and {free_mb / 1e3:.0f} GB are free"
@@ -205,39 +198,27 @@ def in_namespaces(nodes: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", default="2,4,8,16,32,64")
-    parser.add_argument("--schemes", default=",".join(ENGINES))
     parser.add_argument("--sizes", default="4.5k,1M", help=f"of {', '.join(MODEL_WIDTHS)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sends", type=int, default=20, help="in a round")
-    parser.add_argument("--ray-nodes", type=int, default=16, help="the most that Ray is asked for")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
     parser.add_argument("--namespaces", action="store_true", help="a network namespace each")
     parser.add_argument("--in-network", metavar="TAG", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.namespaces and not arguments.in_network:
         return in_namespaces(max(map(int, arguments.nodes.split(","))))
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.rpc"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "sync.remote.gloo"])
     torch.set_num_threads(1)
-    be_sparing()
+    sync_remote.START_S = JOIN_S
     points: list[Point] = []
-    stopped: list[str] = []
-    for kind in arguments.schemes.split(","):
-        if kind == "ray" and arguments.in_network:
-            stopped.append("ray was left out: its actors would all be in one namespace.")
-            continue
-        if kind == "ray":
-            start_ray()
-        for number in map(int, arguments.nodes.split(",")):
-            why = why_too_many(kind, number)
-            if kind == "ray" and number > arguments.ray_nodes:
-                why = f"each of Ray's actors is an interpreter of its own (--ray-nodes {number})"
-            if why:
-                stopped.append(f"{kind} stops before {number} nodes: {why}.")
-                break
-            print(f"measuring {kind} x {number}", file=sys.stderr, flush=True)
-            counts = arguments.rounds, arguments.sends
-            sizes = arguments.sizes.split(",")
-            points += measure(kind, sizes, number, *counts, tag=arguments.in_network)
+    stopped = ""
+    for number in map(int, arguments.nodes.split(",")):
+        if why := why_too_many(number):
+            stopped = f"It stops before {number} nodes: {why}."
+            break
+        print(f"measuring {number} nodes", file=sys.stderr, flush=True)
+        counts, sizes = (arguments.rounds, arguments.sends), arguments.sizes.split(",")
+        points += measure(sizes, number, *counts, tag=arguments.in_network)
     about: dict[str, Any] = machine()
     print(f"Blocking send ({', '.join(f'{name} {value}' for name, value in about.items())}):\n")
     print(table(points))
@@ -248,7 +229,7 @@ def main() -> int:
         f"Wall times (p50 / p95) are of nodes that share {os.cpu_count()} cores with the trainer: "
         "with more nodes than cores they measure the wait for a core, not the scheme."
     )
-    print("\n".join(stopped))
+    print(stopped)
     save("broadcast", arguments.output, points)
     return 0
 

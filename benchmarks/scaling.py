@@ -32,17 +32,19 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.broadcast import be_sparing, serve_sparingly, until_connected  # noqa: E402
+from benchmarks import sync_remote  # noqa: E402
+from benchmarks.broadcast import JOIN_S, until_connected  # noqa: E402
 from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
-from benchmarks.sync_remote import Lockstep, Workers, start_ray  # noqa: E402
+from benchmarks.sync_remote import Lockstep, Workers, serve, start_ray  # noqa: E402
 from collectors.schedule.network import Network, Transfers, Version  # noqa: E402
 from collectors.schedule.virtual_clock import VirtualClock  # noqa: E402
 from sync import Link, WeightSyncScheme  # noqa: E402
-from sync.remote import tree  # noqa: E402
+from sync.remote import rpc_group, tree  # noqa: E402
 
 LOCAL = ("shared", "multiprocessing")
 REMOTE = ("distributed", "rpc", "ray")
+TREE = ("distributed",)  # whose nodes pass versions on
 WARM_UP = 3
 FITTED = 8  # the fit is to so many workers or fewer
 
@@ -99,14 +101,27 @@ class Fit:
         return replace(fit, worst=fit.error(points))
 
 
+def be_sparing() -> None:
+    """Have RPC use sockets within this machine, too, and wait for many to join one by one."""
+    few = {"_transports": ["uv"], "_channels": ["basic"]}
+    rpc_group._ONE_MACHINE = rpc_group.BETWEEN_MACHINES = few
+    sync_remote.START_S = JOIN_S
+
+
+def serve_sparingly(kind: str, peer: int, port: int) -> None:
+    """Be a node."""
+    be_sparing()
+    serve(kind, peer, port)
+
+
 def relayed(workers: float) -> float:
     """How many of them get a version from another one."""
     return max(0.0, workers - tree.FAN_OUT)
 
 
-def levels(nodes: int) -> int:
-    """How many levels the tree of so many nodes has."""
-    number, over = 1, tree.above(nodes - 1)
+def levels(kind: str, nodes: int) -> int:
+    """How many levels of nodes there are below the trainer."""
+    number, over = 1, tree.above(nodes - 1) if kind in TREE else None
     while over is not None:
         number, over = number + 1, tree.above(over)
     return number
@@ -163,7 +178,8 @@ class RemoteWorkers:
     def __init__(self, kind: str, model: str, number: int):
         self.workers = Workers(kind, number, serve_sparingly)
         self.lockstep = Lockstep(self.workers, model)
-        until_connected(self.lockstep, number)
+        if kind in TREE:
+            until_connected(self.lockstep, number)
         engine = self.workers.engine
         asked = [engine.call(peer, os.getpid) for peer in range(number)]
         self.pids = [future.result(60.0) for future in asked]
@@ -207,10 +223,10 @@ def predict(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> dic
     spread = fits["shared"].at(on.on_a_node) if "shared" in fits else 0.0
     if kind in LOCAL:
         return {"nodes": 1, "total_ms": fits[kind].at(on.on_a_node), "link_ms": 0.0}
-    waits = on.latency_ms * 2 * levels(on.nodes)
+    waits = on.latency_ms * 2 * levels(kind, on.nodes)
     link = copies_in_a_row(kind, on.nodes) * on.carry_ms(nbytes) + waits
-    fit, calls = fits[kind], calls_in_a_row(on.nodes)
-    by_nodes = relayed(calls)  # all but those of the trainer
+    fit, calls = fits[kind], calls_in_a_row(kind, on.nodes)
+    by_nodes = relayed(calls) if fit.is_tree else 0.0  # all but those of the trainer
     processor = fit.fixed_ms + fit.each_ms * calls + fit.relayed_ms * by_nodes + waits
     return {"nodes": on.nodes, "total_ms": max(link, processor) + spread, "link_ms": link}
 
@@ -228,12 +244,12 @@ class Simulated(NamedTuple):
 def simulate(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> Simulated:
     """Every port takes as long for a node as the calls and copies in a row do on average."""
     found = predict(kind, {kind: fits[kind]}, nbytes, on)  # without the workers of a node
-    waits = on.latency_ms * 2 * levels(on.nodes)
-    port_ms = (found["total_ms"] - waits - fits[kind].fixed_ms) / calls_in_a_row(on.nodes)
+    waits = on.latency_ms * 2 * levels(kind, on.nodes)
+    port_ms = (found["total_ms"] - waits - fits[kind].fixed_ms) / calls_in_a_row(kind, on.nodes)
     mbps = nbytes * 8 / port_ms * 1e-3
     clock, arrived = VirtualClock(), list[int]()
     transfers = Transfers(
-        Network(mbps, "tree", tree.FAN_OUT),
+        Network(mbps, "tree" if kind in TREE else "star", tree.FAN_OUT),
         Link(latency_ms=on.latency_ms),
         on.nodes,
         clock,
@@ -250,8 +266,10 @@ def simulate(kind: str, fits: Mapping[str, Fit], nbytes: int, on: Cluster) -> Si
     return Simulated(options, fits[kind].fixed_ms + max(arrived) * 1e-6)
 
 
-def calls_in_a_row(nodes: int) -> int:
+def calls_in_a_row(kind: str, nodes: int) -> int:
     """How many nodes are called, one after the other, before the last one is."""
+    if kind not in TREE:
+        return nodes
 
     def turns(worker: int) -> int:
         over = tree.above(worker)
@@ -264,12 +282,14 @@ def copies_in_a_row(kind: str, nodes: int) -> int:
     """How many times the bytes cross some link before the last node has them."""
     if kind == "ray":  # each node that has them serves one more at a time
         return math.ceil(math.log2(nodes + 1))
-    return calls_in_a_row(nodes)
+    return calls_in_a_row(kind, nodes)
 
 
 def copies_from_the_trainer(kind: str, nodes: int) -> int:
     """How many times the bytes leave the trainer's host."""
-    return 1 if kind == "ray" else min(nodes, tree.FAN_OUT)
+    if kind == "ray":
+        return 1
+    return min(nodes, tree.FAN_OUT) if kind in TREE else nodes
 
 
 # -- the page
@@ -278,7 +298,7 @@ def copies_from_the_trainer(kind: str, nodes: int) -> int:
 def page(
     results: Mapping[str, Sequence[Point]], model: str, nbytes: int, clusters: Sequence[Cluster]
 ) -> str:
-    fits = {kind: Fit.of(points, is_tree=kind in REMOTE) for kind, points in results.items()}
+    fits = {kind: Fit.of(points, is_tree=kind in TREE) for kind, points in results.items()}
     lines = [
         "# Scaling of `send`",
         "",
@@ -307,8 +327,8 @@ def page(
         "## Fitted",
         "",
         "`p50 = fixed + each × workers + relayed × max(0, workers − "
-        f"{tree.FAN_OUT})`, fitted to {FITTED} workers or fewer. Over an engine (Ray, RPC or "
-        f"torch.distributed), the trainer sends to {tree.FAN_OUT} workers, and these pass versions "
+        f"{tree.FAN_OUT})`, fitted to {FITTED} workers or fewer. With `distributed`, "
+        f"the trainer sends to {tree.FAN_OUT} workers, and these pass versions "
         "on to the others, which is what `relayed` costs. With more workers than cores, most of "
         "this time is spent waiting for a core. The nodes of a cluster do not share cores, "
         "so `each` and `relayed` are likely to be too high. The last column is the "
@@ -362,10 +382,8 @@ def in_the_simulator(
         "In `collector=simulated`, one worker stands for one node; set `env.num_envs` to the "
         "environments of a whole node. `collector.network.port_mbps` is not the speed of the link: "
         "it is chosen so that a version takes as long from node to node as in the prediction, with "
-        f"a model of {nbytes / 1e6:.1f} MB. These options are the same for all:",
-        "",
-        "    collector=simulated collector.network.topology=tree "
-        f"collector.network.fan_out={tree.FAN_OUT}",
+        f"a model of {nbytes / 1e6:.1f} MB. With `distributed`, add "
+        f"`collector.network.topology=tree collector.network.fan_out={tree.FAN_OUT}`.",
         "",
         "The last two columns say when the last node has a version: in the simulator, and by the "
         "formula, without the answer's way back and the workers of the node. They compare the "
@@ -380,7 +398,7 @@ def in_the_simulator(
                 continue
             found = simulate(kind, fits, nbytes, on)
             options = " ".join(f"{name}={value:g}" for name, value in found.options.items())
-            back = on.latency_ms * levels(on.nodes)
+            back = on.latency_ms * levels(kind, on.nodes)
             expected = predict(kind, {kind: fits[kind]}, nbytes, on)["total_ms"] - back
             lines.append(
                 f"| {on.nodes:,} nodes, {on.gbit:g} Gbit/s | {kind} | "
@@ -393,9 +411,10 @@ def in_the_simulator(
 ASSUMPTIONS = [
     "- Each node has one receiver. The workers of the node share each version through shared "
     "memory, at the cost measured for `shared` with as many workers.",
-    f"- The trainer sends to {tree.FAN_OUT} nodes, and each node to {tree.FAN_OUT} others, one "
-    "after the other. The last node is reached after all sends on the path to it. With "
-    "`distributed` and `rpc`, each of these is a copy over the sender's link.",
+    f"- With `distributed`, the trainer sends to {tree.FAN_OUT} nodes, and each node to "
+    f"{tree.FAN_OUT} others, one after the other. The last node is reached after all sends on the "
+    "path to it. With `rpc` and `ray`, the trainer calls all nodes. With `distributed` and `rpc`, "
+    "each send is a copy over the sender's link.",
     "- With `ray`, a node fetches a block from any node that has it. The number of nodes that have "
     "it doubles with each step, so there are ⌈log₂(nodes + 1)⌉ steps.",
     "- A call of a node and its answer take `each` of processor time as measured above, and "

@@ -25,12 +25,16 @@ def test_the_trainer_sends_a_version_to_each_of_a_few_nodes(kind, nodes):
     assert copies_from_the_trainer(kind, nodes) == nodes
 
 
-@pytest.mark.parametrize("kind", ["distributed", "rpc"])
 @pytest.mark.parametrize(("nodes", "deep", "in_a_row"), [(5, 2, 4), (20, 2, 8), (84, 3, 12)])
-def test_nodes_pass_a_version_on_to_the_rest(kind, nodes, deep, in_a_row):
-    assert levels(nodes) == deep
-    assert copies_in_a_row(kind, nodes) == in_a_row
-    assert copies_from_the_trainer(kind, nodes) == 4
+def test_nodes_of_distributed_pass_a_version_on_to_the_rest(nodes, deep, in_a_row):
+    assert levels("distributed", nodes) == deep
+    assert copies_in_a_row("distributed", nodes) == in_a_row
+    assert copies_from_the_trainer("distributed", nodes) == 4
+
+
+def test_over_rpc_the_trainer_sends_to_all_nodes():
+    assert levels("rpc", 84) == 1
+    assert copies_in_a_row("rpc", 84) == copies_from_the_trainer("rpc", 84) == 84
 
 
 def test_rays_nodes_have_it_from_each_other():
@@ -59,8 +63,8 @@ def test_no_cost_is_negative():
 @pytest.mark.parametrize("kind", ["distributed", "ray"])
 @pytest.mark.parametrize("gbit", [1, 100])
 def test_the_simulator_brings_a_version_to_the_last_node_when_it_is_predicted(kind, gbit):
-    fits = {kind: Fit(2.0, 0.5, 1.0, 0.0, is_tree=True)}
+    fits = {kind: Fit(2.0, 0.5, 1.0, 0.0, is_tree=kind == "distributed")}
     on = Cluster(nodes=84, gbit=gbit)
     found = simulate(kind, fits, 4_000_000, on)
-    expected = predict(kind, fits, 4_000_000, on)["total_ms"] - on.latency_ms * levels(84)
+    expected = predict(kind, fits, 4_000_000, on)["total_ms"] - on.latency_ms * levels(kind, 84)
     assert found.latest_ms == pytest.approx(expected, rel=1e-3)

@@ -25,7 +25,6 @@ from sync import (
     TransportBackend,
     WeightSyncScheme,
 )
-from sync.remote import rpc_group
 from tests.promises.probe import WAIT_S, Findings, Trial, VersionPolicy, read
 
 SCHEMES: dict[str, type[WeightSyncScheme]] = {
@@ -105,17 +104,6 @@ def serve(module: str, peer: int, port: int, options: dict[str, Any]) -> None:
 
 
 # -- peers
-
-
-def serve_sparingly(module: str, peer: int, port: int, options: dict[str, Any]) -> None:
-    """As `serve`, but without the threads with which RPC would keep a core busy, see below."""
-    be_sparing()
-    serve(module, peer, port, options)
-
-
-def be_sparing() -> None:
-    """Have RPC use sockets within this machine, too: a thread of each agent polls shared memory."""
-    rpc_group._ONE_MACHINE = {"_transports": ["uv"], "_channels": ["basic"]}
 
 
 class Peers:

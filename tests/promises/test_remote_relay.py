@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from sync import WorkerDied, WorkerTimeout
-from sync.remote import gloo, rpc_group, tree
+from sync.remote import gloo, tree
 from tests.promises.probe import CALLS, STOP, VALUE, VERSION, call, stop, wait_until
 from tests.promises.probe import VersionPolicy as Policy
-from tests.promises.remote_probe import Peers, be_sparing, serve_sparingly, trial
+from tests.promises.remote_probe import Peers, trial
 from tests.security.sockets import listeners
 
 # With a fan-out of 2, worker 0 serves 2 and 3, worker 1 serves 4 and 5, worker 2 serves 6 and 7,
@@ -39,13 +39,9 @@ def small_fan_out(monkeypatch):
 
 @pytest.fixture(scope="module")
 def group():
-    """So many that none may keep a core busy."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rpc_group, "_ONE_MACHINE", rpc_group._ONE_MACHINE)  # restored afterwards
-        be_sparing()
-        peers = Peers("distributed", WORKERS, serve_sparingly)
-        yield peers
-        peers.close()
+    peers = Peers("distributed", WORKERS)
+    yield peers
+    peers.close()
 
 
 @pytest.fixture
