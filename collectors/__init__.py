@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collectors.schedule.simulator import Simulator as Simulator
     from collectors.simulated import SimulatedCollector as SimulatedCollector
     from collectors.single import Collector as Collector
-    from collectors.weights.policy_version import PolicyVersion as PolicyVersion
 
 _WHERE = {
     "BaseCollector": "base",
@@ -37,7 +36,6 @@ _WHERE = {
     "MultiAsyncCollector": "multi",
     "MultiCollector": "multi",
     "MultiSyncCollector": "multi",
-    "PolicyVersion": "weights.policy_version",
     "RPCCollector": "remote.rpc",
     "RayCollector": "remote.ray",
     "RecordedSchedule": "schedule.recording",

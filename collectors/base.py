@@ -36,8 +36,8 @@ from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
 from collectors.rollout.spaces import Key
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
-from collectors.weights.policy_version import PolicyVersion, VersionMap
 from collectors.weights.publisher import Publisher
+from collectors.weights.version_map import VersionMap
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import MadeBatch
 from sync import WeightSyncScheme
@@ -98,7 +98,6 @@ class BaseCollector(ABC):
         seed = fresh_seed() if self.options.seed is None else self.options.seed
         self.seeds = seed if isinstance(seed, Seeds) else Seeds(int(seed))  # of the first worker
         self.worker_idx = self.options.worker_idx
-        self.tracked = PolicyVersion.of(self.options.track_policy_version)
         self.frames = self.batches = 0  # delivered, also before a resumed run
         self._lock = FairLock()
         self._pauses = 0  # how many `pause` blocks the thread with the lock is in
@@ -234,7 +233,7 @@ class BaseCollector(ABC):
             raise RuntimeError("the collector is paused: leave `with collector.pause()` first")
         began = time.monotonic()
         batch = self._gather()
-        if self._receivers and self.tracked is not None:
+        if self._receivers and self.options.track_policy_version:
             batch["policy_version"] = self._above.translate(batch["policy_version"])
         frames = frames_of(batch)
         self.frames += frames
@@ -252,7 +251,8 @@ class BaseCollector(ABC):
 
     def _batch_of(self, parts: Sequence[Part]) -> TensorDict:
         """One batch of these parts; with copy=False in memory that the next one overwrites."""
-        stamps, only_finals = self.tracked is not None, self.options.next_observation == "final"
+        stamps = self.options.track_policy_version
+        only_finals = self.options.next_observation == "final"
         buffer = None
         if not self.options.copy:
             layouts = tuple(part.frames.layout for part in parts)
@@ -265,8 +265,6 @@ class BaseCollector(ABC):
         options = self.options
         if options.update_at_each_batch:
             self.update_policy_weights_()
-        if self.tracked is not None and self.tracked.version_type != "int":
-            batch["policy_version"] = self.tracked.stamp(batch["policy_version"])
         if options.split_trajs:
             batch = split(batch)
         device = options.storing()
@@ -312,27 +310,18 @@ class BaseCollector(ABC):
         by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
         self._note_above(self.publisher.version + 1)  # before any worker can have it
         self._publish(by_model, worker_ids)
-        if self.tracked is not None:
-            self.tracked.number = self._version
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids)
 
     @property
-    def policy_version(self) -> int | str:
+    def policy_version(self) -> int:
         """The version last published."""
-        return self.get_policy_version()
-
-    def get_policy_version(self) -> int | str:
-        """The version last published, in the form set by `track_policy_version`."""
-        number = self._version
-        if self.tracked is None or self.tracked.version_type == "int":
-            return number
-        return str(self.tracked.uuid(number))
-
-    @property
-    def _version(self) -> int:
         return self._above.newest if self._receivers else self.publisher.version
+
+    def get_policy_version(self) -> int:
+        """The version last published."""
+        return self.policy_version
 
     def _note_above(self, version: int) -> None:
         """Note that from its version `version` on, the collector has the outer weights."""
@@ -462,7 +451,7 @@ class BaseCollector(ABC):
         return {
             **self.counts(),
             "batches": self.batches,
-            "policy_version": self._version,
+            "policy_version": self.policy_version,
             "wait_s": self._wait_s,
             "seed": self.seed,
             "sync": self.publisher.stats(),
@@ -556,8 +545,6 @@ class BaseCollector(ABC):
             self.batches = int(state.get("batches", self.frames // self.frames_per_batch))
             self.publisher.base = base
             self._note_above(self.publisher.version)
-            if self.tracked is not None:
-                self.tracked.number = self._version
             self._assembler.load_state_dict(state["whole"])
         _warn_of_lost([text for restored in workers for text in restored.lost])
         return all(restored.is_exact for restored in workers)

@@ -25,7 +25,6 @@ class _LocalCollector(PooledCollector):
 
     def _make_publisher(self) -> Publisher:
         options = self.options
-        self.capacity = self.num_workers
         self._specs = self._make_specs()  # which checks options before anything is started
         source = self._source()
         self._ctx = context(options.start_method)
@@ -54,7 +53,6 @@ class _LocalCollector(PooledCollector):
                 policy_factory=policies[i],
                 seeds=self.seeds.of_worker(i),
                 frames=self._frames_of[i],
-                collector_class=options.collector_class,
                 num_blocks=1 if self.shares_batch else options.batches_ahead,
                 policy_device=devices[i],
                 num_threads=options.num_sub_threads,

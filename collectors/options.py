@@ -16,11 +16,11 @@ from collectors.option_checks import (
     check_types,
     each,
     is_list,
+    shown,
 )
 from collectors.rollout.policy import interaction_type
 from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds
-from collectors.weights.policy_version import PolicyVersion
 from sync import (
     HogwildWeightSyncScheme,
     LocalWeightUpdaterBase,
@@ -51,7 +51,9 @@ class Options(RolloutOptions):
     # Of all random streams, also those of factories; None: drawn. `Seeds`: of a node's first worker
     seed: int | Seeds | None = None
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None
-    collector_class: Callable[..., Any] | None = None  # what each worker runs; or a partial of it
+    collector_class: Callable[..., Any] | None = (
+        None  # for TorchRL's users: workers run a Collector
+    )
     # Where
     device: Device | Sequence[Device] = None  # default of policy_device and storing_device
     policy_device: Device | Sequence[Device] = None  # None: where its parameters are
@@ -67,7 +69,7 @@ class Options(RolloutOptions):
     next_observation: Literal["all", "final"] = "all"
     use_buffers: bool | None = None
     copy: bool = True
-    track_policy_version: bool | str | PolicyVersion = True
+    track_policy_version: bool = True
     # Where batches go
     replay_buffer: Any = None
     extend_buffer: bool = True
@@ -155,7 +157,7 @@ class Options(RolloutOptions):
         reuses, no_buffers = not self.copy, self.use_buffers is False
         by_worker = self.cat_results not in (None, 0)
         endless, limited = not self.reset_when_done, self.max_frames_per_traj is not None
-        preempts, hosts = self.preemptive_threshold is not None, self.collector_class is not None
+        host = self.collector_class
         finals = self.next_observation == "final"
         senders = (self.weight_updater, self.weight_sync_schemes)
         raises, stores = self.on_worker_failure == "raise", self.replay_buffer is not None
@@ -169,7 +171,11 @@ class Options(RolloutOptions):
             (reuses and (split or whole), "copy=False reuses memory, but trajectories are copies"),
             (endless and limited, f"max_frames_per_traj needs resets, {_NO_RESETS}"),
             (endless and whole, f"trajs_per_batch needs many episodes, {_NO_RESETS}"),
-            (hosts and preempts, "preemptive_threshold cannot stop a batch of a collector_class"),
+            (
+                host is not None and getattr(host, "kind", None) != SINGLE,
+                f"collector_class={shown(host)}: workers run a {SINGLE}; for more of them, "
+                "raise num_workers",
+            ),
             (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
             (raises and self.max_restarts != 10, 'max_restarts is for on_worker_failure="restart"'),
             (kind in (ASYNC, SIMULATED) and endless, NEVER_DONE.format(kind)),
@@ -181,12 +187,10 @@ class Options(RolloutOptions):
             (finals and split, _NOT_WITH_FINALS.format("split_trajs")),
             (finals and whole, _NOT_WITH_FINALS.format("trajs_per_batch")),
             (finals and stores, _NOT_WITH_FINALS.format("replay_buffer")),
-            (finals and hosts, _NOT_WITH_FINALS.format("collector_class")),
         ]
         for clash, message in clashes:
             if clash:
                 raise ValueError(message)
-        check_hosted(self.collector_class)
         for scheme in dict(self.weight_sync_schemes or {}).values():
             if self.apply_at == "episode" and isinstance(scheme, _AT_ONCE):
                 name = type(scheme).__name__
@@ -292,29 +296,6 @@ _OF_A_POLICY = (
     "weight_sync_schemes",
     "weight_updater",
 )
-# Options of the outer collector, which a collector_class may not set.
-_OF_THE_OUTER = (
-    "frames_per_batch",
-    "total_frames",
-    "create_env_kwargs",
-    "seed",
-    "policy_device",
-    "init_random_frames",
-    "trajs_per_batch",
-    "split_trajs",
-    "next_observation",
-    "cat_results",
-    "postproc",
-    "replay_buffer",
-    "track_policy_version",
-)
-
-
-def check_hosted(collector_class: Any) -> None:
-    """Refuse options that the outer collector sets for those that it runs."""
-    for name in getattr(collector_class, "keywords", ()):
-        if name in _OF_THE_OUTER:
-            raise ValueError(f"{name} in collector_class: set it on the outer collector instead")
 
 
 def check_graphs(devices: Iterable[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,6 @@ class PooledCollector(BaseCollector):
     """
 
     shares_batch = True
-    capacity: int  # there are places for so many workers
     preempted = 0  # frames that stopped workers did not make
     _frames_of: Sequence[int]  # of each worker in a batch
 
@@ -53,7 +52,6 @@ class PooledCollector(BaseCollector):
         self._recovering = threading.RLock()  # one thread at a time replaces workers
         self.pool = WorkerPool(
             self.publisher,
-            capacity=self.capacity,
             timeout=self.options.timeout,
             start_timeout=self.options.start_timeout,
         )
@@ -244,12 +242,8 @@ class PooledCollector(BaseCollector):
         # during a batch applies weights after it. Do not wait for either.
         at = self.options.apply_at
         wait = False if at == "episode" or (at == "batch" and self.pool.held) else None
-        everybody = None
-        if self.pool.capacity > len(self.handles):  # schemes count all places, also empty ones
-            everybody = [handle.index for handle in self.handles]
-            worker_ids = _present(everybody, worker_ids)
         try:
-            self.publisher.publish(by_model, worker_ids, wait=wait, everybody=everybody)
+            self.publisher.publish(by_model, worker_ids, wait=wait)
         except WorkerError as error:  # a replacement gets the newest weights when it starts
             self._recover(error, generations, WorkerDied)
 
@@ -361,15 +355,3 @@ def check_alike(
                     f"{name_of(key)!r}: one batch cannot hold both ({otherwise} returns them "
                     "separately)"
                 )
-
-
-def _present(there: Sequence[int], worker_ids: Any) -> list[int] | None:
-    """The workers in `worker_ids`, if all of them exist."""
-    if worker_ids is None:
-        return None
-    chosen = list(worker_ids) if isinstance(worker_ids, Iterable) else [worker_ids]
-    for one in chosen:
-        if one not in there:
-            known = ", ".join(map(str, there))
-            raise ValueError(f"worker_ids: no collector {one!r}, there are {known}")
-    return chosen

@@ -89,16 +89,8 @@ class Part:
         ended: np.ndarray[Any, Any] = frames.terminated[:steps] | frames.truncated[:steps]
         return ended
 
-    def numbered(self) -> np.ndarray[Any, Any]:
-        """The trajectory of each frame [time, environments]."""
-        if self.frames.layout.hosted:
-            return self.trajectories.adopt(self.frames.tensors["ids"][: self.steps].numpy())
-        return self.trajectories.number(self.frames.is_init[: self.steps])
-
     def environments(self) -> Tensor:
         """The number of each row's environment, over all workers: [environments, 1]."""
-        if self.frames.layout.hosted:
-            return self.frames.tensors["envs"][:1].T + self.first_env
         return torch.arange(self.first_env, self.first_env + self.num_envs)[:, None]
 
 
@@ -154,7 +146,7 @@ def buffer_for(
 
 def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[str, Field]:
     """The fields that a batch takes from a block, by their names there."""
-    left_out = {"ids", "envs", "place"} if stamps else {"ids", "envs", "place", "version"}
+    left_out = {"place"} if stamps else {"place", "version"}
     return {
         name: field
         for name, field in layout.fields.items()
@@ -169,14 +161,16 @@ def _fill(rows: dict[Key, Tensor], part: Part, places: _Places, fields: dict[str
     for name, field in fields.items():
         source = _indexable(tensors[name].flatten(0, 1))
         target = _indexable(rows[field.key].flatten(0, 1))
-        if name.startswith("next/") and not part.frames.layout.hosted:
+        if name.startswith("next/"):
             following = tensors[name.replace("next/", "obs/")].flatten(0, 1)[part.num_envs :]
             places.copy(_indexable(following), target)
             target.index_copy_(0, ended, source[places.finals(ended)])
         else:
             places.copy(source, target)
     torch.logical_or(rows[TERMINATED], rows[TRUNCATED], out=rows[DONE])
-    rows[TRAJ_IDS].view(-1).copy_(places.arranged(part.numbered()))
+    rows[TRAJ_IDS].view(-1).copy_(
+        places.arranged(part.trajectories.number(part.frames.is_init[: part.steps]))
+    )
     rows[WORKER].fill_(part.worker)
     rows[ENV].copy_(part.environments())
 

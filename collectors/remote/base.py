@@ -49,12 +49,11 @@ class RemoteCollector(PooledCollector):
 
     `worker_ids`, `stats()["workers"]`, errors and a frame's ("collector", "worker") all count
     nodes; environments are counted over all of them. `num_collectors`, `num_workers_per_collector`,
-    `sync`, `collector_class` and `max_collectors` are explained in `remote/options.py`, all other
+    `sync` and `collector_class` are explained in `remote/options.py`, all other
     options in `collectors/options.py`.
     """
 
     _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the nodes
-    _room = 1  # there are places for so many times the nodes that are started
     launcher: Launcher | None = None
 
     @takes(RemoteArguments)
@@ -63,9 +62,6 @@ class RemoteCollector(PooledCollector):
         per_node = remote.num_workers_per_collector
         n = remote.num_collectors or _count_nodes(create_env_fn, per_node)
         self.sync = self.shares_batch = remote.sync
-        self.capacity = remote.max_collectors or n * self._room
-        if self.capacity < n:
-            raise ValueError(f"max_collectors={self.capacity}: there are {n} at first")
         factories = share(create_env_fn, n, per_node, "create_env_fn")
         kwargs = options.pop("create_env_kwargs", None)
         self._env_kwargs = share(kwargs, n, per_node, "create_env_kwargs")
@@ -119,7 +115,7 @@ class RemoteCollector(PooledCollector):
         return Publisher(
             source,
             schemes or {},
-            devices=[*self.policy_devices, *[None] * (self.capacity - n)],
+            devices=self.policy_devices,
             timeout=options.timeout,
             updater=options.weight_updater,
         )
@@ -153,36 +149,30 @@ class RemoteCollector(PooledCollector):
         return [channel for channel in channels if isinstance(channel, NodeChannel)]
 
     def _handle(self, spec: NodeSpec) -> WorkerHandle:
-        """A handle for this node; it continues the trajectory numbers of a removed one."""
         assert self.launcher is not None
-        numbering = Trajectories(spec.index, self.capacity)
-        for removed in self.pool.removed:
-            if removed.index == spec.index:
-                numbering = removed.trajectories
-        numbering.restart()
         channel = NodeChannel(spec.index, self.launcher, self.publisher)
         device = str(spec.policy_device or "cpu")
+        numbering = Trajectories(spec.index, self.num_workers)
         return WorkerHandle(spec.index, channel, spec, numbering, name="collector", device=device)
 
-    def _spec(self, index: int, like: int | None = None) -> NodeSpec:
-        """What a node is told; `like` is the node whose options an added one has."""
+    def _spec(self, index: int) -> NodeSpec:
+        """What a node is told."""
         assert self.launcher is not None
-        options, n = self.options, len(self._frames_of)
-        place = index if like is None else like
-        factory = self._factories[place]
+        options, n = self.options, self.num_workers
+        factory = self._factories[index]
         names = (*PASSED_ON, "start_timeout", "on_worker_failure", "max_restarts")
         shared = {name: getattr(options, name) for name in names}
         return NodeSpec(
             index=index,
-            create_env_fn=per_worker(self.create_env_fn, n, "create_env_fn")[place],
-            create_env_kwargs=per_worker(self._env_kwargs, n, "create_env_kwargs")[place],
+            create_env_fn=per_worker(self.create_env_fn, n, "create_env_fn")[index],
+            create_env_kwargs=per_worker(self._env_kwargs, n, "create_env_kwargs")[index],
             policy=None if factory is not None else self._sent_policy,
             policy_factory=factory,
             collector_class=self.remote.hosted(),
             num_workers=self.remote.num_workers_per_collector,
-            frames=self._frames_of[place],
+            frames=self._frames_of[index],
             seeds=self.seeds.of_worker(index * self.remote.num_workers_per_collector),
-            policy_device=self.policy_devices[place],
+            policy_device=self.policy_devices[index],
             num_threads=options.num_sub_threads,
             as_arrays=self.launcher.as_arrays,
             options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
@@ -206,7 +196,7 @@ class RemoteCollector(PooledCollector):
         batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
         batch["collector", "worker"].fill_(handle.index)
         batch["collector", "env"].add_(handle.first_env)
-        if self.tracked is None:
+        if not self.options.track_policy_version:
             del batch["policy_version"]
         return batch
 

@@ -44,7 +44,7 @@ from collectors.rollout.policy import shift_worker
 from collectors.rollout.seeds import Seeds
 from collectors.single import Collector
 from collectors.weights.models import POLICY, find_model
-from collectors.weights.policy_version import VersionMap
+from collectors.weights.version_map import VersionMap
 from collectors.workers.channel import FRAME_COUNTS
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 from sync import SharedMemWeightSyncScheme, WeightSyncScheme
@@ -65,6 +65,7 @@ class NodeSpec(WorkerSpec):
     """The specification of a node."""
 
     index: int = 0
+    collector_class: Callable[..., Any] | None = None
     num_workers: int = 1
     schemes: Mapping[str, WeightSyncScheme] = field(default_factory=dict)
     version_base: int = 0

@@ -10,10 +10,27 @@ from typing import Any, TypeVar
 import torch
 
 from collectors.option_checks import as_device, check_minimum, check_types, is_list
-from collectors.options import ASYNC, SINGLE, SYNC, check_hosted, per_worker
+from collectors.options import ASYNC, SINGLE, SYNC, per_worker
 from collectors.signatures import Arguments
 
 T = TypeVar("T")
+
+# Options of the outer collector, which a collector_class may not set.
+_OF_THE_OUTER = (
+    "frames_per_batch",
+    "total_frames",
+    "create_env_kwargs",
+    "seed",
+    "policy_device",
+    "init_random_frames",
+    "trajs_per_batch",
+    "split_trajs",
+    "next_observation",
+    "cat_results",
+    "postproc",
+    "replay_buffer",
+    "track_policy_version",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +41,17 @@ class RemoteOptions:
     num_workers_per_collector: int = 1
     sync: bool = True  # all make one batch together, or each its own
     collector_class: Callable[..., Any] | None = None  # what each node runs; or a partial of it
-    max_collectors: int | None = None  # places for those that are added later
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_minimum(self, 1, "num_collectors", "num_workers_per_collector", "max_collectors")
+        check_minimum(self, 1, "num_collectors", "num_workers_per_collector")
         kind = kind_of(self.collector_class)
         if self.collector_class is not None and kind not in (SINGLE, SYNC, ASYNC):
             name = getattr(self.collector_class, "__name__", type(self.collector_class).__name__)
             raise ValueError(
                 f"collector_class={name}: a host runs a {SINGLE}, a {SYNC} or a {ASYNC}"
             )
-        check_hosted(self.collector_class)
+        _check_hosted(self.collector_class)
         if kind == SINGLE and self.num_workers_per_collector > 1:
             raise ValueError(
                 f"num_workers_per_collector={self.num_workers_per_collector}: a {SINGLE} has no "
@@ -57,6 +73,13 @@ class RemoteOptions:
 @dataclass(frozen=True)
 class RemoteArguments(Arguments, RemoteOptions):
     """What every remote collector takes."""
+
+
+def _check_hosted(collector_class: Any) -> None:
+    """Refuse options that the outer collector sets for those that it runs."""
+    for name in getattr(collector_class, "keywords", ()):
+        if name in _OF_THE_OUTER:
+            raise ValueError(f"{name} in collector_class: set it on the outer collector instead")
 
 
 def taken(kind: type[T], options: dict[str, Any]) -> T:

@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collectors.base import ends_on_interrupt
 from collectors.options import per_worker
 from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
-from collectors.remote.node import NodeSpec
 from collectors.remote.options import RemoteArguments, taken
 from collectors.signatures import takes
 from collectors.workers.channel import CannotReplace
@@ -49,7 +47,6 @@ class RayLauncher(Launcher):
         self,
         configs: Sequence[Mapping[str, Any]],
         *,
-        capacity: int,
         address: str | None,
         init_config: Mapping[str, Any],
         timeout: float,
@@ -58,10 +55,10 @@ class RayLauncher(Launcher):
         self._timeout = timeout
         self._actors: dict[int, Any] = {}
         with _JOINING:
-            self._membership = _join(configs, capacity, address, init_config, timeout)
+            self._membership = _join(configs, address, init_config, timeout)
             if self._membership is not None:
                 self._membership.launchers += 1
-        self.engine = self._engine = RayEngine([None] * capacity)  # where actors can be added
+        self.engine = self._engine = RayEngine([None] * len(configs))
         try:
             self._start(range(len(configs)))
         except BaseException:
@@ -74,7 +71,7 @@ class RayLauncher(Launcher):
 
         ready: dict[int, Future[Any]] = {}
         for node in nodes:
-            config = self._configs[node % len(self._configs)]
+            config = self._configs[node]
             # Ray's own default would fill the trainer's machine first.
             takes = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **config}
             actor = ray.remote(NodeActor).options(**takes, max_concurrency=MAX_CONCURRENCY)
@@ -82,7 +79,7 @@ class RayLauncher(Launcher):
             ready[node] = self._actors[node].__ray_ready__.remote().future()
         wait(ready.values(), self._timeout)  # unlike `ray.wait`, it passes an interrupt on
         if missing := [node for node, answer in ready.items() if not answer.done()]:
-            asked = self._configs[missing[0] % len(self._configs)]
+            asked = self._configs[missing[0]]
             free = {name: n for name, n in ray.available_resources().items() if ":" not in name}
             raise TimeoutError(
                 f"Ray found no place for collector {', '.join(map(str, missing))} within "
@@ -94,12 +91,10 @@ class RayLauncher(Launcher):
             self._engine.replace(node, self._actors[node])
 
     def replace(self, node: int) -> None:
-        self.remove(node)
-        self.add(node)
-
-    def add(self, node: int) -> None:
-        """Start an actor with this number; again if Ray put it on a machine that was lost."""
+        """End the actor, and start another; again if Ray put it on a machine that was lost."""
         from ray.exceptions import RayActorError
+
+        self._remove(node)
 
         if not is_connected():
             raise CannotReplace(LEFT)
@@ -109,11 +104,11 @@ class RayLauncher(Launcher):
                 self._start([node])
                 return
             except BaseException as error:
-                self.remove(node)  # else Ray may start it later
+                self._remove(node)  # else Ray may start it later
                 if not isinstance(error, RayActorError) or time.monotonic() > deadline:
                     raise
 
-    def remove(self, node: int) -> None:
+    def _remove(self, node: int) -> None:
         """End the actor with this number."""
         import ray
 
@@ -125,7 +120,7 @@ class RayLauncher(Launcher):
 
     def close(self, timeout: float) -> None:
         for node in list(self._actors):
-            self.remove(node)
+            self._remove(node)
         with _JOINING:
             membership, self._membership = self._membership, None
             if membership is not None:
@@ -136,7 +131,6 @@ class RayLauncher(Launcher):
 
 def _join(
     configs: Sequence[Mapping[str, Any]],
-    capacity: int,
     address: str | None,
     init_config: Mapping[str, Any],
     timeout: float,
@@ -153,7 +147,7 @@ def _join(
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     if address is not None:
         return _join_running({**options, "address": address, **init_config}, address, timeout)
-    wanted = capacity * max(float(config.get("num_cpus", 1)) for config in configs)
+    wanted = sum(float(config.get("num_cpus", 1)) for config in configs)
     options |= {
         "address": "local",
         "num_cpus": max(os.cpu_count() or 1, math.ceil(wanted)),
@@ -251,15 +245,10 @@ class RayArguments(RemoteArguments, ClusterOptions):
 
 
 class RayCollector(RemoteCollector):
-    """Collectors in actors of a Ray cluster, as `ClusterOptions` say.
-
-    Some can be added and removed while it runs. There is room for twice as many as at first, unless
-    `max_collectors` says otherwise.
-    """
+    """Collectors in actors of a Ray cluster, as `ClusterOptions` say."""
 
     kind = "RayCollector"
     _scheme_class = RayWeightSyncScheme
-    _room = 2
 
     @takes(RayArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
@@ -276,52 +265,7 @@ class RayCollector(RemoteCollector):
     def _launch(self, num_nodes: int) -> Launcher:
         return RayLauncher(
             per_worker(self._configs, num_nodes, "remote_configs"),
-            capacity=self.capacity,
             address=self._address,
             init_config=self._init_config,
             timeout=self.options.start_timeout,
         )
-
-    @ends_on_interrupt
-    def add_collector(self) -> int:
-        """Start one more, with the options of the first; its number."""
-        assert isinstance(self.launcher, RayLauncher)
-        with self._lock, self._recovering:
-            self._raise_error()
-            taken = {handle.index for handle in self.handles}
-            free = next((index for index in range(self.capacity) if index not in taken), None)
-            if free is None:
-                raise RuntimeError(
-                    f"all {self.capacity} places are taken: raise max_collectors, or remove one"
-                )
-            self.launcher.add(free)
-            try:
-                self.pool.start([self._handle(self._added(free))])
-            except BaseException:
-                self.launcher.remove(free)
-                raise
-            self.num_workers = len(self.handles)
-            self._publish(dict.fromkeys(self.publisher.schemes), [free])
-        return free
-
-    def _added(self, index: int) -> NodeSpec:
-        """The spec of an added node: no node before it at its place had its random streams."""
-        spec = self._spec(index, like=0)
-        used = [one.spec.seeds.generation for one in self.pool.removed if one.index == index]
-        spec.seeds = replace(spec.seeds, generation=max(used, default=0))
-        return spec
-
-    @ends_on_interrupt
-    def remove_collector(self, collector: int) -> None:
-        """End one; what it collected and did not hand over is counted as dropped."""
-        assert isinstance(self.launcher, RayLauncher)
-        with self._lock, self._recovering:
-            self._raise_error()
-            handles = {handle.index: handle for handle in self.handles}
-            if collector not in handles or len(handles) == 1:
-                known = ", ".join(map(str, handles))
-                why = "it is the last one" if collector in handles else f"there are {known}"
-                raise ValueError(f"collector {collector} cannot be removed: {why}")
-            self.pool.remove(handles[collector], 2.0)
-            self.launcher.remove(collector)
-            self.num_workers = len(self.handles)

@@ -45,7 +45,6 @@ class FrameLayout:
     observations: tuple[Field, ...]
     outputs: tuple[Field, ...]
     action: Field
-    hosted: bool = False  # by a hosted collector, which numbers trajectories and environments
     infos: tuple[Field, ...] = ()
 
     @classmethod
@@ -95,11 +94,7 @@ class FrameLayout:
         named["is_init"] = Field(("is_init",), steps + 1, (), torch.bool)
         named["live"] = Field(("collector", "mask"), steps, (), torch.bool)
         named["version"] = Field(("policy_version",), steps, (), torch.int64)
-        if self.hosted:
-            named["ids"] = Field(("collector", "traj_ids"), steps, (), torch.int64)
-            named["envs"] = Field(("collector", "env"), steps, (), torch.int64)
-        else:
-            named["place"] = Field(("next", "final"), steps, (), torch.int64)
+        named["place"] = Field(("next", "final"), steps, (), torch.int64)
         return named
 
     def shape(self, field: Field) -> tuple[int, ...]:

@@ -58,7 +58,12 @@ class PolicyCaller:
         if hasattr(policy, "in_keys"):
             self.in_keys = [as_key(k) for k in policy.in_keys]
         else:
-            self.in_keys = names if options.trust_policy else _named_arguments(policy, names)
+            self.in_keys = names
+            if len(names) > 1 and not (options.trust_policy or _takes_tensordict(policy)):
+                raise ValueError(
+                    f"the environment has the observations {shown(names)}: give the policy an "
+                    "attribute `in_keys` that names its inputs in order"
+                )
         self.out_keys: list[Key] | None = None
         if hasattr(policy, "out_keys"):
             self.out_keys = [as_key(k) for k in policy.out_keys]
@@ -212,26 +217,6 @@ def _parameters(policy: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(call).parameters.values())
     except (TypeError, ValueError):
         return []
-
-
-def _named_arguments(policy: Callable[..., Any], names: list[Key]) -> list[Key]:
-    """The observations that its arguments are named after; all, if none of them is."""
-    if len(names) == 1 or _takes_tensordict(policy):
-        return names
-    wanted: list[Key] = [
-        (parameter.name,)
-        for parameter in _parameters(policy)
-        if (parameter.name,) in names
-        or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
-    ]
-    known = set(wanted) & set(names)
-    if known and len(known) < len(wanted):
-        raise ValueError(
-            f"the policy's arguments are {shown(wanted)}, of which only {shown(sorted(known))} is "
-            f"named after an observation; the observations are {shown(names)}: name all arguments "
-            "after them, or give the policy an attribute `in_keys`"
-        )
-    return wanted if known else names
 
 
 def _takes_tensordict(policy: Callable[..., Any]) -> bool:

@@ -12,7 +12,7 @@ from collectors.weights.models import POLICY, find_model, sends_weights
 from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 from sync.errors import WorkerError, combine
 from sync.model.snapshot import NEVER
-from sync.model.strategy import Weights, is_by_worker
+from sync.model.strategy import Weights
 from sync.updaters import LocalWeightUpdaterBase, MultiProcessedRemoteWeightUpdate
 
 
@@ -116,20 +116,17 @@ class Publisher:
         worker_ids: Any,
         *,
         wait: bool | None = None,
-        everybody: list[int] | None = None,
     ) -> None:
         """Publish the next version of these models, then raise the errors of workers.
 
         wait: False does not wait for workers, even if the schemes have `sync=True`.
-        everybody: the existing workers, if there are free places for more.
         """
         failures: dict[int, WorkerError] = {}
         for model_id, weights in by_model.items():
-            some = everybody if worker_ids is None and not is_by_worker(weights) else worker_ids
             scheme = self.schemes[model_id]
             before = scheme.addressed
             try:
-                self._publish_one(model_id, weights, some, wait)
+                self._publish_one(model_id, weights, worker_ids, wait)
             except WorkerError as error:
                 failures = {**error.failures, **failures}
             for worker, version in scheme.addressed.items():

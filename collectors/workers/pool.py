@@ -30,18 +30,11 @@ _REFRESH_S = 0.5
 
 
 class WorkerPool:
-    """All workers of one collector. Its methods may be called from several threads.
+    """All workers of one collector. Its methods may be called from several threads."""
 
-    capacity: for how many workers the schemes have places.
-    """
-
-    def __init__(
-        self, publisher: Publisher, *, capacity: int, timeout: float, start_timeout: float
-    ):
+    def __init__(self, publisher: Publisher, *, timeout: float, start_timeout: float):
         self.publisher = publisher
-        self.capacity = capacity
         self.handles: list[WorkerHandle] = []
-        self.removed: list[WorkerHandle] = []  # their frames still count
         self.arrived: deque[WorkerHandle] = deque()  # one entry for each delivery, in their order
         self.made: deque[MadeBatch] = deque(maxlen=KEPT)  # the newest, until somebody reads them
         self.held = False  # whether no frames are expected
@@ -58,7 +51,7 @@ class WorkerPool:
     def start(self, handles: Sequence[WorkerHandle]) -> None:
         """Start these workers, and wait until each has its environments and version 0."""
         with self._news:
-            self.handles = sorted([*self.handles, *handles], key=lambda handle: handle.index)
+            self.handles = list(handles)
         try:
             self._start(handles)
         except BaseException:
@@ -67,7 +60,7 @@ class WorkerPool:
             for handle in handles:
                 self._end(handle, 0.0)
             with self._news:
-                self.handles = [handle for handle in self.handles if handle not in handles]
+                self.handles = []
             raise
 
     def _start(self, handles: Sequence[WorkerHandle]) -> None:
@@ -103,7 +96,7 @@ class WorkerPool:
             for scheme in schemes:
                 for handle in handles:
                     scheme.describe_worker(handle.index, handle.described)
-                if len(handles) == self.capacity:
+                if len(handles) == len(self.handles):
                     scheme.connect()
                     continue
                 for handle in handles:
@@ -153,17 +146,6 @@ class WorkerPool:
             self._start([handle])
         except WorkerError as error:
             handle.failure = handle.failure or error
-
-    def remove(self, handle: WorkerHandle, timeout: float) -> None:
-        """End a worker for good; frames that it collected but did not deliver are dropped."""
-        handle.channel.tell_to_stop(timeout, True)
-        self._end(handle, timeout)
-        with self._news:
-            self.handles.remove(handle)
-            handle.start_generation()
-            self.removed.append(handle)
-            self.publisher.promised[handle.index] = {}
-            self._news.notify_all()
 
     def _raise_if_closed(self) -> None:
         if self.closed:
@@ -239,16 +221,14 @@ class WorkerPool:
             handle.failure = kind(handle.index, f"{handle} {event.text}")
 
     def _number_environments(self, handle: WorkerHandle) -> None:
-        """A successor with as many environments has its predecessor's numbers."""
+        """Number the worker's environments after those of the workers before it."""
         assert handle.hello is not None
-        if handle.first_env >= 0 and handle.num_envs == handle.hello.num_envs:
-            return
-        handle.num_envs = handle.hello.num_envs
-        first = 0
-        for other in (*self.removed, *self.handles):
-            if other is not handle and other.first_env >= 0:
-                first = max(first, other.first_env + other.num_envs)
-        handle.first_env = first
+        count = handle.hello.num_envs
+        if handle.first_env >= 0 and count != handle.num_envs:
+            text = f"{handle} has {count} environments; the worker that it replaces had "
+            raise WorkerRaised(handle.index, f"{text}{handle.num_envs}")
+        handle.num_envs = count
+        handle.first_env = sum(h.num_envs for h in self.handles if h.index < handle.index)
 
     def _deliver(self, handle: WorkerHandle, delivery: Delivery) -> None:
         if handle.is_current(delivery):
@@ -391,7 +371,7 @@ class WorkerPool:
         )
         self.listen()
         with self._news:
-            return [handle.frame_counts() for handle in (*self.handles, *self.removed)]
+            return [handle.frame_counts() for handle in self.handles]
 
     # -- asking
 

@@ -26,7 +26,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from torch import nn
 from collectors.options import steps_of
 from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
-from collectors.rollout.hosted_collector import HostedCollector
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller, shift_worker
@@ -55,7 +53,7 @@ from collectors.workers.shared_counters import (
     SharedCounters,
 )
 from collectors.workers.start_process import exit_now, exit_with_parent, settle_in
-from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
+from collectors.workers.worker_spec import WorkerSpec
 from sync import NoWeightSyncScheme, WeightSyncScheme
 from sync.local.memory import AnonymousMemory, SharedFd
 from sync.local.waiting import wait_for
@@ -140,12 +138,9 @@ class Worker:
         told = spec.options
         self.options = RolloutOptions(**{f.name: told[f.name] for f in fields(RolloutOptions)})
         self._timeout = told["timeout"]
-        if spec.collector_class is not None:
-            self.rollout: Rollout | HostedCollector = self._host()
-        else:
-            self.rollout = self._roll_out()
-            if self.options.compile_policy:
-                self.rollout.plan(self.num_steps)  # calls the policy, for the first time
+        self.rollout = self._roll_out()
+        if self.options.compile_policy:
+            self.rollout.plan(self.num_steps)  # calls the policy, for the first time
         self.pipe.send(("met",))
 
     def _roll_out(self) -> Rollout:
@@ -177,47 +172,21 @@ class Worker:
             poll_control=self._poll_control,
         )
 
-    def _host(self) -> HostedCollector:
-        """Have a collector of its own do the work."""
-        spec, options = self.spec, self.spec.options
-        assert spec.collector_class is not None
-        told = getattr(spec.collector_class, "keywords", {})
-        passed = {name: options[name] for name in PASSED_ON if name not in told}
-        hosted = spec.collector_class(
-            spec.create_env_fn,
-            self.policy,
-            frames_per_batch=spec.frames,
-            create_env_kwargs=spec.create_env_kwargs or None,
-            policy_device=None if self.policy is None else spec.policy_device,
-            init_random_frames=options["random_frames"],
-            seed=int(spec.seeds.environments(1)[0]),
-            **passed,
-        )
-        self._close_made = partial(_shut_down, hosted)
-        self.num_steps = 0
-        members = hosted.stats().get("workers")
-        self._greet(hosted.num_envs, f"{type(hosted).__name__} of {len(members or [0])}", hosted)
-        return HostedCollector(
-            hosted, spec.seeds, counters=self.counters, poll_control=self._poll_control
-        )
-
-    def _greet(self, num_envs: int, environment: str, hosted: Any = None) -> None:
+    def _greet(self, num_envs: int, environment: str) -> None:
         """Say that all is made, and take version 0."""
         self.num_envs = num_envs
         self.pipe.send(("hello", num_envs, environment))
-        self.receiver = self._connect(hosted)
+        self.receiver = self._connect()
 
-    def _connect(self, hosted: Any) -> WeightReceiver:
+    def _connect(self) -> WeightReceiver:
         schemes = {
             model_id: scheme
             for model_id, scheme in self._setup.schemes.items()
             if not isinstance(scheme, NoWeightSyncScheme)
         }
         for model_id, scheme in schemes.items():
-            model = None if hosted is not None else find_model(self.policy, model_id)
-            scheme.init_on_receiver(
-                model_id=model_id, context=hosted, model=model, worker_idx=self.worker_idx
-            )
+            model = find_model(self.policy, model_id)
+            scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
             # The trainer comes when the slowest worker is ready.
             scheme.connect_timeout = max(
                 scheme.connect_timeout, self.spec.options["start_timeout"] + self._timeout
@@ -254,8 +223,6 @@ class Worker:
         if self.receiver.has_news():
             self.counters.values[STAGE] = TAKING_WEIGHTS
             self.receiver.take()
-        if isinstance(self.rollout, HostedCollector):
-            self.rollout.follow(self.receiver)
 
     def _take_due(self) -> None:
         """Apply new weights, waiting for the versions that the order names."""
@@ -358,7 +325,3 @@ class Worker:
             self._close_made(self._close_env)
         except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
             traceback.print_exc()
-
-
-def _shut_down(hosted: Any, close_env: bool) -> None:
-    hosted.shutdown(timeout=1.0, close_env=close_env, raise_on_error=False)

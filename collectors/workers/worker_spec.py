@@ -13,7 +13,7 @@ from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds
 from sync.local.memory import AnonymousMemory, as_bytes
 
-# The options that a worker is told as they are, and a hosted collector that has none of its own.
+# The options that a worker is told as they are.
 PASSED_ON = (*(one.name for one in fields(RolloutOptions)), "timeout")
 
 
@@ -29,7 +29,6 @@ class WorkerSpec:
     frames: int  # in a batch
     num_blocks: int = 1  # of shared memory for batches
     policy_device: torch.device | None = None
-    collector_class: Callable[..., Any] | None = None
     num_threads: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -386,11 +386,7 @@ class RayCollectorConfig(RemoteCollectorConfig):
             "num_gpus": self.remote.num_gpus,
             "resources": self.remote.resources,
         }
-        own = {
-            "address": self.remote.address,
-            "remote_configs": takes,
-            "max_collectors": self.nodes,
-        }
+        own = {"address": self.remote.address, "remote_configs": takes}
         return super().arguments(config) | own
 
     def check(self, config: Any) -> None:

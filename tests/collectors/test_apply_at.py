@@ -8,17 +8,15 @@ import gymnasium as gym
 import pytest
 import torch
 
-from collectors import Collector, MultiSyncCollector
+from collectors import Collector
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WorkerError
 from tests.collectors.support import (
     COLLECTORS,
     MULTI,
-    Checker,
     CodeEnv,
     CodePolicy,
     all_accounted_for,
     build,
-    make_env,
     publish,
 )
 
@@ -93,27 +91,6 @@ def test_apply_at_episode_is_refused_with_several_environments_a_worker(kind):
     why = r"apply_at='episode' needs one environment per worker, but this worker has 3 .*'batch'"
     with pytest.raises(expected, match=why):
         build(kind, apply_at="episode")
-
-
-@pytest.mark.parametrize("hosted", [Collector, partial(MultiSyncCollector, start_method="fork")])
-def test_a_hosted_collector_applies_where_its_episodes_start(hosted):
-    checker, batches = Checker([1, 1]), []
-    with MultiSyncCollector(
-        make_env,
-        CodePolicy(),
-        create_env_kwargs=[{"worker": worker} for worker in range(2)],
-        num_workers=2,
-        frames_per_batch=10,
-        collector_class=hosted,
-        apply_at="episode",
-    ) as collector:
-        for _ in range(20):
-            batches.append(collector.next())
-            checker.check(batches[-1])
-            publish(collector)
-    found = versions_by_trajectory(batches)
-    assert all(len(versions) == 1 for versions in found.values())
-    assert len(set().union(*found.values())) > 5
 
 
 @pytest.mark.parametrize("kind", MULTI)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensordict.nn import InteractionType
 
-from collectors import Collector, MultiSyncCollector, PolicyVersion, ReplayBuffer
+from collectors import Collector, MultiSyncCollector, ReplayBuffer
 from sync import (
     HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
@@ -43,10 +43,6 @@ def finals_with(**options):
     return {"next_observation": "final", **options}
 
 
-def hosting(**options):
-    return {"collector_class": partial(Collector, **options)}
-
-
 # Of these kinds: the arguments, and the message of the ValueError
 WRONG_VALUES = [
     (EACH, {"frames_per_batch": 0}, "frames_per_batch=0: it must be at least 1"),
@@ -69,13 +65,14 @@ WRONG_VALUES = [
     (EACH, finals_with(split_trajs=True), '"final" and split_trajs'),
     (EACH, finals_with(trajs_per_batch=3), '"final" and trajs_per_batch'),
     (EACH, finals_with(replay_buffer=ReplayBuffer(10)), '"final" and replay_buffer'),
-    (MULTI, finals_with(collector_class=Collector), '"final" and collector_class exclude each'),
     (EACH, {"state_on_update": "drop"}, "state_on_update='drop': it is one of 'keep'"),
     (EACH, at_once(HogwildWeightSyncScheme), "'episode'.*Hogwild.*, weights change at once"),
     (EACH, at_once(NoWeightSyncScheme), "'episode'.*NoWeight.*, weights change at once"),
     (MULTI, {"on_worker_failure": "cry"}, "on_worker_failure='cry': it is one of"),
     (MULTI, {"start_method": "thread"}, "start_method='thread': it is one of"),
     (ONE, {"start_method": "fork"}, "start_method='fork' is for"),
+    (MULTI, {"collector_class": MultiSyncCollector}, "collector_class=.*: workers run a Collector"),
+    (MULTI, {"collector_class": partial(Collector)}, "collector_class=.*: workers run a Collector"),
     (MULTI, {"max_restarts": 3}, "max_restarts is for on_worker_failure"),
     (EACH, {"timeout": 0}, "timeout=0.*above 0"),
     (EACH, {"timeout": float("nan")}, "timeout=nan.*above 0"),
@@ -100,8 +97,6 @@ WRONG_VALUES = [
     (EACH, {"extend_buffer": False}, "extend_buffer=False.*replay_buffer"),
     (MULTI, {"create_env_kwargs": [{}]}, "create_env_kwargs has 1 entries for 2"),
     (MULTI, {"policy_factory": [CodePolicy]}, "policy_factory has 1 entries for 2"),
-    (MULTI, hosting(split_trajs=True), "split_trajs in collector_class: set it on the outer coll"),
-    (MULTI, hosting(total_frames=100), "total_frames in collector_class: set it on the outer co"),
     (EACH, {"device": "gpu"}, "device='gpu'"),
     (EACH, {"policy_device": "gpu"}, "policy_device='gpu'"),
     (EACH, {"storing_device": "gpu"}, "storing_device='gpu'"),
@@ -111,7 +106,6 @@ WRONG_VALUES = [
     (MULTI, {"storing_device": ["cpu", "meta"]}, "storing_device: a batch is on one"),
     (EACH, {"cudagraph_policy": True}, "cudagraph_policy=True needs a CUDA"),
     (EACH, {"no_cuda_sync": True}, "no_cuda_sync=True.*storing_device, but it is cpu"),
-    (EACH, {"track_policy_version": "roman"}, "track_policy_version='roman'"),
     (EACH, {"weight_sync_schemes": {"actor": SCHEME}}, "'actor'"),
     (
         EACH,
@@ -136,6 +130,7 @@ WRONG_TYPES = [
     (EACH, {"policy_factory": torch.zeros(1)}, "policy_factory"),
     (EACH, {"create_env_kwargs": 3}, "create_env_kwargs=3"),
     (MULTI, {"collector_class": 3}, "collector_class=3.*callable"),
+    (EACH, {"track_policy_version": "uuid"}, "track_policy_version='uuid'.*True or False"),
     (EACH, {"weight_sync_schemes": SCHEME}, "weight_sync_schemes"),
     (EACH, {"weight_sync_schemes": {"policy": 3}}, "weight_sync_schemes=<dict>.*a dict"),
     (EACH, {"weight_recv_schemes": {"policy": 3}}, "weight_recv_schemes=<dict>.*a dict"),
@@ -344,12 +339,9 @@ def test_weight_sync_schemes_may_be_none_at_all(kind):
                 collector.update_policy_weights_(**told)
 
 
-def test_a_policy_version_of_ones_own_is_used():
-    mine = PolicyVersion("uuid")
-    with build("single", track_policy_version=mine) as collector:
-        collector.next()
-        collector.increment_version()
-        assert collector.policy_version == mine.version == str(mine.uuid(1))
+def test_a_collector_class_may_be_said_and_is_a_collector():
+    with build("sync", collector_class=Collector) as collector:
+        assert collector.next().batch_size == (2, 5)
 
 
 def test_workers_are_started_as_told():

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from collectors import MultiAsyncCollector, MultiSyncCollector
 from sync.errors import WorkerTimeout
 from tests.collectors.remote.support import make as make_remote
 from tests.collectors.support import Checker, CodeEnv, CodePolicy
@@ -40,11 +40,10 @@ def distributed(*args, **options):
     [
         pytest.param(MultiSyncCollector, {}, marks=pytest.mark.slow),
         pytest.param(MultiAsyncCollector, {}, marks=pytest.mark.slow),
-        pytest.param(MultiAsyncCollector, {"collector_class": Collector}, marks=pytest.mark.slow),
         pytest.param(distributed, {"sync": False}, marks=pytest.mark.slow),
         (distributed, {"collector_class": MultiSyncCollector}),
     ],
-    ids=["sync", "async", "hosted", "host of one", "host of workers"],
+    ids=["sync", "async", "host of one", "host of workers"],
 )
 def test_a_slow_compiler_is_no_hanging_worker(kind, options):
     checker = Checker([1], cuts=True, skips=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import Counter
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from collectors import PolicyVersion, ReplayBuffer
+from collectors import ReplayBuffer
 from sync import (
     Link,
     MultiProcessedRemoteWeightUpdate,
@@ -352,20 +351,6 @@ def test_an_updater_pulls_into_the_policy():
         batch = settled(collector)
         assert set(batch["weight"].flatten().tolist()) == {5.0}
         assert set(batch["policy_version"].flatten().tolist()) == {1}
-
-
-@pytest.mark.parametrize("kind", ["single", "async"])
-def test_versions_can_be_shown_as_uuids(kind):
-    run = uuid.uuid4()
-    version = PolicyVersion("uuid", run=run)
-    with make(kind, track_policy_version=version) as collector:
-        collector.update_policy_weights_()
-        assert collector.policy_version == version.version == str(uuid.uuid5(run, "1"))
-        halves = settled(collector)["policy_version"]
-        assert halves.shape[-1] == 2
-        assert str(PolicyVersion.read(halves[0, 0])) == collector.policy_version
-        collector.increment_version()
-        assert collector.policy_version == str(uuid.uuid5(run, "2"))
 
 
 @pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])

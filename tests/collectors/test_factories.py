@@ -94,15 +94,6 @@ def test_a_replaced_worker_is_told_another_seed(tmp_path):
     assert len({seed for _, seed in found}) == 3
 
 
-def test_hosted_collectors_are_told_seeds_that_follow_from_the_hosts():
-    def hosting() -> Any:
-        return build(MultiSyncCollector, collector_class=Collector, seed=3)
-
-    found = told(hosting())
-    assert len({seed for _, seed in found}) == 2
-    assert told(hosting()) == found
-
-
 @pytest.mark.parametrize("seed", [-1, 1.5, "3", True])
 def test_seeds_that_are_no_whole_numbers_are_refused(seed):
     with pytest.raises((TypeError, ValueError), match="seed"):

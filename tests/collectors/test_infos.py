@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from collectors import Collector, MultiSyncCollector, ReplayBuffer
+from collectors import Collector, ReplayBuffer
 from tests.collectors.support import COLLECTORS, CodeEnv
 
 
@@ -86,13 +86,6 @@ def test_named_entries_come_along_in_whatever_form_frames_have(copy):
         with Collector(make, frames_per_batch=33, info_keys=KEYS, **options) as made:
             batch = made.next()
             check((batch if batch is not None else buffer[:]).reshape(1, -1))
-
-
-def test_a_hosted_collector_brings_them():
-    with MultiSyncCollector(
-        make, frames_per_batch=33, info_keys=KEYS, collector_class=Collector
-    ) as collector:
-        assert sum(check(collector.next()) for _ in range(4)) > 5
 
 
 @pytest.mark.parametrize("form", ["one", "sync Disabled", "async SameStep"])

@@ -17,7 +17,7 @@ LOCAL = ("Collector", "MultiSyncCollector", "MultiAsyncCollector", "MultiCollect
 REMOTE = {
     "DistributedCollector": ("num_collectors", "launcher", "port"),
     "RPCCollector": ("num_workers_per_collector", "launcher", "host"),
-    "RayCollector": ("max_collectors", "ray_init_config", "remote_configs"),
+    "RayCollector": ("ray_init_config", "remote_configs"),
 }
 
 

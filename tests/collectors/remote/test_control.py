@@ -65,7 +65,6 @@ REFUSED = [
         ValueError,
         "cudagraph_policy=True needs a CUDA policy_device, but it is cpu",
     ),
-    ({"num_collectors": 2, "max_collectors": 1}, ValueError, "there are 2 at first"),
     ({"port": 65536}, ValueError, "port=65536: expected 0 to 65535"),
     ({"launcher": "slurm"}, ValueError, "expected 'local', 'env', or None"),
     ({"launcher": "env"}, ValueError, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set"),

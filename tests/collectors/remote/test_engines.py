@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from sync import RayRemoteWeightUpdater, RayWeightSyncScheme, WorkerRaised
+from sync import RayRemoteWeightUpdater
 from tests.collectors.remote.support import RAY_IS_SLOW, make, needs_ray
 from tests.collectors.support import all_accounted_for, same_bits
-from tests.collectors.troubled import Plain, Troubled, hold
 from tests.promises import probe
 from tests.promises.collector_probe import VersionPolicy, make_cartpole
 from tests.promises.remote_hosts import be_worker, held
@@ -132,86 +130,6 @@ def test_an_updater_alone_pushes_to_the_actors_whose_turn_it_is(actors):
         ):
             make("ray", make_cartpole, VersionPolicy(), weight_updater=updater)
     assert found == [[0, 1], [2, 1], [2, 3], [4, 3]]
-
-
-@needs_ray
-def test_ray_collectors_are_added_and_removed_while_they_run(actors):
-    collector, updater = actors
-    policy = updater.policy_weights
-    collector.next()
-    policy.hold(1)
-    collector.update_policy_weights_()
-    assert collector.add_collector() == 2
-    batch = collector.next()
-    assert batch["collector", "worker"].unique().tolist() == [0, 1, 2]
-    assert (batch["low"] == 1).all()
-    collector.remove_collector(0)
-    assert collector.next()["collector", "worker"].unique().tolist() == [1, 2]
-    policy.hold(3)
-    collector.update_policy_weights_()
-    assert (collector.next()["low"] == 3).all()
-    assert all_accounted_for(collector.stats())
-    with pytest.raises(ValueError, match="collector 7 cannot be removed: there are 1, 2"):
-        collector.remove_collector(7)
-    assert collector.add_collector() == 0
-    with pytest.raises(ValueError, match="worker_ids: no collector 3, there are 0, 1, 2"):
-        collector.update_policy_weights_(worker_ids=[1, 3])
-
-
-def broken():
-    raise ValueError("no such environment")
-
-
-@needs_ray
-def test_a_ray_collector_that_fails_to_be_added_leaves_nothing(actors, monkeypatch):
-    collector, _ = actors
-    before = dict(collector.launcher._actors)
-    monkeypatch.setattr(collector, "create_env_fn", broken)
-    with pytest.raises(WorkerRaised, match="no such environment"):
-        collector.add_collector()
-    assert collector.launcher._actors == before
-
-
-@needs_ray
-def test_two_threads_never_take_or_leave_one_place(actors):
-    collector, _ = actors
-
-    def at_once(what, *args):
-        with ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(what, *args) for _ in range(2)]
-        (error,) = [str(each.exception()) for each in futures if each.exception() is not None]
-        (found,) = [each.result() for each in futures if each.exception() is None]
-        return found, error
-
-    number, error = at_once(collector.add_collector)
-    assert error.startswith("all 4 places are taken")
-    assert len(collector.next()["collector", "worker"].unique()) == 4
-    _, error = at_once(collector.remove_collector, number)
-    assert error.startswith(f"collector {number} cannot be removed")
-
-
-@needs_ray
-@pytest.mark.slow
-def test_a_ray_place_that_was_empty_is_taken_like_any_other():
-    options = {"num_collectors": 1, "max_collectors": 2, "frames_per_batch": 40, "sync": True}
-    schemes = {"policy": RayWeightSyncScheme(sync=False)}
-    with make("ray", Troubled, Plain(), weight_sync_schemes=schemes, **options) as collector:
-        update = collector.update_policy_weights_
-        for number in range(1, 4):
-            hold(collector.policy, number)
-            update()  # which looks who is there
-        seeded = []
-        for number in (10, 20):
-            assert collector.add_collector() == 1
-            hold(collector.policy, number)
-            update({0: collector.policy, 1: collector.policy})
-            assert (collector.next()["weight"] == number).all()
-            seeded += collector.getattr_env("seeded")[1]
-            collector.remove_collector(1)
-            hold(collector.policy, number + 1)
-            update({0: collector.policy})
-            assert (collector.next()["weight"] == number + 1).all()
-        assert len(set(seeded)) == 2
 
 
 @needs_ray
