@@ -100,6 +100,8 @@ class Rollout:
         self.frames: FrameBlock | None = None  # the current block
         self.t = 0  # its current row
         self.state: dict[Key, Tensor] = {}
+        # The policy's outputs for the next row, and the random streams before it was called.
+        self._first: tuple[dict[Key, Tensor], Streams] | None = None
         self._observed = [leaf.key for leaf in environments.observations]
         self._outputs: Collection[Key] = ()  # what the policy returned at its first call
         self._used_version = 0  # of the weights in the policy's last call
@@ -181,7 +183,10 @@ class Rollout:
         _check_unchanged(rows)
         self._check(outputs)
         self._outputs = outputs.keys()
-        streams.resume()  # as if it had not been called
+        if self.random_frames > 0:  # random actions come first
+            streams.resume()
+        else:
+            self._first = outputs, streams
         return {**self.state, **outputs}
 
     def _initial_state(self, acting: PolicyCaller, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
@@ -289,6 +294,9 @@ class Rollout:
         if version != self._used_version:
             self._used_version = self.counters[VERSION] = version
             self.policy_state.mark_buffers()
+            if self._first is not None:  # computed with older weights: as if it never was
+                self._first[1].resume()
+                self._first = None
             if self.options.state_on_update == "zero":
                 self._clear_state(None)
 
@@ -303,8 +311,12 @@ class Rollout:
         targets = frames.output_rows[t]
         for key, value in self.state.items():  # now: the policy may write into its state
             _write(key, targets[key], value)
-        rows, starts = frames.observation_rows[t], frames.is_init[t]
-        outputs = acting(self._inputs(acting, rows, self.state, starts))
+        if self._first is not None:
+            outputs, _ = self._first
+            self._first = None
+        else:
+            rows, starts = frames.observation_rows[t], frames.is_init[t]
+            outputs = acting(self._inputs(acting, rows, self.state, starts))
         if outputs.keys() != self._outputs:
             raise ValueError(
                 f"the policy returned {shown(outputs)}, but {shown(self._outputs)} at its first "
@@ -332,6 +344,7 @@ class Rollout:
 
     def _clear_state(self, which: Array | None) -> None:
         """Zero the state of these environments, or of all."""
+        self._first = None
         for key, value in self.state.items():
             if which is None:
                 self.state[key] = torch.zeros_like(value)
@@ -377,7 +390,7 @@ class Rollout:
         if self.frames is not None or not goes_on:
             self.restart()
             return Restored(False, lost)
-        self._begun, self._lost = bool(state["begun"]), False
+        self._begun, self._first, self._lost = bool(state["begun"]), None, False
         self.counters[STAGE] = REPLAYING
         restored = Restored(True, [])
         if self._begun:
