@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import html, markdown, tables
-from harness.analysis.blocks import Document
+from harness.analysis import tables
 from harness.analysis.comparisons import Margin
 from harness.analysis.design import make_design
 from harness.analysis.document import write
 from harness.analysis.findings import SCORES, WANTED, Findings, analyse, primary
+from harness.analysis.pages import Document, to_html, to_markdown
 from harness.analysis.progress import show_progress
 from harness.analysis.read_runs import MARK, Run, find_runs
 from harness.analysis.response import respond
@@ -146,8 +146,8 @@ def save(out: Path, document: Document, data: dict[str, str]) -> None:
     """Every file of the report; report.html comes first, as it marks the folder as a report."""
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
     (out / DATA).mkdir(exist_ok=True)
-    write_atomic(out / MARK, html.render(document))
-    write_atomic(out / "report.md", markdown.render(document, figures=FIGURES))
+    write_atomic(out / MARK, to_html(document))
+    write_atomic(out / "report.md", to_markdown(document, figures=FIGURES))
     for picture in document.pictures():
         write_atomic(out / FIGURES / f"{picture.slug}.png", picture.png)
         write_atomic(out / FIGURES / f"{picture.slug}.svg", picture.svg)

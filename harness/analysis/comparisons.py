@@ -236,10 +236,10 @@ def probability_of_improvement(left: Strata, right: Strata) -> Estimate:
     fewest = min(len(scores) for scores in [*left, *right])
     if fewest < 2:
         return Estimate(value, math.nan, math.nan, fewest)
-    rng = np.random.default_rng(0)
-    found = []
-    for won in wins:
-        rows, columns = (draw_counts(n, NUM_RESAMPLES, rng) for n in won.shape)
-        found.append(((rows @ won) * columns).sum(axis=1) / won.size)
+    drawn = draw_counts(tuple(n for won in wins for n in won.shape), NUM_RESAMPLES)
+    found = [
+        ((rows @ won) * columns).sum(axis=1) / won.size
+        for won, rows, columns in zip(wins, drawn[::2], drawn[1::2], strict=True)
+    ]
     low, high = interval(np.mean(found, axis=0))
     return Estimate(value, float(low), float(high), fewest)

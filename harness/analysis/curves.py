@@ -75,6 +75,6 @@ def _mean_and_interval(tasks: Sequence[np.ndarray]) -> np.ndarray:
     value = np.mean([rows.mean(axis=0) for rows in tasks], axis=0)
     if min(map(len, tasks)) < 2:
         return np.stack([value, *np.full((2, len(value)), np.nan)])
-    rng = np.random.default_rng(0)
-    means = [draw_counts(len(rows), NUM_RESAMPLES, rng) @ rows / len(rows) for rows in tasks]
+    drawn = draw_counts(tuple(map(len, tasks)), NUM_RESAMPLES)
+    means = [counts @ rows / len(rows) for counts, rows in zip(drawn, tasks, strict=True)]
     return np.stack([value, *interval(np.mean(means, axis=0))])

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.analysis import drawing, figures, verdict
-from harness.analysis.blocks import Block, Code, Document, Table
 from harness.analysis.findings import (
     EVALUATED,
     HEALTH,
@@ -18,6 +17,7 @@ from harness.analysis.findings import (
     Findings,
     totals,
 )
+from harness.analysis.pages import Block, Code, Document, Table
 from harness.analysis.read_runs import Run
 from harness.analysis.response import Response
 from harness.analysis.settings import Plan

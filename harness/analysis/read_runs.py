@@ -7,6 +7,7 @@ executed. What cannot be read is noted in the run's `problems`, and the rest is 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import socket
@@ -218,6 +219,7 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
     """The records as columns, frames ascending. Lines that are no records are counted."""
     records: list[dict[str, float]] = []
     damaged = 0
+    wanted = ("step", *wanted)
     text = _read_text(run, file, MOST_BYTES_METRICS)
     for line in io.StringIO(text):
         record = _record(line, wanted)
@@ -239,12 +241,12 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
     }
 
 
-def _record(line: str, wanted: Collection[str]) -> dict[str, float] | None:
+def _record(line: str, names: Collection[str]) -> dict[str, float] | None:
     try:
-        value = parse_json(line)
-    except DamagedError:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    numbers = _numbers(value, ("step", *wanted)) if isinstance(value, dict) else {}
+    numbers = _numbers(value, names) if isinstance(value, dict) else {}
     return numbers if numbers.get("step", -1.0) >= 0 else None
 
 
@@ -253,9 +255,10 @@ def _numbers(value: dict[str, Any], names: Collection[str]) -> dict[str, float]:
     found = {}
     for name in names:
         number = value.get(name)
-        if isinstance(number, int | float) and not isinstance(number, bool):
+        if type(number) is float or type(number) is int:
             try:
-                found[name] = float(number)
+                if math.isfinite(number):
+                    found[name] = float(number)
             except OverflowError:
                 continue
-    return {name: number for name, number in found.items() if math.isfinite(number)}
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -104,9 +105,17 @@ def resample(
     return measure(np.concatenate(drawn, axis=1))
 
 
-def draw_counts(num_seeds: int, num_resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each seed is drawn in each resample, as [resamples, seeds]."""
-    return rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=num_resamples)
+@lru_cache(maxsize=4)
+def draw_counts(sizes: tuple[int, ...], num_resamples: int) -> list[np.ndarray]:
+    """How often each seed is drawn in each resample: [resamples, seeds] for groups of such sizes.
+
+    The same for the same sizes: a report draws once for all of its settings.
+    """
+    rng = np.random.default_rng(0)
+    return [
+        rng.multinomial(size, np.full(size, 1 / size), size=num_resamples).astype(np.float64)
+        for size in sizes
+    ]
 
 
 def interval(resampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

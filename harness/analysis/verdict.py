@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.analysis import drawing, factor_figures, figures
-from harness.analysis.blocks import Block, Table
 from harness.analysis.comparisons import (
     EQUIVALENT,
     IDENTICAL,
@@ -18,6 +17,7 @@ from harness.analysis.comparisons import (
     Comparison,
 )
 from harness.analysis.findings import TRAINED, Findings, primary
+from harness.analysis.pages import Block, Table
 from harness.analysis.response import Panel, Response
 from harness.analysis.statistics import caution, student
 from harness.analysis.text import count, joined, number, with_interval

@@ -15,19 +15,20 @@ import matplotlib
 import pytest
 
 from harness.analysis.drawing import LONGEST_LABEL, shown
-from harness.analysis.markdown import plain
+from harness.analysis.pages import plain
 from harness.analysis.tables import cell_text
 from harness.report import main
 from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
 from tests.harness.small import ROOT
 
+GOLDEN = Path(__file__).with_name("analysis") / "golden" / "report.md"
 FIGURES = (*("scores", "profiles", "learning-frames", "learning-seconds", "throughput"),)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a sweep in which everything happened at once."""
-    root = tmp_path_factory.mktemp("sweep")
+    root = tmp_path_factory.mktemp("report") / "sweep"
     make_sweep(root, schemes={"shared_mem": 100, "hogwild": 20}, seeds=range(1, 6))
     make_run(root / "hostile", scheme=HOSTILE, seed=1, level=50)
     make_run(root / "failed", seed=8, state="failed", error=f"RuntimeError: {HOSTILE}")
@@ -44,11 +45,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Page(HTMLParser):
     """Tags, addresses and text of a page."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.addresses: list[str] = []
-        self.text = ""
+        self.texts: list[str] = []
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -56,7 +58,8 @@ class Page(HTMLParser):
         assert not [k for k, _ in attrs if k.startswith("on")]
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if data.strip() and self.tags[-1] != "style":
+            self.texts.append(data.strip())
 
 
 def test_a_report_needs_neither_torch_nor_the_packages_that_do():
@@ -68,8 +71,7 @@ def test_a_report_needs_neither_torch_nor_the_packages_that_do():
 
 def test_the_page_needs_nothing_but_itself(report):
     text = (report / "report.html").read_text()
-    page = Page()
-    page.feed(text)
+    page = Page(text)
     assert not {"script", "iframe", "object", "embed", "form"} & set(page.tags)
     assert all(address.startswith(("data:", "#")) for address in page.addresses)
     assert "@import" not in text
@@ -77,19 +79,23 @@ def test_the_page_needs_nothing_but_itself(report):
     assert "default-src 'none'" in text
 
 
-def test_torn_policy_calls_are_told_of_schemes_that_count_them(report):
-    text = (report / "report.md").read_text()
-    (table,) = re.findall(r"^\| setting \| torn .*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    (row,) = table.splitlines()
-    assert [cell.strip() for cell in row.strip("|").split("|")] == ["hogwild", "0.02", "5", "250"]
-
-
 def test_what_came_from_files_is_shown_and_not_obeyed(report):
-    page = Page()
-    page.feed((report / "report.html").read_text())
-    assert '<script>alert("x")</script>' in page.text
+    page = Page((report / "report.html").read_text())
+    assert any('<script>alert("x")</script>' in text for text in page.texts)
     assert "[b](http" not in (report / "report.md").read_text()
     assert "<script" not in (report / "report.md").read_text()
+
+
+def test_every_word_and_number_is_that_of_the_report_that_was_read_by_a_person(report):
+    """If a change is meant, copy report.md, which the error names, to golden/report.md."""
+    found = report / "report.md"
+    assert found.read_text() == GOLDEN.read_text(), found
+
+
+def test_the_page_says_what_the_markdown_says(report):
+    words = (report / "report.md").read_text().replace("\\", "")
+    for text in Page((report / "report.html").read_text()).texts:
+        assert plain(text).replace("\\", "") in words
 
 
 def test_the_page_is_made_for_phones_dark_screens_and_paper(report):
@@ -109,33 +115,10 @@ def test_each_figure_is_there_as_png_and_as_sound_svg(report, name):
     assert f"figures/{name}.png" in (report / "report.md").read_text()
 
 
-def test_what_failed_or_is_damaged_is_named(report):
-    for file in ("report.html", "report.md"):
-        text = (report / file).read_text()
-        assert "Failures and damage" in text
-        for name in ("failed", "interrupted", "cut", "lost"):
-            assert f"/{name}" in text
-        assert "summary.json is missing" in text.replace("\\", "")
-        assert "1 damaged lines" in text
-
-
-def test_each_setting_has_its_seeds_and_how_many_of_its_runs_finished(report):
-    text = (report / "report.md").read_text().replace("\\", "")
-    assert "| setting | seeds | finished runs |" in text
-    assert "| hogwild | 1, 2, 3, 4, 5 | 5 of 5 |" in text
-    assert "| shared_mem | 1, 2, 3, 4, 5, 10 | 6 of 8 |" in text
-
-
 def test_one_run_is_not_called_runs(tmp_path, capsys):
     make_run(tmp_path / "run")
     assert main([str(tmp_path)]) == 0
     assert "report.html: 1 run, 1 done, 0 with damaged files" in capsys.readouterr().out
-
-
-def test_the_findings_are_sentences(report):
-    text = (report / "report.md").read_text().replace("\\", "")
-    assert re.search(r"hogwild scores [\d.]+ lower than shared_mem \(5 pairs", text)
-    assert "one seed: no interval" in text
 
 
 def test_provenance_has_versions_hardware_commit_and_command_but_nobody(report):
@@ -164,31 +147,6 @@ def test_every_number_is_in_a_csv(report):
     assert {row["axis"] for row in rows(report, "curves.csv")} == {"frames", "seconds"}
     names = ("comparisons", "profiles", "options")
     assert all(rows(report, f"{name}.csv") for name in names)
-
-
-def test_the_tables_of_the_page_are_the_numbers_of_the_csv(report):
-    (found,) = (
-        row
-        for row in rows(report, "results.csv")
-        if (row["setting"], row["metric"], row["measure"]) == ("hogwild", "episode/return", "iqm")
-    )
-    told = f"{float(found['value']):.4g} [{float(found['low']):.4g}, {float(found['high']):.4g}]"
-    assert told in (report / "report.html").read_text()
-
-
-def test_frames_that_lagged_too_much_are_told_from_those_that_were_dropped(report):
-    lines = (report / "report.md").read_text().splitlines()
-    heads = next(n for n, line in enumerate(lines) if "frames not learned from" in line)
-    row = [cell.strip() for cell in lines[heads + 2].split("|")]  # the label may hold a bar, too
-    assert row[-5:-1] == ["2", "3", "77", "5"]
-
-
-def test_lag_in_updates_is_shown_with_its_parts_and_what_it_does(report):
-    text = (report / "report.md").read_text()
-    assert "| hogwild | 3 | 7 | 8 | 1 | 2 | 0.375 |" in text
-    assert "## Health by lag" in text
-    assert "| hogwild | 0 | 0.25 | 1 | 0 | 1 |" in text
-    assert "| hogwild | 3–4 | 0.75 | 0.5 | 0.125 | 9 |" in text
 
 
 def test_made_again_it_is_the_same_to_the_byte(report, tmp_path):

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis import html, markdown
 from harness.analysis.document import write
 from harness.analysis.findings import WANTED, analyse
+from harness.analysis.pages import to_html, to_markdown
 from harness.analysis.read_runs import find_runs
 from harness.analysis.settings import arrange
 from harness.analysis.tables import files
@@ -90,8 +90,8 @@ def report_on(places: list[Path]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.analysis.drawing.draw", lambda *args, **options: None)
         document = write(plan, found, runs, runs[0].name)
-    check_html(html.render(document))
-    markdown.render(document, figures="figures").encode()
+    check_html(to_html(document))
+    to_markdown(document, figures="figures").encode()
     for content in files(found, runs).values():
         check_csv(content)
 

@@ -1,0 +1,97 @@
+"""What a report is made of, and its pages: HTML and Markdown, by a template each.
+
+A block is a paragraph (`str`), a list of sentences (`list[str]`), `Code`, a `Table` or a `Picture`.
+Blocks hold plain text from untrusted files: the templates escape all of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+@dataclass
+class Code:
+    """Lines that are shown as they are."""
+
+    text: str
+
+
+@dataclass
+class Table:
+    """Rows of text; with `numbers`, all columns but the first hold numbers."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    numbers: bool = False
+
+
+@dataclass
+class Picture:
+    """A figure in all the forms that a report needs."""
+
+    slug: str
+    caption: str
+    alt: str
+    png: bytes
+    svg: str
+    svg_dark: str
+
+
+Block = str | list[str] | Code | Table | Picture
+
+
+@dataclass
+class Document:
+    """The whole report."""
+
+    title: str
+    sections: dict[str, list[Block]]  # by heading
+
+    def pictures(self) -> list[Picture]:
+        """Every figure, in order."""
+        blocks = [block for section in self.sections.values() for block in section]
+        return [block for block in blocks if isinstance(block, Picture)]
+
+
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is, on one line, whatever it holds."""
+    line = " ".join(text.split())
+    marked = re.sub(r"([\\`*_\[\]{}|#~!$])", r"\\\1", line)
+    marked = escape(marked, quote=False).replace("://", ":\u200b//")  # no automatic link
+    return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", marked)  # no list item
+
+
+def is_a(block: Any, kind: str) -> bool:
+    """Whether a block is of the kind of this name."""
+    return type(block).__name__ == kind
+
+
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=lambda name: name is not None and name.startswith("page.html"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+PAGES.filters |= {"plain": plain, "base64": lambda text: base64.b64encode(text.encode()).decode()}
+PAGES.tests["a"] = is_a
+
+
+def to_html(document: Document) -> str:
+    """One page with everything in it."""
+    page = PAGES.get_template("page.html.jinja")
+    return page.render(title=document.title, sections=document.sections)
+
+
+def to_markdown(document: Document, *, figures: str) -> str:
+    """The text; `figures` is the folder of the PNG files, relative to it."""
+    page = PAGES.get_template("report.md.jinja")
+    return page.render(title=document.title, sections=document.sections, figures=figures)
