@@ -41,6 +41,15 @@ for name, objective_options in (
     ("truncated_is", objective.TruncatedISConfig),
     ("cispo", objective.CISPOConfig),
     ("m2po", objective.M2POConfig),
+    ("dppo", objective.DPPOConfig),
+    ("sapo", objective.SAPOConfig),
+    ("vcpo", objective.VCPOConfig),
+    ("vaco", objective.VACOConfig),
+    ("a3po", objective.A3POConfig),
+    ("gspo", objective.GSPOConfig),
+    ("sequence_is", objective.SequenceISConfig),
+    ("geometric", objective.GeometricConfig),
+    ("vespo", objective.VESPOConfig),
 ):
     objectives.add(name, f"harness.algorithms.objectives:{name}", objective_options)
 

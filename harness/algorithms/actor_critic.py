@@ -204,6 +204,28 @@ def _unroll(
     return torch.cat(all_features, dim=1), torch.cat(states, dim=1)
 
 
+def trajectories(rows: dict[str, Tensor], usable: Tensor) -> dict[str, Tensor]:
+    """Cut rows [E, T] into trajectories [N, L] of the longest's length, as far as they lie in them.
+
+    Those without a usable frame are left out; "mask" says which frames of the others to learn from.
+    """
+    ids = rows["trajectory"]
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    number = begins.flatten().cumsum(0) - 1
+    first = begins.flatten().nonzero().squeeze(1)
+    place = torch.arange(len(number), device=ids.device) - first[number]
+    shape = (len(first), int(place.max()) + 1)
+    cut = {}
+    for key, value in {**rows, "mask": usable}.items():
+        cut[key] = value.new_zeros((*shape, *value.shape[2:]))
+        cut[key][number, place] = value.flatten(0, 1)
+    if "state" in cut:
+        cut["state"] = cut["state"][:, 0]
+    chosen = cut["mask"].any(1)
+    return {key: value[chosen] for key, value in cut.items()}
+
+
 def sequences(rows: dict[str, Tensor], usable: Tensor, length: int) -> dict[str, Tensor]:
     """Cut rows [E, T] into sequences [S, length], each with the state that it begins with.
 

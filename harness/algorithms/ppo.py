@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.actor_critic import ActorCritic, sequences
+from harness.algorithms.actor_critic import ActorCritic, sequences, trajectories
 from harness.algorithms.interface import Ratios, Setup
-from harness.algorithms.objectives import Frames, kl_estimate, objective
+from harness.algorithms.objectives import Frames, Objective, kl_estimate, objective
 from harness.algorithms.returns import Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged
 from harness.means import Means
@@ -37,6 +38,7 @@ class PPO(ActorCritic):
             )
         super().__init__(config, setup)
         self.objective = objective(config)
+        check_objective(self.objective, config, setup)
         self.optimiser = Adam(self.parameters, config.learning_rate, eps=1e-5)
         decay = getattr(self.objective.options, "proximal_decay", None)
         self.averaged = None if decay is None else Averaged(self.policy, decay)
@@ -62,7 +64,8 @@ class PPO(ActorCritic):
             kl = Means()
             for part in self.minibatches(frames):
                 loss, measured = self._loss(part)
-                norm = self.optimiser.step(loss, config.max_grad_norm)
+                scale = float(measured.get("step_scale", 1.0))
+                norm = self.optimiser.step(loss, config.max_grad_norm, scale)
                 if self.averaged is not None:
                     self.averaged.follow(self.policy)
                 gradient_steps += 1
@@ -100,21 +103,32 @@ class PPO(ActorCritic):
             returns = gae(steps, gamma=config.gamma, lam=config.gae_lambda)
         rows |= {"behaviour": behaviour, "proximal": view.log_prob, "old_value": view.value}
         rows |= {"advantage": returns.advantages, "target": returns.targets}
+        rows |= {"trajectory": batch["collector", "traj_ids"], "age": version - versions}
         metrics = {
             "dropped": int((mask & ~usable).sum()),
             "explained_variance": explained_variance(returns.targets, view.value, mask),
         }
         if view.states is not None:  # sequences begin with the learner's states
             rows["state"][:, 1:] = view.states[:, :-1]
+        if self.objective.needs("whole_trajectories"):
+            return trajectories(rows, usable), metrics
+        if view.states is not None:
             return sequences(rows, usable, self.sequence_length), metrics
         return {key: x[usable] for key, x in rows.items()}, metrics
 
     def minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """The frames (or sequences) in random order, in parts of nearly equal size."""
+        """The frames, sequences or trajectories in random order, in parts of nearly equal size."""
         count, size = len(frames["action"]), self.config.minibatch_size
+        order = torch.randperm(count, generator=self.generator).to(self.device)
+        if self.objective.needs("whole_trajectories"):
+            for places in split_evenly(order, frames["mask"].sum(1), size):
+                part = {key: value[places] for key, value in frames.items()}
+                numbers = torch.arange(len(places), device=self.device)
+                part["trajectory"] = numbers[:, None].expand_as(part["mask"])
+                yield part if self.policy.is_recurrent else flattened(part)
+            return
         if self.policy.is_recurrent:
             size = max(1, size // self.sequence_length)
-        order = torch.randperm(count, generator=self.generator).to(self.device)
         for places in order.tensor_split(max(1, round(count / size))):
             yield {key: value[places] for key, value in frames.items()}
 
@@ -130,13 +144,18 @@ class PPO(ActorCritic):
         }
         if self.averaged is not None:
             part["anchor"] = self.averaged_log_prob(part)
-        if "mask" in part:  # sequences: their frames one after another, without the padding
-            part = {key: x[part["mask"]] for key, x in part.items() if key != "state"}
+        if self.objective.needs("needs_scores"):
+            total = part["log_prob"].sum()
+            (by_features,) = torch.autograd.grad(total, features, retain_graph=True)
+            part["scores"] = by_features.square().sum(-1)
+        if "mask" in part:
+            part = flattened(part)
         advantages = part["advantage"]
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         anchor = part.get("anchor", part["proximal"])
-        frames = Frames(part["log_prob"], part["behaviour"], anchor, advantages)
+        origin = part["trajectory"], part["age"], part.get("scores")
+        frames = Frames(part["log_prob"], part["behaviour"], anchor, advantages, *origin)
         policy_loss, measured = self.objective(frames, config)
         value_loss = value_loss_of(config, part["value"], part["old_value"], part["target"])
         entropy = part["entropy"].mean()
@@ -153,6 +172,35 @@ class PPO(ActorCritic):
         assert self.averaged is not None
         policy = self.averaged.module
         return policy.head.log_prob(policy.head(policy.features(part)), part["action"])
+
+
+def check_objective(objective: Objective, config: PPOConfig, setup: Setup) -> None:
+    """Refuse an objective that the action space, or compiling, does not allow."""
+    if objective.needs("needs_probabilities") and isinstance(setup.action_space, Box):
+        raise ValueError(
+            f"algo.objective={config.objective!r} bounds probabilities of actions, and those of "
+            f"{setup.action_space} have densities; expected discrete actions"
+        )
+    if objective.needs("needs_scores") and config.compile:
+        raise ValueError(
+            f"algo.compile=true algo.objective={config.objective!r}: this objective takes a second "
+            "gradient, which is not compiled; expected false"
+        )
+
+
+def split_evenly(order: Tensor, lengths: Tensor, size: int) -> Iterator[Tensor]:
+    """Cut an order of trajectories into parts with nearly the same number of frames."""
+    ends = lengths[order].cumsum(0)
+    count = max(1, round(int(ends[-1]) / size))
+    middles = ends - 0.5 * lengths[order]
+    which = (middles * count / ends[-1]).long()
+    return (order[which == number] for number in range(count) if (which == number).any())
+
+
+def flattened(part: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The frames of sequences or trajectories, one after another, without the padding."""
+    mask = part["mask"]
+    return {key: x[mask] for key, x in part.items() if key not in ("state", "mask")}
 
 
 def value_loss_of(config: PPOConfig, value: Tensor, old: Tensor, target: Tensor) -> Tensor:

@@ -43,8 +43,11 @@ class Optimiser:
         self.steps = [torch.zeros((), device=p.device) for p in self.parameters]
         self.moments = {name: [torch.zeros_like(p) for p in self.parameters] for name in moments}
 
-    def step(self, loss: Tensor, max_norm: float = 0.0) -> Tensor:
-        """Follow the gradient of `loss`, clipped to `max_norm` (0: no limit); its norm before."""
+    def step(self, loss: Tensor, max_norm: float = 0.0, scale: float = 1.0) -> Tensor:
+        """Follow the gradient of `loss`, clipped to `max_norm` (0: no limit); its norm before.
+
+        scale: a factor on the learning rate.
+        """
         for parameter in self.parameters:
             parameter.grad = None
         loss.backward(inputs=self.parameters)
@@ -53,10 +56,10 @@ class Optimiser:
         if max_norm:
             clip_grads_with_norm_(self.parameters, max_norm, norm)
         with torch.no_grad():
-            self._follow(gradients)
+            self._follow(gradients, scale * self.learning_rate)
         return norm
 
-    def _follow(self, gradients: list[Tensor]) -> None:
+    def _follow(self, gradients: list[Tensor], learning_rate: float) -> None:
         """Change the parameters."""
         raise NotImplementedError
 
@@ -85,7 +88,7 @@ class Adam(Optimiser):
         super().__init__(parameters, learning_rate, ("mean", "square"))
         self.eps = eps
 
-    def _follow(self, gradients: list[Tensor]) -> None:
+    def _follow(self, gradients: list[Tensor], learning_rate: float) -> None:
         adam(
             self.parameters,
             gradients,
@@ -97,7 +100,7 @@ class Adam(Optimiser):
             amsgrad=False,
             beta1=0.9,
             beta2=0.999,
-            lr=self.learning_rate,
+            lr=learning_rate,
             weight_decay=0.0,
             eps=self.eps,
             maximize=False,
@@ -122,7 +125,7 @@ class RMSProp(Optimiser):
         self.eps = eps
         self.momentum = momentum
 
-    def _follow(self, gradients: list[Tensor]) -> None:
+    def _follow(self, gradients: list[Tensor], learning_rate: float) -> None:
         rmsprop(
             self.parameters,
             gradients,
@@ -131,7 +134,7 @@ class RMSProp(Optimiser):
             self.moments.get("velocity", []),
             self.steps,
             foreach=True,
-            lr=self.learning_rate,
+            lr=learning_rate,
             alpha=self.alpha,
             eps=self.eps,
             weight_decay=0.0,

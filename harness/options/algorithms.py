@@ -55,6 +55,7 @@ class PPOConfig(AlgorithmConfig):
     gamma: Share = 0.99  # discount
     gae_lambda: Share = 0.95  # 0: one-step returns; 1: whole returns
     clip: Positive = 0.2  # how far a probability ratio may move from one
+    clip_high: Positive | None = None  # and upwards, if that is another distance (DAPO: 0.28)
     clip_value: bool = True  # keep value predictions within `clip` of the old ones, too
     normalise_advantages: bool = True  # to mean 0 and variance 1 in each minibatch
     entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
@@ -66,8 +67,9 @@ class PPOConfig(AlgorithmConfig):
     normalise_observations: bool = False
     normalise_rewards: bool = False  # by the running spread of the discounted return
     # what an update maximises, a registered objective or {name: {options}}: clipped against the
-    # weights that acted (behaviour, dual_clip), against the learner's own at the start of the
-    # update (proximal, decoupled, ewma), or not clipped (vtrace, truncated_is, cispo, m2po)
+    # weights that acted (behaviour, dual_clip, gspo, geometric), against the learner's own at the
+    # start of the update (proximal, decoupled, ewma, a3po), or not clipped (vtrace, truncated_is,
+    # cispo, m2po, dppo, sapo, vcpo, vaco, sequence_is, vespo)
     objective: str | dict[str, Any] = "behaviour"
     # the loss, by torch.compile: a slower start, then faster updates; not for recurrent models
     compile: bool = False

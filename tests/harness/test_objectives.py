@@ -19,19 +19,33 @@ def maximised(
     ratios: list[float],
     advantages: list[float],
     weights: list[float] | None = None,
+    *,
+    trajectory: list[int] | None = None,
+    age: list[int] | None = None,
+    scores: list[float] | None = None,
+    now: float = math.exp(-1),
+    **options: Any,
 ) -> tuple[float, list[float], dict[str, float]]:
     """What is maximised, its gradient by log-probability, and what is measured.
 
     ratios: of the policy that is trained to the one that its objective is anchored to.
     weights: of the proximal policy to the one that acted; None: both are the same.
+    trajectory, age, scores: of the frames; None: each its own trajectory, and 1.
+    now: the probability by the proximal policy.
     """
-    config = PPOConfig(clip=0.2, objective=chosen)
-    proximal = torch.full((len(ratios),), -1.0)
+    config = PPOConfig(clip=0.2, objective=chosen, **options)
+    n = len(ratios)
+    origin = (
+        torch.tensor(trajectory or list(range(n))),
+        torch.tensor(age or [1] * n),
+        torch.tensor(scores or [1.0] * n),
+    )
+    proximal = torch.full((n,), now).log()
     behaviour = proximal - torch.tensor(weights).log() if weights else proximal
-    now = (proximal + torch.tensor(ratios).log()).requires_grad_()
-    frames = Frames(now, behaviour, proximal, torch.tensor(advantages))
+    trained = (proximal + torch.tensor(ratios).log()).requires_grad_()
+    frames = Frames(trained, behaviour, proximal, torch.tensor(advantages), *origin)
     loss, measured = objective(config)(frames, config)
-    (gradient,) = torch.autograd.grad(loss, now)
+    (gradient,) = torch.autograd.grad(loss, trained)
     return (
         -float(loss.detach()),
         (-gradient).tolist(),
@@ -143,6 +157,111 @@ def test_a_ratio_beyond_all_numbers_is_masked_without_harm():
     assert (gain, gradient) == (pytest.approx(0.5), near([0, 0.5]))
 
 
+# -- for old data
+
+
+def test_ratios_may_rise_further_than_they_fall():
+    gain, gradient, measured = maximised(
+        "behaviour", [1.25, 1.3, 0.7], [1.0, 1.0, -1.0], clip_high=0.28
+    )
+    assert gain == pytest.approx((1.25 + 1.28 - 0.8) / 3)
+    assert gradient == near([1.25 / 3, 0, 0])
+    assert measured["clip_fraction"] == pytest.approx(2 / 3)
+
+
+def test_the_decoupled_objective_masks_weights_on_both_sides():
+    chosen = {"decoupled": {"weight_cap": 2, "weight_floor": 0.5, "above_cap": "mask"}}
+    _, gradient, _ = maximised(chosen, [1, 1, 1], [1.0, 1.0, 1.0], [0.4, 1.0, 3.0])
+    assert gradient == near([0, 1 / 3, 0])
+
+
+@pytest.mark.parametrize(("divergence", "limit"), [("tv", 0.2), ("kl", 0.05)])
+def test_a_divergence_masks_frames_that_move_away(divergence, limit):
+    chosen = {"dppo": {"divergence": divergence, "limit": limit}}
+    # from 0.5 to 0.8, 0.8, 0.2, 0.2 and 0.6, whose divergences are 0.3 and 0.1, or 0.22 and 0.02
+    ratios = [1.6, 1.6, 0.4, 0.4, 1.2]
+    _, gradient, measured = maximised(chosen, ratios, [1.0, -1.0, -1.0, 1.0, 2.0], now=0.5)
+    assert gradient == near([0, -1.6 / 5, 0, 0.4 / 5, 2.4 / 5])
+    assert measured["clip_fraction"] == pytest.approx(2 / 5)
+
+
+def test_a_smooth_gate_in_place_of_a_clip():
+    gain, gradient, _ = maximised("sapo", [2, 2], [1.0, -1.0])
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    good, bad = sigmoid(1.0), sigmoid(1.05)
+    assert gain == pytest.approx((4 * good - 4 / 1.05 * bad) / 2)
+    assert gradient == near([4 * good * (1 - good), -4 * bad * (1 - bad)])
+
+
+def test_the_baseline_of_least_variance_and_the_step_of_unequal_weights():
+    _, gradient, measured = maximised("vcpo", [2, 1, 1], [1.0, 0.0, -1.0], scores=[1.0, 1.0, 2.0])
+    baseline = (4 * 1 * 1 + 0 - 1 * 2 * 1) / (4 + 1 + 2)  # weights: ratio squared times score
+    assert measured["baseline"] == pytest.approx(baseline)
+    assert gradient == near([2 * (1 - baseline) / 3, -baseline / 3, (-1 - baseline) / 3])
+    assert measured["step_scale"] == pytest.approx(math.sqrt((4 / 3) ** 2 / 2))
+
+
+@pytest.mark.parametrize(("limit", "first"), [(0.1, 0.0), (0.2, 1.5 / 3)])
+def test_total_variation_beyond_a_limit_masks_what_raises_it(limit, first):
+    _, gradient, measured = maximised({"vaco": {"limit": limit}}, [1.5, 0.5, 1], [1.0, 1.0, 1.0])
+    assert measured["total_variation"] == pytest.approx(1 / 6)
+    assert gradient == near([first, 0.5 / 3, 1 / 3])
+
+
+def test_the_older_a_frame_the_nearer_is_its_proximal_policy():
+    _, gradient, measured = maximised("a3po", [1.5] * 3, [1.0] * 3, age=[0, 2, 4])
+    # 1.5, 1.22 and 1.11, of which the first two are clipped; ratio times weight is 1.5 again
+    assert gradient == near([0, 0, 1.5 / 3])
+    assert measured["clip_fraction"] == pytest.approx(2 / 3)
+
+
+# -- by trajectory
+
+
+def test_one_clipped_ratio_for_a_trajectory():
+    gain, gradient, measured = maximised(
+        "gspo", [2, 0.5, 1.1, 1.5], [1.0] * 4, trajectory=[0, 0, 1, 2]
+    )
+    # 1, 1.1 and 1.5, which is clipped to 1.2: three trajectories, each as much as the other
+    assert gain == pytest.approx((1 + 1.1 + 1.2) / 3)
+    assert gradient == near([0.5 / 3, 0.5 / 3, 1.1 / 3, 0])
+    assert measured["clip_fraction"] == pytest.approx(1 / 4)
+
+
+def test_trajectories_of_one_frame_are_clipped_as_frames_are():
+    ratios, advantages = [1.5, 1.5, 0.5, 0.5, 1.1], [1.0, -1.0, 1.0, -1.0, 2.0]
+    gain, gradient, measured = maximised("gspo", ratios, advantages)
+    expected_gain, expected_gradient, expected = maximised("behaviour", ratios, advantages)
+    assert gain == pytest.approx(expected_gain)
+    assert gradient == near(expected_gradient)
+    assert measured == pytest.approx(expected)
+
+
+def test_one_truncated_weight_for_a_trajectory():
+    _, gradient, measured = maximised(
+        "sequence_is", [2, 1.5, 0.5], [1.0, -1.0, 2.0], trajectory=[0, 0, 1]
+    )
+    assert gradient == near([2 / 3, -2 / 3, 1 / 3])  # 3 is above the cap
+    assert measured["clip_fraction"] == pytest.approx(2 / 3)
+
+
+def test_trajectories_whose_mean_ratio_is_far_from_one_are_left_out():
+    gain, gradient, measured = maximised(
+        "geometric", [2, 0.5, 1.2], [1.0] * 3, trajectory=[0, 0, 1]
+    )
+    assert gain == pytest.approx((1.2 + 0.5) / 3)  # the means are 1 and 1.2
+    assert gradient == near([0, 0.5 / 3, 0])
+    assert measured["rejected"] == pytest.approx(1 / 3)
+
+
+def test_a_smooth_weight_of_a_trajectory():
+    _, gradient, _ = maximised("vespo", [2, 1, 1], [1.0, -1.0, 1.0], trajectory=[0, 0, 1])
+    assert gradient == near([4 * math.exp(-3) / 3, -8 * math.exp(-2) / 3, 1 / 3])
+
+
 # -- their options
 
 
@@ -151,7 +270,13 @@ def test_every_objective_makes_a_loss_of_frames():
         gain, gradient, measured = maximised(part.name, [1.0, 1.0], [1.0, -1.0])
         assert math.isfinite(gain)
         assert gradient == near([0.5, -0.5])
-        assert measured == {"approx_kl": 0, "clip_fraction": 0}
+        more = {
+            "vcpo": {"baseline": 0, "step_scale": 1},
+            "vaco": {"total_variation": 0},
+            "geometric": {"rejected": 0},
+        }
+        expected = {"approx_kl": 0, "clip_fraction": 0, **more.get(part.name, {})}
+        assert measured == pytest.approx(expected, abs=1e-6)
 
 
 def test_every_objective_names_its_paper():
@@ -168,6 +293,7 @@ def test_every_objective_names_its_paper():
         ({"decoupled": {"above_cap": "drop"}}, "algo.objective.decoupled.above_cap=drop: "),
         ({"dual_clip": {"ratio_cap": 1}}, "algo.objective.dual_clip.ratio_cap=1: .*more than 1"),
         ({"ewma": {"proximal_decay": 2}}, "algo.objective.ewma.proximal_decay=2: .*0 to 1"),
+        ({"geometric": {"high": 0.5}}, "algo.objective.geometric.high=0.5: .*1 or more"),
         ({"m2po": {"limt": 1}}, "algo.objective.m2po.limt=1: there is no such option"),
     ],
 )

@@ -26,7 +26,9 @@ MODELS = {
     "lstm": (LSTMConfig(hidden_sizes=[8], lstm_size=6, sequence_length=4), VECTOR),
     "cnn": (CNNConfig(hidden_sizes=[8]), Box(0, 255, (36, 36, 1), np.uint8)),
 }
-OFF_POLICY = ("decoupled", "ewma", "dual_clip", "vtrace", "truncated_is", "cispo", "m2po")
+OF_FRAMES = ("decoupled", "ewma", "dual_clip", "vtrace", "truncated_is", "cispo", "m2po", "dppo")
+OF_TRAJECTORIES = ("gspo", "sequence_is", "geometric", "vespo")
+OFF_POLICY = (*OF_FRAMES, "sapo", "vcpo", "vaco", "a3po", *OF_TRAJECTORIES)
 ACTIONS = {
     "discrete": DISCRETE,
     "several": MultiDiscrete([2, 3]),
@@ -250,6 +252,70 @@ def test_the_other_objectives_heed_the_recorded_probabilities(config):
     ppo.update(batch, 0)
     other.update(changed, 0)
     assert not same(ppo, other)
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_minibatches_hold_whole_trajectories(model):
+    ppo = learner(model, objective="gspo", max_lag=2)
+    batch = rollout(ppo, model, steps=40)
+    batch["policy_version"][:, ::5] = -1  # random actions, which nothing is learned from
+    frames, _ = ppo.assess(batch, version=1)
+    frames["origin"] = frames["trajectory"]
+    parts = [
+        {key: x[part["mask"]] for key, x in part.items() if key != "state"}
+        if "mask" in part
+        else part
+        for part in ppo.minibatches(frames)
+    ]
+    pairs = [
+        {*zip(part["trajectory"].tolist(), part["origin"].tolist(), strict=True)} for part in parts
+    ]
+    assert len(parts) > 2
+    assert sum(len(part["action"]) for part in parts) == 3 * 32
+    assert all(len(dict(one)) == len(one) == len({o for _, o in one}) for one in pairs)
+    origins = [origin for one in pairs for _, origin in one]
+    assert len(origins) == len(set(origins)) == len(batch["collector", "traj_ids"].unique())
+    for part in parts:
+        assert (part["age"] == 1).all()
+
+
+@pytest.mark.parametrize("model", ["lstm", "cnn"])
+@pytest.mark.parametrize("objective", OF_TRAJECTORIES)
+def test_what_lies_between_trajectories_changes_nothing(objective, model):
+    ppo = learner(model, objective=objective)
+    batch = rollout(ppo, model)
+    batch["collector", "mask"][:, -4:] = False
+    other, changed = copy.deepcopy(ppo), batch.clone()
+    changed["observation"][:, -3:] = 1
+    changed["action_log_prob"][:, -4:] = -9.0
+    before = copy.deepcopy(ppo)
+    ppo.update(batch, 0)
+    other.update(changed, 0)
+    assert same(ppo, other)
+    assert not same(ppo, before)
+
+
+def test_densities_are_no_probabilities():
+    with pytest.raises(ValueError, match=r"algo.objective='dppo' bounds .*expected discrete"):
+        learner(actions="box", objective="dppo")
+
+
+def test_a_second_gradient_is_not_compiled():
+    with pytest.raises(ValueError, match=r"algo.compile=true algo.objective='vcpo'.*false"):
+        learner(objective="vcpo", compile=True)
+
+
+def test_a_step_may_be_smaller_than_the_learning_rate():
+    config = {"objective": "vcpo", "epochs": 1, "minibatch_size": 1000}
+    start, ppo, other = (learner(**config) for _ in range(3))
+    batch, scale = rollout(start), torch.tensor(0.5)
+    ppo._loss = lambda part: (ppo.loss(part)[0], {})
+    other._loss = lambda part: (other.loss(part)[0], {"step_scale": scale})
+    for one in (ppo, other):
+        one.update(batch, 0)  # one step of Adam, as long as the learning rate
+    first, moved, half = (dict(one.policy.named_parameters()) for one in (start, ppo, other))
+    for name, parameter in first.items():
+        torch.testing.assert_close(half[name] - parameter, scale * (moved[name] - parameter))
 
 
 @pytest.mark.parametrize("model", ["mlp", "lstm"])
