@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -192,6 +193,15 @@ def _objectives() -> Iterator[str]:
             yield ""
 
 
+def _formulas() -> Iterator[str]:
+    """What each of PPO's objectives maximises, from the docstrings. It imports torch."""
+    module = inspect.getmodule(next(iter(objectives)).load())
+    yield (inspect.getdoc(module) or "").rpartition("\n\n")[2]
+    for part in objectives:
+        text = inspect.getdoc(part.load()) or ""
+        yield f"algo.objective={part.name}\n{textwrap.indent(text, '    ')}"
+
+
 def _options(options: type, prefix: str, column: int) -> Iterator[str]:
     """Each option with its default and its comment; nested ones by their dotted names."""
     said, annotations = comments(options), get_type_hints(options)
@@ -230,6 +240,7 @@ def reference() -> str:
     intro = f"# Options\n\nMade by `{command}` from harness/options/."
     general = [line for options in (RunConfig, CommandConfig) for line in _options(options, "", 37)]
     pages = {"every run": "\n".join(general)} | {group: page(group).rstrip() for group in groups()}
+    pages["objectives"] = "\n\n".join(_formulas())
     parts = [f"## {title}\n\n```text\n{text}\n```" for title, text in pages.items() if text]
     return "\n\n".join([intro, *parts])
 

@@ -29,6 +29,7 @@ from harness.options.models import (
     MLPConfig,
     ModelConfig,
 )
+from harness.options.objectives import ObjectiveConfig
 from harness.options.run import Config
 from harness.options.sync import SyncConfig
 from harness.options.typed import (
