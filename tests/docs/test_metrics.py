@@ -19,12 +19,13 @@ REPLAY = (
     *("algo.learning_starts=32", "algo.batch_size=16", "algo.buffer_size=1000"),
 )
 RUNS = (
-    (*PPO, "collector=multi_async", "sync=hogwild", "algo.target_kl=1"),
+    (*PPO, "collector=multi_async", "sync=hogwild", "algo.target_kl=1", "algo.objective=vcpo"),
     (
         *(*PPO, "collector=multi_sync", "collector.preemptive_threshold=0.5"),
         *("sync.link.preset=lan", "sync.wire=int8", "sync.verify=every"),
+        "algo.objective=vaco",
     ),
-    (*PPO, "collector=simulated"),
+    (*PPO, "collector=simulated", "algo.objective=geometric"),
     (*SMALL, "total_frames=384", "collector.frames_per_batch=128", "algo=impala"),
     (*REPLAY, "algo=sac", "env=pendulum"),
     (*REPLAY, "algo=dqn"),
