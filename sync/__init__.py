@@ -6,6 +6,15 @@ and `channel.py` (what a scheme of your own implements).
 
 import sync.deferred_dynamo  # noqa: F401 - before anything that imports tensordict
 from sync.channel import Answer, ReceiverChannel, SenderChannel
+from sync.compat import (
+    LocalWeightUpdaterBase,
+    MPTransport,
+    MultiProcessedRemoteWeightUpdate,
+    RayRemoteWeightUpdater,
+    RemoteWeightUpdaterBase,
+    TransportBackend,
+    VanillaLocalWeightUpdater,
+)
 from sync.effects.exact_lag import Lag
 from sync.effects.slow_link import PRESETS, Link
 from sync.effects.tearing import Tear
@@ -24,14 +33,6 @@ from sync.schemes.ray import RayWeightSyncScheme
 from sync.schemes.rpc import RPCWeightSyncScheme
 from sync.schemes.shared_mem import SharedMemWeightSyncScheme
 from sync.schemes.simulated import SimulatedWeightSyncScheme
-from sync.transport import MPTransport, TransportBackend
-from sync.updaters import (
-    LocalWeightUpdaterBase,
-    MultiProcessedRemoteWeightUpdate,
-    RayRemoteWeightUpdater,
-    RemoteWeightUpdaterBase,
-    VanillaLocalWeightUpdater,
-)
 
 __all__ = [
     "PRESETS",

@@ -40,7 +40,6 @@ from sync.receiver import Receiver
 from sync.registry import scheme_class
 from sync.sender import Sender
 from sync.stats import SendStats
-from sync.transport import SchemeTransport
 from sync.verify import Verifier, check_verify
 from sync.worker import WorkerRecord
 
@@ -272,7 +271,8 @@ class WeightSyncScheme:
             effects.append(Lagging(self.lag, num_workers, self.first_version))
         return Pipeline(channel, layout, effects, encoder)
 
-    def _check_worker(self, worker_idx: Any) -> int:
+    def check_worker(self, worker_idx: Any) -> int:
+        """The number of a worker, or a `ValueError` if there is no such worker."""
         if worker_idx not in range(self.num_workers):
             raise ValueError(
                 f"worker_idx={worker_idx!r}: this scheme has workers 0 to {self.num_workers - 1}"
@@ -363,7 +363,7 @@ class WeightSyncScheme:
             worker_idx = getattr(context, "worker_idx", None) if worker_idx is None else worker_idx
             if model is None and model_id is not None:
                 model = resolve_model(context, model_id)
-        worker = self._check_worker(worker_idx)
+        worker = self.check_worker(worker_idx)
         if self._receiver is not None and self._pid == os.getpid():
             self._receiver.close()
         self._leave_process()
@@ -568,20 +568,6 @@ class WeightSyncScheme:
     def synchronized_on_receiver(self) -> bool:
         return self._receiver is not None and self._receiver.version != NEVER
 
-    def prepare_weights(
-        self,
-        weights: Any = None,
-        model_id: str | None = None,
-        strategy: WeightStrategy | None = None,
-        context: Any = None,
-    ) -> Any:
-        """Weights in the strategy's form: the given ones, else those of `context` or the model."""
-        if weights is None and context is not None:
-            weights = resolve_model(context, model_id or self.model_id or "")
-        if weights is None:
-            weights = self.weights
-        return None if weights is None else (strategy or self.strategy).extract_weights(weights)
-
     def apply_weights(self, weights: Weights, inplace: bool = True) -> None:
         """Copy weights into this side's model, without any communication."""
         model = self.model if self.model is not None else self.weights
@@ -591,12 +577,6 @@ class WeightSyncScheme:
             self._receiver.apply(weights, inplace)
         else:
             self.strategy.apply_weights(model, weights, inplace)
-
-    def create_transport(self, *, worker_idx: int = 0) -> SchemeTransport:
-        """This scheme as the transport of one worker."""
-        if self._layout is None:
-            raise RuntimeError("call create_transport() between init_on_sender() and shutdown()")
-        return SchemeTransport(self, self._check_worker(worker_idx))
 
     def shutdown(self) -> None:
         """Disconnect from the other side and release everything. A second call does nothing.
@@ -656,31 +636,11 @@ class WeightSyncScheme:
             raise RuntimeError(f"{call}() before connect(): there are no weights yet")
         return receiver
 
-    # -- the older spelling
-
     @staticmethod
     def from_backend(name: str, **kwargs: Any) -> WeightSyncScheme:
         """The scheme known by a short name, such as "shared" or "multiprocessing"."""
         scheme: WeightSyncScheme = scheme_class(name)(**kwargs)
         return scheme
-
-    def init_on_worker(self, **kwargs: Any) -> None:
-        """The older name of `init_on_receiver`."""
-        self.init_on_receiver(**kwargs)
-
-    def synchronize_weights(self, **kwargs: Any) -> None:
-        """The older name of `connect`."""
-        self.connect(**kwargs)
-
-    def create_sender(self) -> Self:
-        """The scheme, which is its own sender and receiver."""
-        return self
-
-    get_sender = create_receiver = get_receiver = create_sender
-
-    def update_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """The older name of `send`."""
-        self.send(weights, worker_ids)
 
 
 # What `_leave_process` sets.

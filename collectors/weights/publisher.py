@@ -9,11 +9,16 @@ import torch
 from torch import nn
 
 from collectors.weights.models import POLICY, find_model, sends_weights
-from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
+from sync import (
+    LocalWeightUpdaterBase,
+    MultiProcessedRemoteWeightUpdate,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
 from sync.errors import WorkerError, combine
 from sync.model.snapshot import NEVER
 from sync.model.strategy import Weights
-from sync.updaters import LocalWeightUpdaterBase, MultiProcessedRemoteWeightUpdate
 
 
 class Publisher:
