@@ -6,17 +6,19 @@ import contextlib
 import io
 import pickle
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor
 
 
 class Packed(NamedTuple):
-    """An object as bytes, and the memory of its tensors: flat uint8 views, in order."""
+    """An object as bytes, and the memory of its tensors and arrays: flat uint8 tensors."""
 
     data: bytes
     tensors: list[Tensor]
@@ -24,14 +26,14 @@ class Packed(NamedTuple):
 
 def pack(obj: Any) -> Packed:
     """Pickle `obj` (cloudpickle, so lambdas travel) without copying its dense CPU tensors."""
-    file, tensors = io.BytesIO(), list[Tensor]()
-    _Pickler(file, tensors).dump(obj)
-    return Packed(file.getvalue(), tensors)
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(obj)
+    return Packed(file.getvalue(), [as_tensor(buffer.raw()) for buffer in buffers])
 
 
 def unpack(data: bytes, tensors: Sequence[Tensor]) -> Any:
     """The object again; its tensors are views of `tensors`."""
-    return _Unpickler(io.BytesIO(data), tensors).load()
+    return pickle.loads(data, buffers=[tensor.numpy() for tensor in tensors])
 
 
 def unpack_and_run(data: bytes, tensors: Sequence[Tensor]) -> Any:
@@ -41,34 +43,28 @@ def unpack_and_run(data: bytes, tensors: Sequence[Tensor]) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]):
-        super().__init__(file)
-        self._tensors = tensors
-        self._known: dict[int, tuple[int, torch.dtype, tuple[int, ...]]] = {}
-        self._alive: list[Tensor] = []  # so that no id is used twice
-
-    def persistent_id(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor or not _is_plain(obj):
-            return None
-        if id(obj) not in self._known:
-            flat = obj.detach().contiguous().reshape(-1)
-            if flat.stride(0) != 1:  # one element, which is contiguous whatever its stride
-                flat = flat.clone(memory_format=torch.contiguous_format)
-            flat = flat.view(torch.uint8)
-            self._known[id(obj)] = len(self._tensors), obj.dtype, tuple(obj.shape)
-            self._tensors.append(flat)
-            self._alive.append(obj)
-        return self._known[id(obj)]
+            return super().reducer_override(obj)
+        flat = obj.detach().contiguous().reshape(-1)
+        if flat.stride(0) != 1:  # one element, which is contiguous whatever its stride
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        memory = pickle.PickleBuffer(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+        return _make_tensor, (memory, obj.dtype, tuple(obj.shape))
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]):
-        super().__init__(file)
-        self._tensors = tensors
+def _make_tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return as_tensor(memory).view(dtype).view(shape)
 
-    def persistent_load(self, pid: Any) -> Tensor:
-        place, dtype, shape = pid
-        return self._tensors[place].view(dtype).view(shape)
+
+def as_tensor(memory: Any) -> Tensor:
+    """A uint8 tensor over memory, which is only to be read if the memory is read-only."""
+    array = np.asarray(memory, np.uint8)
+    if not array.size:
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():  # torch has no read-only tensors, and warns of one
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -105,8 +101,13 @@ class Outcome(NamedTuple):
         self.value.add_note(f"in {whose}:\n{self.traceback.rstrip()}")
         future.set_exception(self.value)
 
-    def packed(self) -> Packed:
-        """The outcome as bytes and tensors; a result that cannot be pickled becomes an error."""
+    def packed(self, *, is_plain: bool = False) -> Packed:
+        """The outcome as bytes and tensors; a result that cannot be pickled becomes an error.
+
+        is_plain: plain pickle can handle the result, which is faster.
+        """
+        if is_plain and self.fine:
+            return Packed(pickle.dumps(self, pickle.HIGHEST_PROTOCOL), [])
         try:
             return pack(self)
         except Exception as error:  # noqa: BLE001 - any user's class, whatever is wrong with it

@@ -33,7 +33,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sync.remote.addresses import interface_of
 from sync.remote.blocks import lend_block
 from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack_and_run
 from sync.remote.engine import PeerDied
@@ -176,7 +175,7 @@ class GlooConnection:
 
     def _serve_post(self, ticket: int, data: bytes, block: Tensor) -> None:
         def answer(done: Future[Outcome]) -> None:
-            self._outgoing.put(_Message(_ANSWER, ticket, done.result().packed()))
+            self._outgoing.put(_Message(_ANSWER, ticket, done.result().packed(is_plain=True)))
 
         run_post(data, block).add_done_callback(answer)
 
@@ -253,12 +252,15 @@ def make_group(store: Any, name: str, rank: int, address: str, timeout_s: float)
     """A gloo group of two, bound to `address`, with the same `name` in `store` on both sides."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_s)
-    options._devices = [_device(os.getpid(), interface_of(address), next(_turns) % _MOST_DEVICES)]
+    options._devices = [_device(os.getpid(), address, next(_turns) % _MOST_DEVICES)]
     options._threads = 1  # sending and receiving uses none of them
     return dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, options)
 
 
 @cache
-def _device(pid: int, interface: str, number: int) -> Any:
+def _device(pid: int, address: str, number: int) -> Any:
     """What groups share: a thread that sends and receives, and wakes every 10 ms even if idle."""
-    return dist.ProcessGroupGloo.create_device(interface=interface)
+    try:
+        return dist.ProcessGroupGloo.create_device(hostname=address)
+    except RuntimeError as error:
+        raise ValueError(f"address={address!r} is not of this machine: {error}") from None

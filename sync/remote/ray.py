@@ -21,17 +21,15 @@ import os
 import pickle
 import secrets
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from sync.remote.calls import Outcome, pack_post, run_post
+from sync.remote.calls import Outcome, as_tensor, pack_post, run_post
 from sync.remote.engine import Engine, PackedBlock, PeerDied
 
 # The largest block that goes along with one task, and with the tasks of all peers together: for
@@ -171,12 +169,8 @@ def _run_post(actor: Any, data: bytes, *content: Any) -> Outcome | bytes:
 def _as_tensor(content: Sequence[Any]) -> Tensor:
     """The block, to read: in the object store all actors of a node map the same memory."""
     if isinstance(content[0], bytes):
-        array = np.frombuffer(b"".join(content), np.uint8)
-    else:
-        (array,) = content
-    with warnings.catch_warnings():  # torch has no read-only tensors, and warns of this one
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
+        return as_tensor(np.frombuffer(b"".join(content), np.uint8))
+    return as_tensor(content[0])
 
 
 def _is_death(error: BaseException) -> bool:

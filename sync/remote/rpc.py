@@ -248,7 +248,7 @@ def _run_post(data: bytes, block: Tensor) -> torch.futures.Future[Any]:
     replied: torch.futures.Future[Any] = torch.futures.Future()
 
     def reply(done: Future[Outcome]) -> None:
-        replied.set_result(_reply(done.result().packed()))
+        replied.set_result(_reply(done.result().packed(is_plain=True)))
 
     run_post(data, block).add_done_callback(reply)
     return replied
