@@ -147,7 +147,22 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     @property
     def stats(self) -> dict[str, Any]:
-        return {"version": self.version, "sends": 0, "bytes": 0, "workers": {}}
+        nothing = SendStats()
+        summary = {"version": self.version, **nothing.summary(), "wire": nothing.wire_summary()}
+        return {**summary, "moved": {}, "workers": {}}
+
+    @property
+    def verified_calls(self) -> int:
+        return 0
+
+    @property
+    def links(self) -> dict[int, Any]:
+        return {}
+
+    def describe_worker(self, worker_idx: int, label: str) -> None:
+        """Checks the number; no error is raised about a worker."""
+        self._check_side("describe_worker", "sender")
+        self.check_worker(worker_idx)
 
     @property
     def initialized_on_sender(self) -> bool:

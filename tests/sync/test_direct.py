@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sync import NoWeightSyncScheme
+from sync import NoWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.sync.support import Worker, bits, connect, held, policy, receive
 from tests.sync.test_scheme import NOTHING, known
 
@@ -91,7 +91,16 @@ def test_stats_say_that_nothing_was_sent():
     scheme = scheme_of(policy(1))
     scheme.connect()
     scheme.send()
-    assert scheme.stats == {"version": 0, "sends": 0, "bytes": 0, "workers": {}}
+    moving = SharedMemWeightSyncScheme()
+    moving.init_on_sender(model=policy(1), devices=["cpu"])
+    assert scheme.stats.keys() == moving.stats.keys()
+    moving.shutdown()
+    assert (scheme.stats["version"], scheme.stats["sends"], scheme.stats["bytes"]) == (0, 0, 0)
+    assert (scheme.stats["moved"], scheme.stats["workers"]) == ({}, {})
+    assert (scheme.verified_calls, scheme.links) == (0, {})
+    scheme.describe_worker(1, "the second")
+    with pytest.raises(ValueError, match="has workers 0 to 1"):
+        scheme.describe_worker(2, "the third")
 
 
 def test_weights_can_be_applied_by_hand():
