@@ -16,7 +16,7 @@ from sync import (
     SimulatedWeightSyncScheme,
     WeightSyncScheme,
 )
-from sync.stats import KEPT, Applied
+from sync.workers import KEPT, Applied
 
 MS = 1e-6  # of a nanosecond
 

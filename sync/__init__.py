@@ -25,12 +25,14 @@ from sync.model.snapshot import Snapshot
 from sync.model.strategy import WeightStrategy
 from sync.registry import SCHEMES, register
 from sync.scheme import WeightSyncScheme
-from sync.schemes.distributed import DistributedWeightSyncScheme
 from sync.schemes.hogwild import HogwildWeightSyncScheme
 from sync.schemes.multiprocess import MultiProcessWeightSyncScheme
 from sync.schemes.none import NoWeightSyncScheme
-from sync.schemes.ray import RayWeightSyncScheme
-from sync.schemes.rpc import RPCWeightSyncScheme
+from sync.schemes.remote import (
+    DistributedWeightSyncScheme,
+    RayWeightSyncScheme,
+    RPCWeightSyncScheme,
+)
 from sync.schemes.shared_mem import SharedMemWeightSyncScheme
 from sync.schemes.simulated import SimulatedWeightSyncScheme
 

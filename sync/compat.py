@@ -20,14 +20,14 @@ import torch
 
 from sync.channel import APPLIED, FAILED
 from sync.errors import WorkerRaised, WorkerTimeout
-from sync.forms import resolve_model
 from sync.model.binding import Binding
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot, private_snapshot
 from sync.model.strategy import Weights, WeightStrategy
 from sync.scheme import WeightSyncScheme
-from sync.schemes.ray import RayWeightSyncScheme
+from sync.schemes.remote import RayWeightSyncScheme
 from sync.schemes.shared_mem import SharedMemWeightSyncScheme
+from sync.sources import resolve_model
 
 # -- spellings
 

@@ -31,7 +31,6 @@ from sync.effects.pipeline import Effect, Pipeline
 from sync.effects.slow_link import Link, SlowLinkSender
 from sync.effects.tearing import Tear, Tearing
 from sync.effects.wire import check_wire, make_decoder, make_encoder
-from sync.forms import SenderForm, resolve_model
 from sync.local.waiting import LONGEST_S
 from sync.model.layout import CheckFinite, Layout
 from sync.model.snapshot import NEVER
@@ -39,9 +38,9 @@ from sync.model.strategy import Weights, WeightStrategy, is_by_worker
 from sync.receiver import Receiver
 from sync.registry import scheme_class
 from sync.sender import Sender
-from sync.stats import SendStats
+from sync.sources import SenderForm, resolve_model
 from sync.verify import Verifier, check_verify
-from sync.worker import WorkerRecord
+from sync.workers import SendStats, WorkerRecord
 
 SEND_TIMEOUT_S = 10.0  # of a scheme without a timeout of its own, outside of a collector
 

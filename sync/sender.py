@@ -18,15 +18,14 @@ from torch import nn
 from sync.channel import JOINED, LEFT, LOST, SenderChannel, now_ns
 from sync.effects.pipeline import Parcel, Pipeline
 from sync.errors import WorkerError, combine
-from sync.forms import SenderForm
 from sync.local.doorbell import Doorbell
 from sync.local.waiting import SLICE_S, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.layout import CheckFinite
 from sync.model.snapshot import NEVER, Snapshot
 from sync.model.strategy import Weights, WeightStrategy
-from sync.stats import SendStats, Sent
-from sync.worker import WorkerRecord
+from sync.sources import SenderForm
+from sync.workers import SendStats, Sent, WorkerRecord
 
 _CLOSE_S = 1.0  # how long closing waits for a call of another thread to end
 Plan = list[tuple[Weights, list[int]]]  # weights, and the workers that are sent them

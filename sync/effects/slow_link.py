@@ -24,7 +24,7 @@ import numpy as np
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer, SenderChannel, now_ns
 from sync.model.snapshot import Snapshot
-from sync.stats import KEPT, percentiles
+from sync.workers import KEPT, percentiles
 
 PACKET_BYTES = 1500
 # The most messages in flight on one link: each takes the memory of a block.

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from sync.model.checksums import checksum
 from sync.model.copying import copy_leaves
 from sync.model.cuda import CudaCopies
 from sync.model.layout import CheckFinite, Layout
-from sync.model.snapshot import Snapshot
+from sync.model.snapshot import Snapshot, checksum
 from sync.model.strategy import (
     Flat,
     Slot,

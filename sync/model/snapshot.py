@@ -12,13 +12,13 @@ follow the extra state, and a word of the header contains their number.
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sync.model.checksums import checksums_of
 from sync.model.copying import copy_leaves, require_finite
 from sync.model.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
 
@@ -158,3 +158,15 @@ def free_private(pool: list[Snapshot], layout: Layout, taken: Collection[Snapsho
             return block
     pool.append(private_snapshot(layout))
     return pool[-1]
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of the tensor's numbers, in row-major order, wherever it lies; on one thread."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def checksums_of(leaves: Sequence[Tensor], version: int, extra: bytes) -> list[int]:
+    """One checksum for each leaf, and a last one for the version with its extra state."""
+    stamp = version.to_bytes(8, "little", signed=True)
+    return [*map(checksum, leaves), zlib.crc32(extra, zlib.crc32(stamp))]

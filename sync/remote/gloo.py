@@ -24,12 +24,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
 from sync.remote.engine import PackedBlock, PeerDied
 from sync.remote.gloo_connection import GlooConnection, close_together, make_group
 from sync.remote.inbox import close_all
-from sync.remote.joining import JoiningEngine
-from sync.remote.store import find_store
+from sync.remote.meeting import (
+    LOOPBACK,
+    JoiningEngine,
+    address_towards,
+    find_store,
+    warn_if_exposed,
+)
 
 _PAIR_S = 20.0  # how long two peers wait for each other
 

@@ -34,8 +34,16 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sync.remote.blocks import lend_block
-from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack_and_run
 from sync.remote.engine import PeerDied
+from sync.remote.pickled_calls import (
+    Outcome,
+    Packed,
+    pack,
+    pack_post,
+    run_post,
+    tell,
+    unpack_and_run,
+)
 
 FRAME_BYTES = 4096
 _HEAD = struct.Struct("<4q")  # kind, ticket, bytes of the pickle, number of tensors

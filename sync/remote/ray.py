@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sync.remote.calls import Outcome, as_tensor, pack_post, run_post
 from sync.remote.engine import Engine, PackedBlock, PeerDied
+from sync.remote.pickled_calls import Outcome, as_tensor, pack_post, run_post
 
 # The largest block that goes along with one task, and with the tasks of all peers together: for
 # larger ones the object store is faster.

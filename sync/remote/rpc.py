@@ -30,11 +30,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sync.remote.addresses import LOOPBACK, address_towards, warn_if_exposed
-from sync.remote.calls import Outcome, Packed, pack, pack_post, run_post, tell, unpack_and_run
 from sync.remote.engine import PackedBlock, PeerDied
 from sync.remote.inbox import close_all
-from sync.remote.joining import JoiningEngine
+from sync.remote.meeting import (
+    LOOPBACK,
+    JoiningEngine,
+    address_towards,
+    find_store,
+    warn_if_exposed,
+)
+from sync.remote.pickled_calls import (
+    Outcome,
+    Packed,
+    pack,
+    pack_post,
+    run_post,
+    tell,
+    unpack_and_run,
+)
 from sync.remote.rpc_group import (
     MemberLost,
     join,
@@ -44,7 +57,6 @@ from sync.remote.rpc_group import (
     remove_members,
     torch_rpc,
 )
-from sync.remote.store import find_store
 
 _TRAINER = "trainer"
 _AGAIN_S = 0.1

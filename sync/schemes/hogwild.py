@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from sync.forms import SenderForm
 from sync.model.binding import Binding
 from sync.model.layout import HEADER_BYTES, CheckFinite, Layout
 from sync.model.snapshot import Snapshot
@@ -23,6 +22,7 @@ from sync.model.strategy import WeightStrategy, check_movable, flatten
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
+from sync.sources import SenderForm
 
 
 class HogwildSender(SharedMemSender):

@@ -7,14 +7,14 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from sync.forms import SenderForm, resolve_model
 from sync.local.waiting import wait_for
 from sync.model.snapshot import NEVER
 from sync.model.strategy import Weights, is_by_worker, refuse_non_finite
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
 from sync.sender import chosen_workers
-from sync.stats import SendStats
+from sync.sources import SenderForm, resolve_model
+from sync.workers import SendStats
 
 
 @register("none", "direct")

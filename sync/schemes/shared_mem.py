@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sync.channel import Answer, SenderChannel
-from sync.local.board import Board, Row, Word
 from sync.local.channel import LocalReceiver, LocalSender
 from sync.local.doorbell import Fence
 from sync.local.memory import AnonymousMemory
+from sync.local.notice_board import Board, Row, Word
 from sync.local.rendezvous import WAKE
 from sync.local.slots import Slots
 from sync.model.layout import Layout

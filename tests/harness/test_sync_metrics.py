@@ -13,7 +13,7 @@ from torch import nn
 from harness.pipeline import make_scheme
 from harness.sync_metrics import SyncMeter
 from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
-from sync.stats import KEPT
+from sync.workers import KEPT
 from tests.harness.config.composed import config_of
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sync import Layout, WorkerDied, WorkerRaised
-from sync.stats import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
+from sync.workers import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
 from tests.sync.support import (
     Counting,
     Worker,

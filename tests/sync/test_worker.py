@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sync.channel import APPLIED, JOINED, LOST, Answer
 from sync.model.snapshot import NEVER
-from sync.worker import WorkerRecord
+from sync.workers import WorkerRecord
 
 
 def test_a_process_that_takes_a_place_has_acknowledged_nothing():

@@ -19,8 +19,8 @@ from sync import (
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
+from sync.effects.delta import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
 from sync.effects.pipeline import Parcel, Pipeline
-from sync.effects.planes import CHUNK_BYTES, apply_changes, max_changes_bytes, write_changes
 from sync.effects.rounding import rounded_format
 from sync.effects.wire import make_encoder
 from sync.model.snapshot import private_snapshot

@@ -11,9 +11,9 @@ import torch
 
 from sync import Layout
 from sync.channel import APPLIED, Answer
-from sync.local.board import _ROW_WORDS, FREE, Board, Row, Word
 from sync.local.doorbell import Fence
 from sync.local.memory import AnonymousMemory
+from sync.local.notice_board import _ROW_WORDS, FREE, Board, Row, Word
 from sync.local.slots import Slots
 from sync.model.snapshot import NEVER
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
@@ -139,7 +139,7 @@ def publish(side: Side, version: int) -> int | None:
         slots=SimpleNamespace(free=lambda held: Block(side, min(set(range(BLOCKS)) - held))),
         _peers={0: SimpleNamespace(connection=connection)},
         count_moved=lambda nbytes: None,
-        _moved_bytes=lambda block: 0,
+        moved_bytes=lambda block: 0,
     )
     block = SharedMemSender.free_block(sender, [])
     block.write(version)

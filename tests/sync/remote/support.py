@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from sync import RPCWeightSyncScheme
-from sync.remote.calls import Outcome
 from sync.remote.engine import Engine
+from sync.remote.pickled_calls import Outcome
 
 
 class Threads(Engine):

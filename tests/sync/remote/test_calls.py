@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from sync.remote.calls import Outcome, pack, unpack
+from sync.remote.pickled_calls import Outcome, pack, unpack
 
 
 def sent(thing):

@@ -11,8 +11,7 @@ import warnings
 import psutil
 import pytest
 
-from sync.remote.addresses import address_towards, interface_of, is_loopback
-from sync.remote.store import open_store
+from sync.remote.meeting import address_towards, interface_of, is_loopback, open_store
 from tests.promises.probe import wait_until
 from tests.promises.remote_probe import ENGINES, MODULES, Peers
 
