@@ -77,8 +77,8 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
     counted = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     yield f"{count(len(runs), 'run')}: {counted}. Only finished ones enter the numbers below."
     if plan.differing:
-        only = " of one task" * (len(found) > 1)
-        besides = ", or follow from the choice of a part" * bool(plan.implied)
+        only = " of one task" if len(found) > 1 else ""
+        besides = ", or follow from the choice of a part" if plan.implied else ""
         yield f"The options in which runs{only} differ; all others are the same{besides}."
         rows = [
             [key, _told(", ".join(values))]
@@ -375,7 +375,7 @@ def _some(runs: Sequence[Run]) -> str:
     """The names of the first of them, and how many there are besides."""
     names = [run.name for run in runs[:MOST_NAMES]]
     more = len(runs) - len(names)
-    return ", ".join(names) + f" and {more} more (data/runs.csv)" * bool(more)
+    return ", ".join(names) + (f" and {more} more (data/runs.csv)" if more else "")
 
 
 def _reached(runs: Sequence[Run]) -> str:

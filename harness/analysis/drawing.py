@@ -118,20 +118,25 @@ def looks(findings: Findings) -> dict[str, dict[str, Any]]:
 
     With a design, colour is the line and its strength the place on the x axis.
     """
-    if (design := findings.design) is not None:
-        strengths = np.linspace(0.3, 1.0, len(design.values))
-        return {
-            result.label: {key: line_look(number)[key] for key in ("color", "linestyle")}
-            | {"alpha": float(strengths[design.values.index(place.x)])}
-            for result in findings.results
-            for place in [design.place(result.setting)]
-            for number in [design.lines.index(place.line)]
-        }
-    found = {result.label: GREY for result in findings.results}
+    if findings.design is not None:
+        return {r.label: _look_in(findings.design, r) for r in findings.results}
+    every = {result.label: GREY for result in findings.results}
     for place, label in enumerate(_told_apart(findings)):
         colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
-        found[label] = {"color": colour, "linestyle": dash}
-    return found
+        every[label] = {"color": colour, "linestyle": dash}
+    return every
+
+
+def _look_in(design: Design, result: Result) -> dict[str, Any]:
+    place = design.place(result.setting)
+    look = line_look(design.lines.index(place.line))
+    strength = strengths(design)[design.values.index(place.x)]
+    return {"color": look["color"], "linestyle": look["linestyle"], "alpha": strength}
+
+
+def strengths(design: Design) -> list[float]:
+    """How strong the colour of each value of x is."""
+    return [float(strength) for strength in np.linspace(0.3, 1.0, len(design.values))]
 
 
 def _told_apart(findings: Findings) -> list[str]:
@@ -179,12 +184,11 @@ def _legend(findings: Findings, drawn: Sequence[Result]) -> list[tuple[str, dict
     styles = looks(findings)
     own = [(shown(r.label), look) for r in drawn if (look := styles[r.label]) is not GREY]
     others = len(drawn) - len(own)
-    return own + [(f"{others} others", GREY)] * bool(others)
+    return [*own, (f"{others} others", GREY)] if others else own
 
 
 def _legend_of_design(design: Design) -> list[tuple[str, dict[str, Any]]]:
     """The colours of the lines, then how strong the values of x are."""
-    strengths = np.linspace(0.3, 1.0, len(design.values))
     colours = [
         (shown(line) or "all", {key: line_look(number)[key] for key in ("color", "linestyle")})
         for number, line in enumerate(design.lines)
@@ -192,9 +196,9 @@ def _legend_of_design(design: Design) -> list[tuple[str, dict[str, Any]]]:
     return colours + [
         (
             shown(f"{' + '.join(design.x)}={value}"),
-            {"color": "#777777", "alpha": float(strength), "linestyle": "-"},
+            {"color": "#777777", "alpha": strength, "linestyle": "-"},
         )
-        for value, strength in zip(design.values, strengths, strict=True)
+        for value, strength in zip(design.values, strengths(design), strict=True)
     ]
 
 

@@ -155,47 +155,32 @@ def analyse(
     for task in plan.tasks:
         show_progress(f"statistics of {task.name}")
         found.append(_task(task, metric, score, target))
-    results = [result for findings in found for result in findings.results]
-    known = {name for result in results for run in result.runs for name in run.summary}
-    if metric is not None and known and metric not in known:
-        raise ValueError(f"--metric is {metric!r}; {suggest(metric, known)}")
-    matched = by_source or baseline is None
+    _check_metric(metric, found)
+    has_baseline = False
     for findings in every_score(found):
-        settings = findings.task.settings
-        findings.design = design
+        findings.design, findings.margin = design, margin
         if interaction is not None:
             scores = {result.label: result.scores for result in findings.results}
-            findings.interactions = interactions(settings, scores, interaction)
-        fixed: Options = {}
-        if by_source:
-            fixed = {SOURCE: settings[0].values.get(SOURCE, MISSING)}
-        elif baseline is not None:
-            fixed = _values_named(baseline, settings)
-        elif design is not None:
-            fixed = design.first(settings)
-        same = [setting for setting in settings if _has(setting, fixed)]
-        if fixed and (by_source or len(same) != 1):
-            told = " and ".join(f"{key}={value}" for key, value in fixed.items())
-            findings.against = f"the setting with {told} that is otherwise the same"
-            pairs = _otherwise_same(settings, fixed, design.factors if design else ())
-            matched |= bool(same)
-        else:
-            label = same[0].label if fixed else _baseline(findings, baseline)
-            if label is None:
-                continue
-            matched = True
-            findings.baseline, findings.against = label, label
-            pairs = [(r.label, label) for r in findings.results if r.label != label]
-        _compare(findings, pairs, margin)
+            findings.interactions = interactions(findings.task.settings, scores, interaction)
+        pairs = _pairs(findings, baseline, by_source)
+        has_baseline |= pairs is not None
+        _compare(findings, pairs or [])
     if interaction is not None and not any(f.interactions for f in every_score(found)):
         raise ValueError(
             f"--interaction is {interaction!r}; no two values of each option occur in all four "
             "combinations"
         )
-    if not matched:
-        labels = [result.label for result in results]
-        raise ValueError(f"--baseline is {baseline!r}; {suggest(str(baseline), labels)}")
+    if baseline is not None and not has_baseline:
+        labels = [result.label for findings in found for result in findings.results]
+        raise ValueError(f"--baseline is {baseline!r}; {suggest(baseline, labels)}")
     return found
+
+
+def _check_metric(metric: str | None, found: Sequence[Findings]) -> None:
+    runs = [run for findings in found for result in findings.results for run in result.runs]
+    names = {name for run in runs for name in run.summary}
+    if metric is not None and names and metric not in names:
+        raise ValueError(f"--metric is {metric!r}; {suggest(metric, names)}")
 
 
 def every_score(found: Sequence[Findings]) -> Iterator[Findings]:
@@ -348,10 +333,34 @@ def _add_profiles(results: Sequence[Result]) -> None:
 # -- comparisons
 
 
-def _compare(findings: Findings, pairs: Sequence[tuple[str, str]], margin: Margin) -> None:
-    findings.margin = margin
+def _pairs(
+    findings: Findings, baseline: str | None, by_source: bool
+) -> list[tuple[str, str]] | None:
+    """Each setting and the one that it is compared with; None if there is no such baseline."""
+    settings, design = findings.task.settings, findings.design
+    fixed: Options = {}
+    if by_source:
+        fixed = {SOURCE: settings[0].values.get(SOURCE, MISSING)}
+    elif baseline is not None:
+        fixed = _values_named(baseline, settings)
+    elif design is not None:
+        fixed = design.first(settings)
+    same = [setting for setting in settings if _has(setting, fixed)]
+    if fixed and (by_source or len(same) != 1):
+        values = " and ".join(f"{key}={value}" for key, value in fixed.items())
+        findings.against = f"the setting with {values} that is otherwise the same"
+        factors = design.factors if design else ()
+        return _otherwise_same(settings, fixed, factors) if same else None
+    label = same[0].label if fixed else _baseline(findings, baseline)
+    if label is None:
+        return None
+    findings.baseline, findings.against = label, label
+    return [(result.label, label) for result in findings.results if result.label != label]
+
+
+def _compare(findings: Findings, pairs: Sequence[tuple[str, str]]) -> None:
     scores = {r.label: r.scores for r in findings.results}
-    findings.comparisons = compare_pairs(scores, pairs, margin)
+    findings.comparisons = compare_pairs(scores, pairs, findings.margin)
     for name, baseline in pairs:
         left, right = (_values(findings.result(label)) for label in (name, baseline))
         if len(left) and len(right):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.analysis.read_runs import Run
+from harness.analysis.text import plural
 from harness.options.typed import show
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
@@ -72,39 +73,43 @@ class Plan:
 def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
     """Sort runs into tasks and settings. `by_source` keeps the directories named apart."""
     readable = [run for run in runs if run.options]
-    every = _kinds_as_one([_parts_as_typed(_options(run, by_source)) for run in readable])
-    known = list(zip(readable, every, strict=True))
+    options = _kinds_as_one([_parts_as_typed(_options(run, by_source)) for run in readable])
     groups: dict[str, list[tuple[Run, Options]]] = {}
-    for run, own in known:
+    for run, own in zip(readable, options, strict=True):
         groups.setdefault(" on ".join(own.get(key, MISSING) for key in TASK), []).append((run, own))
-    found = {key: _values(key, every) for key in _keys(every)}
-    differing = {
-        key: sorted(values, key=by_size)
-        for key, values in found.items()
-        if len(values) > 1
-        and (key == "seed" or not _follows_seed(key, every))
-        and (
-            key in TASK
-            or any(len(_values(key, [own for _, own in group])) > 1 for group in groups.values())
-        )
-    }
-    notes: list[str] = []
     replaced: list[tuple[Run, Run]] = []
     tasks = [
         Task(name, group[0][1].get("env.id", ""), _settings(group, replaced))
         for name, group in sorted(groups.items())
     ]
-    if replaced:
-        names = [", ".join(run.name for run in side) for side in zip(*replaced, strict=True)]
-        are = "is" if len(replaced) == 1 else "are"
-        notes.append(
-            f"{names[0]} {are} left out: {names[1]} ran the same config and seed, and later"
-        )
-    if lost := len(runs) - len(known):
-        notes.append(f"Without a readable config, so in no setting: {lost} of {len(runs)} runs")
-    common = {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
-    implied = {key for key in differing if _is_of_some_parts(key, every)}
+    values = {key: _values(key, options) for key in _keys(options)}
+    within = [[own for _, own in group] for group in groups.values()]
+    differing = {
+        key: sorted(values[key], key=by_size) for key in values if _differs(key, options, within)
+    }
+    common = {key: next(iter(several)) for key, several in values.items() if len(several) == 1}
+    implied = {key for key in differing if _is_of_some_parts(key, options)}
+    notes = list(_notes(replaced, len(runs), len(runs) - len(readable)))
     return Plan(tasks, differing, implied, common, notes)
+
+
+def _differs(key: str, options: Sequence[Options], tasks: Sequence[Sequence[Options]]) -> bool:
+    """Whether runs of one task differ in this option, or tasks by it."""
+    if key != "seed" and _follows_seed(key, options):
+        return False
+    if key in TASK:
+        return len(_values(key, options)) > 1
+    return any(len(_values(key, task)) > 1 for task in tasks)
+
+
+def _notes(replaced: Sequence[tuple[Run, Run]], num_runs: int, num_lost: int) -> Iterator[str]:
+    """What was left out, and why."""
+    if replaced:
+        older, newer = (", ".join(run.name for run in side) for side in zip(*replaced, strict=True))
+        are = plural(len(replaced), "is", "are")
+        yield f"{older} {are} left out: {newer} ran the same config and seed, and later"
+    if num_lost:
+        yield f"Without a readable config, so in no setting: {num_lost} of {num_runs} runs"
 
 
 def _options(run: Run, by_source: bool) -> Options:

@@ -33,9 +33,14 @@ def with_interval(found: Estimate | None) -> str:
     return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
 
 
+def plural(number: int, one: str, several: str) -> str:
+    """The form of a word that goes with the number."""
+    return one if number == 1 else several
+
+
 def count(things: int, what: str) -> str:
     """`1 run`, `2 runs`."""
-    return f"{things} {what}{'s' * (things != 1)}"
+    return f"{things} {plural(things, what, f'{what}s')}"
 
 
 def joined(names: Iterable[str]) -> str:

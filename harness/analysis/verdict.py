@@ -15,12 +15,13 @@ from harness.analysis.comparisons import (
     VERDICTS,
     WITHIN,
     Comparison,
+    Margin,
 )
 from harness.analysis.findings import TRAINED, Findings, primary
 from harness.analysis.pages import Block, Table
 from harness.analysis.response import Panel, Response
 from harness.analysis.statistics import caution, student
-from harness.analysis.text import count, joined, number, with_interval
+from harness.analysis.text import count, joined, number, plural, with_interval
 from harness.logging.numbers import Unused
 
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), strict=True))
@@ -47,7 +48,8 @@ def open_with(
             f"{_scores(found)}: a dot for each seed; below them the mean and its 95 % interval.",
         )
     else:
-        band = " The grey band is the margin about the baseline." * any(f.baseline for f in found)
+        has_band = any(findings.baseline for findings in found)
+        band = " The grey band is the margin about the baseline." if has_band else ""
         yield drawing.draw(
             factor_figures.response,
             response,
@@ -64,56 +66,69 @@ def open_with(
 
 def sentence(found: Sequence[Findings]) -> str:
     """What the comparisons of all tasks show."""
-    if not _have_scores(found):
-        if any(run.is_done for f in found for s in f.task.settings for run in s.runs):
-            return f"No finished run has a score ({_scores(found)}): there is nothing to compare."
-        return (
-            "No run has finished, so there is nothing to compare. See Failures and damage, below."
-        )
     compared = [(f, c) for f in found for c in f.comparisons]
+    if not _have_scores(found):
+        return _without_scores(found)
     if not compared:
-        scored = [(f, r) for f in found for r in f.results if r.scores]
-        if not scored or len(scored) > len({f.task.name for f, _ in scored}):
-            return "There is nothing to compare: no setting shares a finished seed with another."
-        means = [
-            f"{with_interval(student(list(r.scores.values())))} on {f.task.name} "
-            f"({count(len(r.scores), 'seed')})"
-            for f, r in scored
-        ]
-        return f"The {_scores(found)} is {joined(means)}; there is nothing to compare it with."
+        return _without_comparisons(found)
     if len(compared) == 1:
         return f"By {_scores(found)}: {compared[0][1].sentence()}"
-    told = Counter(comparison.verdict() for _, comparison in compared)
-    differ = sum(
-        n for verdict, n in told.items() if verdict not in (EQUIVALENT, IDENTICAL, UNDECIDED)
-    )
-    small = sum(n for verdict, n in told.items() if verdict.endswith(WITHIN))
-    inside = f" ({small} by less than the margin)" * bool(small)
-    parts = [f"{differ} differ{'s' * (differ == 1)}{inside}"] * bool(differ)
-    if told[EQUIVALENT]:
-        are = "is" if told[EQUIVALENT] == 1 else "are"
-        parts.append(f"{told[EQUIVALENT]} {are} equivalent within {found[0].margin}")
-    if told[IDENTICAL]:
-        are = "is" if told[IDENTICAL] == 1 else "are"
-        parts.append(f"{told[IDENTICAL]} {are} identical to it in every pair")
-    if told[UNDECIDED]:
-        parts.append(f"{told[UNDECIDED]} cannot be told from it")
     against = joined(dict.fromkeys(f.against for f in found if f.comparisons))
+    counts = _counts([c for _, c in compared], found[0].margin)
     text = (
         f"By {_scores(found)}, of {count(len(compared), 'setting')} compared with {against}, "
-        f"{joined(parts)}"
+        f"{joined(counts)}"
     )
-    sure = [(f, c) for f, c in compared if c.is_told_apart()]
-    if not sure:
+    if not any(c.is_told_apart() for _, c in compared):
         return f"{text}."
+    return f"{text}; the largest difference is {_largest_difference(compared, len(found) > 1)}."
+
+
+def _without_scores(found: Sequence[Findings]) -> str:
+    if any(run.is_done for f in found for s in f.task.settings for run in s.runs):
+        return f"No finished run has a score ({_scores(found)}): there is nothing to compare."
+    return "No run has finished, so there is nothing to compare. See Failures and damage, below."
+
+
+def _without_comparisons(found: Sequence[Findings]) -> str:
+    """The score of each task, if it has one setting."""
+    scored = [(f, r) for f in found for r in f.results if r.scores]
+    if not scored or len(scored) > len({f.task.name for f, _ in scored}):
+        return "There is nothing to compare: no setting shares a finished seed with another."
+    means = [
+        f"{with_interval(student(list(r.scores.values())))} on {f.task.name} "
+        f"({count(len(r.scores), 'seed')})"
+        for f, r in scored
+    ]
+    return f"The {_scores(found)} is {joined(means)}; there is nothing to compare it with."
+
+
+def _counts(comparisons: Sequence[Comparison], margin: Margin) -> Iterator[str]:
+    """How many settings have which verdict."""
+    verdicts = Counter(comparison.verdict() for comparison in comparisons)
+    equal, same, undecided = (verdicts[v] for v in (EQUIVALENT, IDENTICAL, UNDECIDED))
+    if differ := verdicts.total() - equal - same - undecided:
+        small = sum(n for verdict, n in verdicts.items() if verdict.endswith(WITHIN))
+        inside = f" ({small} by less than the margin)" if small else ""
+        yield f"{differ} {plural(differ, 'differs', 'differ')}{inside}"
+    if equal:
+        yield f"{equal} {plural(equal, 'is', 'are')} equivalent within {margin}"
+    if same:
+        yield f"{same} {plural(same, 'is', 'are')} identical to it in every pair"
+    if undecided:
+        yield f"{undecided} cannot be told from it"
+
+
+def _largest_difference(
+    compared: Sequence[tuple[Findings, Comparison]], has_several_tasks: bool
+) -> str:
+    """Of those that are told apart, as shares of the baseline's mean."""
+    sure = [(f, c) for f, c in compared if c.is_told_apart()]
     findings, largest = max(sure, key=lambda pair: abs(_relative(*pair)))
     share = _relative(findings, largest)
-    where = f" on {findings.task.name}" * (len(found) > 1)
     size = f" ({100 * share:+.0f} %)" if math.isfinite(share) else ""
-    return (
-        f"{text}; the largest difference is {number(largest.difference.value)}{size}: "
-        f"{_name(findings, largest.name)}{where}."
-    )
+    where = f" on {findings.task.name}" if has_several_tasks else ""
+    return f"{number(largest.difference.value)}{size}: {_name(findings, largest.name)}{where}"
 
 
 def _definition(found: Sequence[Findings]) -> Iterator[Block]:
@@ -131,8 +146,7 @@ def _unscored(found: Sequence[Findings]) -> Iterator[str]:
     """The finished runs that are in no number of the verdict, and why."""
     for findings in found:
         if runs := findings.unscored():
-            are = "is" if len(runs) == 1 else "are"
-            names = joined(run.name for run in runs)
+            are, names = plural(len(runs), "is", "are"), joined(run.name for run in runs)
             yield f"Left out: {names} {are} finished, but {findings.lacking}"
 
 
@@ -163,7 +177,7 @@ def _seeds_needed(found: Sequence[Findings]) -> Iterator[str]:
         tests = len(findings.comparisons)
         needed = sorted(n for c in undecided if (n := c.pairs_needed(tests)) is not None)
         if needed:
-            task = f" on {findings.task.name}" * (len(found) > 1)
+            task = f" on {findings.task.name}" if len(found) > 1 else ""
             least, most = needed[0], needed[-1]
             seeds = f"{least}" if least == most else f"{least} to {most}"
             yield (
@@ -232,7 +246,7 @@ def _scores(found: Sequence[Findings]) -> str:
 
 def _findings(findings: Findings, response: Response | None, several: bool) -> Iterator[str]:
     """One item for each line of the figure, or for each verdict."""
-    task = f"{findings.task.name}, " * several
+    task = f"{findings.task.name}, " if several else ""
     groups: dict[str, dict[str, list[str]]] = {}
     for comparison in findings.comparisons:
         line, name = comparison.verdict(), comparison.name

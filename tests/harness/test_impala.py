@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import partial
 from typing import Any
@@ -11,31 +10,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor
 
-from collectors import Collector
 from harness.algorithms.impala import IMPALA
 from harness.algorithms.interface import Setup
 from harness.options import CNNConfig, IMPALAConfig, LSTMConfig, MLPConfig, ModelConfig
 from harness.options.typed import build
-from tests.harness.rollouts import Noise, PlainCollector, noise
-
-VECTOR = Box(-1, 1, (3,), np.float32)
-DISCRETE = Discrete(3)
-MODELS = {
-    "mlp": (MLPConfig(hidden_sizes=[8]), VECTOR),
-    "lstm": (LSTMConfig(hidden_sizes=[8], lstm_size=6, sequence_length=4), VECTOR),
-    "cnn": (CNNConfig(hidden_sizes=[8]), Box(0, 255, (36, 36, 1), np.uint8)),
-}
-ACTIONS = {
-    "discrete": DISCRETE,
-    "several": MultiDiscrete([2, 3]),
-    "box": Box(-1, 1, (2,), np.float32),
-}
+from tests.harness.actor_critics import DISCRETE, MODELS, VECTOR, rollout, same
+from tests.harness.actor_critics import impala as learner
+from tests.harness.rollouts import PlainCollector
 
 
 @pytest.fixture(autouse=True)
@@ -46,31 +33,6 @@ def _seed():
         torch.manual_seed(0)
         yield
     torch.set_num_threads(threads)
-
-
-def learner(model: str = "mlp", actions: str = "discrete", *, total: int = 10_000, **config: Any):
-    config = {"learning_rate": 1e-2, **config}
-    network, observations = MODELS[model]
-    return IMPALA(
-        IMPALAConfig(**config), Setup(observations, ACTIONS[actions], network, total_frames=total)
-    )
-
-
-def rollout(
-    impala: IMPALA, model: str = "mlp", actions: str = "discrete", steps: int = 21
-) -> TensorDict:
-    return noise(MODELS[model][1], ACTIONS[actions]).collect(impala.policy, steps)
-
-
-def weights_of(impala: IMPALA) -> dict[str, Any]:
-    state = impala.state_dict()
-    seen = {key: torch.as_tensor(value) for key, value in state.get("statistics", {}).items()}
-    return {**state["policy"], **state["critic"], **seen}
-
-
-def same(first: IMPALA, second: IMPALA) -> bool:
-    pairs = zip(weights_of(first).values(), weights_of(second).values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
 
 
 # -- the loss
@@ -178,42 +140,6 @@ def test_frames_that_the_policy_has_become_unlikely_to_act_in_weigh_little():
 # -- the networks and what they are given
 
 
-@pytest.mark.parametrize("actions", ACTIONS)
-@pytest.mark.parametrize(
-    ("model", "normalise"),
-    [("mlp", False), ("mlp", True), ("lstm", False), ("lstm", True), ("cnn", False)],
-)
-def test_it_sees_what_the_workers_saw(model, actions, normalise):
-    # A small step: with large weights, rows computed together and alone differ by more rounding on
-    # some processors.
-    config = {"learning_rate": 1e-3, "normalise_observations": normalise}
-    impala = learner(model, actions, **config)
-    before = copy.deepcopy(impala.policy.state_dict())
-    impala.update(rollout(impala, model, actions), 0)
-    assert not all(torch.equal(before[k], v) for k, v in impala.policy.state_dict().items())
-    impala.update(rollout(impala, model, actions), 1)
-    assert impala.ratios is not None
-    assert impala.ratios.log_ratio.shape == (63,)
-    zeros = torch.zeros(63)
-    torch.testing.assert_close(impala.ratios.log_ratio, zeros, rtol=1e-4, atol=1e-5)
-
-
-def test_a_state_that_new_weights_zeroed_is_zero_to_the_learner_too():
-    impala = learner("lstm")
-    batches = []
-    with Collector(
-        partial(Noise, VECTOR, DISCRETE), impala.policy, frames_per_batch=6, state_on_update="zero"
-    ) as collector:
-        for _ in range(8):
-            batches.append(collector.next())
-            collector.update_policy_weights_()
-    batch = torch.cat(batches, 1)
-    assert (~batch["state"].any(-1) & ~batch["is_init"]).any()
-    impala.update(batch, 8)
-    assert impala.ratios is not None
-    torch.testing.assert_close(impala.ratios.log_ratio, torch.zeros(48), rtol=1e-4, atol=1e-5)
-
-
 def test_gradients_go_back_through_so_many_frames_of_a_memory():
     def after_update(length: int) -> IMPALA:
         model = LSTMConfig(hidden_sizes=[8], lstm_size=6, sequence_length=length)
@@ -231,70 +157,7 @@ def test_gradients_go_back_through_so_many_frames_of_a_memory():
     assert not same(whole, short)
 
 
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_what_padding_holds_makes_no_difference(model):
-    impala, other = (learner(model, normalise_observations=True) for _ in range(2))
-    batch = rollout(impala, model)
-    batch["collector", "mask"][0, 13:] = False
-    batch["collector", "mask"][2] = False
-    changed = batch.clone()
-    padding = ~batch["collector", "mask"]
-    for key in ("observation", ("next", "observation"), ("next", "reward"), "action_log_prob"):
-        changed[key][padding] = float("nan")
-    for key in ("action", ("collector", "traj_ids")):
-        changed[key][padding] = -7
-    for key in ("is_init", ("next", "done"), ("next", "terminated")):
-        changed[key][padding] = True
-    first, second = impala.update(batch, 0), other.update(changed, 0)
-    assert first == second
-    assert same(impala, other)
-    assert first["train/dropped"] == 0
-
-
 # -- data that lags
-
-
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_its_ratios_are_those_of_the_usable_frames_before_the_update(model):
-    impala = learner(model, max_lag=2, epochs=2)
-    assert impala.ratios is None
-    batch = rollout(impala, model, steps=20)
-    batch["policy_version"][:] = 8
-    batch["policy_version"][:, 5:10] = 7
-    batch["policy_version"][0, :5] = 9
-    batch["policy_version"][1, :5] = -1
-    batch["collector", "mask"][2, 15:] = False
-    batch["action_log_prob"] -= batch["policy_version"] / 10  # as if the others were more likely
-    assert impala.update(batch, 10)["train/dropped"] == 5 + 15
-    assert impala.ratios.version.bincount().tolist() == [0] * 8 + [30, 5]
-    expected = impala.ratios.version / 10
-    torch.testing.assert_close(impala.ratios.log_ratio, expected.float(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("unusable", ["old", "random", "padding"])
-def test_a_batch_without_usable_frames_teaches_nothing(unusable):
-    impala = learner(max_lag=0)
-    batch = rollout(impala)
-    if unusable == "padding":
-        batch["collector", "mask"].zero_()
-    else:
-        batch["policy_version"][:] = 0 if unusable == "old" else -1
-    before = copy.deepcopy(weights_of(impala))
-    metrics = impala.update(batch, 1)
-    assert metrics["train/dropped"] == (0 if unusable == "padding" else 63)
-    assert metrics["train/gradient_steps"] == 0
-    assert len(impala.ratios.log_ratio) == 0
-    torch.testing.assert_close(weights_of(impala), before, rtol=0, atol=0)
-
-
-def test_what_is_recorded_beside_random_actions_changes_nothing():
-    impala, other = learner(), learner()
-    batch = rollout(impala)
-    batch["policy_version"][1, :5] = -1
-    changed = batch.clone()
-    changed["action_log_prob"][1, :5] += 3.0
-    assert impala.update(batch, 0) == other.update(changed, 0)
-    assert same(impala, other)
 
 
 def test_a_dropped_frame_has_no_part_in_the_loss():
@@ -324,76 +187,7 @@ def test_each_epoch_is_a_gradient_step():
     assert same(once, twice)
 
 
-def test_the_learning_rate_goes_to_nothing():
-    impala = learner(total=4 * 63, learning_rate=1.0)
-    batch = rollout(impala)
-    rates = [impala.update(batch, 0)["train/learning_rate"] for _ in range(6)]
-    assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
-    steady = learner(anneal_learning_rate=False, total=-1)
-    assert [steady.update(batch, 0)["train/learning_rate"] for _ in range(2)] == [1e-2, 1e-2]
-
-
-def test_a_policy_that_does_not_matter_is_drawn_to_entropy():
-    impala = learner(entropy_weight=10.0, learning_rate=1e-3, max_grad_norm=0.0)
-    with torch.no_grad():
-        impala.policy.head.logits.bias[0] = 2.0
-    batch = rollout(impala)
-    entropies = [impala.update(batch, 0)["train/entropy"] for _ in range(20)]
-    assert entropies[-1] > entropies[0] + 0.05
-
-
-def test_statistics_of_observations_move_after_an_update():
-    impala = learner(normalise_observations=True)
-    batch = rollout(impala)
-    impala.update(batch, 0)
-    assert impala.policy.normaliser is not None
-    assert impala.policy.normaliser.count == 63
-    mean = batch["observation"].mean((0, 1))
-    torch.testing.assert_close(impala.policy.normaliser.shift, mean)
-
-
-# -- the same again
-
-SETTINGS = [
-    {},
-    {"optimiser": "adam", "epochs": 2},
-    {"rmsprop_momentum": 0.9, "normalise_observations": True},
-]
-
-
-@pytest.mark.parametrize("config", SETTINGS)
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_the_same_seed_gives_the_same_bits(model, config):
-    first, second = learner(model, **config), learner(model, **config)
-    batch = rollout(first, model)
-    torch.rand(7)  # what others draw from the global stream is nothing to the learner
-    state = torch.get_rng_state()
-    assert first.update(batch, 0) == second.update(batch, 0)
-    assert same(first, second)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("config", SETTINGS)
-def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(config):
-    impala, restored = learner(**config), learner(**config)
-    collector = noise(VECTOR, DISCRETE)
-    impala.update(collector.collect(impala.policy, 21), 0)
-    state = impala.state_dict()
-    kept = copy.deepcopy(state)
-    batches = [collector.collect(impala.policy, 21) for _ in range(2)]
-    expected = [impala.update(batch, 1) for batch in batches]
-    torch.testing.assert_close(state, kept, rtol=0, atol=0)  # a copy, which training leaves alone
-    restored.load_state_dict(state)
-    assert [restored.update(batch, 1) for batch in batches] == expected
-    assert same(impala, restored)
-
-
 # -- what is refused
-
-
-def test_images_are_not_normalised_by_statistics():
-    with pytest.raises(ValueError, match=r"normalise_observations=true model=cnn"):
-        learner("cnn", normalise_observations=True)
 
 
 @pytest.mark.parametrize(

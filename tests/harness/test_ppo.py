@@ -2,38 +2,33 @@ from __future__ import annotations
 
 import copy
 import itertools
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from tensordict import TensorDict
+from gymnasium.spaces import Box
 from tensordict.nn import InteractionType, set_interaction_type
 
-from collectors import Collector
 from harness.algorithms.interface import Setup
 from harness.algorithms.ppo import PPO, value_loss_of
-from harness.options import CNNConfig, LSTMConfig, MLPConfig, PPOConfig
+from harness.options import MLPConfig, PPOConfig
 from harness.options.typed import build
-from tests.harness.rollouts import Noise, PlainCollector, noise
+from tests.harness.actor_critics import (
+    ACTIONS,
+    DISCRETE,
+    MODELS,
+    VECTOR,
+    rollout,
+    same,
+    weights_of,
+)
+from tests.harness.actor_critics import ppo as learner
+from tests.harness.rollouts import PlainCollector, noise
 
-VECTOR = Box(-1, 1, (3,), np.float32)
-DISCRETE = Discrete(3)
-MODELS = {
-    "mlp": (MLPConfig(hidden_sizes=[8]), VECTOR),
-    "lstm": (LSTMConfig(hidden_sizes=[8], lstm_size=6, sequence_length=4), VECTOR),
-    "cnn": (CNNConfig(hidden_sizes=[8]), Box(0, 255, (36, 36, 1), np.uint8)),
-}
 OF_FRAMES = ("decoupled", "ewma", "dual_clip", "vtrace", "truncated_is", "cispo", "m2po", "dppo")
 OF_TRAJECTORIES = ("gspo", "sequence_is", "geometric", "vespo")
 OFF_POLICY = (*OF_FRAMES, "sapo", "vcpo", "vaco", "a3po", *OF_TRAJECTORIES)
-ACTIONS = {
-    "discrete": DISCRETE,
-    "several": MultiDiscrete([2, 3]),
-    "box": Box(-1, 1, (2,), np.float32),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -41,33 +36,6 @@ def _seed():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
-
-
-def learner(model: str = "mlp", actions: str = "discrete", *, total: int = 10_000, **config: Any):
-    config = {"minibatch_size": 16, "learning_rate": 1e-2, **config}
-    network, observations = MODELS[model]
-    return PPO(
-        PPOConfig(**config), Setup(observations, ACTIONS[actions], network, total_frames=total)
-    )
-
-
-def rollout(ppo: PPO, model: str = "mlp", actions: str = "discrete", steps: int = 21) -> TensorDict:
-    return noise(MODELS[model][1], ACTIONS[actions]).collect(ppo.policy, steps)
-
-
-def weights_of(ppo: PPO) -> dict[str, Any]:
-    state = ppo.state_dict()
-    seen = {
-        f"{name}.{key}": torch.as_tensor(value)
-        for name, statistics in state.get("statistics", {}).items()
-        for key, value in statistics.items()
-    }
-    return {**state["policy"], **state["critic"], **seen}
-
-
-def same(first: PPO, second: PPO) -> bool:
-    pairs = zip(weights_of(first).values(), weights_of(second).values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def close(first: PPO, second: PPO) -> None:
@@ -104,26 +72,6 @@ def test_a_deterministic_policy_repeats_itself():
         assert not torch.equal(policy(observation)[0], policy(observation)[0])
 
 
-@pytest.mark.parametrize(
-    ("model", "actions", "normalise"),
-    [
-        ("mlp", "discrete", False),
-        ("mlp", "several", True),
-        ("mlp", "box", True),
-        ("lstm", "discrete", False),
-        ("lstm", "box", True),
-        ("cnn", "discrete", False),
-    ],
-)
-def test_on_fresh_data_the_learner_sees_the_recorded_probabilities(model, actions, normalise):
-    """Through normalisation, memory and the ends of episodes alike."""
-    ppo = learner(model, actions, normalise_observations=normalise, objective="decoupled")
-    if model != "cnn":  # which would take long, and is no different in this
-        ppo.update(rollout(ppo, model, actions), 0)
-    frames, _ = ppo.assess(rollout(ppo, model, actions), 0)
-    torch.testing.assert_close(frames["proximal"], frames["behaviour"], rtol=1e-4, atol=1e-5)
-
-
 # -- the loss
 
 
@@ -140,15 +88,6 @@ def test_clipped_values_of_a_worked_example():
     )
     free = value_loss_of(PPOConfig(clip_value=False), far, old, target)
     assert float(free) == pytest.approx(0.5 * (0.1**2 + 0.95**2) / 2)
-
-
-def test_a_policy_without_gain_is_drawn_to_entropy():
-    ppo = learner(entropy_weight=10.0, learning_rate=1e-3, max_grad_norm=0.0, epochs=1)
-    with torch.no_grad():
-        ppo.policy.head.logits.bias[0] = 2.0
-    batch = rollout(ppo)
-    entropies = [ppo.update(batch, 0)["train/entropy"] for _ in range(20)]
-    assert entropies[-1] > entropies[0] + 0.05
 
 
 def test_the_loss_depends_neither_on_the_mean_nor_on_the_scale_of_advantages():
@@ -318,69 +257,12 @@ def test_a_step_may_be_smaller_than_the_learning_rate():
         torch.testing.assert_close(half[name] - parameter, scale * (moved[name] - parameter))
 
 
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_frames_that_lag_too_much_are_dropped_and_counted(model):
-    ppo = learner(model, max_lag=2)
-    batch = rollout(ppo, model, steps=20)
-    batch["policy_version"][:, :5] = 6
-    batch["policy_version"][:, 5:] = 8
-    assert ppo.update(batch, 10)["train/dropped"] == 15
-    usable = ppo.assess(batch, 10)[0]
-    count = int(usable["mask"].sum()) if model == "lstm" else len(usable["advantage"])
-    assert count == 45
-
-
-@pytest.mark.parametrize("vtrace", [False, True])
-@pytest.mark.parametrize("objective", ["behaviour", "proximal", "decoupled"])
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_its_ratios_are_those_of_the_usable_frames_before_the_update(model, objective, vtrace):
-    ppo = learner(model, objective=objective, vtrace=vtrace, max_lag=2)
-    assert ppo.ratios is None
-    batch = rollout(ppo, model, steps=20)
-    batch["policy_version"][:] = 8
-    batch["policy_version"][:, 5:10] = 7
-    batch["policy_version"][0, :5] = 9
-    batch["policy_version"][1, :5] = -1
-    batch["collector", "mask"][2, 15:] = False
-    batch["action_log_prob"] -= batch["policy_version"] / 10  # as if the others were more likely
-    ppo.update(batch, 10)
-    assert ppo.ratios.version.bincount().tolist() == [0] * 8 + [30, 5]
-    expected = ppo.ratios.version / 10
-    torch.testing.assert_close(ppo.ratios.log_ratio, expected.float(), rtol=0, atol=1e-5)
-
-
 def test_gradient_steps_are_counted_as_they_are_done():
     batch = rollout(learner())
     assert learner(epochs=3).update(batch, 0)["train/gradient_steps"] == 3 * 4
     held = learner(epochs=10, target_kl=1e-3).update(batch, 0)
     assert held["train/gradient_steps"] == held["train/epochs"] * 4 < 40
     assert learner(max_lag=0).update(batch, 1)["train/gradient_steps"] == 0
-
-
-def test_a_batch_of_old_frames_only_teaches_nothing():
-    ppo = learner(max_lag=0, normalise_observations=False)
-    before = copy.deepcopy(weights_of(ppo))
-    metrics = ppo.update(rollout(ppo), 1)
-    assert metrics["train/dropped"] == 63
-    torch.testing.assert_close(weights_of(ppo), before, rtol=0, atol=0)
-
-
-def test_nothing_is_learned_from_random_actions():
-    ppo = learner()
-    batch = rollout(ppo)
-    batch["policy_version"][1] = -1
-    assert ppo.update(batch, 0)["train/dropped"] == 21
-
-
-@pytest.mark.parametrize("config", [{}, {"vtrace": True}])
-def test_what_is_recorded_beside_random_actions_changes_nothing(config):
-    ppo, other = learner(**config), learner(**config)
-    batch = rollout(ppo)
-    batch["policy_version"][1, :5] = -1
-    changed = batch.clone()
-    changed["action_log_prob"][1, :5] += 3.0
-    assert ppo.update(batch, 0) == other.update(changed, 0)
-    assert same(ppo, other)
 
 
 def test_the_cap_on_errors_and_the_cap_on_traces_are_two_options():
@@ -392,23 +274,6 @@ def test_the_cap_on_errors_and_the_cap_on_traces_are_two_options():
     ]
     for first, second in itertools.combinations(advantages, 2):
         assert not torch.equal(first, second)
-
-
-def test_a_state_that_new_weights_zeroed_is_zero_to_the_learner_too():
-    ppo = learner("lstm", objective="decoupled", normalise_observations=False)
-    batches = []
-    with Collector(
-        partial(Noise, VECTOR, DISCRETE), ppo.policy, frames_per_batch=6, state_on_update="zero"
-    ) as collector:
-        for _ in range(8):
-            batches.append(collector.next())
-            collector.update_policy_weights_()
-    batch = torch.cat(batches, 1)
-    zeroed = ~batch["state"].any(-1)
-    assert (zeroed & ~batch["is_init"]).any()
-    rows = ppo.assess(batch, 8)[0]
-    mask = rows["mask"]
-    torch.testing.assert_close(rows["proximal"][mask], rows["behaviour"][mask])
 
 
 def test_the_proximal_policy_of_ewma_averages_the_weights_of_gradient_steps():
@@ -431,54 +296,19 @@ def test_with_ewma_ratios_are_clipped_against_the_average():
     assert fresh["train/approx_kl"] < 1e-6
 
 
-# -- padding
+# -- normalisation
 
 
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_what_padding_holds_makes_no_difference(model):
-    config = {"normalise_observations": True, "normalise_rewards": True, "vtrace": True}
-    ppo, other = learner(model, **config), learner(model, **config)
-    batch = rollout(ppo, model)
-    batch["collector", "mask"][0, 13:] = False
-    batch["collector", "mask"][2] = False
-    changed = batch.clone()
-    padding = ~batch["collector", "mask"]
-    for key in ("observation", ("next", "observation"), ("next", "reward"), "action_log_prob"):
-        changed[key][padding] = float("nan")
-    for key in ("action", ("collector", "traj_ids")):
-        changed[key][padding] = -7
-    for key in ("is_init", ("next", "done"), ("next", "terminated")):
-        changed[key][padding] = True
-    first, second = ppo.update(batch, 0), other.update(changed, 0)
-    assert first == second
-    assert same(ppo, other)
-    assert first["train/dropped"] == 0
-
-
-def test_a_batch_of_padding_teaches_nothing():
-    ppo = learner(normalise_observations=True, normalise_rewards=True)
+def test_the_statistics_of_rewards_are_those_of_the_frames():
+    ppo = learner(normalise_rewards=True)
     batch = rollout(ppo)
+    batch["collector", "mask"][0, 11:] = False
+    ppo.update(batch, 0)
+    assert ppo.reward_normaliser.count == 53
     batch["collector", "mask"].zero_()
     before = copy.deepcopy(weights_of(ppo))
     ppo.update(batch, 0)
     torch.testing.assert_close(weights_of(ppo), before, rtol=0, atol=0)
-
-
-# -- normalisation
-
-
-def test_only_an_update_moves_the_statistics():
-    ppo = learner(normalise_observations=True, normalise_rewards=True)
-    before = copy.deepcopy(dict(ppo.policy.named_buffers()))
-    batch = rollout(ppo)
-    ppo.policy.train()
-    ppo.policy(torch.randn(50, 3) * 100)
-    for name, value in ppo.policy.named_buffers():
-        assert torch.equal(value, before[name])
-    ppo.update(batch, 0)
-    assert ppo.policy.normaliser is not None
-    assert ppo.policy.normaliser.count == 63
-    assert ppo.reward_normaliser.count == 63
 
 
 def test_what_observations_are_scaled_by_is_part_of_the_weights_and_nothing_else_is():
@@ -488,15 +318,6 @@ def test_what_observations_are_scaled_by_is_part_of_the_weights_and_nothing_else
 
 
 # -- the course of an update
-
-
-def test_the_learning_rate_goes_to_nothing():
-    ppo = learner(total=4 * 63, learning_rate=1.0)
-    batch = rollout(ppo)
-    rates = [ppo.update(batch, 0)["train/learning_rate"] for _ in range(6)]
-    assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
-    steady = learner(anneal_learning_rate=False, total=-1)
-    assert [steady.update(batch, 0)["train/learning_rate"] for _ in range(2)] == [1e-2, 1e-2]
 
 
 def test_epochs_end_once_the_policy_has_moved_far_enough():
@@ -535,43 +356,6 @@ def test_each_epoch_puts_the_frames_into_other_minibatches():
         assert sorted(itertools.chain(*epoch)) == list(range(64))
 
 
-# -- the same again
-
-
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_the_same_seed_gives_the_same_bits(model):
-    first, second = learner(model), learner(model)
-    batch = rollout(first, model)
-    torch.rand(7)  # what others draw from the global stream is nothing to the learner
-    results = [ppo.update(batch, 0) for ppo in (first, second)]
-    assert results[0] == results[1]
-    assert same(first, second)
-
-
-def test_an_update_leaves_the_global_stream_alone():
-    ppo = learner()
-    batch, state = rollout(ppo), torch.get_rng_state()
-    ppo.update(batch, 0)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("objective", ["behaviour", "ewma"])
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
-def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(model, objective):
-    config = {"normalise_observations": True, "normalise_rewards": True, "objective": objective}
-    ppo, restored = learner(model, **config), learner(model, **config)
-    collector = noise(VECTOR, DISCRETE)
-    ppo.update(collector.collect(ppo.policy, 21), 0)
-    state = ppo.state_dict()
-    kept = copy.deepcopy(state)
-    batches = [collector.collect(ppo.policy, 21) for _ in range(2)]
-    expected = [ppo.update(batch, 1) for batch in batches]
-    torch.testing.assert_close(state, kept, rtol=0, atol=0)  # a copy, which training leaves alone
-    restored.load_state_dict(state)
-    assert [restored.update(batch, 1) for batch in batches] == expected
-    assert same(ppo, restored)
-
-
 def test_the_state_is_tensors_and_numbers_by_name():
     def check(value: Any) -> None:
         if isinstance(value, dict):
@@ -587,11 +371,6 @@ def test_the_state_is_tensors_and_numbers_by_name():
 
 
 # -- what is refused
-
-
-def test_images_are_not_normalised_by_statistics():
-    with pytest.raises(ValueError, match=r"normalise_observations=true model=cnn"):
-        learner("cnn", normalise_observations=True)
 
 
 def test_the_loss_of_a_recurrent_model_is_not_compiled():
