@@ -27,7 +27,7 @@ import numpy as np
 from collectors.schedule.costs import Cost, Costs
 from collectors.schedule.simulator import Simulator
 from harness.analysis.read_runs import Run, read_run
-from harness.config.resumed import read_options
+from harness.config.stored import read_options
 from harness.files import one_line
 from harness.metrics import lag_figures
 from harness.options.collectors import MultiAsyncConfig

@@ -17,7 +17,7 @@ from torch import nn
 
 from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config.plan import to_config
-from harness.config.resumed import add_import_flags, check_stored_imports, read_options
+from harness.config.stored import add_import_flags, trusted_options
 from harness.environments.evaluate import play
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, write_atomic
@@ -75,8 +75,7 @@ def load(
     run_dir: Path, *, import_env: bool = False, plugins: Sequence[str] = ()
 ) -> tuple[Config, nn.Module, int]:
     """A run's config, its policy by the newest checkpoint, and after how many frames that was."""
-    options = read_options(run_dir)
-    check_stored_imports(options, run_dir, import_env=import_env, plugins=plugins)
+    options = trusted_options(run_dir, import_env=import_env, plugins=plugins)
     options["device"] = "cpu"  # wherever it was trained
     if isinstance(collector := options.get("collector"), dict):
         for key in ("devices", "cudagraph_policy"):

@@ -45,9 +45,17 @@ def manifest(*, seed: int, overrides: list[str]) -> dict[str, Any]:
         "packages": packages(),
         "hardware": hardware(),
         "host": socket.gethostname(),
-        "user": getpass.getuser(),
+        "user": user(),
         "pid": os.getpid(),
     }
+
+
+def user() -> str:
+    """The user's name; the number of one who has no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def command() -> str:

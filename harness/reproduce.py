@@ -23,7 +23,7 @@ from harness.analysis.statistics import LEVEL
 from harness.checkpoints import CheckpointError
 from harness.comparison import Difference, compare_records, compare_weights, is_repeatable
 from harness.config.plan import RunPlan, to_config
-from harness.config.resumed import add_import_flags, check_stored_imports, read_options
+from harness.config.stored import add_import_flags, changed, trusted_options
 from harness.files import one_line, parse_yaml, read_json
 from harness.logging.numbers import readable
 from harness.options.base import defaults
@@ -117,21 +117,23 @@ def stored_plan(
 
     changes: options to change, as `algo.objective=decoupled`.
     """
-    options = read_options(original)
+    options = trusted_options(original, import_env=import_env, plugins=plugins)
     state, recorded = read_json(original / "status.json").get("state"), is_recorded(original)
     if state != "done" and not (recorded and state in ("failed", "interrupted", "pruned")):
         raise ValueError(
             f"{original} is {one_line(state)}: only a run that is done can be compared, or one "
             f"that recorded a {SCHEDULE}"
         )
-    check_stored_imports(options, original, import_env=import_env, plugins=plugins)
     options["logger"] = {}
     if isinstance(options.get("checkpoint"), dict):
         options["checkpoint"] |= {"at_end": True}
     if recorded:
         options["collector"] = replaying(original, options)
     for change in changes:
-        _change(options, change)
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set {change}: expected an option and its value, as algo.clip=0.1")
+        options = changed(options, name, parse_yaml(value), f"--set {change}")
     if out is None:
         now = datetime.now()
         out = Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-reproduce"
@@ -156,18 +158,6 @@ def replaying(original: Path, options: dict[str, Any]) -> dict[str, Any]:
         "num_workers": header.num_workers,
         "frames_per_batch": header.num_steps * header.num_envs,
     }
-
-
-def _change(options: dict[str, Any], change: str) -> None:
-    """Set one option. Whether there is such an option is checked with all the others."""
-    name, equals, value = change.partition("=")
-    *path, last = name.split(".")
-    place: Any = options
-    for step in path:
-        place = place.get(step) if isinstance(place, dict) else None
-    if not equals or not isinstance(place, dict):
-        raise ValueError(f"--set {change}: expected an option and its value, as algo.clip=0.1")
-    place[last] = parse_yaml(value)
 
 
 def differences(original: Path) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -115,9 +116,8 @@ class RunDir:
 
     def check(self) -> None:
         """Raise if a run cannot go on here: another one does, or these are not a run's files."""
-        if self.is_alive():
-            pid = self.read_status().get("pid")
-            raise RunDirInUse(f"{self.path} belongs to a run that is still alive (process {pid})")
+        if (owner := self.owner()) is not None:
+            raise RunDirInUse(owner)
         files = (self.config, self.manifest, self.status, self.metrics, self.summary, self.log)
         for file in (*files, self.schedule):
             if file.exists() or file.is_symlink():
@@ -135,11 +135,27 @@ class RunDir:
         """What status.json says; empty before a run, and if it is damaged."""
         return _read_or_warn(self.status)
 
-    def is_alive(self) -> bool:
-        """Whether a run, on this machine, is writing here now."""
+    def owner(self) -> str | None:
+        """What is said of a run that may still write here; None if there is none.
+
+        Whether a run of another machine is still alive cannot be seen from here.
+        """
         status = self.read_status()
-        pid = status.get("pid")
-        return status.get("state") == "running" and pid != os.getpid() and is_alive(pid)
+        if status.get("state") != "running":
+            return None
+        host, pid = _read_or_warn(self.manifest).get("host"), status.get("pid")
+        if isinstance(host, str) and host != socket.gethostname():
+            return (
+                f"{self.path} belongs to a run on host {host} that has not ended; if it is dead, "
+                f"delete {self.status}"
+            )
+        if pid == os.getpid() or not is_alive(pid):
+            return None
+        return f"{self.path} belongs to a run that is still alive (process {pid})"
+
+    def is_alive(self) -> bool:
+        """Whether a run may still write here."""
+        return self.owner() is not None
 
     def is_done(self) -> bool:
         """Whether it holds a finished run."""

@@ -116,7 +116,10 @@ class Runner:
         return batch
 
     def update(self, batch: TensorDictBase) -> bool:
-        """Update the policy with the batch. Whether it learned: not if it dropped all frames."""
+        """Update the policy with the batch. Whether it learned.
+
+        It did not if it dropped all frames, or if they only went into a replay buffer.
+        """
         version = int(self.collector.policy_version)
         with self.clock.phase("train", "update"):
             metrics = self.learner.learn(batch, version)
@@ -131,7 +134,9 @@ class Runner:
         self.lags.add(batch, version, self.learner.ratios)
         dropped = int(metrics.get("train/dropped", 0))
         self.dropped += dropped
-        if dropped and metrics.get("train/gradient_steps") == 0:
+        num_steps = metrics.get("train/gradient_steps")
+        only_replays = self.config.algo.replays and not num_steps
+        if only_replays or (dropped and num_steps == 0):
             self.collector.skip_update()
             return False
         self.updates += 1

@@ -59,8 +59,11 @@ class Progress:
                     print(self._line(job, state), flush=True)
 
     def states(self) -> dict[Path, str]:
-        """How each job stands. Of a search, earlier trials are among them."""
-        return {job: self._state(job) for job in self._known()}
+        """How each job stands. Of a search, only those that were started since it began."""
+        jobs = self._known()
+        if self._jobs is None:
+            jobs = [job for job in jobs if self._stamp(job) != self._before.get(job)]
+        return {job: self._state(job) for job in jobs}
 
     def error(self, job: Path) -> str:
         """What the job's run says of its failure."""

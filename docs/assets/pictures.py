@@ -25,7 +25,7 @@ from matplotlib.patches import Patch
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from harness.config.resumed import read_options
+from harness.config.stored import read_options
 from harness.logging.dashboard import WINDOW, Dashboard
 from harness.logging.live import LOOK_S
 from harness.logging.trace import APPLIED, FIRST_WORKER, LEARNER, WORK

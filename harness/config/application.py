@@ -1,10 +1,11 @@
-"""The command: a Hydra application with a check before anything starts.
+"""The command: one run, or a sweep, or a look at the config.
 
-main                  plugins are imported, options stored; then Hydra takes over
-Hydra                 parses the command line, composes, and calls back before a run or a sweep:
-  on_run_start        `CheckFirst` plans the run; what cannot work is one line, exit status 2
-  on_multirun_start   the same for every job of the sweep, before the first one starts
-  application         one run, or one job of a sweep
+main               reads the flags; imports plugins and stores options for Hydra
+  resume=RUN       the stored config of the run, without Hydra
+  one run          composed by Hydra's compose API, planned and run
+  anything else    Hydra's own command: a sweep, --cfg, --info, completion
+    on_multirun_start   `CheckFirst` plans every job of a sweep before the first one starts
+    job                 one job of the sweep, in any process
 """
 
 from __future__ import annotations
@@ -18,100 +19,102 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import hydra
+from hydra import compose
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import run_job
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.config.compose import prepare, quoted, task_overrides
+from harness.config.compose import Place, quoted, task_overrides
 from harness.config.explain import explain, explained
 from harness.config.help import page
-from harness.config.sources import import_plugins
 from harness.config.store import CONF, HYDRA_VERSION
+from harness.config.stored import resumed_run
 from harness.options.errors import ConfigError, ImpossiblePair
+
+if TYPE_CHECKING:
+    from harness.config.plan import RunPlan
+    from harness.config.sweep import Sweep
 
 USAGE_ERROR, UNREAD = 2, 141
 AGENTS = re.compile(r"--(?!(?:cfg|package|info|help)=)[\w./@]+=")  # less Hydra's own flags
 
 
-class Status:
-    """How the runs of this process ended, for the command's exit status."""
-
-    run: int = 0
-    sweep: Any = None  # the `Sweep`
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     try:
-        status = _command(_overrides(sys.argv[1:] if arguments is None else arguments))
+        status = _command(list(sys.argv[1:] if arguments is None else arguments))
         print(end="", flush=True)
         return status
     except ConfigError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
-        return USAGE_ERROR
+        return _refuse(error)
     except BrokenPipeError:  # the reader has closed the pipe: `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
 
 
-def _overrides(arguments: Sequence[str]) -> list[str]:
-    """The arguments as Hydra takes them: `--seed=1`, as a W&B agent types it, is `seed=1`."""
-    return quoted([text.removeprefix("--") if AGENTS.match(text) else text for text in arguments])
+def _refuse(error: ConfigError) -> int:
+    """Say in one line what is wrong; the exit status."""
+    print(f"lockstep: {error}", file=sys.stderr)
+    return USAGE_ERROR
 
 
 def _command(arguments: list[str]) -> int:
-    flags, overrides = _flags().parse_known_args(arguments)
-    overrides = [text for text in overrides if not text.startswith("-")]
-    Status.run, Status.sweep = 0, None
+    # A W&B agent types seed=1 as --seed=1.
+    arguments = [text.removeprefix("--") if AGENTS.match(text) else text for text in arguments]
+    flags, rest = _flags().parse_known_args(arguments)
     if flags.version:
         print(f"lockstep {version()}")
         return 0
-    if flags.help and (topics := [text for text in overrides if "=" not in text]):
+    sweeps = not {"-m", "--multirun", "hydra.mode=MULTIRUN"}.isdisjoint(rest)
+    rest = quoted(rest, sweeps=sweeps)
+    overrides = [text for text in rest if not text.startswith("-")]
+    of_hydra = [text for text in rest if text.startswith("-") and text not in ("-r", "--run")]
+    place = Place(
+        Path(flags.config_path).absolute() if flags.config_path else CONF,
+        flags.config_name or "config",
+        Path(flags.config_dir) if flags.config_dir else None,
+    )
+    if flags.help:
+        topics = [text for text in overrides if "=" not in text]
         with explained(overrides):
-            import_plugins(overrides, folders=[flags.config_dir, flags.config_path])
-            text = page(topics[0], flags.config_dir)
+            place.import_plugins(overrides)
+            text = page(topics[0] if topics else None, flags.config_dir)
         print(text)
         return 0
     with explained(overrides):
-        config_name = prepare(
-            overrides,
-            folders=[flags.config_dir, flags.config_path],
-            config_name=flags.config_name,
-        )
-    with _hydra_errors(overrides), _arguments(arguments):
-        run = hydra.main(
-            version_base=HYDRA_VERSION, config_path=str(CONF), config_name=config_name
-        )(application)
-        try:
-            run()
-        except SystemExit as ended:  # Hydra's own, of an unknown flag say, or a signal's
-            Status.run = ended.code if isinstance(ended.code, int) else 1
-        except RunFailed as failed:
-            Status.run = failed.exit_status
-        finally:
-            if Status.sweep is not None:
-                status = Status.sweep.report()
-                Status.run = Status.run or status
-    return Status.run
+        place.prepare(overrides)
+    if not of_hydra and not sweeps:
+        directory = resumed_run(overrides)
+        if directory is not None and flags.cfg in (None, "job"):
+            return _resume(directory, overrides, cfg=flags.cfg)
+        if not flags.cfg and (status := _run_one(place, overrides)) is not None:
+            return status
+    for name in ("cfg", "package"):
+        if (value := getattr(flags, name)) is not None:
+            rest += [f"--{name}", value]
+    return _leave_to_hydra(place, rest, overrides)
 
 
 def _flags() -> argparse.ArgumentParser:
-    """Hydra's flags that are needed before Hydra itself parses them."""
+    """The flags that are read here, or whose values look like overrides."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-path", "-cp")
     parser.add_argument("--config-name", "-cn")
-    for name in (("--package", "-p"), ("--cfg", "-c")):  # so that their values are no overrides
-        parser.add_argument(*name)
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--cfg", "-c")
     return parser
 
 
@@ -121,6 +124,163 @@ def version() -> str:
         return metadata.version("lockstep")
     except metadata.PackageNotFoundError:
         return "of a checkout that is not installed"
+
+
+# -- one run
+
+
+def _resume(directory: Path, overrides: list[str], *, cfg: str | None) -> int:
+    """Continue a run, or show the config with which it would go on."""
+    from harness.config.plan import resumed_plan
+
+    plan = resumed_plan(directory, overrides)
+    if cfg is not None:
+        print(plan.yaml)
+        return 0
+    return _run(plan)
+
+
+def _run_one(place: Place, overrides: list[str]) -> int | None:
+    """One run by Hydra's compose API; its exit status. None if this is a sweep."""
+    from harness.config.plan import make_folder, plan_from
+
+    with place.opened():
+        try:
+            with _hydra_errors(overrides):
+                composed = compose(place.name, overrides, return_hydra_config=True)
+        except ConfigError as error:
+            if isinstance(error.__cause__, HydraException) and "--multirun" in str(error.__cause__):
+                return None  # Hydra knows whether the config makes it a sweep, or else refuses it
+            raise
+        if composed.hydra.mode == RunMode.MULTIRUN:
+            return None
+        plan = plan_from(composed, composed.hydra.run.dir, overrides)
+        plan.directory = plan.directory.absolute()  # the run may change into it
+        make_folder(plan.directory)
+        plan.check_directory()
+        return _as_job_of_hydra(plan, composed)
+
+
+def _as_job_of_hydra(plan: RunPlan, composed: DictConfig) -> int:
+    """Run with what Hydra's own settings ask for: callbacks, logging, variables, directories."""
+    status = 0
+
+    def task(_: DictConfig) -> None:
+        nonlocal status
+        status = _run(plan)
+        if status:
+            raise RunFailed  # so that callbacks see it
+
+    composed.hydra.mode = RunMode.RUN
+    callbacks = Callbacks(composed)
+    callbacks.on_run_start(config=composed)
+    job = run_job(
+        task_function=task,
+        config=composed,
+        job_dir_key="hydra.run.dir",
+        job_subdir_key=None,
+        hydra_context=HydraContext(GlobalHydra.instance().config_loader(), callbacks),
+    )
+    callbacks.on_run_end(config=composed, job_return=job)
+    return status
+
+
+class RunFailed(RuntimeError):
+    """A run did not succeed, and has said why."""
+
+
+def _run(plan: RunPlan) -> int:
+    """Do one run; its exit status."""
+    from harness.execution import execute
+
+    try:
+        outcome = execute(plan)
+    except ConfigError as error:
+        no_run(plan.directory)
+        return _refuse(error)
+    return outcome.exit_status if outcome.signum is None else 128 + outcome.signum
+
+
+def no_run(directory: Path) -> float:
+    """Remove the empty directory that was created for a run that does not start."""
+    with suppress(OSError):
+        directory.rmdir()
+    return math.nan
+
+
+# -- a sweep, and everything else that Hydra does
+
+
+def _leave_to_hydra(place: Place, arguments: list[str], overrides: list[str]) -> int:
+    status, CheckFirst.sweep = 0, None
+    command = hydra.main(str(place.conf), place.name, HYDRA_VERSION)(job)
+    with _hydra_errors(overrides), _arguments(arguments):
+        try:
+            command()
+        except SystemExit as ended:  # Hydra's own, of an unknown flag say, or a signal's
+            status = ended.code if isinstance(ended.code, int) else 1
+        finally:
+            if CheckFirst.sweep is not None:
+                status_of_jobs = CheckFirst.sweep.report()
+                status = status or status_of_jobs
+    return status
+
+
+def job(composed: DictConfig) -> float:
+    """One job of a sweep, in any process; what a sweeper optimises."""
+    from harness.config.plan import plan_from
+    from harness.config.sweep import Sweep, trial_of
+    from harness.execution import execute
+    from harness.ranks import collects_for_another
+    from harness.run_dir import RunDir
+    from harness.sweeps import is_stopped
+
+    config = HydraConfig.get()
+    directory = Path(config.runtime.output_dir)
+    sweeps = config.mode == RunMode.MULTIRUN  # else it is a run from Hydra's pickle
+    try:
+        plan = plan_from(composed, directory, task_overrides(config))
+        if sweeps:
+            if is_stopped(Path(config.sweep.dir), plan.stop_after_failures):
+                return no_run(directory)
+            plan.trial = trial_of(config)
+            plan.sweep = Sweep.name_of(directory.parent)
+        outcome = execute(plan)
+    except ConfigError as error:
+        no_run(directory)
+        if not sweeps:
+            raise
+        # It is too late to refuse the whole sweep: the other jobs continue.
+        if not isinstance(error, ImpossiblePair):
+            RunDir.record_failure(directory, config=OmegaConf.to_yaml(composed), error=error)
+        return math.nan
+    finally:
+        if CheckFirst.sweep is not None:  # the sweep is in this process, too
+            CheckFirst.sweep.progress.look()
+    if outcome.signum is not None:
+        raise SystemExit(128 + outcome.signum)
+    if outcome.exit_status and (not sweeps or collects_for_another(plan.config)):
+        raise SystemExit(outcome.exit_status)
+    return outcome.objective
+
+
+class CheckFirst(Callback):
+    """Refuses a sweep with invalid jobs before Hydra creates a directory or starts one."""
+
+    sweep: ClassVar[Sweep | None] = None  # of this process
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from harness.config.sweep import Sweep
+
+        try:
+            with explained(task_overrides(config.hydra)):
+                sweep = Sweep(config)
+                sweep.check()
+        except ConfigError as error:
+            # Hydra turns exceptions of its callbacks into warnings, but not SystemExit.
+            raise SystemExit(_refuse(error)) from None
+        CheckFirst.sweep = sweep
+        sweep.start()
 
 
 @contextmanager
@@ -153,105 +313,3 @@ def _arguments(arguments: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-def manual() -> str:
-    """The page that --help shows, fit for a template of Hydra's."""
-    return page().replace("$", "$$")
-
-
-OmegaConf.register_new_resolver("lockstep.manual", manual, replace=True)
-
-
-class RunFailed(RuntimeError):
-    """A single run did not succeed; it has already printed why."""
-
-    def __init__(self, state: str, exit_status: int):
-        self.exit_status = exit_status
-        super().__init__(f"the run is {state}")
-
-
-def application(composed: DictConfig) -> float:
-    """One run, or one job of a sweep, in any process; what a sweeper optimises."""
-    from harness.config.plan import plan_from
-    from harness.config.sweep import Sweep, trial_of
-    from harness.execution import execute
-    from harness.ranks import collects_for_another
-    from harness.run_dir import RunDir
-    from harness.sweeps import is_stopped
-
-    found = HydraConfig.get()
-    directory = Path(found.runtime.output_dir)
-    sweeps = found.mode == RunMode.MULTIRUN
-    try:
-        plan = plan_from(composed, directory, task_overrides(found))
-        if sweeps:
-            if is_stopped(Path(found.sweep.dir), plan.stop_after_failures):
-                return no_run(directory)
-            plan.trial = trial_of(found)
-            plan.sweep = Sweep.name_of(directory.parent)
-        outcome = execute(plan)
-    except ConfigError as error:
-        no_run(directory)
-        if not sweeps:
-            print(f"lockstep: {error}", file=sys.stderr)
-            raise SystemExit(USAGE_ERROR) from None
-        if isinstance(error, ImpossiblePair):
-            return math.nan
-        # It is too late to refuse the whole sweep: the other jobs continue.
-        RunDir.record_failure(directory, config=OmegaConf.to_yaml(composed), error=error)
-        return math.nan
-    finally:
-        if Status.sweep is not None:  # the sweep is in this process, too
-            Status.sweep.progress.look()
-    if outcome.signum is not None:
-        raise SystemExit(128 + outcome.signum)
-    if outcome.exit_status and collects_for_another(plan.config):
-        raise SystemExit(outcome.exit_status)
-    if outcome.exit_status and not sweeps:
-        raise RunFailed(outcome.state, outcome.exit_status)
-    return outcome.objective
-
-
-def no_run(directory: Path) -> float:
-    """Remove the empty directory that Hydra created for a run that does not start."""
-    with suppress(OSError):
-        directory.rmdir()
-    return math.nan
-
-
-class CheckFirst(Callback):
-    """Refuses invalid configs before Hydra creates a directory or starts a job."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from harness.config.plan import make_folder, plan_from
-
-        overrides = task_overrides(config.hydra)
-        with refused(overrides):
-            plan = plan_from(config, config.hydra.run.dir, overrides)
-            if not plan.resume:
-                make_folder(plan.directory)
-                plan.check_directory()
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        from harness.config.sweep import Sweep
-
-        with refused(task_overrides(config.hydra)):
-            sweep = Sweep(config)
-            sweep.check()
-            Status.sweep = sweep
-            sweep.start()
-
-
-@contextmanager
-def refused(overrides: Sequence[str]) -> Iterator[None]:
-    """End the process with one line that says what is wrong.
-
-    Hydra turns exceptions of its callbacks into warnings, but not SystemExit.
-    """
-    try:
-        with explained(overrides):
-            yield
-    except ConfigError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
-        raise SystemExit(USAGE_ERROR) from None

@@ -15,7 +15,6 @@ from hydra.errors import (
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from harness.config.resumed import resumed_run
 from harness.config.store import CONF
 from harness.files import parse_yaml
 from harness.options.environments import EnvConfig
@@ -88,17 +87,11 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str:
             return _no_yaml(error)
     if "Could not override" in str(error) and "@experiment." in str(error):
         return f"{_first_line(error)} Its first line must be '# @package _global_'"
-    if "No match in the defaults list" in str(error) and _resumes(overrides):
-        return f"{_first_line(error)} A resumed run keeps its parts; single options may change"
     if "--multirun" in str(error):
         if any("interval(" in text for text in overrides):
             return f"{_first_line(error)}, and hydra/sweeper=optuna, which draws from an interval"
         return f"{_first_line(error)}: a sweep needs --multirun, a list is written option=[a,b]"
     return _first_line(error)
-
-
-def _resumes(overrides: Sequence[str]) -> bool:
-    return resumed_run(overrides) is not None
 
 
 def _no_override(text: str) -> str:

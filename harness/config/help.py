@@ -105,7 +105,8 @@ def groups(folders: Sequence[Path] = (CONF,)) -> dict[str, dict[str, str]]:
     found = {registry.group: _registered(registry) for registry in GROUPS}
     found |= {"env": {"gymnasium": summary(EnvConfig)}, **{group: {} for group in WHOLE}}
     for group, choices in found.items():
-        choices |= {name: _sentence(file) for name, file in _files(group, folders).items()}
+        for name, file in _files(group, folders).items():
+            choices.setdefault(name, _sentence(file))
     order = [name for name in _chosen() if name in found]
     return {name: found[name] for name in order}
 

@@ -11,10 +11,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.checks import check
-from harness.config.compose import compose_run, quoted
+from harness.config.compose import Place, quoted
 from harness.config.explain import explained
 from harness.config.replayed import follow_recording
-from harness.config.resumed import check_resumed, resumed_run
+from harness.config.stored import resumed_options, resumed_run
 from harness.files import to_yaml
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
@@ -59,10 +59,13 @@ class RunPlan:
 
 def plan_run(overrides: Sequence[str]) -> RunPlan:
     """The plan of the run that the command would do; `ConfigError` if it cannot be."""
-    overrides = quoted(overrides)
+    overrides, place = quoted(overrides), Place()
     with explained(overrides):
-        composed, directory = compose_run(overrides)
-        return plan_from(composed, directory, overrides)
+        place.prepare(overrides)
+        if (directory := resumed_run(overrides)) is not None:
+            return resumed_plan(directory, overrides)
+        composed = place.compose(overrides)
+        return plan_from(composed, composed.hydra.run.dir, overrides)
 
 
 def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> RunPlan:
@@ -74,26 +77,35 @@ def plan_from(composed: DictConfig, directory: Any, overrides: list[str]) -> Run
         if not isinstance(directory, str | Path) or not Path(directory).name:
             raise ConfigError(f"hydra.run.dir={directory!r}: expected the path of a directory")
         if command.resume is not None:
-            if resumed_run(overrides) is None:
-                raise ConfigError(
-                    f"resume={command.resume} in a config file: a run is resumed with its own "
-                    f"config; give resume={command.resume} on the command line"
-                )
-            directory = command.resume
-            check_resumed(Path(directory), options, overrides)
-        else:
-            follow_recording(options, overrides)
-        config = to_config(options)
-        return RunPlan(
-            config=config,
-            options=in_types(options, config),
-            directory=Path(directory),
-            overrides=overrides,
-            resume=command.resume is not None,
-            skip_done=command.skip_done,
-            replace_done=command.replace_done,
-            stop_after_failures=command.stop_after_failures,
-        )
+            raise ConfigError(
+                f"resume={command.resume} in a config file: a run is resumed with its own "
+                f"config; give resume={command.resume} on the command line"
+            )
+        follow_recording(options, overrides)
+        return _plan(options, command, Path(directory), overrides)
+
+
+def resumed_plan(directory: Path, overrides: list[str]) -> RunPlan:
+    """The plan of a run that goes on with its own config, and the changes that overrides make."""
+    with explained(overrides):
+        options, command = resumed_options(directory, overrides)
+        return _plan(options, build(CommandConfig, command), directory, overrides)
+
+
+def _plan(
+    options: dict[str, Any], command: CommandConfig, directory: Path, overrides: list[str]
+) -> RunPlan:
+    config = to_config(options)
+    return RunPlan(
+        config=config,
+        options=in_types(options, config),
+        directory=directory,
+        overrides=overrides,
+        resume=command.resume is not None,
+        skip_done=command.skip_done,
+        replace_done=command.replace_done,
+        stop_after_failures=command.stop_after_failures,
+    )
 
 
 def make_folder(folder: Path) -> None:

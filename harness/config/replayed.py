@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config.resumed import read_options
+from harness.config.stored import read_options
 from harness.options.errors import ConfigError
 from harness.options.simulated import SimulatedConfig
 from harness.options.typed import convert

@@ -23,7 +23,7 @@ from harness.plugins import load_plugins
 def import_plugins(
     overrides: Sequence[str],
     *,
-    folders: Sequence[str | None] = (),
+    folders: Sequence[Path | None] = (),
     config_name: str | None = None,
 ) -> None:
     """Import what is named by `plugins=[...]`, on the command line or in a chosen config file.
@@ -34,10 +34,10 @@ def import_plugins(
 
 
 def named_plugins(
-    overrides: Sequence[str], folders: Sequence[str | None], config_name: str | None
+    overrides: Sequence[str], folders: Sequence[Path | None], config_name: str | None
 ) -> Iterator[Any]:
     """The modules, in the order in which they are found."""
-    given = dict(_parsed(overrides))
+    given = dict(parsed(overrides))
     plugins = given.pop("plugins", None)
     if plugins is not None:
         yield from plugins if isinstance(plugins, list) else [plugins]
@@ -53,7 +53,7 @@ def named_plugins(
         yield from _plugins_of(name, places, seen)
 
 
-def _parsed(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def parsed(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Key and value of each override that can be read; Hydra complains of the others."""
     for text in overrides:
         try:

@@ -6,10 +6,13 @@ import hashlib
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 import harness
@@ -22,6 +25,7 @@ from harness.registry import GROUPS
 
 HYDRA_VERSION = "1.3"
 PROVIDER = "lockstep"
+BASES = "options"  # the group of what the files of conf/ build on; other parts have no file
 LONGEST_NAME = 120
 
 _PACKAGE = Path(harness.__file__).parent
@@ -31,8 +35,21 @@ CONF = next(
 )
 
 
+class SearchPath(SearchPathPlugin):
+    """Where Hydra looks: in the directory of `--config-dir`, that of the primary config, conf/."""
+
+    user_directory: ClassVar[Path | None] = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.user_directory is not None:
+            place = f"file://{self.user_directory.absolute()}"
+            search_path.prepend("command-line", place, SearchPathQuery(provider="main"))
+        search_path.append(PROVIDER, f"file://{CONF}")  # again, unless --config-path replaces it
+
+
 def store_options() -> None:
     """Put the options of every registered part into Hydra's ConfigStore."""
+    Plugins.instance().register(SearchPath)
     setup_globals()  # Hydra's resolvers: --experimental-rerun does not register them
     store = ConfigStore.instance()
     run = {**defaults(RunConfig), **defaults(CommandConfig)}
@@ -42,13 +59,10 @@ def store_options() -> None:
         for part in registry:
             assert part.options is not None
             named = {} if registry.several else {"name": part.name}
-            store.store(
-                name=part.name,
-                group=registry.group,
-                package=registry.prefix(part.name).rstrip("."),
-                node=_node(part.options, **named),
-                provider=PROVIDER,
-            )
+            node, package = _node(part.options, **named), registry.prefix(part.name).rstrip(".")
+            has_file = (CONF / registry.group / f"{part.name}.yaml").is_file()
+            group = f"{BASES}/{registry.group}" if has_file else registry.group
+            store.store(part.name, node, group, package, PROVIDER)
 
 
 def _node(options: type, **given: Any) -> DictConfig:

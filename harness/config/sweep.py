@@ -140,8 +140,8 @@ class Sweep:
                     f"two jobs would write to {plan.directory}: {' '.join(other.overrides)} and "
                     f"{' '.join(plan.overrides)}"
                 )
-            if RunDir(plan.directory).is_alive():
-                raise ConfigError(f"{plan.directory} belongs to a run that is still alive")
+            if (owner := RunDir(plan.directory).owner()) is not None:
+                raise ConfigError(owner)
             plan.check_directory()
         skipped = [plan.directory for plan in plans if plan.is_skipped]
         return Progress(self.folder, list(by_directory), skipped)
@@ -183,7 +183,8 @@ class Sweep:
         self.progress.stop()
         states = self.progress.states()
         counts = Counter(states.values())
-        print(f"{self.folder}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+        words = [f"{count} {state}" for state, count in counts.items()] or ["no job was left to do"]
+        print(f"{self.folder}: {', '.join(words)}")
         limit = self.config.get("stop_after_failures")
         if NEVER_STARTED in counts and is_stopped(self.folder, limit):
             failed = failures(self.folder)

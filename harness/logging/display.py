@@ -60,7 +60,7 @@ class Display:
         self._directory = _from_here(Path(directory))
         if show_config:
             self._print(config_tree(options))
-        self._print(f"writing to {self._directory}", soft_wrap=True)
+        self._print(f"writing to {self._directory}", soft_wrap=True, markup=False)
         if self.console.is_terminal:
             collector = options.get("collector")
             name = collector.get("name", "") if isinstance(collector, Mapping) else ""
@@ -153,15 +153,15 @@ def warning(unused: Unused) -> str:
 
 
 def config_tree(options: Mapping[str, Any]) -> Tree:
-    """The composed config, a branch a group."""
+    """The composed config, a branch a group; a `Text` is shown as it is, without markup."""
     tree = Tree("config")
     for name, value in options.items():
         if isinstance(value, Mapping):
-            branch = tree.add(f"{name}: {value['name']}" if "name" in value else name)
+            branch = tree.add(Text(f"{name}: {value['name']}" if "name" in value else name))
             rest = {key: item for key, item in value.items() if key != "name"}
-            branch.add(", ".join(f"{key}={_short(item)}" for key, item in rest.items()))
+            branch.add(Text(", ".join(f"{key}={_short(item)}" for key, item in rest.items())))
         else:
-            tree.add(f"{name}: {_short(value)}")
+            tree.add(Text(f"{name}: {_short(value)}"))
     return tree
 
 
@@ -169,8 +169,7 @@ def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        # Rich would take [..] for markup.
-        return "\\[" + ",".join(_short(item) for item in value) + "]"
+        return "[" + ",".join(_short(item) for item in value) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

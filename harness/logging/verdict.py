@@ -14,9 +14,7 @@ MORE_FRAMES = {
     "simulated": "simulate less: this process computes the frames of all virtual workers",
 }
 MORE_WORKERS = "add workers or environments (collector.num_workers, env.num_envs)"
-RUN_AHEAD = (
-    "let workers, which wait as well, run ahead (collector.batches_ahead, collector.max_lag)"
-)
+RUN_AHEAD = "let workers, which wait as well, run ahead (collector.batches_ahead, sync.max_lag)"
 
 
 class Verdict(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from harness.provenance import ROOT
 
 MANIFEST, CODE, CHECKPOINT = "manifest", "code", "checkpoint"
-PACKAGES = ("harness", "collectors", "sync", "conf")
+PACKAGES = ("harness", "collectors", "sync", "conf", "hydra_plugins/lockstep")
 CODE_SUFFIXES = (".py", ".yaml")
 
 
@@ -66,6 +66,8 @@ def _code(plugins: Sequence[str]) -> Iterator[tuple[str, Path]]:
         for file in sorted((ROOT / package).rglob("*")):
             if file.suffix in CODE_SUFFIXES and file.is_file():
                 yield file.relative_to(ROOT).as_posix(), file
+    if (ROOT / "run.py").is_file():  # a checkout
+        yield "run.py", ROOT / "run.py"
     for plugin in plugins:
         source = getattr(sys.modules.get(plugin), "__file__", None)
         if source is not None:

@@ -158,10 +158,11 @@ class NoneConfig(SyncConfig):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        places = (config.device, config.collector.devices.policy)
-        if len({"cuda:0" if place == "cuda" else str(place) for place in places}) > 1:
+        policy = config.collector.devices.policy
+        places = [config.device, *(policy if isinstance(policy, list) else [policy])]
+        if len({"cuda:0" if place == "cuda" else place for place in places}) > 1:
             raise ConfigError(
-                f"sync=none with device={places[0]} and collector.devices.policy={places[1]}: "
+                f"sync=none with device={config.device} and collector.devices.policy={policy}: "
                 "the learner's own policy acts, so name one device for both; "
                 "or use sync=shared_mem"
             )

@@ -404,6 +404,12 @@ def test_a_finished_run_is_left_alone_when_it_is_resumed(ended, capsys):
     assert read_json(ended / "summary.json")["frames"] == 384
 
 
+def test_a_run_whose_path_has_an_apostrophe_is_resumed(ended):
+    place = ended.rename(ended.parent / "it's=1")
+    assert run.main([f"resume={place}", "total_frames=512"]) == 0
+    assert read_json(place / "summary.json")["frames"] == 512
+
+
 def test_a_run_is_resumed_with_its_own_config_however_it_is_named(ended, tmp_path, capsys):
     before = picture(ended)
     config = tmp_path / "mine.yaml"
@@ -438,7 +444,9 @@ def test_a_failing_run_says_so_and_how(capsys):
     found = read_json(directory / "status.json")
     assert found["state"] == "failed"
     assert "Traceback" in found["traceback"]
-    assert capsys.readouterr().err.startswith("lockstep: failed: ")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("lockstep: failed: ")
+    assert said[1:] == [f"lockstep: the traceback is in {directory.absolute() / 'status.json'}"]
 
 
 def test_no_traceback_is_promised_where_none_could_be_written(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import warnings
 
 import pytest
 
-from harness.files import plain, read_json, write_atomic
+from harness.files import plain, read_json, write_atomic, write_json
 from harness.options.errors import ConfigError
 from harness.provenance import command, manifest
 from harness.run_dir import RunDir, RunDirInUse
@@ -210,3 +211,23 @@ def test_a_finished_run_in_the_way_stays_unless_it_is_to_be_replaced(tmp_path):
     assert not (tmp_path / ".earlier").exists()
     assert opened(place, replace_done=True).path == place
     assert RunDir(tmp_path / ".earlier" / "run-1").is_done()
+
+
+def test_a_manifest_of_a_user_without_a_name_has_the_number(monkeypatch):
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 54321")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert manifest(seed=1, overrides=[])["user"] == str(os.getuid())
+
+
+def test_a_run_of_another_machine_that_has_not_ended_is_left_alone(tmp_path):
+    place = tmp_path / "run"
+    RunDir.open(place, config="", manifest={"host": "node17"})
+    gone = read_json(place / "status.json") | {"pid": 1 << 30}  # no process of this machine
+    write_json(place / "status.json", gone)
+    assert opened(place).path.name == "run-2"
+    with pytest.raises(RunDirInUse, match=r"host node17.* delete .*status\.json"):
+        RunDir.reopen(place, config="")
+    (place / "status.json").unlink()
+    RunDir.reopen(place, config="")

@@ -41,6 +41,7 @@ def runner(learner: Any, **config: Any) -> Runner:
     names = ("collector", "source", "sync", "published", "play", "checkpoints", "loggers")
     parts = {name: MagicMock() for name in (*names, "display", "interruption", "callbacks")}
     parts["collector"].policy_version = 0
+    config.setdefault("algo", SimpleNamespace(replays=False))
     return Runner(config=SimpleNamespace(**config), directory=Path(), learner=learner, **parts)
 
 
@@ -51,6 +52,19 @@ def test_an_update_that_drops_every_frame_does_not_count(dropped, gradient_steps
     made = runner(Learner(dropped, gradient_steps))
     assert made.update(BATCH) is learned
     assert (made.updates, made.dropped) == (int(learned), dropped)
+    assert made.collector.skip_update.called is not learned
+
+
+@pytest.mark.parametrize(
+    ("metrics", "learned"),
+    [({}, False), ({"train/gradient_steps": 0}, False), ({"train/gradient_steps": 2}, True)],
+)
+def test_a_batch_that_only_fills_the_replay_buffer_is_no_update(metrics, learned):
+    learner = Learner(0, 0)
+    learner.metrics = metrics
+    made = runner(learner, algo=SimpleNamespace(replays=True))
+    assert made.update(BATCH) is learned
+    assert made.updates == int(learned)
     assert made.collector.skip_update.called is not learned
 
 

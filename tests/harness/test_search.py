@@ -103,7 +103,7 @@ def test_a_search_of_what_cannot_be_is_refused_before_it_starts(capsys):
 
 @pytest.mark.parametrize("experiment", ["ppo_search", "sac_search"])
 def test_every_corner_of_the_committed_spaces_is_a_run_that_can_be(experiment):
-    composed, _ = compose_run([f"experiment={experiment}"])
+    composed = compose_run([f"experiment={experiment}"])
     found = list(split(composed.hydra.sweeper.params, [f"experiment={experiment}"]).corners())
     assert len(found) > 8
     for corner in found:
@@ -251,3 +251,11 @@ def test_a_search_may_choose_among_the_options_of_a_group():
 def test_a_space_without_extent_is_refused():
     with pytest.raises(ConfigError, match=r"a=tag\(log,interval\(0,1\)\)"):
         split({}, ["a=tag(log,interval(0,1))"])
+
+
+def test_a_sweep_counts_its_own_jobs_and_not_those_of_an_earlier_one(capsys):
+    failing = ("-m", *SMALL, "algo.learning_rate=1e30", "sweep=mine")
+    assert run.main([*failing]) == 1
+    given = ("-m", *SMALL, OPTUNA, RATES, "sweep=mine")
+    assert run.main([*given, "hydra.sweeper.n_trials=1"]) == 0
+    assert "outputs/mine: 1 done\n" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import torch
 import run
 from harness.checkpoints import Checkpoints
 from harness.config.plan import to_config
-from harness.config.resumed import read_options
+from harness.config.stored import read_options
 from harness.files import parse_yaml, read_json, to_yaml
 from harness.options.errors import ConfigError
 from harness.run_dir import RunDir

@@ -38,7 +38,7 @@ def config_of(*overrides: str) -> Config:
 
 @cache
 def _composed(*choices: str) -> DictConfig:
-    return compose_run(choices)[0]
+    return compose_run(choices)
 
 
 def error_of(*overrides: str) -> str:

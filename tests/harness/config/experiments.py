@@ -13,7 +13,7 @@ from harness.options.simulated import SCHEDULE
 
 def jobs_of_experiment(name: str, *overrides: str) -> list[list[str]]:
     """The overrides of each job of `--multirun experiment=<name>`."""
-    composed, _ = compose_run([f"experiment={name}"])
+    composed = compose_run([f"experiment={name}"])
     return jobs_of(composed.hydra.sweeper.params, [f"experiment={name}", *overrides])
 
 

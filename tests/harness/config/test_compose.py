@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from harness.config.compose import quoted
 from harness.config.store import LONGEST_NAME, job_name
 from harness.config.sweep import fixed_keys, jobs_of
 from tests.harness.config.experiments import jobs_of_experiment
@@ -43,3 +45,29 @@ def test_long_names_are_cut_and_stay_apart():
     first, second = (job_name("x" * 300 + end, 1) for end in "ab")
     assert first != second
     assert len(first) == len(second) == LONGEST_NAME
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("resume=outputs/mine/seed=1", "outputs/mine/seed=1"),
+        ("++resume=it's/here", "it's/here"),
+        ("resume='outputs/mine/seed=1'", "outputs/mine/seed=1"),
+        ("resume=a,seed=1", "a,seed=1"),
+        ("resume=null", None),
+        ("collector.replay=outputs/recorded/seed=1", "outputs/recorded/seed=1"),
+        ("+collector.replay=a/it's\\", "a/it's\\"),
+        ("collector.replay=${oc.env:HOME}/a", "${oc.env:HOME}/a"),
+    ],
+)
+def test_a_path_is_taken_as_it_is_typed(typed, value):
+    (override,) = OverridesParser.create().parse_overrides(quoted([typed]))
+    assert override.value() == value
+
+
+def test_paths_of_a_sweep_are_quoted_one_by_one():
+    (text,) = quoted(["collector.replay=a/seed=1,a/seed=2"], sweeps=True)
+    assert [job for (job,) in jobs_of({}, [text])] == [
+        "collector.replay='a/seed=1'",
+        "collector.replay='a/seed=2'",
+    ]

@@ -44,16 +44,16 @@ def test_an_environments_file_says_what_it_is_and_names_its_id():
 
 @pytest.mark.parametrize("part", list(algorithms), ids=lambda part: part.name)
 def test_an_algorithm_is_composed_with_the_defaults_of_its_dataclass(part):
-    composed, _ = compose_run([f"algo={part.name}"])
+    composed = compose_run([f"algo={part.name}"])
     assert plain(composed)["algo"] == dataclasses.asdict(part.options())
 
 
 def test_a_part_has_its_own_options_and_no_others():
-    composed, _ = compose_run(["sync=hogwild", "model=lstm"])
+    composed = compose_run(["sync=hogwild", "model=lstm"])
     options = plain(composed)
     assert not {"wire", "link", "zero_copy", "lag", "tear"} & set(options["sync"])
     assert "lstm_size" in options["model"]
-    composed, _ = compose_run([])
+    composed = compose_run([])
     options = plain(composed)
     assert {"wire", "link", "zero_copy", "lag", "tear"} <= set(options["sync"])
     assert "lstm_size" not in options["model"]
@@ -102,7 +102,7 @@ def test_the_jobs_of_an_experiment_are_sound_or_left_out(experiment, recordings)
         try:
             config_of(*job)
         except ImpossiblePair:
-            assert compose_run(job)[0].skip_impossible, job
+            assert compose_run(job).skip_impossible, job
 
 
 def test_a_run_that_is_resumed_must_be_there():
@@ -304,3 +304,8 @@ def test_an_environment_variable_sets_an_option_of_any_type(monkeypatch):
     monkeypatch.setenv("RATE", "fast")
     said = "algo.learning_rate=fast: expected a number (more than 0)"
     assert error_of("algo.learning_rate=${oc.env:RATE}") == said
+
+
+def test_a_list_of_one_device_is_that_device():
+    one = ("collector=single", "sync=none", "collector.devices.policy=[cpu]")
+    assert config_of(*one).collector.devices.policy == ["cpu"]

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.config.explain import known_options
+from harness.logging import verdict as verdict_module
 from harness.logging.dashboard import Dashboard
 from harness.logging.verdict import verdict
 from tests.harness.small import ROOT, SMALL
@@ -132,6 +134,13 @@ def test_the_verdict_names_what_takes_the_time(phases, workers, collector, name,
     assert found is not None
     assert found.name == name
     assert advice in found.advice
+
+
+def test_advice_names_options_that_there_are():
+    advice = [value for name, value in vars(verdict_module).items() if name.isupper()]
+    options = set(re.findall(r"[a-z]+\.[a-z_]+", str(advice)))
+    assert len(options) >= 5
+    assert options <= set(known_options())
 
 
 def test_without_any_time_there_is_no_verdict():

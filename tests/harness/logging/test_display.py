@@ -177,3 +177,12 @@ def test_the_commands_at_the_end_are_those_that_work_where_the_run_was_started(
     assert next_commands("interrupted", Path("here"), repeatable=True).endswith(
         f"{start} resume=here"
     )
+
+
+def test_values_in_brackets_are_shown_as_they_are():
+    display, text = shown(terminal=False)
+    options = {"name": "[/b]", "logger": {"tags": ["a", "[b]"]}, "env": {"id": "[red]X[/red]"}}
+    display.start(options, "outputs/[/b]")
+    printed = text.getvalue()
+    for part in ("name: [/b]", "tags=[a,[b]]", "id=[red]X[/red]", "writing to outputs/[/b]"):
+        assert part in printed

@@ -182,6 +182,7 @@ def test_a_run_keeps_its_manifest_and_what_else_is_chosen(tmp_path, monkeypatch)
     kept = artifacts(folder)
     assert kept["manifest"] == ["config.yaml", "manifest.json"]
     assert {"harness/runner.py", "sync/scheme.py", "conf/config.yaml"} <= set(kept["code"])
+    assert {"run.py", "hydra_plugins/lockstep/launcher.py"} <= set(kept["code"])
     (checkpoint,) = (folder / "checkpoints").iterdir()
     assert kept["checkpoint"] == [checkpoint.name]
     assert not [file for file in tmp_path.rglob("**/staging/**") if file.is_file()]

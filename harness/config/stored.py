@@ -1,60 +1,89 @@
-"""`resume=RUN`: the config that a run directory stores, with single options changed.
+"""The config that a run directory stores, as plain data, with single options changed.
 
-The stored config replaces conf/config.yaml, and Hydra applies the command line to it. Run
-directories are not trusted: the file is read as plain data, and the user must name again everything
-that would import a package.
+`resume=RUN`, `reproduce` and `play` use it. Run directories are not trusted: nothing in the file is
+interpreted, and the user must name again everything that would import a package.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
+from harness.config.sources import parsed
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text
-from harness.options.base import defaults
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig
 
-NAME = "lockstep_resumed"
 # What a checkpoint holds the state of: a resumed run goes on with these as they were.
 KEPT = (
     *("seed", "algo.name", "model.name"),
     *("collector.name", "collector.num_workers", "collector.remote.num_collectors"),
 )
-CHECK_FIRST = "harness.config.application.CheckFirst"  # as in conf/config.yaml
-QUIET = [{"override hydra/job_logging": "none"}, {"override hydra/hydra_logging": "none"}]
-
-
-def resumed_config(overrides: Sequence[str]) -> str | None:
-    """The name of the primary config that the run to be resumed stores; None if none is."""
-    directory = resumed_run(overrides)
-    if directory is None:
-        return None
-    options = read_options(directory)
-    check_named_again(directory, options, overrides)
-    command = defaults(CommandConfig) | {"sweep": "resumed"}
-    hydra = {
-        "run": {"dir": _literal(str(directory))},
-        "output_subdir": None,
-        "job": {"name": "lockstep"},
-        "callbacks": {"check_first": {"_target_": CHECK_FIRST}},
-    }
-    stored = _literal(options)
-    node = {"defaults": [*QUIET, "_self_"], **stored, **command, "hydra": hydra}
-    ConfigStore.instance().store(name=NAME, node=node, provider="lockstep")
-    return NAME
 
 
 def resumed_run(overrides: Sequence[str]) -> Path | None:
     """The directory of the run that the command line resumes; None if it resumes none."""
-    pairs = [text.partition("=") for text in overrides]
-    given = [path.strip("'\"") for key, _, path in pairs if key.lstrip("+") == "resume"]
-    return Path(given[-1]) if given and given[-1] not in ("null", "") else None
+    path = dict(parsed(overrides)).get("resume")
+    return None if path in (None, "") else Path(str(path))
+
+
+def resumed_options(
+    directory: Path, overrides: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a resumed run, and those of the command.
+
+    `ConfigError` if an override changes what the run's checkpoint holds, or is not a single option.
+    """
+    stored = read_options(directory)
+    typed = {text.partition("=")[0].lstrip("+"): text for text in overrides}
+    values = dict(parsed(overrides))
+    for name, text in typed.items():
+        if name not in values:
+            raise ConfigError(f"{text!r}: to resume a run, write option=value for each change")
+    _check_named_again(directory, stored, typed)
+    command = {
+        name: values.pop(name) for name in CommandConfig.__dataclass_fields__ if name in values
+    }
+    options = stored
+    for name, value in values.items():
+        options = changed(options, name, _resolved(value), typed[name])
+    if "sync.max_lag" in typed:
+        raise ConfigError(
+            f"{typed['sync.max_lag']}: the run was started with algo.max_lag, which has priority; "
+            "set algo.max_lag"
+        )
+    for name in KEPT:
+        before = option(stored, name)
+        if name in typed and option(options, name) != before:
+            raise ConfigError(f"{typed[name]}: a resumed run keeps {name}={before}")
+    return options, command
+
+
+def changed(options: Mapping[str, Any], name: str, value: Any, typed: str) -> dict[str, Any]:
+    """Options with one of them changed, by its dotted name.
+
+    Whether there is such an option is checked with all the others. typed: what a person has typed.
+    """
+    first, _, rest = name.partition(".")
+    inner = options.get(first)
+    if rest:
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"{typed}: the stored config has no group {first}")
+        return {**options, first: changed(inner, rest, value, typed)}
+    if isinstance(inner, Mapping) and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{typed}: a stored run keeps its parts; single options may change, {first}.x=..."
+        )
+    return {**options, first: value}
+
+
+def _resolved(value: Any) -> Any:
+    """A value from the command line, with what it refers to: `${oc.env:X}`."""
+    return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[call-overload, index]
 
 
 def latest_run() -> Path:
@@ -85,13 +114,13 @@ def read_options(directory: Path) -> dict[str, Any]:
     return {str(key): value for key, value in options.items() if key not in ("defaults", "hydra")}
 
 
-def _literal(value: Any) -> Any:
-    """Plain data in which Hydra finds no reference to other options or to the environment."""
-    if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
-    if isinstance(value, Mapping):
-        return {key: _literal(inner) for key, inner in value.items()}
-    return [_literal(inner) for inner in value] if isinstance(value, list) else value
+def trusted_options(
+    directory: Path, *, import_env: bool = False, plugins: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The options that a run directory stores, if a person has named all that they would import."""
+    options = read_options(directory)
+    check_stored_imports(options, directory, import_env=import_env, plugins=plugins)
+    return options
 
 
 def add_import_flags(parser: argparse.ArgumentParser) -> None:
@@ -150,34 +179,20 @@ def _imports(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "plugins", str(module), str(module)
 
 
-def check_resumed(directory: Path, options: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Raise if the options given for a resumed run change what its checkpoint holds."""
-    stored = read_options(directory)
-    given = {text.partition("=")[0].lstrip("+"): text for text in overrides}
-    if "sync.max_lag" in given:
-        raise ConfigError(
-            f"{given['sync.max_lag']}: the run was started with algo.max_lag, which has priority; "
-            "set algo.max_lag"
-        )
-    for key in KEPT:
-        began = _found(stored, key.split("."))
-        if key in given and _found(options, key.split(".")) != began:
-            raise ConfigError(f"{given[key]}: a resumed run keeps {key}={began}")
-
-
-def check_named_again(directory: Path, stored: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def _check_named_again(
+    directory: Path, stored: Mapping[str, Any], typed: Mapping[str, str]
+) -> None:
     """Raise unless the command line names what the stored config would import."""
-    given = {text.partition("=")[0].lstrip("+") for text in overrides}
-    remaining = {key: value for key, value in stored.items() if f"{key}" not in given}
+    remaining = {name: value for name, value in stored.items() if name not in typed}
     env = stored.get("env")
     if isinstance(env, Mapping):
-        remaining["env"] = {key: env[key] for key in env if f"env.{key}" not in given}
+        remaining["env"] = {name: env[name] for name in env if f"env.{name}" not in typed}
     again = "{option}={name} on the command line, too"
     check_stored_imports(remaining, directory, say=again, say_plugins="plugins=[...] with")
 
 
-def _found(options: Any, path: list[str]) -> Any:
-    """The option at a path; None if there is none."""
-    for name in path:
-        options = options.get(name) if isinstance(options, Mapping) else None
+def option(options: Any, name: str) -> Any:
+    """The option of a dotted name; None if there is none."""
+    for key in name.split("."):
+        options = options.get(key) if isinstance(options, Mapping) else None
     return options
