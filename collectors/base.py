@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from collectors.data.batch import Part, assemble, buffer_for, frames_of
+from collectors.data.batch import Filled, assemble, buffer_for, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.option_checks import shown
 from collectors.options import Options, check_factory, count_workers, per_worker
@@ -39,7 +39,6 @@ from collectors.weights.models import POLICY, check_apart, find_model, sends_wei
 from collectors.weights.publisher import Publisher
 from collectors.weights.version_map import VersionMap
 from collectors.workers.fair_lock import FairLock
-from collectors.workers.handle import MadeBatch
 from sync import WeightSyncScheme
 
 Result = TypeVar("Result")
@@ -94,6 +93,7 @@ class BaseCollector(ABC):
         if policy is None and self.options.policy_factory is None:
             self.options.check_without_policy()
         self.create_env_fn = create_env_fn
+        self._storing_device = self.options.storing()
         self.policy = policy
         seed = fresh_seed() if self.options.seed is None else self.options.seed
         self.seeds = seed if isinstance(seed, Seeds) else Seeds(int(seed))  # of the first worker
@@ -249,7 +249,7 @@ class BaseCollector(ABC):
         self._assembler.add(batch)
         return self._assembler.take(wanted)
 
-    def _batch_of(self, parts: Sequence[Part]) -> TensorDict:
+    def _batch_of(self, parts: Sequence[Filled]) -> TensorDict:
         """One batch of these parts; with copy=False in memory that the next one overwrites."""
         stamps = self.options.track_policy_version
         only_finals = self.options.next_observation == "final"
@@ -267,7 +267,7 @@ class BaseCollector(ABC):
             self.update_policy_weights_()
         if options.split_trajs:
             batch = split(batch)
-        device = options.storing()
+        device = self._storing_device
         if device is not None and device.type != "cpu":
             batch = batch.to(device, non_blocking=True)
             if device.type == "cuda" and not options.no_cuda_sync:
@@ -496,8 +496,8 @@ class BaseCollector(ABC):
         """
         return []
 
-    def made_batches(self) -> list[MadeBatch]:
-        """When workers made the batches that arrived since the last call; only the newest."""
+    def made_batches(self) -> list[Filled]:
+        """The batches that arrived since the last call, without their frames; only the newest."""
         return []
 
     # -- saving

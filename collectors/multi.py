@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from collectors.data.batch import Part, Trajectories
+from collectors.data.batch import Filled, Trajectories
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
-from collectors.pooled import PooledCollector, Taken, check_alike
+from collectors.pooled import PooledCollector, check_alike
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
-from collectors.workers.handle import Delivery, WorkerHandle
+from collectors.workers.handle import WorkerHandle
 from collectors.workers.local_channel import LocalChannel
 from collectors.workers.start_process import context
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
@@ -76,10 +76,6 @@ class _LocalCollector(PooledCollector):
         device = str(spec.policy_device or "cpu")
         return WorkerHandle(index, channel, spec, numbering, device=device)
 
-    def _part(self, handle: WorkerHandle, delivery: Delivery) -> Part:
-        frames, _, steps = delivery.batch.content
-        return Part(frames, steps, handle.index, handle.first_env, handle.trajectories)
-
 
 class MultiSyncCollector(_LocalCollector):
     """All workers make one batch together, which starts when it is requested.
@@ -98,28 +94,18 @@ class MultiSyncCollector(_LocalCollector):
                 f"not {counts}"
             )
 
-    def _gather_all(self) -> TensorDict:
-        """With `preemptive_threshold`, unfinished workers then hand over the frames they have."""
-        if (share := self.options.preemptive_threshold) is not None:
-            self._wait_for(math.ceil(share * len(self.handles)))
-            for handle in self.handles:
-                if not handle.finished:
-                    assert isinstance(handle.channel, LocalChannel)
-                    handle.channel.cut(handle.serial)
-                    handle.cut = handle.serial
-        return super()._gather_all()
-
-    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
-        parts = [self._part(handle, delivery) for handle, delivery in taken]
-        layouts = [part.frames.layout.fields.values() for part in parts]
-        entries = [{field.key: (field.shape, field.dtype) for field in one} for one in layouts]
+    def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
+        layouts = [filled.frames.layout for filled in taken]
+        entries = [
+            {key: (field.shape, field.dtype) for key, field in layout.fields.items()}
+            for layout in layouts
+        ]
         check_alike(self.handles, entries, "MultiAsyncCollector")
-        batch = self._batch_of(parts)
-        for (handle, delivery), part in zip(taken, parts, strict=True):
-            if delivery.batch.serial == handle.cut:
-                layout = part.frames.layout
-                self.preempted += (layout.num_steps - part.steps) * layout.num_envs
-        return self._combined(batch, [part.frames.layout.num_envs for part in parts])
+        batch = self._batch_of(taken)
+        for filled, layout in zip(taken, layouts, strict=True):
+            if filled.serial == self.handles[filled.worker].cut:
+                self.preempted += (layout.num_steps - filled.steps) * layout.num_envs
+        return self._combined(batch, [layout.num_envs for layout in layouts])
 
     def _combined(self, batch: TensorDict, counts: list[int]) -> TensorDict:
         how = self.options.cat_results
@@ -143,10 +129,7 @@ class MultiAsyncCollector(_LocalCollector):
 
     def _open(self) -> None:
         super()._open()
-        self._pacing.order()
-
-    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
-        return self._batch_of([self._part(handle, delivery) for handle, delivery in taken])
+        self.turns.start()
 
 
 @function_takes(MultiArguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,28 +11,26 @@ from typing import Any
 from tensordict import TensorDict
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
+from collectors.data.batch import Filled
 from collectors.rollout.environment import Restored
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import name_of
 from collectors.schedule.recorder import Recorder
 from collectors.workers.channel import FRAME_COUNTS
-from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
-from collectors.workers.pacing import Pacing
+from collectors.workers.handle import WorkerHandle
 from collectors.workers.pool import WorkerPool
+from collectors.workers.turns import FirstFinished, Together
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
-
-Taken = tuple[WorkerHandle, Delivery]
 
 
 class PooledCollector(BaseCollector):
     """Workers make batches together (`shares_batch`), or each on its own.
 
     next()
-      _gather_all: order one batch of every worker   | _gather_first: let workers run ahead
-                   that has none, wait for all       |   (pacing.py), wait for one
-      pool.take(handle)      counted as delivered
-      _assemble(...)         one batch of all, or of one
-      pool.release(handle)   its memory can be written again
+      turns.next()          orders batches, and waits for those whose turn it is
+      pool.take(worker)     counted as delivered
+      _assemble(...)        one batch of all, or of one
+      pool.release(filled)  its memory can be written again
     """
 
     shares_batch = True
@@ -43,10 +40,6 @@ class PooledCollector(BaseCollector):
     @abstractmethod
     def _make_handles(self) -> list[WorkerHandle]:
         """What the pool starts."""
-
-    @abstractmethod
-    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
-        """One batch of these deliveries, copied."""
 
     def _open(self) -> None:
         self._recovering = threading.RLock()  # one thread at a time replaces workers
@@ -58,6 +51,18 @@ class PooledCollector(BaseCollector):
         self._check_equal_frames()
         self.pool.start(self._make_handles())
         self._recorder = self._make_recorder()
+        self.turns = self._make_turns()
+
+    def _make_turns(self) -> Together | FirstFinished:
+        options = self.options
+        if self.shares_batch:
+            return Together(self.pool, self._attend, options.preemptive_threshold)
+        return FirstFinished(self.pool, self._attend, options.batches_ahead, options.max_lag)
+
+    def _attend(self) -> None:
+        """Replace workers that have failed, or raise; raise if the collector has ended."""
+        self._raise_error()
+        self._see_to_failures()
 
     def _check_equal_frames(self) -> None:
         if self.options.record_schedule is not None and len(set(self._frames_of)) > 1:
@@ -88,47 +93,18 @@ class PooledCollector(BaseCollector):
     # -- batches
 
     def _gather(self) -> TensorDict:
-        return self._gather_all() if self.shares_batch else self._gather_first()
-
-    def _gather_all(self) -> TensorDict:
-        self._wait_for(len(self.handles))
-        return self._take(self.handles)
-
-    def _wait_for(self, enough: int) -> None:
-        """Wait until so many workers have finished a batch, replacing those that fail."""
-        pool = self.pool
-
-        def enough_have() -> bool:
-            return sum(bool(handle.finished) for handle in pool.handles) >= enough
-
-        def idle() -> list[WorkerHandle]:  # at first, and after a replacement
-            return [h for h in pool.handles if not h.finished and not h.owed]
-
-        while not enough_have() or pool.failed():
-            self._see_to_failures()
-            for handle in idle():
-                pool.order(handle)
-            pool.wait(lambda: bool(enough_have() or pool.failed() or idle()))
-            self._raise_error()
-
-    def _gather_first(self) -> TensorDict:
-        pool, pacing = self.pool, self._pacing
-        pool.look()  # other workers may deliver so fast that no call ever waits
-        while True:
-            self._see_to_failures()
-            pacing.order()
-            if handle := pacing.next_to_take():
-                break
-            pool.wait(lambda: bool(pacing.next_to_take() or pool.failed()))
-            self._raise_error()
+        handles = self.turns.next()
         if self._recorder is not None:
-            first = handle.finished[0]
-            stamps = handle.channel.stamps_of_finished(first.batch)
-            self._recorder.note(handle.index, first.generation, stamps, first.batch.made_s)
-        batch = self._take([handle])
-        if not pool.failed():
-            pacing.order(updates=1)
+            self._record(self._recorder, handles)
+        batch = self._take(handles)
+        self.turns.taken()
         return batch
+
+    def _record(self, recorder: Recorder, handles: Sequence[WorkerHandle]) -> None:
+        for handle in handles:
+            filled = handle.finished[0]
+            stamps = handle.channel.stamps_of_finished(filled)
+            recorder.note(handle.index, filled.generation, stamps, filled.made_s)
 
     def _make_recorder(self) -> Recorder | None:
         """Where the schedule is recorded, if it is."""
@@ -156,33 +132,29 @@ class PooledCollector(BaseCollector):
                 f"differ: leave record_schedule={self.options.record_schedule!r} out"
             )
 
-    @functools.cached_property
-    def _pacing(self) -> Pacing:
-        return Pacing(self.pool, self.options.batches_ahead, self.options.max_lag)
-
     def _take(self, handles: Sequence[WorkerHandle]) -> TensorDict:
-        """One batch of the oldest delivery of each of these workers."""
-        taken = [(handle, self.pool.take(handle)) for handle in handles]
-        for handle, delivery in taken:
-            if delivery.generation != handle.numbered:
-                handle.trajectories.restart()
-                handle.numbered = delivery.generation
+        """One batch of the oldest finished one of each of these workers."""
+        taken = [self.pool.take(handle) for handle in handles]
         try:
             return self._assemble(taken)
         except BaseException:
-            for one in taken:
-                self.pool.discard(*one)
+            for filled in taken:
+                self.pool.discard(filled)
             raise
         finally:
-            for one in taken:
-                self.pool.release(*one)
+            for filled in taken:
+                self.pool.release(filled)
+
+    def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
+        """One batch of these, copied."""
+        return self._batch_of(taken)
 
     # -- watching
 
     def worker_stages(self) -> list[str]:
         return [str(h.channel.frame_counts().get("stage", "")) for h in self.handles]
 
-    def made_batches(self) -> list[MadeBatch]:
+    def made_batches(self) -> list[Filled]:
         made = self.pool.made
         return [made.popleft() for _ in range(len(made))]
 
@@ -214,7 +186,7 @@ class PooledCollector(BaseCollector):
             return
         channel = handle.channel
         for lost in handle.finished:
-            stamps = channel.stamps_of_finished(lost.batch)
+            stamps = channel.stamps_of_finished(lost)
             self._recorder.note_lost(handle.index, lost.generation, stamps)
         so_far = channel.stamps_so_far(min(handle.ordered)) if handle.ordered else None
         if so_far is not None:

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.data.batch import Part, Trajectories, frames_of
+from collectors.data.batch import Filled, Trajectories, frames_of
 from collectors.options import SINGLE, per_worker, steps_of
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, allocate
@@ -146,7 +146,8 @@ class Collector(BaseCollector):
         try:
             steps = rollout.collect(self._block)
             self._raise_error()  # if another thread shut down, the block was cut short
-            part = Part(self._block, steps, self.worker_idx or 0, 0, self._trajectories)
+            part = Filled(0, 0, steps, 0, content=self._block, worker=self.worker_idx or 0)
+            part.trajectories = self._trajectories
             batch = self._batch_of([part])
         except BaseException:
             rollout.lose()
@@ -158,7 +159,7 @@ class Collector(BaseCollector):
     def last_stamps(self) -> torch.Tensor:
         """The versions [environments, steps] of all steps of the last batch."""
         assert self._block is not None
-        return self._block.tensors["version"][: self._rollout.t].T
+        return self._block.stamps(self._rollout.t)
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)

@@ -11,16 +11,21 @@ import torch
 from tensordict import TensorDict, TensorDictBase, UnbatchedTensor
 from torch import Tensor
 
-from collectors.rollout.frame_block import Field, FrameBlock, FrameLayout
+from collectors.rollout.frame_block import (
+    FINAL,
+    TERMINATED,
+    TRUNCATED,
+    VERSION,
+    Field,
+    FrameBlock,
+    FrameLayout,
+)
 from collectors.rollout.spaces import Key
 
-TERMINATED: Key = ("next", "terminated")
-TRUNCATED: Key = ("next", "truncated")
 DONE: Key = ("next", "done")
 TRAJ_IDS: Key = ("collector", "traj_ids")
 WORKER: Key = ("collector", "worker")
 ENV: Key = ("collector", "env")
-FINAL: Key = ("next", "final")
 
 
 class Trajectories:
@@ -70,14 +75,39 @@ class Trajectories:
 
 
 @dataclass
-class Part:
-    """One worker's block: its first `steps` rows."""
+class Filled:
+    """A batch that a worker has finished: what the worker sends, and what the pool adds to it.
 
-    frames: FrameBlock
+    serial: the number of its order. block: the number of the worker's block that it is in.
+    steps: the rows of the block that are filled. num_frames: without those that are no frames.
+    made_s: how long it took; 0 if that is not known.
+    ended_ns: when it was finished, by the `time.perf_counter_ns()` of this machine; 0 if it was
+        made on another one.
+    """
+
+    serial: int
+    block: int
     steps: int
-    worker: int
-    first_env: int
-    trajectories: Trajectories
+    num_frames: int
+    made_s: float = 0.0
+    ended_ns: int = 0
+    # What the pool adds
+    content: Any = None  # a FrameBlock; of a node its batch, with the versions of all its steps
+    worker: int = 0
+    first_env: int = 0
+    generation: int = 0
+    version: int = 0  # the newest at its order
+    trajectories: Trajectories | None = None
+
+    @property
+    def began_ns(self) -> int:
+        return self.ended_ns - round(self.made_s * 1e9)
+
+    @property
+    def frames(self) -> FrameBlock:
+        """The block that the batch is in."""
+        block: FrameBlock = self.content
+        return block
 
     @property
     def num_envs(self) -> int:
@@ -95,7 +125,7 @@ class Part:
 
 
 def assemble(
-    parts: Sequence[Part],
+    parts: Sequence[Filled],
     *,
     stamps: bool = True,
     only_finals: bool = False,
@@ -128,15 +158,15 @@ def assemble(
 
 
 def buffer_for(
-    parts: Sequence[Part], stamps: bool = True, only_finals: bool = False
+    parts: Sequence[Filled], stamps: bool = True, only_finals: bool = False
 ) -> dict[Key, Tensor]:
     """Memory for a batch of such parts."""
     layout = parts[0].frames.layout
     num_steps = max(part.frames.layout.num_steps for part in parts)
     shape = (sum(part.num_envs for part in parts), num_steps)
     buffer = {
-        field.key: torch.empty((*shape, *field.shape), dtype=field.dtype)
-        for field in _copied(layout, stamps, only_finals).values()
+        key: torch.empty((*shape, *field.shape), dtype=field.dtype)
+        for key, field in _copied(layout, stamps, only_finals).items()
     }
     buffer[DONE] = torch.empty(shape, dtype=torch.bool)
     for key in (TRAJ_IDS, WORKER, ENV, *([FINAL] if only_finals else [])):
@@ -144,33 +174,32 @@ def buffer_for(
     return buffer
 
 
-def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[str, Field]:
-    """The fields that a batch takes from a block, by their names there."""
-    left_out = {"place"} if stamps else {"place", "version"}
-    return {
-        name: field
-        for name, field in layout.fields.items()
-        if name not in left_out and not (only_finals and name.startswith("next/"))
-    }
+def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[Key, Field]:
+    """The fields that a batch takes from a block."""
+    left_out = {FINAL} if stamps else {FINAL, VERSION}
+    if only_finals:
+        left_out.update(field.key for field in layout.finals)
+    return {key: field for key, field in layout.fields.items() if key not in left_out}
 
 
-def _fill(rows: dict[Key, Tensor], part: Part, places: _Places, fields: dict[str, Field]) -> None:
+def _fill(rows: dict[Key, Tensor], part: Filled, places: _Places, fields: dict[Key, Field]) -> None:
     """Copy one block into its rows of the batch."""
-    tensors = part.frames.tensors
+    block = part.frames
     (ended,) = places.ended.nonzero(as_tuple=True)
-    for name, field in fields.items():
-        source = _indexable(tensors[name].flatten(0, 1))
-        target = _indexable(rows[field.key].flatten(0, 1))
-        if name.startswith("next/"):
-            following = tensors[name.replace("next/", "obs/")].flatten(0, 1)[part.num_envs :]
-            places.copy(_indexable(following), target)
+    following = {field.key: field.key[1:] for field in block.layout.finals}
+    for key in fields:
+        source = _indexable(block.tensors[key].flatten(0, 1))
+        target = _indexable(rows[key].flatten(0, 1))
+        if key in following:
+            observed = block.tensors[following[key]].flatten(0, 1)[part.num_envs :]
+            places.copy(_indexable(observed), target)
             target.index_copy_(0, ended, source[places.finals(ended)])
         else:
             places.copy(source, target)
     torch.logical_or(rows[TERMINATED], rows[TRUNCATED], out=rows[DONE])
-    rows[TRAJ_IDS].view(-1).copy_(
-        places.arranged(part.trajectories.number(part.frames.is_init[: part.steps]))
-    )
+    assert part.trajectories is not None
+    numbers = part.trajectories.number(block.is_init[: part.steps])
+    rows[TRAJ_IDS].view(-1).copy_(places.arranged(numbers))
     rows[WORKER].fill_(part.worker)
     rows[ENV].copy_(part.environments())
 
@@ -186,7 +215,7 @@ def _indexable(values: Tensor) -> Tensor:
 class _Places:
     """Which frame of a block [time, environments] goes where in its rows [environments, time]."""
 
-    def __init__(self, part: Part, num_steps: int):
+    def __init__(self, part: Filled, num_steps: int):
         self.part = part
         num_envs = part.num_envs
         self._live = torch.from_numpy(part.frames.live[: part.steps]).T
@@ -214,7 +243,7 @@ class _Places:
 
     def finals(self, ended: Tensor) -> Tensor:
         """Where the block keeps the final observations of these places, which ended."""
-        return self.part.frames.tensors["place"].view(-1)[self.source[ended]]
+        return self.part.frames.tensors[FINAL].view(-1)[self.source[ended]]
 
 
 def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:

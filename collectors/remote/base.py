@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from collectors.data.batch import Trajectories
+from collectors.data.batch import Filled, Trajectories
 from collectors.options import (
     ASYNC,
     NEVER_DONE,
@@ -23,7 +23,7 @@ from collectors.options import (
     per_worker,
     share_frames,
 )
-from collectors.pooled import PooledCollector, Taken, check_alike
+from collectors.pooled import PooledCollector, check_alike
 from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
@@ -39,7 +39,7 @@ from collectors.remote.options import (
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
-from collectors.workers.handle import Delivery, WorkerHandle
+from collectors.workers.handle import WorkerHandle
 from collectors.workers.worker_spec import PASSED_ON
 from sync import WeightSyncScheme
 
@@ -180,18 +180,18 @@ class RemoteCollector(PooledCollector):
 
     # -- batches
 
-    def _assemble(self, taken: Sequence[Taken]) -> TensorDict:
-        parts = [self._numbered(handle, delivery) for handle, delivery in taken]
+    def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
+        parts = [self._numbered(self.handles[filled.worker], filled) for filled in taken]
         entries = [
             {key: (value.shape[2:], value.dtype) for key, value in part.items(True, True)}
             for part in parts
         ]
-        check_alike([handle for handle, _ in taken], entries, "sync=False")
+        check_alike([self.handles[filled.worker] for filled in taken], entries, "sync=False")
         return stack(parts)
 
-    def _numbered(self, handle: WorkerHandle, delivery: Delivery) -> TensorDict:
+    def _numbered(self, handle: WorkerHandle, filled: Filled) -> TensorDict:
         """What a node handed over, with the numbers that hold over all nodes."""
-        batch: TensorDict = delivery.batch.content.frames
+        batch: TensorDict = filled.content.frames
         ids = torch.from_numpy(handle.trajectories.adopt(batch["collector", "traj_ids"].numpy()))
         batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
         batch["collector", "worker"].fill_(handle.index)

@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from collectors.data.batch import frames_of
+from collectors.data.batch import Filled, frames_of
 from collectors.remote import node as far
 from collectors.remote.batches import from_entries
 from collectors.remote.launcher import Launcher
@@ -31,7 +31,6 @@ from collectors.weights.publisher import Publisher
 from collectors.workers.channel import (
     FRAME_COUNTS,
     Answer,
-    Batch,
     Event,
     Failed,
     Hello,
@@ -74,7 +73,7 @@ class NodeChannel(WorkerChannel):
     def _begin(self, generation: int) -> None:
         self._generation = generation
         self._events.clear()
-        self._early: dict[int, Batch] = {}  # batches that arrived before an older one
+        self._early: dict[int, Filled] = {}  # batches that arrived before an older one
         self._next_number = 1
         self._counts = _NO_COUNTS
         self._beat: Future[Any] | None = None  # the last call for counts
@@ -113,18 +112,20 @@ class NodeChannel(WorkerChannel):
             number, entries, stamps, counts = value
             batch = from_entries(entries)
             self._note_counts(counts)
-            self._early[number] = Batch(number, frames_of(batch), NodeBatch(batch, stamps))
+            self._early[number] = Filled(
+                number, 0, batch.shape[1], frames_of(batch), content=NodeBatch(batch, stamps)
+            )
             while self._next_number in self._early:
                 self._events.append(self._early.pop(self._next_number))
                 self._next_number += 1
 
         self._call("collecting", note_batch, far.call_node, "next_batch", versions)
 
-    def release(self, batch: Batch) -> None:
+    def release(self, filled: Filled) -> None:
         """The batch has memory of its own."""
 
-    def stamps_of_finished(self, batch: Batch) -> Tensor:
-        return torch.from_numpy(batch.content.stamps)
+    def stamps_of_finished(self, filled: Filled) -> Tensor:
+        return torch.from_numpy(filled.content.stamps)
 
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         self._call(

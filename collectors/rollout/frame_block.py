@@ -24,6 +24,13 @@ from collectors.rollout.spaces import Key, Leaf
 from sync.model.layout import aligned
 
 ALIGNMENT = 64
+REWARD: Key = ("next", "reward")
+TERMINATED: Key = ("next", "terminated")
+TRUNCATED: Key = ("next", "truncated")
+IS_INIT: Key = ("is_init",)
+MASK: Key = ("collector", "mask")
+VERSION: Key = ("policy_version",)
+FINAL: Key = ("next", "final")  # which of the finals is a frame's next observation
 
 
 @dataclass(frozen=True)
@@ -79,23 +86,32 @@ class FrameLayout:
         )
 
     @cached_property
-    def fields(self) -> dict[str, Field]:
-        """Every field by the name that `FrameBlock` knows it by."""
+    def fields(self) -> dict[Key, Field]:
+        """Every field by its key."""
         steps = self.num_steps
-        named = {f"obs/{i}": field for i, field in enumerate(self.observations)}
-        for i, field in enumerate(self.observations):
-            named[f"next/{i}"] = Field(("next", *field.key), steps, field.shape, field.dtype)
-        named |= {f"out/{i}": field for i, field in enumerate(self.outputs)}
-        named |= {f"info/{i}": field for i, field in enumerate(self.infos)}
-        named["action"] = self.action
-        named["reward"] = Field(("next", "reward"), steps, (), torch.float32)
-        for name in ("terminated", "truncated"):
-            named[name] = Field(("next", name), steps, (), torch.bool)
-        named["is_init"] = Field(("is_init",), steps + 1, (), torch.bool)
-        named["live"] = Field(("collector", "mask"), steps, (), torch.bool)
-        named["version"] = Field(("policy_version",), steps, (), torch.int64)
-        named["place"] = Field(("next", "final"), steps, (), torch.int64)
-        return named
+        frames = (
+            *self.observations,
+            *self.finals,
+            *self.outputs,
+            *self.infos,
+            self.action,
+            Field(REWARD, steps, (), torch.float32),
+            Field(TERMINATED, steps, (), torch.bool),
+            Field(TRUNCATED, steps, (), torch.bool),
+            Field(IS_INIT, steps + 1, (), torch.bool),
+            Field(MASK, steps, (), torch.bool),
+            Field(VERSION, steps, (), torch.int64),
+            Field(FINAL, steps, (), torch.int64),
+        )
+        return {field.key: field for field in frames}
+
+    @cached_property
+    def finals(self) -> tuple[Field, ...]:
+        """The final observations, in the order of the observations."""
+        return tuple(
+            Field(("next", *field.key), self.num_steps, field.shape, field.dtype)
+            for field in self.observations
+        )
 
     def shape(self, field: Field) -> tuple[int, ...]:
         return (field.rows, self.num_envs, *field.shape)
@@ -120,25 +136,29 @@ class FrameBlock:
         self.layout = layout
         self.buffer = buffer
         self._num_finals = 0
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[Key, Tensor] = {}
         pieces = buffer[: layout.nbytes].split(layout.sizes)
-        for (name, field), piece in zip(layout.fields.items(), pieces, strict=True):
+        for (key, field), piece in zip(layout.fields.items(), pieces, strict=True):
             shape = layout.shape(field)
             flat = piece.view(field.dtype)[: math.prod(shape)]
-            self.tensors[name] = flat.view(shape)
-        self.observations = self._numbered("obs", layout.observations)
-        self.finals = self._numbered("next", layout.observations)
-        self.outputs = self._numbered("out", layout.outputs)
-        self.infos = [tensor.numpy() for tensor in self._numbered("info", layout.infos)]
-        self.action = self.tensors["action"]
+            self.tensors[key] = flat.view(shape)
+        self.observations = self._of(layout.observations)
+        self.finals = self._of(layout.finals)
+        self.outputs = self._of(layout.outputs)
+        self.infos = [tensor.numpy() for tensor in self._of(layout.infos)]
+        self.action = self.tensors[layout.action.key]
         self.actions = self.action.numpy()
         self.reward, self.terminated, self.truncated, self.is_init, self.live, self.version = (
-            self.tensors[name].numpy()
-            for name in ("reward", "terminated", "truncated", "is_init", "live", "version")
+            self.tensors[key].numpy()
+            for key in (REWARD, TERMINATED, TRUNCATED, IS_INIT, MASK, VERSION)
         )
 
-    def _numbered(self, name: str, fields: Sequence[Field]) -> list[Tensor]:
-        return [self.tensors[f"{name}/{i}"] for i in range(len(fields))]
+    def _of(self, fields: Sequence[Field]) -> list[Tensor]:
+        return [self.tensors[field.key] for field in fields]
+
+    def stamps(self, steps: int) -> Tensor:
+        """The versions of so many steps [environments, steps]."""
+        return self.tensors[VERSION][:steps].T
 
     @cached_property
     def observation_rows(self) -> list[tuple[Tensor, ...]]:
@@ -160,7 +180,7 @@ class FrameBlock:
     @cached_property
     def place(self) -> np.ndarray[Any, Any]:
         """Where the final observation of each end is among the finals."""
-        return self.tensors["place"].numpy()
+        return self.tensors[FINAL].numpy()
 
     @cached_property
     def final_arrays(self) -> list[np.ndarray[Any, Any]]:

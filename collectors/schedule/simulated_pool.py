@@ -8,7 +8,7 @@
                      v
     take()    <-- [finished]
 
-It is paced like a `WorkerPool`. Versions are counted by the simulator: 0, 1, 2, ...
+It has the turns of a `WorkerPool`. Versions are counted by the simulator: 0, 1, 2, ...
 """
 
 from __future__ import annotations
@@ -138,7 +138,23 @@ class SimulatedPool:
         for failure in failures:
             clock.at(round(failure.at_s * 1e9), self._fail, failure)
 
-    # -- what pacing needs
+    # -- what turns need
+
+    def look(self) -> None:
+        """There is nothing to notice without waiting."""
+
+    def failed(self) -> bool:
+        """Whether a worker is to be replaced; they come back by themselves."""
+        return False
+
+    def attend(self) -> None:
+        """Orders will be given to the workers that are up now."""
+        self.changed = False
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Let time pass until `done()`, or until a worker fails or comes back."""
+        while not done() and not self.changed:
+            self._clock.step()
 
     def order(self, worker: SimulatedWorker, /) -> None:
         """Have one more batch collected, with versions no older than those published by now."""

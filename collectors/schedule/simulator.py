@@ -12,8 +12,8 @@ A worker's step is a policy call and a step of its environments. The learner's c
 it is asked: `next_batch` waits for the batch whose turn it is and takes it; the update with it is
 charged at the `publish` that follows, or else at the next `next_batch`, unless `skip_update` says
 that there is none. What happens by then happens in the order of its times: batches end, versions
-arrive, workers fail. Who is ordered what, and whose batch is next, is decided by the pacing of real
-collectors (workers/pacing.py); links are those of sync/effects/slow_link.py on this clock. All
+arrive, workers fail. Who is ordered what, and whose batch is next, is decided by the turns of real
+collectors (workers/turns.py); links are those of sync/effects/slow_link.py on this clock. All
 draws come from generators of their own for each cost and worker, so the same calls give the same
 schedule.
 """
@@ -35,7 +35,7 @@ from collectors.schedule.simulated_pool import (
     checked,
 )
 from collectors.schedule.virtual_clock import VirtualClock
-from collectors.workers.pacing import Pacing
+from collectors.workers.turns import FirstFinished
 from sync.effects.slow_link import Link
 
 
@@ -56,7 +56,7 @@ class Simulator:
     costs: the time that everything takes.
     network, link: how versions come to workers.
     failures: when workers die. The batch under way is lost; finished ones stay.
-    batches_ahead, max_lag: of `Pacing`.
+    batches_ahead, max_lag: of `FirstFinished`.
     blocking: `publish` waits until all workers that are up use the version.
 
     waited_s: how long the learner waited for the last batch.
@@ -105,14 +105,14 @@ class Simulator:
             made=self._made,
         )
         self._transfers = Transfers(self.network, self.link, n, clock, pool.arrive)
-        self._pacing = Pacing(pool, self.batches_ahead, self.max_lag)
+        self._turns = FirstFinished(pool, pool.attend, self.batches_ahead, self.max_lag)
         self._learner = LearnerTimes(self.costs, self.seed)
         self._names = [0]  # by number, the versions as they were given
         self._calls = Calls()
         self._owes_update = self._owes_log = False
         self._silent: set[int] = set()  # workers that `publish` waits for
         self.waited_s = 0.0
-        self._pacing.order()
+        self._turns.start()
 
     @property
     def time_s(self) -> float:
@@ -128,12 +128,12 @@ class Simulator:
         if self._owes_log:
             self._spend("log_ms")
         began = self._clock.now
-        worker = self._wait()
+        (worker,) = self._turns.next()
         self.waited_s = (self._clock.now - began) * 1e-9
         batch = self._pool.take(worker)
         self._spend("take_ms")
         self._tell("collect", began)
-        self._pacing.order(updates=1)
+        self._turns.taken()
         self._owes_update = self._owes_log = True
         versions = tuple((step, self._names[number]) for step, number in batch.versions)
         return PlannedBatch(
@@ -145,17 +145,6 @@ class Simulator:
         if self._owes_update:
             self._owes_update = False
             self._calls.add_skip()
-
-    def _wait(self) -> SimulatedWorker:
-        """Let time pass until there is a batch that may be taken; whose it is."""
-        self._pool.changed = True
-        while True:
-            if self._pool.changed:
-                self._pool.changed = False
-                self._pacing.order()
-            if worker := self._pacing.next_to_take():
-                return worker
-            self._clock.step()
 
     def publish(self, version: int, nbytes: int, workers: Sequence[int]) -> None:
         """End the update, and publish a version to these workers."""

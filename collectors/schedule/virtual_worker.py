@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from collectors.data.batch import Part, Trajectories
+from collectors.data.batch import Filled, Trajectories
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, allocate
 from collectors.rollout.loop import RANDOM_VERSION, Rollout
@@ -109,7 +109,7 @@ class VirtualWorker:
             self.streams.keep()
             outside.resume()
 
-    def collect(self, plan: PlannedBatch, num_steps: int, blocks: dict[Any, FrameBlock]) -> Part:
+    def collect(self, plan: PlannedBatch, num_steps: int, blocks: dict[Any, FrameBlock]) -> Filled:
         """The frames of a planned batch, in the block of `blocks` that has their layout."""
         rollout = self.rollout
         with self.active():
@@ -122,7 +122,17 @@ class VirtualWorker:
             layout = rollout.plan(num_steps)
             frames = blocks.get(layout) or blocks.setdefault(layout, allocate(layout))
             steps = rollout.collect(frames)
-        return Part(frames, steps, self.index, self.first_env, self.trajectories)
+        return Filled(
+            serial=0,
+            block=0,
+            steps=steps,
+            num_frames=0,
+            content=frames,
+            worker=self.index,
+            first_env=self.first_env,
+            generation=self.generation,
+            trajectories=self.trajectories,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {

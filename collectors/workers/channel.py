@@ -7,7 +7,7 @@
     meet()                         ->   have it take version 0
                                    <-   Met                         <-
     order(serial, versions)        ->   one batch, please           ->   collect
-                                   <-   Batch                       <-
+                                   <-   Filled                      <-
     ask(number, method, args)      ->   between two steps: do this  ->   do it
                                    <-   Answer                      <-
     tell_to_stop(), end(timeout)   ->   stop                        ->   leave
@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from collectors.data.batch import Filled
+from collectors.rollout.frame_block import FrameLayout
 from sync.errors import WorkerError
 
 # Of a worker: where its frames are, how often it was replaced, and the frames that it was told not
@@ -45,19 +47,10 @@ class Met(NamedTuple):
     """The worker uses the first version of every model."""
 
 
-class Batch(NamedTuple):
-    """The worker has finished the batch that was ordered under this number.
+class Blocks(NamedTuple):
+    """The layout of the worker's blocks, which are shared memory now."""
 
-    made_s: how long it took; 0 if that is not known.
-    ended_ns: when it was finished, by this machine's `time.perf_counter_ns()`; 0 if it was made
-        elsewhere.
-    """
-
-    serial: int
-    num_frames: int
-    content: Any
-    made_s: float = 0.0
-    ended_ns: int = 0
+    layout: FrameLayout
 
 
 class Answer(NamedTuple):
@@ -75,7 +68,7 @@ class Failed(NamedTuple):
     died: bool = False
 
 
-Event = Hello | Met | Batch | Answer | Failed
+Event = Hello | Met | Filled | Answer | Failed
 
 
 class WorkerChannel(ABC):
@@ -99,8 +92,12 @@ class WorkerChannel(ABC):
         """Request one batch, with weights no older than these versions, by model."""
 
     @abstractmethod
-    def release(self, batch: Batch) -> None:
+    def release(self, filled: Filled) -> None:
         """The batch is no longer needed: its memory can be overwritten."""
+
+    def cut(self, serial: int) -> None:
+        """Have the worker hand over this batch as it is."""
+        raise NotImplementedError
 
     @abstractmethod
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
@@ -147,8 +144,8 @@ class WorkerChannel(ABC):
         """Frames of this generation, as far as the worker has reported, and what else is known."""
 
     @abstractmethod
-    def stamps_of_finished(self, batch: Batch) -> Tensor:
-        """The versions [envs, steps] in a batch, also of steps in which environments only reset."""
+    def stamps_of_finished(self, filled: Filled) -> Tensor:
+        """The versions [envs, steps] of a batch, also of steps in which environments only reset."""
 
     def stamps_so_far(self, serial: int) -> Tensor | None:
         """The same for the current batch, including the current step; None if not known here."""

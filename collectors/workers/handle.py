@@ -4,32 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from collectors.data.batch import Trajectories
-from collectors.workers.channel import Batch, Hello, WorkerChannel
+from collectors.data.batch import Filled, Trajectories
+from collectors.workers.channel import Hello, WorkerChannel
 from sync.errors import WorkerError
-
-
-class Delivery(NamedTuple):
-    """A finished batch, the generation of the worker that made it, and the version at its order."""
-
-    batch: Batch
-    generation: int
-    version: int
-
-
-class MadeBatch(NamedTuple):
-    """When a worker made a batch, by this machine's `time.perf_counter_ns()`.
-
-    Other machines have other clocks: a batch of a remote worker ends when it is reported.
-    """
-
-    worker: int
-    generation: int
-    num_frames: int
-    began_ns: int
-    ended_ns: int
 
 
 @dataclass(eq=False)
@@ -53,7 +32,7 @@ class WorkerHandle:
     serial: int = 0  # of the last batch that was ordered
     ordered: dict[int, int] = field(default_factory=dict)  # batches that have not come: versions
     cut: int = -1  # the batch that the worker was told to hand over as it is
-    finished: deque[Delivery] = field(default_factory=deque)
+    finished: deque[Filled] = field(default_factory=deque)
     answers: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     fresh_from: tuple[int, int] = (0, 0)  # the generation and batch from which on frames count
     earlier: int = 0  # frames that earlier generations collected
@@ -89,30 +68,30 @@ class WorkerHandle:
         """The frames that it collected, in all its generations."""
         return self.earlier + int(self.channel.frame_counts()["collected"])
 
-    def is_current(self, delivery: Delivery) -> bool:
-        """Whether the delivery's frames count: they were made after the last state was loaded."""
-        return (delivery.generation, delivery.batch.serial) >= self.fresh_from
+    def is_current(self, filled: Filled) -> bool:
+        """Whether the batch's frames count: they were made after the last state was loaded."""
+        return (filled.generation, filled.serial) >= self.fresh_from
 
-    def count(self, delivery: Delivery) -> None:
-        """Count the frames of a delivery that leaves `finished` as delivered, or as dropped."""
-        frames = delivery.batch.num_frames
-        if self.is_current(delivery):
+    def count(self, filled: Filled) -> None:
+        """Count the frames of a batch that leaves `finished` as delivered, or as dropped."""
+        frames = filled.num_frames
+        if self.is_current(filled):
             self.delivered += frames
         else:
             self.dropped += frames
-        if delivery.generation == self.generation:
+        if filled.generation == self.generation:
             self.taken += frames
 
-    def count_as_dropped(self, delivery: Delivery) -> None:
-        """Count the frames of a delivery, which counted as delivered, as dropped."""
-        if self.is_current(delivery):
-            self.delivered -= delivery.batch.num_frames
-            self.dropped += delivery.batch.num_frames
+    def count_as_dropped(self, filled: Filled) -> None:
+        """Count the frames of a batch, which counted as delivered, as dropped."""
+        if self.is_current(filled):
+            self.delivered -= filled.num_frames
+            self.dropped += filled.num_frames
 
     def start_generation(self) -> None:
         """The worker is gone: frames that it collected but did not deliver are dropped."""
         counts = self.channel.frame_counts()
-        waiting = sum(d.batch.num_frames for d in self.finished if d.generation == self.generation)
+        waiting = sum(f.num_frames for f in self.finished if f.generation == self.generation)
         self.earlier += counts["collected"]
         self.dropped += counts["collected"] - self.taken - waiting
         self.restarts += counts["restarts"]
@@ -128,7 +107,7 @@ class WorkerHandle:
     def frame_counts(self) -> dict[str, Any]:
         """Where the frames of all its generations are."""
         counts = self.channel.frame_counts()
-        old = sum(d.batch.num_frames for d in self.finished if d.generation != self.generation)
+        old = sum(f.num_frames for f in self.finished if f.generation != self.generation)
         return {
             **counts,
             "worker": self.index,

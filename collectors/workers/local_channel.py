@@ -6,20 +6,18 @@ import contextlib
 import os
 import signal
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from collectors.rollout.frame_block import FrameBlock, map_blocks
+from collectors.data.batch import Filled
+from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.weights.publisher import Publisher
 from collectors.workers.channel import (
     FRAME_COUNTS,
-    Answer,
-    Batch,
+    Blocks,
     Event,
     Failed,
-    Hello,
-    Met,
     WorkerChannel,
 )
 from collectors.workers.pipe import Pipe, PipeClosed
@@ -46,14 +44,6 @@ _NOT_IMPORTED = (
     ". It could not import the script (see its output): create the collector below "
     "`if __name__ == '__main__':`, because workers import the script"
 )
-
-
-class FilledBlock(NamedTuple):
-    """A block of shared memory with a batch in it."""
-
-    frames: FrameBlock
-    number: int
-    steps: int
 
 
 class LocalChannel(WorkerChannel):
@@ -125,8 +115,8 @@ class LocalChannel(WorkerChannel):
         number = self._ordered[serial] = self._free.pop(0)
         self._send("collect", number, serial, versions)
 
-    def release(self, batch: Batch) -> None:
-        self._free.append(batch.content.number)
+    def release(self, filled: Filled) -> None:
+        self._free.append(filled.block)
 
     def cut(self, serial: int) -> None:
         """Have the worker hand over this batch as it is."""
@@ -144,28 +134,22 @@ class LocalChannel(WorkerChannel):
     def receive(self) -> list[Event]:
         if self._pipe is None:
             return []
-        found = (self._event(*message) for message in self._pipe.receive())
-        return [event for event in found if event is not None]
+        received = (self._completed(message) for message in self._pipe.receive())
+        return [event for event in received if event is not None]
 
-    def _event(self, kind: str, *rest: Any) -> Event | None:
-        if kind == "batch":
-            number, serial, steps, count, made_s, ended_ns = rest
+    def _completed(self, message: Event | Blocks) -> Event | None:
+        """The event, with the block that it speaks of; None if there is nothing to tell."""
+        if isinstance(message, Blocks):
+            return self._map(message.layout)
+        if isinstance(message, Filled):
             if not self._blocks:  # they could not be mapped, which was a failure
                 return None
-            del self._ordered[serial]
-            self._made_before += count
-            filled = FilledBlock(self._blocks[number], number, steps)
-            return Batch(serial, count, filled, made_s, ended_ns)
-        if kind == "result":
-            return Answer(*rest)
-        if kind == "hello":
-            return Hello(*rest)
-        if kind == "met":
-            return Met()
-        if kind == "error":
-            name, text = rest
-            return Failed(f"raised {name} while {self.counters.stage}:\n{text.rstrip()}")
-        (layout,) = rest
+            del self._ordered[message.serial]
+            self._made_before += message.num_frames
+            message.content = self._blocks[message.block]
+        return message
+
+    def _map(self, layout: FrameLayout) -> Failed | None:
         assert self._memory is not None
         try:
             self._blocks = map_blocks(self._memory.fd, layout, self._num_blocks)
@@ -217,16 +201,15 @@ class LocalChannel(WorkerChannel):
             f"(pid {self.process.pid})"
         )
 
-    def stamps_of_finished(self, batch: Batch) -> Tensor:
-        filled: FilledBlock = batch.content
-        return filled.frames.tensors["version"][: filled.steps].T
+    def stamps_of_finished(self, filled: Filled) -> Tensor:
+        return filled.frames.stamps(filled.steps)
 
     def stamps_so_far(self, serial: int) -> Tensor | None:
         if not self._blocks or serial not in self._ordered:
             return None
         values, block = self.counters.values, self._blocks[self._ordered[serial]]
         done = (values[FRAMES] - self._made_before) // block.layout.num_envs
-        stamps = block.tensors["version"][: done + 1].T.clone()
+        stamps = block.stamps(done + 1).clone()
         if stamps[0, max(0, done - 1)] >= 0 or stamps[0, -1] >= 0:  # else its actions are random
             stamps[:, done:] = values[VERSION]
         return stamps

@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from collectors.data.batch import Filled
 from collectors.weights.publisher import Publisher
-from collectors.workers.channel import Answer, Batch, CannotReplace, Event, Failed, Hello, Met
-from collectors.workers.handle import Delivery, MadeBatch, WorkerHandle
+from collectors.workers.channel import Answer, CannotReplace, Event, Failed, Hello, Met
+from collectors.workers.handle import WorkerHandle
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.doorbell import Doorbell
@@ -35,8 +36,10 @@ class WorkerPool:
     def __init__(self, publisher: Publisher, *, timeout: float, start_timeout: float):
         self.publisher = publisher
         self.handles: list[WorkerHandle] = []
-        self.arrived: deque[WorkerHandle] = deque()  # one entry for each delivery, in their order
-        self.made: deque[MadeBatch] = deque(maxlen=KEPT)  # the newest, until somebody reads them
+        self.arrived: deque[WorkerHandle] = (
+            deque()
+        )  # one entry for each finished batch, in their order
+        self.made: deque[Filled] = deque(maxlen=KEPT)  # the newest, until somebody reads them
         self.held = False  # whether no frames are expected
         self._timeout, self._start_timeout = timeout, start_timeout
         self._news = threading.Condition(threading.RLock())
@@ -203,13 +206,13 @@ class WorkerPool:
             handle.failure = WorkerDied(handle.index, f"{handle} died{how}")
 
     def _handle(self, handle: WorkerHandle, event: Event) -> None:
-        if isinstance(event, Batch):
-            version = handle.ordered.pop(event.serial)
-            ended_ns = event.ended_ns or time.perf_counter_ns()
-            began_ns = ended_ns - round(event.made_s * 1e9)
-            made = MadeBatch(handle.index, handle.generation, event.num_frames, began_ns, ended_ns)
-            self.made.append(made)
-            self._deliver(handle, Delivery(event, handle.generation, version))
+        if isinstance(event, Filled):
+            event.worker, event.first_env = handle.index, handle.first_env
+            event.generation, event.trajectories = handle.generation, handle.trajectories
+            event.version = handle.ordered.pop(event.serial)
+            event.ended_ns = event.ended_ns or time.perf_counter_ns()
+            self.made.append(dataclasses.replace(event, content=None))
+            self._deliver(handle, event)
         elif isinstance(event, Answer):
             handle.answers[event.number] = (event.ok, event.value)
         elif isinstance(event, Hello):
@@ -230,13 +233,13 @@ class WorkerPool:
         handle.num_envs = count
         handle.first_env = sum(h.num_envs for h in self.handles if h.index < handle.index)
 
-    def _deliver(self, handle: WorkerHandle, delivery: Delivery) -> None:
-        if handle.is_current(delivery):
-            handle.finished.append(delivery)
+    def _deliver(self, handle: WorkerHandle, filled: Filled) -> None:
+        if handle.is_current(filled):
+            handle.finished.append(filled)
             self.arrived.append(handle)
             return
-        handle.count(delivery)
-        self.release(handle, delivery)
+        handle.count(filled)
+        self.release(filled)
 
     def _watch(self) -> None:
         """Mark workers that owe a batch but make no progress as failed."""
@@ -325,24 +328,33 @@ class WorkerPool:
             finished = [one.version for handle in handles for one in handle.finished]
             return sorted([*ordered, *finished])
 
-    def take(self, handle: WorkerHandle) -> Delivery:
-        """The oldest delivery of a worker, which counts as delivered to the learner now."""
+    def take(self, handle: WorkerHandle) -> Filled:
+        """The oldest finished batch of a worker, which counts as delivered to the learner now."""
         with self._news:
-            delivery = handle.finished.popleft()
+            filled = handle.finished.popleft()
             self.arrived.remove(handle)
-            handle.count(delivery)
-            return delivery
+            handle.count(filled)
+            if filled.generation != handle.numbered:
+                handle.trajectories.restart()
+                handle.numbered = filled.generation
+            return filled
 
-    def discard(self, handle: WorkerHandle, delivery: Delivery) -> None:
-        """The learner cannot use the delivery that it took: its frames count as dropped."""
+    def discard(self, filled: Filled) -> None:
+        """The learner cannot use the batch that it took: its frames count as dropped."""
         with self._news:
-            handle.count_as_dropped(delivery)
+            self.handles[filled.worker].count_as_dropped(filled)
 
-    def release(self, handle: WorkerHandle, delivery: Delivery) -> None:
-        """The delivery's memory can be written again."""
+    def release(self, filled: Filled) -> None:
+        """The batch's memory can be written again."""
         with self._news:
-            if delivery.generation == handle.generation:
-                handle.channel.release(delivery.batch)
+            handle = self.handles[filled.worker]
+            if filled.generation == handle.generation:
+                handle.channel.release(filled)
+
+    def cut(self, handle: WorkerHandle) -> None:
+        """Have the worker hand over its current batch as it is."""
+        handle.channel.cut(handle.serial)
+        handle.cut = handle.serial
 
     def drop_before(self, handle: WorkerHandle, serial: int) -> None:
         """From now on only this batch of the worker's counts, and those after it."""
@@ -350,8 +362,8 @@ class WorkerPool:
             handle.fresh_from = handle.generation, serial
             waiting, handle.finished = list(handle.finished), deque()
             self.arrived = deque(other for other in self.arrived if other is not handle)
-            for delivery in waiting:
-                self._deliver(handle, delivery)
+            for filled in waiting:
+                self._deliver(handle, filled)
 
     def hold(self, still: bool) -> None:
         """Expect no frames, or expect them from now on."""

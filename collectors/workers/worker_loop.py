@@ -3,15 +3,15 @@
     trainer                                   worker
     -------                                   ------
     start the process                    ->   make policy and environments
-                                         <-   hello (number of environments), or the error
+                                         <-   Hello (number of environments), or Failed
     publish version 0 (schemes)          <->  apply it; compile the policy if told
-                                         <-   met
+                                         <-   Met
     collect (block b)                    ->   queue it; plan the blocks at the first, share them
-                                         <-   blocks (layout)
+                                         <-   Blocks (layout)
                                               fill block b
-                                         <-   batch (block b, steps, times)
+                                         <-   Filled (block b, steps, times)
     call (method, arguments)             ->   between two steps: do it
-                                         <-   result
+                                         <-   Answer
     stop                                 ->   close the environments, leave
 
 The trainer's death is noticed by a thread that sleeps until then; it ends the process at once.
@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from collectors.data.batch import Filled
 from collectors.options import steps_of
 from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
@@ -42,6 +43,7 @@ from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.weights.models import find_model
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
+from collectors.workers.channel import Answer, Blocks, Failed, Hello, Met
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.shared_counters import (
     CUT,
@@ -103,7 +105,9 @@ def main(setup: Setup) -> None:
     except BaseException as error:  # noqa: BLE001 - it is the trainer's to know
         status = 1
         with contextlib.suppress(PipeClosed, TimeoutError):
-            setup.pipe.send(("error", type(error).__name__, traceback.format_exc()), timeout=5.0)
+            text = f"raised {type(error).__name__} while {setup.counters.stage}"
+            report = f"{text}:\n{traceback.format_exc().rstrip()}"
+            setup.pipe.send(Failed(report), timeout=5.0)
     if worker is not None:
         worker.close()
     exit_now(status)
@@ -141,7 +145,7 @@ class Worker:
         self.rollout = self._roll_out()
         if self.options.compile_policy:
             self.rollout.plan(self.num_steps)  # calls the policy, for the first time
-        self.pipe.send(("met",))
+        self.pipe.send(Met())
 
     def _roll_out(self) -> Rollout:
         """Step environments here."""
@@ -175,7 +179,7 @@ class Worker:
     def _greet(self, num_envs: int, environment: str) -> None:
         """Say that all is made, and take version 0."""
         self.num_envs = num_envs
-        self.pipe.send(("hello", num_envs, environment))
+        self.pipe.send(Hello(num_envs, environment))
         self.receiver = self._connect()
 
     def _connect(self) -> WeightReceiver:
@@ -246,13 +250,13 @@ class Worker:
         count = counters[FRAMES] - before
         made_s = time.monotonic() - began
         ended_ns = time.perf_counter_ns()
-        self.pipe.send(("batch", order.block, order.serial, steps, count, made_s, ended_ns))
+        self.pipe.send(Filled(order.serial, order.block, steps, count, made_s, ended_ns))
         self._handed_over = order.serial
 
     def _share(self, layout: FrameLayout) -> None:
         """Create the blocks, and tell the trainer what they are."""
         self._blocks = map_blocks(self._setup.blocks.fd, layout, self.spec.num_blocks)
-        self.pipe.send(("blocks", layout))
+        self.pipe.send(Blocks(layout))
 
     # -- between two steps
 
@@ -279,10 +283,10 @@ class Worker:
     def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         try:
             result = dumps(getattr(self, f"do_{method}")(*args))
-            answer: tuple[Any, ...] = ("result", number, True, result)
+            answer = Answer(number, True, result)
         except Exception as error:  # noqa: BLE001 - the caller raises it
             told = f"{type(error).__name__}: {error}\n{traceback.format_exc().rstrip()}"
-            answer = ("result", number, False, told)
+            answer = Answer(number, False, told)
         self.pipe.send(answer)
 
     # -- what the trainer can call

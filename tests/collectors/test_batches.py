@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collectors.data.batch import Part, Trajectories, assemble, buffer_for, frames_of
+from collectors.data.batch import Filled, Trajectories, assemble, buffer_for, frames_of
 from collectors.rollout.frame_block import ALIGNMENT, FrameLayout, allocate
 from collectors.rollout.spaces import action_leaf, observation_leaves
 from tests.collectors.support import same_bits
@@ -39,6 +39,11 @@ def block(num_envs, num_steps, live, ends):
     return frames
 
 
+def filled_of(frames, steps, worker, first_env, trajectories):
+    where = {"worker": worker, "first_env": first_env, "trajectories": trajectories}
+    return Filled(0, 0, steps, 0, content=frames, **where)
+
+
 @st.composite
 def blocks(draw):
     envs, steps = draw(st.integers(1, 3)), draw(st.integers(1, 6))
@@ -52,8 +57,8 @@ def blocks(draw):
 def test_each_environments_frames_come_first_and_in_order(made):
     frames, steps = made
     total = frames.layout.num_steps
-    part = Part(frames, steps, 1, 4, Trajectories(1, 2))
-    batch = assemble([part])
+    filled = filled_of(frames, steps, 1, 4, Trajectories(1, 2))
+    batch = assemble([filled])
     assert batch.batch_size == (frames.layout.num_envs, total)
     assert frames_of(batch) == int(frames.live[:steps].sum())
     for env, row in enumerate(batch):
@@ -84,11 +89,11 @@ def test_each_environments_frames_come_first_and_in_order(made):
 @given(made=blocks())
 def test_a_batch_in_used_memory_says_the_same(made):
     frames, steps = made
-    buffer = buffer_for([Part(frames, steps, 0, 0, Trajectories())])
+    buffer = buffer_for([filled_of(frames, steps, 0, 0, Trajectories())])
     for tensor in buffer.values():
         tensor.fill_(1)
     fresh, reused = (
-        assemble([Part(frames, steps, 0, 0, Trajectories())], buffer=memory)
+        assemble([filled_of(frames, steps, 0, 0, Trajectories())], buffer=memory)
         for memory in (None, buffer)
     )
     assert same_bits(fresh, reused)
@@ -98,8 +103,8 @@ def test_workers_lie_one_below_the_other_and_short_ones_are_padded():
     ones = block(2, 3, np.ones((3, 2), bool), np.zeros((3, 2), bool))
     others = block(1, 5, np.ones((5, 1), bool), np.zeros((5, 1), bool))
     parts = [
-        Part(ones, 3, 0, 0, Trajectories(0, 2)),
-        Part(others, 4, 1, 2, Trajectories(1, 2)),
+        filled_of(ones, 3, 0, 0, Trajectories(0, 2)),
+        filled_of(others, 4, 1, 2, Trajectories(1, 2)),
     ]
     batch = assemble(parts)
     assert batch["collector", "mask"].sum(1).tolist() == [3, 3, 4]
