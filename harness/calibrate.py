@@ -29,7 +29,7 @@ from collectors.schedule.simulator import Simulator
 from harness.analysis.read_runs import Run, read_run
 from harness.config.stored import read_options
 from harness.files import one_line
-from harness.metrics import lag_figures
+from harness.measures.metrics import lag_figures
 from harness.options.collectors import MultiAsyncConfig
 from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.options.sync import SyncConfig

@@ -15,7 +15,6 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
-from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config.plan import to_config
 from harness.config.stored import add_import_flags, trusted_options
 from harness.environments.evaluate import play
@@ -23,8 +22,9 @@ from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, write_atomic
 from harness.logging.numbers import readable
 from harness.options.run import Config
-from harness.pipeline import make_learner
-from harness.run_dir import RunDir
+from harness.run.build import make_learner
+from harness.run.checkpoints import CheckpointError, Checkpoints
+from harness.run.directory import RunDir
 
 WIDTH = 480  # pixels; wider pictures are made smaller, so that a GIF stays one that can be sent
 FPS = 30  # of environments that do not say

@@ -20,17 +20,17 @@ from typing import Any
 from scipy import stats
 
 from harness.analysis.statistics import LEVEL
-from harness.checkpoints import CheckpointError
-from harness.comparison import Difference, compare_records, compare_weights, is_repeatable
 from harness.config.plan import RunPlan, to_config
+from harness.config.search import objective
 from harness.config.stored import add_import_flags, changed, trusted_options
 from harness.files import one_line, parse_yaml, read_json
 from harness.logging.numbers import readable
 from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
-from harness.provenance import hardware, manifest
-from harness.search import objective
+from harness.run.checkpoints import CheckpointError
+from harness.run.provenance import hardware, manifest
+from harness.run_comparison import Difference, compare_records, compare_weights, is_repeatable
 
 SAME, DIFFERENT, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 REPEATS = 3  # of a run whose every repetition is another sample
@@ -268,7 +268,7 @@ def compare_changed(original: Path, plan: RunPlan, changes: Sequence[str]) -> Ve
 
 
 def _execute(plan: RunPlan, place: Path) -> Any:
-    from harness.execution import execute
+    from harness.run.execution import execute
 
     outcome = execute(RunPlan(plan.config, plan.options, place, plan.overrides))
     if outcome.exit_status > 128:

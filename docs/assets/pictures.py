@@ -27,7 +27,7 @@ from rich.terminal_theme import MONOKAI
 
 from harness.config.stored import read_options
 from harness.logging.dashboard import WINDOW, Dashboard
-from harness.logging.live import LOOK_S
+from harness.logging.display import LOOK_S
 from harness.logging.trace import APPLIED, FIRST_WORKER, LEARNER, WORK
 from harness.metric_names import PHASES
 

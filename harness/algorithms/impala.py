@@ -13,7 +13,7 @@ from harness.algorithms.actor_critic import ActorCritic
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.returns import Steps, explained_variance, vtrace
 from harness.algorithms.state import Adam, Optimiser, RMSProp
-from harness.means import Means
+from harness.measures.means import Means
 from harness.options.algorithms import IMPALAConfig
 
 

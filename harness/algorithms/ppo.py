@@ -18,7 +18,7 @@ from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, objective
 from harness.algorithms.returns import Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged
-from harness.means import Means
+from harness.measures.means import Means
 from harness.models.normalise import DiscountedReturns, Normaliser
 from harness.options.algorithms import PPOConfig
 

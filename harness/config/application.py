@@ -191,7 +191,7 @@ class RunFailed(RuntimeError):
 
 def _run(plan: RunPlan) -> int:
     """Do one run; its exit status."""
-    from harness.execution import execute
+    from harness.run.execution import execute
 
     try:
         outcome = execute(plan)
@@ -230,10 +230,10 @@ def job(composed: DictConfig) -> float:
     """One job of a sweep, in any process; what a sweeper optimises."""
     from harness.config.plan import plan_from
     from harness.config.sweep import Sweep, trial_of
-    from harness.execution import execute
-    from harness.ranks import collects_for_another
-    from harness.run_dir import RunDir
-    from harness.sweeps import is_stopped
+    from harness.config.sweep_progress import is_stopped
+    from harness.run.directory import RunDir
+    from harness.run.execution import execute
+    from harness.run.ranks import collects_for_another
 
     config = HydraConfig.get()
     directory = Path(config.runtime.output_dir)

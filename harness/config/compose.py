@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.sources import import_plugins
+from harness.config.plugin_names import import_plugins
 from harness.config.store import CONF, HYDRA_VERSION, SearchPath, store_options
 from harness.config.stored import latest_run
 from harness.files import DEEPEST

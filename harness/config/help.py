@@ -17,8 +17,7 @@ from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, RunConfig
 from harness.options.typed import show
-from harness.parts import Registry
-from harness.registry import GROUPS, objectives, wrappers
+from harness.registry import GROUPS, Registry, objectives, wrappers
 
 WIDTH = 96
 WHOLE = ("experiment", "debug")  # groups of files that set options of the whole run

@@ -10,20 +10,19 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.checks import check
 from harness.config.compose import Place, quoted
 from harness.config.explain import explained
-from harness.config.replayed import follow_recording
-from harness.config.stored import resumed_options, resumed_run
+from harness.config.search import Trial
+from harness.config.stored import read_options, resumed_options, resumed_run
+from harness.environments.factory import check_environment, find
 from harness.files import to_yaml
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
-from harness.options.typed import build, hints, in_types
-from harness.parts import Registry
+from harness.options.simulated import SimulatedConfig
+from harness.options.typed import build, convert, hints, in_types
 from harness.plugins import load_plugins
-from harness.registry import algorithms, callbacks, collectors, loggers, models, schemes
-from harness.run_dir import RunDir
-from harness.search import Trial
+from harness.registry import Registry, algorithms, callbacks, collectors, loggers, models, schemes
+from harness.run.directory import RunDir
 
 
 @dataclass
@@ -161,3 +160,110 @@ def _several(registry: Registry, given: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(options, Mapping | None):
             raise ConfigError(f"{registry.group}.{name}={options!r}: expected a group of options")
         yield name, build(part.options, options or {}, f"{registry.group}.{name}")
+
+
+# -- a replay follows its recording
+
+
+def follow_recording(options: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set what the recording decides, unless the command line sets it.
+
+    `ConfigError` if the command line asks for another seed, or for more frames than were recorded.
+    Contradicting sizes are refused with all other options (harness/options/simulated.py).
+    """
+    collector = options.get("collector")
+    if not isinstance(collector, dict) or not (replay := collector.get("replay")):
+        return
+    schedule = SimulatedConfig.recording(str(replay))
+    header = schedule.header
+    if not schedule.num_frames:
+        raise ConfigError(f"collector.replay={replay}: the run ended before its first batch")
+    typed = {text.partition("=")[0].lstrip("+") for text in overrides}
+    recorded = {
+        "seed": header.seed,
+        "total_frames": _total_frames(replay, schedule.num_frames),
+        "collector.num_workers": header.num_workers,
+        "collector.frames_per_batch": header.num_steps * header.num_envs,
+        "env.num_envs": header.num_envs,
+    }
+    for name, value in recorded.items():
+        group, _, last = name.rpartition(".")
+        place = options.get(group) if group else options
+        if name not in typed and isinstance(place, dict):
+            place[last] = value
+    seed, total = (convert(int, options[name], name) for name in ("seed", "total_frames"))
+    if seed != header.seed:
+        raise ConfigError(
+            f"seed={seed}: {replay} was recorded with seed={header.seed}, which its replay keeps; "
+            f"lockstep reproduce {replay} --set seed={seed} follows its schedule with "
+            "another one"
+        )
+    if "total_frames" in typed and total > schedule.num_frames:
+        raise ConfigError(
+            f"total_frames={total}: {replay} has recorded "
+            f"{schedule.num_frames} frames; expected {schedule.num_frames} or less"
+        )
+
+
+def _total_frames(replay: str, num_frames: int) -> int:
+    """Those of the recorded run, on which a learning rate may depend; or the recorded frames."""
+    try:
+        total = read_options(Path(replay)).get("total_frames")
+    except ConfigError:  # the schedule alone, say
+        return num_frames
+    return total if type(total) is int else num_frames
+
+
+# -- what is checked across parts
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for the first thing in the config that cannot work.
+
+    Types and bounds were checked when the options were built. Each class of options checks its own
+    combinations with the rest of the config: `check`.
+    """
+    check_environment(config.env)
+    _check_evaluation(config)
+    _check_devices(config)
+    for part in config.parts():
+        part.check(config)
+
+
+def _check_evaluation(config: Config) -> None:
+    evaluation, env = config.evaluation, config.env
+    plays = evaluation.at_end or evaluation.every_frames is not None
+    if plays and env.vectorisation == "native" and find(env.id).entry_point is None:
+        raise ConfigError(
+            f"env.id={env.id} exists only as a vector, but evaluation needs single environments; "
+            "use evaluation.at_end=false evaluation.every_frames=null"
+        )
+
+
+def _check_devices(config: Config) -> None:
+    devices = config.collector.devices
+    is_here = not config.collector.nodes  # else only its host can tell
+    policy = devices.policy if isinstance(devices.policy, list) else [devices.policy]
+    _check_device("device", config.device)
+    _check_device("collector.devices.storing", devices.storing)
+    for device in policy:
+        _check_device("collector.devices.policy", device, is_here=is_here)
+
+
+def _check_device(place: str, device: str, *, is_here: bool = True) -> None:
+    import torch  # here: naming no device but the CPU should not have to wait for CUDA
+
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"{place}={device}: no such device; try cpu, cuda or cuda:1") from None
+    if parsed.type == "cpu":
+        return
+    if parsed.type != "cuda":
+        raise ConfigError(f"{place}={device}: expected cpu or cuda")
+    present = torch.cuda.device_count()
+    if is_here and (parsed.index or 0) >= present:
+        raise ConfigError(
+            f"{place}={device}: this machine has {present} CUDA devices; "
+            f"{'take cpu' if not present else f'cuda:{present - 1} is the last'}"
+        )

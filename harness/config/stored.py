@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from harness.config.sources import parsed
+from harness.config.plugin_names import parsed
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig

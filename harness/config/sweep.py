@@ -20,15 +20,14 @@ from collectors.rollout.seeds import untouched_streams
 from harness.config.compose import task_overrides
 from harness.config.explain import explained
 from harness.config.plan import RunPlan, make_folder, plain, plan_from
-from harness.config.space import split
+from harness.config.search import SearchConfig, Trial, split
+from harness.config.sweep_progress import NEVER_STARTED, Progress, failures, is_stopped
 from harness.environments.factory import single
 from harness.options.errors import ConfigError, ImpossiblePair, require
 from harness.options.run import Config
-from harness.pipeline import make_learner
-from harness.provenance import command
-from harness.run_dir import RunDir
-from harness.search import SearchConfig, Trial
-from harness.sweeps import NEVER_STARTED, Progress, failures, is_stopped
+from harness.run.build import make_learner
+from harness.run.directory import RunDir
+from harness.run.provenance import command
 
 FAILED = 1
 OUTPUTS = "outputs"

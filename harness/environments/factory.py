@@ -20,7 +20,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TransformAction, TransformReward, vector
 
-from harness.environments.returns import (
+from harness.environments.own_returns import (
     OwnEpisode,
     OwnEpisodesOfVector,
     TellOwnEpisode,
@@ -29,9 +29,8 @@ from harness.environments.returns import (
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, require, suggest
 from harness.options.typed import build
-from harness.parts import choice, load
 from harness.plugins import import_named, load_plugins
-from harness.registry import wrappers
+from harness.registry import choice, load, wrappers
 
 # Where gymnasium keeps environments that need more than gymnasium: the module, and our extra.
 EXTRAS = {"gymnasium.envs.mujoco": ("mujoco", "mujoco"), "gymnasium.envs.box2d": ("Box2D", "box2d")}

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.logging.base import Histogram, Logger, Metrics, RunInfo, Watched
-from harness.logging.jsonl import JsonlLogger
+from harness.logging.base import Histogram, JsonlLogger, Logger, Metrics, RunInfo, Watched
 from harness.registry import loggers
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 
 __all__ = ["Histogram", "Logger", "Loggers", "Metrics", "RunInfo", "Watched", "make_loggers"]
 

@@ -1,13 +1,20 @@
-"""The interface of loggers: flat metrics at a frame, histograms, and the end of the run."""
+"""The interface of loggers, and the one that every run has: metrics.jsonl."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from harness.files import plain
 
 Metrics = Mapping[str, float]
 NUM_BINS = 30
@@ -43,8 +50,8 @@ class Watched(Protocol):
     """What a logger may look at while a run goes on: the runner."""
 
     collector: Any  # of which `policy_version`, `made_batches()` and `worker_stages()` may be read
-    sync: Any  # harness.sync_metrics.SyncMeter
-    clock: Any  # harness.metrics.Clock
+    sync: Any  # harness.measures.sync_meter.SyncMeter
+    clock: Any  # harness.measures.metrics.Clock
     frames: int
 
 
@@ -66,3 +73,47 @@ class Logger(ABC):
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """The run has ended; write everything out."""
+
+
+log = logging.getLogger(__name__)
+
+
+class JsonlLogger(Logger):
+    """Appends `{"step": frames, "time": seconds, name: value, ...}`, a line each, at once.
+
+    What cannot be written, on a full disk say, is tried again with each record that follows.
+    """
+
+    def __init__(self, file: Path):
+        self._file = file
+        self._stream = open(file, "ab", buffering=0)  # noqa: SIM115
+        self._unwritten = b""
+        self._waits = False
+
+    def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
+        record = {"step": step, "time": round(time.time(), 3), **metrics}
+        self._unwritten += (json.dumps(plain(record)) + "\n").encode()
+        try:
+            self._write()
+        except OSError as error:
+            if not self._waits:
+                log.error("%s cannot be written, records are kept: %s", self._file, error)
+            self._waits = True
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        with self._stream:
+            self._write()
+            if not os.fstat(self._stream.fileno()).st_nlink:
+                raise OSError(f"{self._file} was removed, and its records are lost")
+
+    def _write(self) -> None:
+        while self._unwritten:
+            written = self._stream.write(self._unwritten)
+            self._unwritten = self._unwritten[written:]
+        if self._waits:
+            log.warning("%s can be written again; no record was lost", self._file)
+            self._waits = False
+
+
+def no_more_loggers(options: Any, run_dir: Any, info: Any) -> None:
+    """`logger=jsonl`: every run has this logger anyway."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
 from harness.options.loggers import TensorBoardConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 
 
 class TensorBoardLogger(Logger):

@@ -27,7 +27,7 @@ from collectors import SimulatedCollector
 from collectors.schedule.simulator import Simulator, Span
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo, Watched
 from harness.options.loggers import TraceConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 
 log = logging.getLogger(__name__)
 

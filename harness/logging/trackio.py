@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.logging.base import Histogram, Logger, Metrics, RunInfo
 from harness.options.loggers import TrackioConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 
 
 class TrackioLogger(Logger):

@@ -26,7 +26,7 @@ from harness.logging.base import Histogram, Logger, Metrics, RunInfo
 from harness.logging.wandb_files import Files, keep
 from harness.logging.wandb_report import quiet
 from harness.options.loggers import WandbConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 
 log = logging.getLogger(__name__)
 

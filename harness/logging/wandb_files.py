@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.provenance import ROOT
+from harness.run.provenance import ROOT
 
 MANIFEST, CODE, CHECKPOINT = "manifest", "code", "checkpoint"
 PACKAGES = ("harness", "collectors", "sync", "conf", "hydra_plugins/lockstep")

@@ -8,6 +8,7 @@ from harness.options.algorithms import (
     AlgorithmConfig,
     DQNConfig,
     IMPALAConfig,
+    ObjectiveConfig,
     PPOConfig,
     SACConfig,
 )
@@ -29,7 +30,6 @@ from harness.options.models import (
     MLPConfig,
     ModelConfig,
 )
-from harness.options.objectives import ObjectiveConfig
 from harness.options.run import Config
 from harness.options.sync import SyncConfig
 from harness.options.typed import (

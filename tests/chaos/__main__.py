@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.checkpoints import Checkpoints
+from harness.run.checkpoints import Checkpoints
 from tests.chaos import verdict
 from tests.chaos.faults import Fault, draw
 from tests.chaos.victim import Victim

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from harness.checkpoints import CheckpointError, Checkpoints, read
+from harness.run.checkpoints import CheckpointError, Checkpoints, read
 from tests.chaos.faults import Fault
 from tests.chaos.victim import Victim
 

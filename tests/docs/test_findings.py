@@ -9,7 +9,7 @@ import pytest
 from harness import reproduce
 from harness.files import read_json
 from harness.options.errors import ConfigError
-from harness.provenance import hardware
+from harness.run.provenance import hardware
 from tests.docs.pages import ROOT
 
 ARCHIVES = sorted((ROOT / "docs/findings/runs").glob("*.tar.xz"))

@@ -122,7 +122,7 @@ def test_another_projects_commit_is_not_taken_for_the_codes(installed, tmp_path)
         subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
         commit = ["git", *identity, "commit", "-q", "--allow-empty", "-m", "theirs"]
         subprocess.run(commit, cwd=repository, check=True)
-        code = "from harness.provenance import git; print(git())"
+        code = "from harness.run.provenance import git; print(git())"
         assert installed.run("python", "-c", code, cwd=tmp_path) == "None\n"
     finally:
         shutil.rmtree(repository / ".git", ignore_errors=True)

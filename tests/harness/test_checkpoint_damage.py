@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 import run
-from harness.checkpoints import FORMAT, CheckpointError, Checkpoints, digest, read
+from harness.run.checkpoints import FORMAT, CheckpointError, Checkpoints, digest, read
 
 META = "__metadata__"
 ROOT = Path(run.__file__).parent
@@ -237,7 +237,7 @@ def test_on_a_full_disk_the_checkpoint_before_stays_and_nothing_else(checkpoints
     program = f"""
         import resource, signal, sys, torch
         from pathlib import Path
-        from harness.checkpoints import Checkpoints
+        from harness.run.checkpoints import Checkpoints
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
         try:

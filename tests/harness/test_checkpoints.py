@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.checkpoints import CheckpointError, Checkpoints, read
+from harness.run.checkpoints import CheckpointError, Checkpoints, read
 
 STATE = {
     "weights": {"a.b": torch.arange(6.0).reshape(2, 3), 3: torch.tensor([True, False])},
@@ -132,7 +132,7 @@ def test_loading_executes_nothing(tmp_path):
     ran = tmp_path / "ran"
     file = tmp_path / "new"
     file.write_bytes(pickle.dumps(Bomb(ran)))
-    from harness.checkpoints import digest
+    from harness.run.checkpoints import digest
 
     file = file.rename(tmp_path / f"{1:012d}-{digest(file)}.safetensors")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -19,12 +19,12 @@ from collectors.data.prioritised_replay import PrioritisedReplayBuffer
 from harness.algorithms.dqn import DQN
 from harness.algorithms.interface import Setup
 from harness.algorithms.learners import OffPolicy
-from harness.checkpoints import Checkpoints
-from harness.comparison import compare_records, compare_weights
 from harness.files import read_json
 from harness.options import CNNConfig, ConfigError, DQNConfig, LSTMConfig, MLPConfig
 from harness.options.typed import build
-from harness.pipeline import make_learner
+from harness.run.build import make_learner
+from harness.run.checkpoints import Checkpoints
+from harness.run_comparison import compare_records, compare_weights
 from tests.harness.config.composed import config_of
 from tests.harness.test_run import records
 

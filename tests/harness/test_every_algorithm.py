@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.checkpoints import Checkpoints
-from harness.comparison import compare_records, compare_weights
 from harness.files import read_json
 from harness.reproduce import main
+from harness.run.checkpoints import Checkpoints
+from harness.run_comparison import compare_records, compare_weights
 from tests.collectors.remote.support import needs_ray
 from tests.harness.test_run import records
 

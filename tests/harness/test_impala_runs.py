@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.checkpoints import Checkpoints
-from harness.comparison import compare_records, compare_weights
 from harness.files import read_json
+from harness.run.checkpoints import Checkpoints
+from harness.run_comparison import compare_records, compare_weights
 from tests.harness.test_run import records, start
 
 SMALL = (

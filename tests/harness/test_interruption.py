@@ -18,13 +18,13 @@ import pytest
 
 import run
 from collectors import Collector
-from harness.checkpoints import Checkpoints
 from harness.config.plan import plan_run
 from harness.environments import evaluate
-from harness.execution import execute
 from harness.files import read_json
-from harness.logging.jsonl import JsonlLogger
-from harness.runner import Runner
+from harness.logging.base import JsonlLogger
+from harness.run.checkpoints import Checkpoints
+from harness.run.execution import execute
+from harness.run.runner import Runner
 from tests.harness.small import SMALL
 from tests.interrupts import Interrupt
 
@@ -126,7 +126,7 @@ def test_what_is_recorded_after_the_last_checkpoint_is_recorded_once(
 @pytest.mark.parametrize("number", [5, 10])
 def test_a_signal_that_comes_as_the_run_begins_to_listen_ends_it_in_order(tmp_path, number):
     plan = plan_run([*SMALL, f"hydra.run.dir={tmp_path / 'run'}"])
-    with Interrupt(number, "harness/signals.py") as interrupt:
+    with Interrupt(number, "harness/run/signals.py") as interrupt:
         assert execute(plan).exit_status == 130
     assert "_execute" in interrupt.where
     assert read_json(tmp_path / "run" / "status.json")["state"] == "interrupted"

@@ -8,10 +8,10 @@ import re
 import pytest
 
 import run
-from harness.checkpoints import Checkpoints
-from harness.comparison import compare_records, compare_weights
 from harness.files import read_json
-from harness.pipeline import make_scheme
+from harness.run.build import make_scheme
+from harness.run.checkpoints import Checkpoints
+from harness.run_comparison import compare_records, compare_weights
 from sync import Lag, Tear
 from tests.harness.config.composed import config_of, error_of
 from tests.harness.test_run import records, start

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from harness.means import Means
-from harness.metrics import Clock, Episodes, Lags, lag_figures, lag_histogram, percentiles
+from harness.measures.means import Means
+from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, lag_histogram, percentiles
 
 
 def batch(ids, rewards, done, versions=None, mask=None, envs=None, going_on=()):

@@ -13,11 +13,9 @@ from tensordict import TensorDict
 
 import run
 from collectors import Collector
-from harness.checkpoints import Checkpoints
-from harness.comparison import compare_records, compare_weights
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, alters_returns, single
-from harness.environments.returns import (
+from harness.environments.own_returns import (
     FIRST,
     KEY,
     LENGTH,
@@ -26,8 +24,10 @@ from harness.environments.returns import (
     OwnEpisode,
     TellOwnEpisode,
 )
-from harness.metrics import Episodes
+from harness.measures.metrics import Episodes
 from harness.options import EnvConfig
+from harness.run.checkpoints import Checkpoints
+from harness.run_comparison import compare_records, compare_weights
 from tests.harness.scored import Scored
 from tests.harness.test_run import records, start
 

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from harness import play
-from harness.checkpoints import Checkpoints
 from harness.config.plan import plan_run
-from harness.pipeline import make_learner
+from harness.run.build import make_learner
+from harness.run.checkpoints import Checkpoints
 
 ROOT = Path(play.__file__).parent.parent
 PAINTED = "tests.harness.painted:Painted-v0"

@@ -13,9 +13,8 @@ import pytest
 
 import run
 from harness.options import AlgorithmConfig, Options
-from harness.parts import Registry
 from harness.play import main as play
-from harness.registry import algorithms, callbacks, objectives, wrappers
+from harness.registry import Registry, algorithms, callbacks, objectives, wrappers
 from harness.reproduce import main as reproduce
 from tests.harness.small import SMALL
 
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 from harness.algorithms.objectives import behaviour
 from harness.algorithms.ppo import PPO
-from harness.callbacks import Callback
+from harness.run.callbacks import Callback
 from harness.options import Options, PPOConfig, Positive
 from harness.registry import algorithms, callbacks, objectives, wrappers
 

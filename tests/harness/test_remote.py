@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 import run
-from harness.checkpoints import Checkpoints
-from harness.comparison import compare_records
 from harness.files import read_json
 from harness.options.collectors import RayCollectorConfig
 from harness.options.errors import ImpossiblePair
 from harness.options.typed import build
+from harness.run.checkpoints import Checkpoints
+from harness.run_comparison import compare_records
 from tests.collectors.remote.support import EACH
 from tests.harness.config.composed import config_of, error_of
 from tests.harness.config.experiments import jobs_of_experiment

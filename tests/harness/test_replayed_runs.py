@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.comparison import compare_records
 from harness.files import read_json
 from harness.reproduce import main
+from harness.run_comparison import compare_records
 from tests.harness.small import SMALL
 
 MORTAL = "tests.harness.mortal"

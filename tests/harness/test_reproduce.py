@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.comparison import is_repeatable
 from harness.config.plan import plan_run
 from harness.files import read_json, to_yaml, write_json
 from harness.reproduce import differences, main, within
+from harness.run_comparison import is_repeatable
 from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL
 

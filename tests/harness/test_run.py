@@ -15,9 +15,9 @@ import yaml
 
 import run
 from harness.algorithms.ppo import PPO
-from harness.checkpoints import Checkpoints
 from harness.files import read_json
-from harness.runner import Runner
+from harness.run.checkpoints import Checkpoints
+from harness.run.runner import Runner
 from tests.harness.logging import wandb_file
 
 SMALL = (

@@ -13,8 +13,8 @@ import pytest
 
 from harness.files import plain, read_json, write_atomic, write_json
 from harness.options.errors import ConfigError
-from harness.provenance import command, manifest
-from harness.run_dir import RunDir, RunDirInUse
+from harness.run.directory import RunDir, RunDirInUse
+from harness.run.provenance import command, manifest
 from tests.harness.small import little_room
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from harness.runner import Runner
+from harness.run.runner import Runner
 
 BATCH = TensorDict(
     {

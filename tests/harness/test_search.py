@@ -14,11 +14,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 import run
 from harness.config.compose import compose_run
 from harness.config.plan import plan_run
-from harness.config.space import split
-from harness.execution import execute
+from harness.config.search import Pruned, Search, SearchConfig, Trial, split
 from harness.files import read_json, write_json
 from harness.options.errors import ConfigError
-from harness.search import Pruned, Search, SearchConfig, Trial
+from harness.run.execution import execute
 from tests.harness.small import SMALL, start, states, wait_until
 
 OPTUNA = "hydra/sweeper=optuna"

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from harness import signals
-from harness.signals import WRITTEN, Interrupted, Interruption
+from harness.run import signals
+from harness.run.signals import WRITTEN, Interrupted, Interruption
 
 
 def test_a_signal_raises_at_once_where_nothing_is_held():

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
-from harness.sources import FreeRunning
+from harness.run.batch_sources import FreeRunning
 
 
 class Collector:

@@ -12,10 +12,10 @@ import torch
 
 import run
 from harness.algorithms.interface import Ratios
-from harness.checkpoints import Checkpoints
 from harness.files import read_json
+from harness.measures.staleness import Health, LagCounts, Publications, Staleness
 from harness.metric_names import BUCKETS
-from harness.staleness import Health, LagCounts, Publications, Staleness
+from harness.run.checkpoints import Checkpoints
 from tests.harness.small import SMALL
 from tests.harness.test_run import SMALL_SAC, records, without_times
 
@@ -60,7 +60,7 @@ def test_the_interval_may_change_and_publishing_may_be_irregular():
 
 
 def test_versions_older_than_what_is_kept_count_as_the_oldest(monkeypatch):
-    monkeypatch.setattr("harness.staleness.MOST_TURNS", 3)
+    monkeypatch.setattr("harness.measures.staleness.MOST_TURNS", 3)
     found = published((1, 1), (2, 3), (3, 4), (4, 9))
     assert found.updates(np.arange(5)).tolist() == [3, 3, 3, 4, 9]
 

@@ -20,15 +20,15 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 import run
-from harness.comparison import compare_records, compare_weights
 from harness.config.plan import plan_run
 from harness.config.sweep import check_launcher
-from harness.execution import own_state
+from harness.config.sweep_progress import failures
 from harness.files import parse_yaml, read_json, write_json
 from harness.logging import Loggers
 from harness.options.errors import ConfigError
 from harness.report import main as report
-from harness.sweeps import failures
+from harness.run.execution import own_state
+from harness.run_comparison import compare_records, compare_weights
 from tests.harness.logging import wandb_file
 from tests.harness.small import ROOT, SMALL, jobs, start, states, wait_until
 

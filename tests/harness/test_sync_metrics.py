@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.pipeline import make_scheme
-from harness.sync_metrics import SyncMeter
+from harness.measures.sync_meter import SyncMeter
+from harness.run.build import make_scheme
 from sync import HogwildWeightSyncScheme, NoWeightSyncScheme, SharedMemWeightSyncScheme
 from sync.workers import KEPT
 from tests.harness.config.composed import config_of

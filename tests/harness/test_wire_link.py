@@ -13,7 +13,7 @@ import run
 from harness.config.help import page
 from harness.files import read_json
 from harness.options.sync import LinkConfig
-from harness.pipeline import make_scheme
+from harness.run.build import make_scheme
 from sync import PRESETS, WIRES, Link
 from tests.harness.config.composed import config_of, error_of
 from tests.harness.config.experiments import jobs_of_experiment

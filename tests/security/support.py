@@ -12,9 +12,9 @@ import pytest
 import run
 from harness.config.application import USAGE_ERROR
 from harness.config.plan import plan_run
-from harness.execution import execute
 from harness.options.errors import ConfigError
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
+from harness.run.execution import execute
 
 TINY = (
     "collector=single",

@@ -20,7 +20,7 @@ from harness.config.plan import plan_run, to_config
 from harness.config.store import CONF
 from harness.files import LONGEST_LINE, DamagedError, parse_yaml, to_yaml
 from harness.options.errors import ConfigError
-from harness.pipeline import make_learner
+from harness.run.build import make_learner
 from tests.security.support import command
 
 # Derandomised and few: CI sees the same ones each time. For more: FUZZ=10000 make test ARGS=...

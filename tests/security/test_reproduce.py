@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness import reproduce
-from harness.checkpoints import CheckpointError, Checkpoints
-from harness.comparison import weights
+from harness.config.search import objective
 from harness.files import write_json
-from harness.search import objective
+from harness.run.checkpoints import CheckpointError, Checkpoints
+from harness.run_comparison import weights
 from tests.harness.analysis.synthetic import make_run
 
 

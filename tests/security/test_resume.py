@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import run
-from harness.checkpoints import Checkpoints
 from harness.config.plan import to_config
 from harness.config.stored import read_options
 from harness.files import parse_yaml, read_json, to_yaml
 from harness.options.errors import ConfigError
-from harness.run_dir import RunDir
+from harness.run.checkpoints import Checkpoints
+from harness.run.directory import RunDir
 from tests.security import support
 from tests.security.support import Said, made_run
 

@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from harness.config.store import BASES, CONF
 from harness.files import flatten, parse_yaml
 from harness.options.base import defaults
-from harness.parts import Part, Registry
-from harness.registry import algorithms, collectors, loggers, models, schemes
+from harness.registry import Part, Registry, algorithms, collectors, loggers, models, schemes
 
 PARTS = [
     (registry, part)

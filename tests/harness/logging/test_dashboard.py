@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from harness.config.explain import known_options
-from harness.logging import verdict as verdict_module
+from harness.logging import bottleneck as verdict_module
+from harness.logging.bottleneck import verdict
 from harness.logging.dashboard import Dashboard
-from harness.logging.verdict import verdict
 from tests.harness.small import ROOT, SMALL
 
 SPENT = {"collect": 1.0, "train": 2.0, "sync": 0.5, "log": 0.5}

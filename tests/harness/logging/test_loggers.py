@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from harness.logging import Histogram, Logger, Loggers, RunInfo, make_loggers
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 from tests.harness.small import little_room
 
 

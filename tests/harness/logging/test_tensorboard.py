@@ -16,7 +16,7 @@ from harness.logging import Histogram, RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
 from harness.options.errors import ConfigError
 from harness.options.loggers import TensorBoardConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 
 ROOT = Path(__file__).resolve().parents[3]
 HISTOGRAM = Histogram([2, 1], [0.0, 1.0, 2.0])
@@ -68,7 +68,7 @@ from pathlib import Path
 from harness.logging import Loggers, RunInfo
 from harness.logging.tensorboard import TensorBoardLogger
 from harness.options.loggers import TensorBoardConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run_dir = RunDir(Path({str(tmp_path)!r}))

@@ -14,7 +14,7 @@ from harness.files import read_json
 from harness.logging import RunInfo
 from harness.logging.trace import FIRST_WORKER, LEARNER, WORK, TraceLogger
 from harness.options.loggers import TraceConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 from tests.harness.logging.trace_file import read_trace
 from tests.harness.small import SMALL
 

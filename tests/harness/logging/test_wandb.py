@@ -15,7 +15,7 @@ import run
 from harness.logging import Histogram, RunInfo
 from harness.logging.wandb import WandbLogger
 from harness.options.loggers import WandbConfig
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 from tests.harness.logging.wandb_file import read
 from tests.harness.small import SMALL
 
@@ -181,7 +181,7 @@ def test_a_run_keeps_its_manifest_and_what_else_is_chosen(tmp_path, monkeypatch)
     folder = run_once("logger.wandb.artifacts=[manifest,code,checkpoint]")
     kept = artifacts(folder)
     assert kept["manifest"] == ["config.yaml", "manifest.json"]
-    assert {"harness/runner.py", "sync/scheme.py", "conf/config.yaml"} <= set(kept["code"])
+    assert {"harness/run/runner.py", "sync/scheme.py", "conf/config.yaml"} <= set(kept["code"])
     assert {"run.py", "hydra_plugins/lockstep/launcher.py"} <= set(kept["code"])
     (checkpoint,) = (folder / "checkpoints").iterdir()
     assert kept["checkpoint"] == [checkpoint.name]

@@ -25,7 +25,7 @@ from harness.files import (
 )
 from harness.options.errors import ConfigError
 from harness.options.simulated import SCHEDULE
-from harness.provenance import now
+from harness.run.provenance import now
 
 log = logging.getLogger(__name__)
 

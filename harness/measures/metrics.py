@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from harness.algorithms.interface import Ratios
-from harness.environments.returns import FIRST, KEY, LENGTH, OVER, RETURN
+from harness.environments.own_returns import FIRST, KEY, LENGTH, OVER, RETURN
 from harness.logging.base import Histogram
 from harness.metric_names import PHASES
 

@@ -14,7 +14,7 @@ from collectors import BaseCollector, ReplayBuffer
 from harness.algorithms.interface import Setup
 from harness.algorithms.learners import Learner, OffPolicy, OnPolicy
 from harness.environments.factory import EnvFactory, alters_returns, single
-from harness.environments.returns import KEY, UNKNOWN
+from harness.environments.own_returns import KEY, UNKNOWN
 from harness.environments.sample import sample_observations
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair

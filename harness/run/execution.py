@@ -17,25 +17,25 @@ import torch
 
 from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.learners import Learner
-from harness.callbacks import make_callbacks
-from harness.checkpoints import CheckpointError, Checkpoints
 from harness.config.plan import RunPlan
+from harness.config.search import Pruned, objective
 from harness.environments.evaluate import Evaluator
 from harness.environments.factory import EnvFactory, single
 from harness.files import one_line, read_json
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
+from harness.measures.sync_meter import SyncMeter
 from harness.options.errors import ConfigError
-from harness.pipeline import make_collector, make_learner, make_scheme, show_observations
-from harness.provenance import manifest
-from harness.published import PublishedWeights
-from harness.ranks import collect_for_another, collects_for_another
-from harness.run_dir import RunDir, RunDirInUse
-from harness.runner import Runner
-from harness.search import Pruned, objective
-from harness.signals import WRITTEN, Interrupted, Interruption
-from harness.sources import make_source
-from harness.sync_metrics import SyncMeter
+from harness.run.batch_sources import make_source
+from harness.run.build import make_collector, make_learner, make_scheme, show_observations
+from harness.run.callbacks import make_callbacks
+from harness.run.checkpoints import CheckpointError, Checkpoints
+from harness.run.directory import RunDir, RunDirInUse
+from harness.run.provenance import manifest
+from harness.run.published_weights import PublishedWeights
+from harness.run.ranks import collect_for_another, collects_for_another
+from harness.run.runner import Runner
+from harness.run.signals import WRITTEN, Interrupted, Interruption
 from sync import WeightSyncScheme
 from sync.errors import WorkerDied, WorkerTimeout
 

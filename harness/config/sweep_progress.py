@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.files import read_json
 from harness.logging.dashboard import duration
-from harness.run_dir import RunDir
+from harness.run.directory import RunDir
 
 STARTED = "multirun.yaml"  # written by the sweeper when the sweep is started
 NEVER_STARTED = "never started"

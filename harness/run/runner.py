@@ -14,18 +14,18 @@ from tensordict import TensorDictBase
 from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
 from harness.algorithms.learners import Learner
-from harness.callbacks import Callbacks
-from harness.checkpoints import Checkpoints
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
-from harness.means import Means
-from harness.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
+from harness.measures.means import Means
+from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
+from harness.measures.staleness import Staleness
+from harness.measures.sync_meter import SyncMeter
 from harness.options.run import Config
-from harness.published import PublishedWeights
-from harness.signals import Interruption
-from harness.sources import Source
-from harness.staleness import Staleness
-from harness.sync_metrics import SyncMeter
+from harness.run.batch_sources import Source
+from harness.run.callbacks import Callbacks
+from harness.run.checkpoints import Checkpoints
+from harness.run.published_weights import PublishedWeights
+from harness.run.signals import Interruption
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from harness.logging.base import Histogram
-from harness.metrics import percentiles
+from harness.measures.metrics import percentiles
 from sync import (
     HogwildWeightSyncScheme,
     NoWeightSyncScheme,
