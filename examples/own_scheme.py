@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from sync import Answer, ReceiverChannel, SenderChannel, Snapshot, WeightSyncScheme, register
-from sync.channel import JOINED, LEFT, LOST
+from sync.channel import JOINED, LATER, LEFT, LOST
 
 
 class SocketSender(SenderChannel):
@@ -63,8 +63,8 @@ class SocketSender(SenderChannel):
         self.send_next()
         return answers
 
-    def busy(self):
-        return bool(self.waiting)
+    def due_ns(self):
+        return LATER if self.waiting else None
 
     def fds(self):
         return [self.listener.fileno(), *(connection.fileno() for connection in self.peers)]

@@ -18,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sync.model.binding import Binding
@@ -28,6 +29,7 @@ from sync.model.snapshot import NEVER, Snapshot, free_private
 JOINED, APPLIED, FAILED, LEFT, LOST = "joined", "applied", "failed", "left", "lost"
 
 now_ns = time.perf_counter_ns  # one clock for all processes of a machine
+LATER = 1 << 62  # by that clock: never
 
 
 class Answer(NamedTuple):
@@ -49,6 +51,21 @@ class Answer(NamedTuple):
     text: str = ""
     return_ns: int = 0  # how long the answer travelled, if known
     verified_calls: int = 0  # with `verify`: checked since the last answer
+
+
+class About(NamedTuple):
+    """What a channel knows of a worker.
+
+    process: how errors name its process, for instance by its host; empty if unknown.
+    hint: a hint to add to the error if the worker does not answer in time.
+    statistics: entries to add to the worker's part of `scheme.stats`.
+    is_unknown: after `meet`, whether it is still unknown which process serves as the worker.
+    """
+
+    process: str = ""
+    hint: str = ""
+    statistics: Mapping[str, Any] = MappingProxyType({})
+    is_unknown: bool = False
 
 
 class SenderChannel(ABC):
@@ -100,11 +117,6 @@ class SenderChannel(ABC):
         """
         return free_private(self._pool, self.layout, [*keep, *self.blocks_in_use()])
 
-    @property
-    def memory_bytes(self) -> int:
-        """How much memory the blocks have taken so far."""
-        return len(self._pool) * self.layout.nbytes
-
     def blocks_in_use(self) -> list[Snapshot]:
         """The private blocks that must not be overwritten yet; none if `publish` copies."""
         return []
@@ -113,32 +125,18 @@ class SenderChannel(ABC):
         """How many bytes move when this block is published."""
         return block.wire_bytes
 
-    def busy(self) -> bool:
-        """Whether something is queued on which only `poll` can make progress."""
-        return False
-
     def due_ns(self) -> int | None:
-        """When to call `poll` even if no descriptor is readable, by `now_ns`."""
+        """When to call `poll` although no descriptor is readable, by `now_ns`; None if nothing is
+        queued. `LATER` if something is queued that waits for a descriptor.
+        """
         return None
 
-    def expect(self, worker: int) -> None:
+    def meet(self, worker: int) -> None:
         """Before a rendezvous: another process may replace a lost worker."""
 
-    def rendezvous_pending(self, worker: int) -> bool:
-        """After `expect`: whether it is still unknown which process serves as the worker."""
-        return False
-
-    def describe(self, worker: int) -> str:
-        """How errors name the worker's process, for instance by its host; empty if unknown."""
-        return ""
-
-    def hint(self, worker: int) -> str:
-        """A hint to add to the error if the worker does not answer in time."""
-        return ""
-
-    def stats(self, worker: int) -> dict[str, Any]:
-        """Entries to add to the worker's part of `scheme.stats`."""
-        return {}
+    def about(self, worker: int) -> About:
+        """What is known of a worker, besides its answers."""
+        return About()
 
     def moved(self) -> dict[str, dict[str, int]]:
         """Versions and bytes by mechanism: {"shared memory": {"versions": 3, "bytes": 54000}}."""
@@ -156,7 +154,11 @@ class ReceiverChannel(ABC):
 
     Only the thread that waits for versions may call `has_news`, `sender_gone` and `sleeping`, since
     they may consume what would wake it. Another thread may call `take`; that thread then answers.
+
+    look_every_s: how often a worker that waits calls `has_news` although no descriptor is readable.
     """
+
+    look_every_s: float = 3600.0
 
     def __init__(self, handout: Any, layout: Layout, worker: int):
         self.handout = handout

@@ -255,8 +255,7 @@ class Receiver:
     def _sleep(self, timeout: float, fds: Collection[int] = ()) -> list[int]:
         """Return when there may be news, one of `fds` is readable, or the time is over."""
         with self.channel.sleeping():
-            if self.channel.has_news():
-                timeout = 0.0
+            timeout = 0.0 if self.channel.has_news() else min(timeout, self.channel.look_every_s)
             return wait_for([self._stop.fd, *self.channel.fds(), *fds], timeout)
 
     def channel_alone(self, call: str) -> ReceiverChannel:

@@ -96,7 +96,7 @@ class Sender:
             self._collect()
             for worker in chosen:
                 self.workers[worker].reset_for_successor()
-                self.channel.expect(worker)
+                self.channel.meet(worker)
             if self.version == NEVER:
                 # Workers may be met one by one; all of them get the same version 0.
                 self._send_initial(self.chosen(None), weights, chosen, deadline)
@@ -272,9 +272,7 @@ class Sender:
 
     def _is_due(self, record: WorkerRecord) -> bool:
         """Whether an answer of the worker is outstanding."""
-        return (
-            record.waiting or not record.connected or self.channel.rendezvous_pending(record.index)
-        )
+        return record.waiting or not record.connected or self.channel.about(record.index).is_unknown
 
     def _poll_timeout(self, longest_s: float) -> float:
         """How long to poll, given what the channel has to do without a readable descriptor."""
@@ -282,8 +280,8 @@ class Sender:
         return longest_s if due is None else min(longest_s, max(0.0, (due - now_ns()) * 1e-9))
 
     def _overdue(self, record: WorkerRecord, timeout: float) -> WorkerError:
-        who, hint = self.channel.describe(record.index), self.channel.hint(record.index)
-        return record.overdue(timeout, who, hint)
+        about = self.channel.about(record.index)
+        return record.overdue(timeout, about.process, about.hint)
 
     def _failures(self, workers: Iterable[int]) -> dict[int, WorkerError]:
         """The failures of these workers, for the caller to raise."""
@@ -293,7 +291,7 @@ class Sender:
     def what_to_wait_for(self) -> tuple[list[int], float]:
         """The descriptors to poll, and the longest time until the channel has to be called."""
         with self._lock:
-            busy = not self._closed and self.channel.busy()
+            busy = not self._closed and self.channel.due_ns() is not None
             return (self.channel.fds(), self._poll_timeout(60.0)) if busy else ([], 60.0)
 
     def collect(self) -> None:
@@ -314,7 +312,7 @@ class Sender:
 
     def _serve(self) -> None:
         """Let a thread make progress on queued versions while no call waits for them."""
-        if not self._closed and self.channel.busy():
+        if not self._closed and self.channel.due_ns() is not None:
             if self._service is None:
                 self._service = Service(self)
             self._service.wake()
@@ -332,7 +330,7 @@ class Sender:
                 self.layout.nbytes, waiting=record.answered < record.addressed
             )
             | sent[record.index]
-            | self.channel.stats(record.index)
+            | dict(self.channel.about(record.index).statistics)
             for record in self.workers
         }
         return {

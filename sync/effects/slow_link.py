@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer, SenderChannel, now_ns
+from sync.channel import APPLIED, FAILED, JOINED, LEFT, About, Answer, SenderChannel, now_ns
 from sync.model.snapshot import Snapshot
 from sync.workers import KEPT, percentiles
 
@@ -270,9 +270,6 @@ class SlowLinkSender(SenderChannel):
                 block.become(message.block)
                 self.inner.publish(block, [worker])
 
-    def busy(self) -> bool:
-        return self.inner.busy() or any(link.due_ns is not None for link in self.links.values())
-
     def due_ns(self) -> int | None:
         due = [self.inner.due_ns(), *(link.due_ns for link in self.links.values())]
         return min((at for at in due if at is not None), default=None)
@@ -285,22 +282,15 @@ class SlowLinkSender(SenderChannel):
             link.reset(connected=False)
         self.inner.close()
 
-    def stats(self, worker: int) -> dict[str, Any]:
-        return self.inner.stats(worker) | {"link": self.links[worker].summary()}
+    def about(self, worker: int) -> About:
+        about = self.inner.about(worker)
+        statistics = {**about.statistics, "link": self.links[worker].summary()}
+        return about._replace(statistics=statistics)
 
     # -- the same as without a link
 
-    def expect(self, worker: int) -> None:
-        self.inner.expect(worker)
-
-    def rendezvous_pending(self, worker: int) -> bool:
-        return self.inner.rendezvous_pending(worker)
-
-    def describe(self, worker: int) -> str:
-        return self.inner.describe(worker)
-
-    def hint(self, worker: int) -> str:
-        return self.inner.hint(worker)
+    def meet(self, worker: int) -> None:
+        self.inner.meet(worker)
 
     def moved(self) -> dict[str, dict[str, int]]:
         return self.inner.moved()

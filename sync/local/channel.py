@@ -93,10 +93,6 @@ class LocalSender(SenderChannel):
 
     # -- the same for all
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.slots.memory_bytes
-
     def fds(self) -> list[int]:
         if self._closed:
             return []

@@ -24,7 +24,18 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer, SenderChannel, now_ns
+from sync.channel import (
+    APPLIED,
+    FAILED,
+    JOINED,
+    LATER,
+    LEFT,
+    LOST,
+    About,
+    Answer,
+    SenderChannel,
+    now_ns,
+)
 from sync.local.doorbell import Doorbell
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot
@@ -174,7 +185,7 @@ class RemoteSender(SenderChannel):
                 answers += self.note_end(delivery, future, heard_ns)
         for worker, peer in self.peers.items():
             if not peer.lost and (why := self.engine.gone(worker)) is not None:
-                why = f"{self.describe(worker)} is gone: {why}"
+                why = f"{self.engine.describe(worker)} is gone: {why}"
                 answers.append(self._lose(worker, peer, why))
         self._send_next(self.peers)
         return answers
@@ -244,25 +255,21 @@ class RemoteSender(SenderChannel):
     def fds(self) -> list[int]:
         return [] if self._closed else [self.bell.fd]
 
-    def busy(self) -> bool:
-        return any(peer.waiting for peer in self.peers.values())
+    def due_ns(self) -> int | None:
+        """Versions that wait are sent when an answer comes."""
+        return LATER if any(peer.waiting for peer in self.peers.values()) else None
 
-    def expect(self, worker: int) -> None:
+    def meet(self, worker: int) -> None:
         """Ask who is there, although something may be on its way to the predecessor."""
         peer = self.peers.setdefault(worker, Peer())
         peer.lost, peer.on_the_way = False, Delivery(worker, None)
         self.send_to_worker(peer.on_the_way)
 
-    def rendezvous_pending(self, worker: int) -> bool:
-        """Whether it is not known yet which process serves as the worker."""
+    def about(self, worker: int) -> About:
         peer = self.peers.get(worker)
-        return peer is not None and peer.on_the_way is not None and peer.on_the_way.version is None
-
-    def describe(self, worker: int) -> str:
-        return self.engine.describe(worker)
-
-    def hint(self, worker: int) -> str:
-        return self.engine.hint
+        on_the_way = None if peer is None else peer.on_the_way
+        is_unknown = on_the_way is not None and on_the_way.version is None
+        return About(self.engine.describe(worker), self.engine.hint, is_unknown=is_unknown)
 
     def close(self) -> None:
         """Tell the workers, and wait a moment for all of them together."""

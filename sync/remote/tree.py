@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sync.channel import APPLIED, FAILED, Answer, now_ns
+from sync.channel import APPLIED, FAILED, About, Answer, now_ns
 from sync.model.layout import Layout
 from sync.remote.blocks import give_back
 from sync.remote.channel import Delivery, RemoteSender, Version
@@ -256,14 +256,12 @@ class TreeSender(RemoteSender):
     def note_left(self, worker: int) -> None:
         self._tree.leave(worker)
 
-    def busy(self) -> bool:
-        return bool(self._branch_calls) or super().busy()
-
     def due_ns(self) -> int | None:
-        return min((call.due_ns for call in self._branch_calls.values()), default=None)
+        due = [call.due_ns for call in self._branch_calls.values()]
+        return min(due) if due else super().due_ns()
 
-    def stats(self, worker: int) -> dict[str, Any]:
-        return {"relay": self._relays.get(worker)}
+    def about(self, worker: int) -> About:
+        return super().about(worker)._replace(statistics={"relay": self._relays.get(worker)})
 
 
 # -- the node's side

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sync.channel import Answer
+from sync.channel import LATER, Answer
 from sync.local.channel import LocalReceiver, LocalSender
 from sync.local.rendezvous import VERSION, Message
 from sync.local.slots import Slots
@@ -68,8 +68,11 @@ class MultiProcessSender(LocalSender):
         self._on_the_way.pop(answer.worker, None)
         self._send_next(answer.worker)
 
-    def busy(self) -> bool:
-        return not self._peers.keys().isdisjoint(self._waiting)
+    def due_ns(self) -> int | None:
+        due_ns = super().due_ns()
+        if due_ns is None and not self._peers.keys().isdisjoint(self._waiting):
+            return LATER  # when the worker has answered
+        return due_ns
 
 
 class MultiProcessReceiver(LocalReceiver):

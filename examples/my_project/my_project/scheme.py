@@ -28,7 +28,7 @@ import torch
 from harness.options.sync import SendingConfig
 from harness.registry import schemes
 from sync import Answer, ReceiverChannel, SenderChannel, Snapshot, WeightSyncScheme
-from sync.channel import JOINED, LEFT, LOST
+from sync.channel import JOINED, LATER, LEFT, LOST
 
 
 @dataclass
@@ -89,8 +89,8 @@ class UnixSocketSender(SenderChannel):
         self.unanswered.discard(answer.worker)
         return answer
 
-    def busy(self) -> bool:
-        return bool(self.waiting)
+    def due_ns(self) -> int | None:
+        return LATER if self.waiting else None
 
     def fds(self) -> list[int]:
         return [self.listener.fileno(), *(connection.fileno() for connection in self.peers)]

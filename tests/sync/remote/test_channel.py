@@ -126,11 +126,11 @@ def test_one_version_is_on_its_way_and_the_newest_waits(met):
     for version in (1, 2, 3):
         met.publish(version)
     assert met.posted()[2:] == [1]
-    assert met.channel.busy()
+    assert met.channel.due_ns() is not None
     met.answer(reply(APPLIED, "a", version=1))
     assert met.kinds() == [(APPLIED, 1)]
     assert met.posted()[2:] == [1, 3]
-    assert not met.channel.busy()
+    assert met.channel.due_ns() is None
 
 
 def test_times_are_counted_by_this_machines_clock(met):
@@ -183,7 +183,7 @@ def test_another_process_in_a_lost_ones_place_is_asked_for(met):
     met.engine.dead[0] = "it was killed"
     assert met.kinds() == [(LOST, NEVER)]
     del met.engine.dead[0]
-    met.channel.expect(0)
+    met.channel.meet(0)
     met.fail(PeerDied("it was killed"), post=-2)  # what was on its way to the predecessor
     assert met.kinds() == []
     met.join(owner="b")
@@ -201,7 +201,7 @@ def test_a_successor_that_nobody_was_told_of_joins_when_a_version_comes(met):
 
 def test_a_worker_that_is_there_still_does_not_join_again(met):
     met.publish(1)
-    met.channel.expect(0)
+    met.channel.meet(0)
     met.answer(reply(JOINED, "a"))
     met.answer(reply(APPLIED, "a", version=1), post=-2)
     assert met.kinds() == [(APPLIED, 1)]

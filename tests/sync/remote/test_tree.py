@@ -201,7 +201,7 @@ class Sending:
         return [answer.worker for answer in self.channel.poll() if answer.kind == APPLIED]
 
     def relays(self):
-        return [self.channel.stats(worker)["relay"] for worker in self.WORKERS]
+        return [self.channel.about(worker).statistics["relay"] for worker in self.WORKERS]
 
 
 @pytest.fixture
@@ -220,11 +220,11 @@ def test_a_version_is_sent_once_and_all_are_acknowledged_by_one_reply(sending):
     sending.publish(1)
     ((peer, function, _, call),) = sending.taken()
     assert (peer, function) == (0, pass_on)
-    assert sending.channel.busy()
+    assert sending.channel.due_ns() is not None
     call.set_result({worker: sending.applied(worker, 1) for worker in Sending.WORKERS})
     assert sending.acknowledged() == [0, 2, 6]
     assert sending.relays() == [None, 0, 2]
-    assert not sending.channel.busy()
+    assert sending.channel.due_ns() is None
     assert sending.taken() == []
 
 
