@@ -13,11 +13,10 @@ from harness.analysis import tables
 from harness.analysis.comparisons import Margin
 from harness.analysis.design import make_design
 from harness.analysis.document import write
-from harness.analysis.findings import SCORES, WANTED, Findings, analyse, primary
+from harness.analysis.findings import SCORES, WANTED, Findings, analyse, primary, respond
 from harness.analysis.pages import Document, to_html, to_markdown
 from harness.analysis.progress import show_progress
 from harness.analysis.read_runs import MARK, Run, find_runs
-from harness.analysis.response import respond
 from harness.analysis.settings import arrange
 from harness.analysis.text import count
 from harness.files import write_atomic
@@ -128,9 +127,9 @@ def make(options: argparse.Namespace) -> bool:
         interaction=options.interaction,
     )
     title = options.title or "Report on " + ", ".join(dict.fromkeys(run.source for run in runs))
-    response = respond(design, primary(found)) if design else None
-    document = write(plan, found, runs, title, response)
-    save(out, document, tables.files(found, runs, response))
+    cells = respond(design, primary(found)) if design else []
+    document = write(plan, found, runs, title, cells)
+    save(out, document, tables.files(found, runs, cells))
     show_progress("")
     done = sum(run.is_done for run in runs)
     damaged = sum(bool(run.problems) for run in runs)

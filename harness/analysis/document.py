@@ -14,12 +14,12 @@ from harness.analysis.findings import (
     LATENCIES,
     TRAINED,
     UPDATE_LAGS,
+    Cell,
     Findings,
     totals,
 )
 from harness.analysis.pages import Block, Code, Document, Table
 from harness.analysis.read_runs import Run
-from harness.analysis.response import Response
 from harness.analysis.settings import Plan
 from harness.analysis.text import NONE, count, number, with_interval
 from harness.files import one_line
@@ -38,11 +38,11 @@ def write(
     found: Sequence[Findings],
     runs: Sequence[Run],
     title: str,
-    response: Response | None = None,
+    cells: Sequence[Cell] = (),
 ) -> Document:
     """Compose the report and draw its figures, which takes most of its time."""
     sections = {
-        "Verdict": verdict.open_with(found, response, plan.notes),
+        "Verdict": verdict.open_with(found, cells, plan.notes),
         "What was run": _what_was_run(plan, found, runs),
     }
     for place, findings in enumerate(found, 1):

@@ -162,40 +162,31 @@ def shades(number: int) -> list[str]:
     return [to_hex(PLASMA(share)) for share in np.linspace(0.15, 0.85, number)]
 
 
-def with_legend(
-    findings: Findings, drawn: Sequence[Result], height: float, *, markers: bool = False
-) -> Figure:
-    """A figure with a legend below its panel, which is so many inches high."""
-    looked = _legend_of_design(findings.design) if findings.design else _legend(findings, drawn)
-    labels = [label for label, _ in looked]
-    lines = []
-    for _, look in looked:
-        marker = {"marker": "D", "fillstyle": FILLS[look["linestyle"]], "linestyle": ""}
-        lines.append(Line2D([], [], **(look | (marker if markers else {}))))
-    columns = 2 if max(map(len, labels)) <= 30 else 1
-    num_lines = sum(label.count("\n") + 1 for label in labels)
-    figure = Figure(figsize=(WIDTH, height + 0.22 * num_lines))
-    figure.legend(lines, labels, loc="outside lower left", ncols=columns, fontsize=9)
-    return figure
+Key = list[tuple[str, dict[str, Any]]]  # the names of a legend, each with its look
 
 
-def _legend(findings: Findings, drawn: Sequence[Result]) -> list[tuple[str, dict[str, Any]]]:
+def legend_of(findings: Findings, drawn: Sequence[Result]) -> Key:
+    """The names of the settings, or of the lines and of the values of x, with their looks."""
+    return _legend_of_design(findings.design) if findings.design else _legend(findings, drawn)
+
+
+def _legend(findings: Findings, drawn: Sequence[Result]) -> Key:
     """Each setting that has a look of its own, and how many others there are."""
     styles = looks(findings)
-    own = [(shown(r.label), look) for r in drawn if (look := styles[r.label]) is not GREY]
+    own = [(r.label, look) for r in drawn if (look := styles[r.label]) is not GREY]
     others = len(drawn) - len(own)
     return [*own, (f"{others} others", GREY)] if others else own
 
 
-def _legend_of_design(design: Design) -> list[tuple[str, dict[str, Any]]]:
+def _legend_of_design(design: Design) -> Key:
     """The colours of the lines, then how strong the values of x are."""
     colours = [
-        (shown(line) or "all", {key: line_look(number)[key] for key in ("color", "linestyle")})
+        (line or "all", {key: line_look(number)[key] for key in ("color", "linestyle")})
         for number, line in enumerate(design.lines)
     ]
     return colours + [
         (
-            shown(f"{' + '.join(design.x)}={value}"),
+            f"{' + '.join(design.x)}={value}",
             {"color": "#777777", "alpha": strength, "linestyle": "-"},
         )
         for value, strength in zip(design.values, strengths(design), strict=True)
@@ -216,43 +207,50 @@ def in_rows(groups: Sequence[Sequence[Result]]) -> tuple[Figure, list[Axes]]:
     return figure, panels
 
 
-def panel_grid(number: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, in two columns if there are several."""
-    columns = min(number, 2)
-    rows = math.ceil(number / columns)
-    figure = Figure(figsize=(WIDTH, 0.9 + height * rows))
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharey, sharey=sharey)
-    panels = list(grid.flat)
-    for axes in panels[number:]:
-        axes.set_axis_off()
-    if number % columns:  # the last of the right column has its ticks hidden otherwise
-        panels[number - columns].tick_params(labelbottom=True)
-    return figure, panels[:number]
+def panels(
+    titles: Sequence[str],
+    height: float,
+    xlabel: str,
+    ylabel: str,
+    key: Key,
+    *,
+    key_title: str = "",
+    share: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each title, in two columns if there are several, and a legend.
 
-
-def label_panels(figure: Figure, grid: Sequence[Axes], xlabel: str, ylabel: str) -> None:
-    """The names of the axes: of x below each column, of y once."""
-    if len(grid) > 1 and len(xlabel) > MOST_LETTERS:
+    The legend is in the panel that is to spare, or below all, for which the figure grows.
+    height: of a panel, in inches. share: whether the panels have the same axes.
+    """
+    num_columns = min(len(titles), 2)
+    num_rows = math.ceil(len(titles) / num_columns)
+    figure = Figure(figsize=(WIDTH, 0.9 + height * num_rows))
+    grid = figure.subplots(num_rows, num_columns, squeeze=False, sharex=share, sharey=share)
+    axes, spare = list(grid.flat)[: len(titles)], list(grid.flat)[len(titles) :]
+    for one, title in zip(axes, titles, strict=True):
+        one.set_title(shown(title), fontsize=9.5, loc="left")
+    for one in spare:
+        one.set_axis_off()
+        axes[-2].tick_params(labelbottom=True)  # the last of its column has its ticks hidden
+    if len(titles) > 1 and len(xlabel) > MOST_LETTERS:
         xlabel = xlabel.replace(" + ", " +\n")
-    for axes in grid[-2:]:
-        axes.set_xlabel(xlabel)
-    figure.supylabel(ylabel, fontsize=10.5)
-
-
-def add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str], title: str) -> None:
-    """A legend in the panel that is to spare, or below all, for which the figure grows."""
-    names = [shown(label) for label in labels]
-    if not figure.axes[-1].axison:
-        spare = figure.axes[-1]
-        spare.legend(lines, names, loc="center", fontsize=9, title=title or None)
-        return
-    columns = max(1, min(len(names), 76 // (7 + max(map(len, names)))))
-    rows = math.ceil(len(names) / columns)
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.22 * (rows + bool(title)))
-    figure.legend(
-        *(lines, names), loc="outside lower center", ncols=columns, fontsize=9, title=title or None
-    )
+    for one in axes[-2:]:
+        one.set_xlabel(xlabel)
+    if len(titles) == 1:
+        axes[0].set_ylabel(ylabel)
+    else:
+        figure.supylabel(ylabel, fontsize=10.5)
+    lines, names = [Line2D([], [], **look) for _, look in key], [shown(name) for name, _ in key]
+    style: dict[str, Any] = {"fontsize": 9, "title": key_title or None}
+    if spare and key:
+        spare[0].legend(lines, names, loc="center", **style)
+    elif key:
+        longest = max(len(line) for name in names for line in name.splitlines())
+        num_columns = max(1, min(len(names), 76 // (7 + longest)))
+        heights = math.ceil(len(names) / num_columns) * num_lines(names) + bool(key_title)
+        figure.set_size_inches(WIDTH, figure.get_figheight() + 0.22 * heights)
+        figure.legend(lines, names, loc="outside lower left", ncols=num_columns, **style)
+    return figure, axes
 
 
 def draw_band(

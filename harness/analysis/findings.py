@@ -22,7 +22,7 @@ from harness.analysis.interactions import Interaction, interactions
 from harness.analysis.progress import show_progress
 from harness.analysis.read_runs import VIRTUAL_TIME, Run
 from harness.analysis.settings import MISSING, SOURCE, Factor, Options, Plan, Setting, Task
-from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap
+from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap, student
 from harness.metric_names import BUCKETS, PHASES
 from harness.options.errors import suggest
 
@@ -181,6 +181,33 @@ def _check_metric(metric: str | None, found: Sequence[Findings]) -> None:
     names = {name for run in runs for name in run.summary}
     if metric is not None and names and metric not in names:
         raise ValueError(f"--metric is {metric!r}; {suggest(metric, names)}")
+
+
+@dataclass
+class Cell:
+    """A setting in its place in a design."""
+
+    panel: str
+    line: str
+    x: str
+    findings: Findings
+    result: Result
+    mean: Estimate
+    comparison: Comparison | None
+
+
+def respond(design: Design, found: Sequence[Findings]) -> list[Cell]:
+    """The score of every setting in its place, panel by panel."""
+    cells = []
+    for findings in found:
+        compared = {comparison.name: comparison for comparison in findings.comparisons}
+        for result in findings.results:
+            if result.scores:
+                x, line, panel = design.place(result.setting)
+                mean = student(list(result.scores.values()))
+                comparison = compared.get(result.label)
+                cells.append(Cell(panel, line, x, findings, result, mean, comparison))
+    return sorted(cells, key=lambda cell: design.panels.index(cell.panel))
 
 
 def every_score(found: Sequence[Findings]) -> Iterator[Findings]:

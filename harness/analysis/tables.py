@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.analysis.curves import Band
-from harness.analysis.findings import Findings, Result, every_score, totals
+from harness.analysis.findings import Cell, Findings, Result, every_score, totals
 from harness.analysis.read_runs import Run
-from harness.analysis.response import Response
 
 # What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -22,7 +21,7 @@ Row = Sequence[str | float | int | None]
 
 
 def files(
-    found: Sequence[Findings], runs: Sequence[Run], response: Response | None = None
+    found: Sequence[Findings], runs: Sequence[Run], cells: Sequence[Cell] = ()
 ) -> dict[str, str]:
     """File name → its content."""
     tables = {
@@ -35,8 +34,8 @@ def files(
         "curves": _curves(found),
         "profiles": _profiles(found),
     }
-    if response is not None:
-        tables["response"] = _response(response)
+    if cells:
+        tables["response"] = _response(cells)
     return {f"{name}.csv": _csv(rows) for name, rows in tables.items()}
 
 
@@ -120,17 +119,17 @@ def _interactions(found: Sequence[Findings]) -> Iterator[Row]:
             ]
 
 
-def _response(response: Response) -> Iterator[Row]:
-    design = response.design
+def _response(cells: Sequence[Cell]) -> Iterator[Row]:
+    if (design := cells[0].findings.design) is None:
+        return
     factors = (" + ".join(factor) for factor in (design.facet, design.hue, design.x))
     yield ["metric", *factors, "setting", "mean", "low", "high", "seeds", "verdict"]
-    for panel in response.panels:
-        for (line, x), cell in panel.cells.items():
-            m, told = cell.mean, cell.comparison.verdict() if cell.comparison else None
-            yield [
-                *(panel.findings[0].score, panel.title, line, x, cell.result.label),
-                *(m.value, m.low, m.high, m.num_seeds, told),
-            ]
+    for cell in cells:
+        mean, verdict = cell.mean, cell.comparison.verdict() if cell.comparison else None
+        yield [
+            *(cell.findings.score, cell.panel, cell.line, cell.x, cell.result.label),
+            *(mean.value, mean.low, mean.high, mean.num_seeds, verdict),
+        ]
 
 
 def _totals(found: Sequence[Findings]) -> Iterator[Row]:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.analysis import drawing, factor_figures, figures
+from harness.analysis import drawing, figures
 from harness.analysis.comparisons import (
     EQUIVALENT,
     IDENTICAL,
@@ -17,9 +17,8 @@ from harness.analysis.comparisons import (
     Comparison,
     Margin,
 )
-from harness.analysis.findings import TRAINED, Findings, primary
+from harness.analysis.findings import TRAINED, Cell, Findings, primary
 from harness.analysis.pages import Block, Table
-from harness.analysis.response import Panel, Response
 from harness.analysis.statistics import caution, student
 from harness.analysis.text import count, joined, number, plural, with_interval
 from harness.logging.numbers import Unused
@@ -28,7 +27,7 @@ SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), 
 
 
 def open_with(
-    every: Sequence[Findings], response: Response | None, notes: Sequence[str] = ()
+    every: Sequence[Findings], cells: Sequence[Cell] = (), notes: Sequence[str] = ()
 ) -> Iterator[Block | None]:
     """The blocks of the first section, about the primary score of each task.
 
@@ -40,7 +39,7 @@ def open_with(
         yield left_out
     if not _have_scores(found):
         return
-    if response is None:
+    if not cells:
         yield drawing.draw(
             figures.scores,
             found,
@@ -51,15 +50,15 @@ def open_with(
         has_band = any(findings.baseline for findings in found)
         band = " The grey band is the margin about the baseline." if has_band else ""
         yield drawing.draw(
-            factor_figures.response,
-            response,
+            figures.response,
+            cells,
             "response",
             f"{_scores(found)}: means over seeds with Student's 95 % intervals.{band}",
         )
-        yield from _tables(response)
+        yield from _tables(cells)
     yield from _definition(found)
     yield from _interactions(found)
-    said = [said for findings in found for said in _findings(findings, response, len(found) > 1)]
+    said = [said for findings in found for said in _findings(findings, len(found) > 1)]
     yield [*said, *_opposite(every), *_seeds_needed(found), *_unused(found)]
     yield from _cautions(found)
 
@@ -244,46 +243,48 @@ def _scores(found: Sequence[Findings]) -> str:
     return joined(dict.fromkeys(findings.score for findings in found))
 
 
-def _findings(findings: Findings, response: Response | None, several: bool) -> Iterator[str]:
+def _findings(findings: Findings, several: bool) -> Iterator[str]:
     """One item for each line of the figure, or for each verdict."""
-    task = f"{findings.task.name}, " if several else ""
+    task, design = f"{findings.task.name}, " if several else "", findings.design
     groups: dict[str, dict[str, list[str]]] = {}
     for comparison in findings.comparisons:
         line, name = comparison.verdict(), comparison.name
-        if response is not None:
-            place = response.design.place(findings.result(name).setting)
+        if design is not None:
+            place = design.place(findings.result(name).setting)
             name, line = place.x, " · ".join(filter(None, (place.panel, place.line)))
         groups.setdefault(line, {}).setdefault(comparison.verdict(), []).append(name)
-    if response is None:
+    if design is None:
         for verdict in filter(groups.__contains__, VERDICTS):
             yield f"{task}{verdict}: {joined(groups[verdict][verdict])}"
         return
-    x = " + ".join(response.design.x)
+    x = " + ".join(design.x)
     for line, told in groups.items():
         said = [f"{v} at {x} {joined(told[v])}" for v in VERDICTS if v in told]
         yield f"{line}: {'; '.join(said)}" if line else "; ".join(said)
 
 
-def _tables(response: Response) -> Iterator[Block]:
-    design = response.design
+def _tables(cells: Sequence[Cell]) -> Iterator[Block]:
+    design = cells[0].findings.design
+    assert design is not None
     yield (
         "Means over seeds with Student's 95 % intervals. Against the baseline: ▼ lower, ▲ higher, "
         "≈ equivalent within the margin, = identical, ? cannot be told; none: not compared."
     )
-    for panel in response.panels:
-        if len(response.panels) > 1:
-            yield f"{panel.title}:"
+    x, hue = " + ".join(design.x), " + ".join(design.hue)
+    for panel in design.panels:
+        inside = {(cell.line, cell.x): cell for cell in cells if cell.panel == panel}
+        if len(design.panels) > 1:
+            yield f"{panel}:"
         rows = [
-            [line or "all", *(_cell(panel, line, x) for x in design.values)]
+            [line or "all", *(_cell(inside.get((line, value))) for value in design.values)]
             for line in design.lines
-            if any((line, x) in panel.cells for x in design.values)
+            if any((line, value) in inside for value in design.values)
         ]
-        x, hue = " + ".join(design.x), " + ".join(design.hue)
         yield Table([hue or "line", *(f"{x}={value}" for value in design.values)], rows, True)
 
 
-def _cell(panel: Panel, line: str, x: str) -> str:
-    if (cell := panel.cells.get((line, x))) is None:
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
         return with_interval(None)
     sign = SIGNS[cell.comparison.verdict()] if cell.comparison else ""
     return f"{with_interval(cell.mean)} {sign}".strip()

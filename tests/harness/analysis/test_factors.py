@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import factor_figures, figures
+from harness.analysis import figures
 from harness.analysis.design import Design, make_design
-from harness.analysis.findings import WANTED, Findings, analyse, primary
+from harness.analysis.figures import positions
+from harness.analysis.findings import WANTED, Cell, Findings, analyse, primary, respond
 from harness.analysis.read_runs import find_runs
-from harness.analysis.response import Response, positions, respond
 from harness.analysis.settings import arrange
 from harness.report import main
 from tests.harness.analysis.synthetic import make_run
@@ -39,11 +39,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def study(
     place: Path, x: str = "sync.lag", hue: str | None = None, facet: str | None = None, **of: Any
-) -> tuple[Design, list[Findings], Response]:
+) -> tuple[Design, list[Findings], dict[tuple[str, str], Cell]]:
+    """The design, the numbers, and the cells by line and value of x."""
     plan = arrange(find_runs([place], WANTED))
     design = make_design(plan, x, hue, facet)
     found = analyse(plan, design=design, **of)
-    return design, found, respond(design, primary(found))
+    cells = respond(design, primary(found))
+    return design, found, {(cell.line, cell.x): cell for cell in cells}
 
 
 def test_options_that_have_no_place_join_the_lines_and_zipped_ones_need_none(sweep):
@@ -61,18 +63,16 @@ def test_lines_are_called_by_words_and_by_the_flags_that_are_set(sweep):
 
 
 def test_every_setting_is_in_its_place_with_the_mean_over_its_seeds(sweep):
-    _, (findings,), response = study(sweep, hue="algo.objective")
-    (panel,) = response.panels
-    assert len(panel.cells) == 9
-    cell = panel.cells["behaviour", "16"]
+    _, (findings,), cells = study(sweep, hue="algo.objective")
+    assert len(cells) == 9
+    cell = cells["behaviour", "16"]
     scores = findings.throughout.result(cell.result.label).scores
     assert cell.mean.value == pytest.approx(sum(scores.values()) / 4)
     assert cell.mean.low < cell.mean.value < cell.mean.high
 
 
 def test_each_line_is_compared_with_its_own_first_value(sweep):
-    _, _, response = study(sweep, hue="algo.objective")
-    cells = response.panels[0].cells
+    _, _, cells = study(sweep, hue="algo.objective")
     told = {place: c.comparison.verdict() for place, c in cells.items() if c.comparison}
     assert told["behaviour", "16"] == told["behaviour · vtrace", "16"] == "lower"
     assert told["decoupled", "16"] == "identical"
@@ -83,8 +83,7 @@ def test_each_line_is_compared_with_its_own_first_value(sweep):
 
 def test_a_baseline_of_option_values_is_met_by_what_is_otherwise_the_same(sweep):
     wanted = "algo.objective=behaviour+vtrace=false"
-    _, _, response = study(sweep, hue="algo.objective", baseline=wanted)
-    cells = response.panels[0].cells
+    _, _, cells = study(sweep, hue="algo.objective", baseline=wanted)
     for line in ("decoupled", "behaviour · vtrace"):
         assert cells[line, "16"].comparison.baseline == cells["behaviour", "16"].result.label
         assert cells[line, "16"].comparison.verdict() == "higher"
@@ -107,9 +106,10 @@ def test_a_facet_has_a_panel_for_each_value_and_so_has_each_task(tmp_path):
                 sync = {"name": "a", "lag": lag}
                 make_run(tmp_path / f"{env}{lag}{seed}", seed=seed, sync=sync, env={"id": env})
     for facet in (None, "env.id"):
-        design, _, response = study(tmp_path, facet=facet)
-        assert [panel.title for panel in response.panels] == ["Acrobot-v1", "CartPole-v1"]
-        assert len(factor_figures.response(response).axes) == 2
+        design, found, _ = study(tmp_path, facet=facet)
+        cells = respond(design, primary(found))
+        assert [cell.panel for cell in cells] == ["Acrobot-v1"] * 2 + ["CartPole-v1"] * 2
+        assert len(figures.response(cells).axes) == 2
     assert design.lines == [""]
 
 
@@ -142,22 +142,21 @@ def test_curves_have_a_panel_for_each_line_and_a_colour_for_each_value(sweep):
 
 
 def test_the_figure_has_the_means_their_intervals_and_a_name_for_each_line(sweep):
-    _, _, response = study(sweep, hue="algo.objective")
-    figure = factor_figures.response(response)
+    design, _, cells = study(sweep, hue="algo.objective")
+    figure = figures.response(list(cells.values()))
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "16"]
-    cells = response.panels[0].cells
-    for container, line in zip(axes.containers, response.design.lines, strict=True):
-        means = [cells[line, value].mean.value for value in response.design.values]
+    for container, line in zip(axes.containers, design.lines, strict=True):
+        means = [cells[line, value].mean.value for value in design.values]
         assert container.lines[0].get_ydata() == pytest.approx(means)
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == response.design.lines
+    assert [text.get_text() for text in legend.get_texts()] == design.lines
 
 
 @pytest.mark.parametrize(("x", "joined"), [("sync.lag", "-"), ("algo.objective", "None")])
 def test_points_are_joined_over_numbers_and_not_over_categories(sweep, x, joined):
-    _, _, response = study(sweep, x=x)
-    (axes,) = factor_figures.response(response).axes
+    _, _, cells = study(sweep, x=x)
+    (axes,) = figures.response(list(cells.values())).axes
     assert {container.lines[0].get_linestyle() for container in axes.containers} == {joined}
 
 

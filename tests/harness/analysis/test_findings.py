@@ -211,7 +211,7 @@ def test_every_finished_run_is_scored_or_named_with_the_reason(tmp_path):
         make_run(tmp_path / f"a{seed}", seed=seed)
     returns(tmp_path / "3", 2000, (500, None))
     found = findings(tmp_path)
-    (opening, left_out, *_) = open_with([found], None)
+    (opening, left_out, *_) = open_with([found])
     assert "(2 seeds)" in opening
     assert len(left_out) == 1
     assert left_out[0].endswith("/3 is finished, but no episode ended")
@@ -223,7 +223,7 @@ def test_a_run_without_evaluation_does_not_change_the_score_that_was_asked_for(t
     found = findings(tmp_path, score="evaluation")
     assert found.score == "eval/return"
     assert [len(result.scores) for result in found.results] == [4, 5]
-    sentence, left_out, *_ = open_with([found], None)
+    sentence, left_out, *_ = open_with([found])
     assert sentence.startswith("By eval/return: b scores ")
     assert left_out[0].endswith(
         "sync=a,seed=3 is finished, but no finite eval/return in summary.json"
@@ -234,7 +234,7 @@ def test_a_verdict_that_the_final_evaluation_contradicts_says_so(tmp_path):
     make_sweep(tmp_path, schemes={"a": 100, "b": 50}, seeds=range(6))
     for seed in range(6):
         change(tmp_path / f"sync=b,seed={seed}", **{"eval/return": 200.0 + seed})
-    *_, items, _ = open_with([findings(tmp_path)], None)
+    *_, items, _ = open_with([findings(tmp_path)])
     assert items[0] == "lower: b"
     assert items[1].startswith(
         "At the end of the runs the order is the opposite: by eval/return, b"
@@ -246,7 +246,7 @@ def test_frames_that_were_not_learned_from_are_in_the_verdict(tmp_path):
     for name, dropped in (("much", 900), ("little", 50), ("none", 0)):
         directory = make_run(tmp_path / name, scheme=name)
         change(directory, **counts, **{"policy/dropped": dropped})
-    *_, items, _ = open_with([findings(tmp_path)], None)
+    *_, items, _ = open_with([findings(tmp_path)])
     assert items[-2:] == [
         "Warning: much did not learn from 900 (90%) of the frames of a run; its runs made 6 "
         "updates.",
@@ -294,6 +294,6 @@ def test_an_evaluation_that_shows_what_training_cannot_tell_is_in_the_verdict(tm
             (directory / "metrics.jsonl").write_text(f"{returns_of}\n")
             evaluated = 100.0 + seed + (50.0 if scheme == "b" else seed % 2)
             change(directory, **{"eval/return": evaluated})
-    *_, items, _ = open_with([findings(tmp_path)], None)
+    *_, items, _ = open_with([findings(tmp_path)])
     assert items[0] == "cannot be told: b"
     assert items[1].startswith("At the end of the runs the order is the opposite: by eval/return")
