@@ -13,7 +13,6 @@ So a batch is computed when it is taken; by then the schedule has decided all of
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,26 +20,23 @@ from typing import Any
 from tensordict import TensorDict
 from torch import nn
 
-from collectors.base import BaseCollector, as_mask, ends_on_interrupt
-from collectors.data.batch import Trajectories, frames_of
+from collectors.base import ends_on_interrupt
+from collectors.data.batch import frames_of
+from collectors.in_process import InProcessCollector, InProcessWorker, closed_on_error
 from collectors.option_checks import is_list
-from collectors.options import SIMULATED, per_worker, steps_of
-from collectors.rollout.environment import Restored
-from collectors.rollout.frame_block import FrameBlock, FrameLayout
-from collectors.rollout.make_environment import make_environments
+from collectors.options import SIMULATED, steps_of
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.schedule.plan import PlannedBatch
 from collectors.schedule.recording import RecordedSchedule
 from collectors.schedule.simulator import Simulator
-from collectors.schedule.versions import Versions
-from collectors.schedule.virtual_worker import VirtualWorker
+from collectors.schedule.versions import PlannedReceiver, Versions, random_steps
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import copied
 from collectors.weights.publisher import Publisher
 from sync import SimulatedWeightSyncScheme
 
 
-class SimulatedCollector(BaseCollector):
+class SimulatedCollector(InProcessCollector):
     """Collects the same bits as a `MultiAsyncCollector` under a given schedule.
 
     schedule: a `RecordedSchedule`, or a `Simulator` for the same number of workers and steps.
@@ -49,6 +45,7 @@ class SimulatedCollector(BaseCollector):
     """
 
     kind = SIMULATED
+    _keeps_weights = True
 
     @takes(Arguments)
     def __init__(
@@ -60,7 +57,6 @@ class SimulatedCollector(BaseCollector):
         **options: Any,
     ):
         self.schedule = schedule
-        self._workers: dict[int, VirtualWorker] = {}
         super().__init__(create_env_fn, policy, **options)
 
     def _make_publisher(self) -> Publisher:
@@ -77,20 +73,15 @@ class SimulatedCollector(BaseCollector):
 
     def _open(self) -> None:
         options, n = self.options, self.num_workers
-        self._factories = per_worker(self.create_env_fn, n, "create_env_fn")
-        self._kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
+        self._prepare()
         self._device = options.devices(n)[0]
         policy = copied(self.publisher.policy)
         if isinstance(policy, nn.Module) and self._device is not None:
             policy.to(self._device)
         self._versions = Versions(self.publisher, policy)
         self._versions.take_published()  # version 0, which all workers start with
-        self._numbering = [Trajectories(worker, n) for worker in range(n)]
         self._random_frames = [-(-options.init_random_frames // n)] * n
-        self._blocks: dict[FrameLayout, FrameBlock] = {}
-        self._delivered = self._dropped = 0
         self._empty = 0  # steps of environments that made no frame, for instance a reset
-        self.num_envs = 0
         self._check_schedule()
         each = self._worker(0, 0).environments.num_envs
         self._steps = steps_of(self.frames_per_batch, each)
@@ -127,13 +118,9 @@ class SimulatedCollector(BaseCollector):
                 f"{schedule.num_steps * num_envs} frames"
             )
 
-    @property
-    def frames_per_batch(self) -> int:
-        return int(self.options.frames_per_batch)  # type: ignore[arg-type]
-
     # -- workers
 
-    def _worker(self, index: int, generation: int, steps_before: int = 0) -> VirtualWorker:
+    def _worker(self, index: int, generation: int, steps_before: int = 0) -> InProcessWorker:
         """The worker in this generation; it replaces one of an earlier generation.
 
         steps_before: those that its earlier generations made.
@@ -147,40 +134,36 @@ class SimulatedCollector(BaseCollector):
         worker = self._workers[index] = self._make_worker(index, generation, steps_before)
         return worker
 
-    def _make_worker(self, index: int, generation: int, steps_before: int) -> VirtualWorker:
+    def _make_worker(self, index: int, generation: int, steps_before: int) -> InProcessWorker:
         options = self.options
         if self.schedule.exact:  # it says at which step each version acted
             options = replace(options, apply_at="step")
         seeds = replace(self.seeds.of_worker(index), generation=generation)
-        environments = make_environments(
-            self._factories[index],
-            self._kwargs[index],
-            options,
-            worker_idx=seeds.worker,
-            seed=seeds.factory(),
-        )
-        if self.num_envs and environments.num_envs * self.num_workers != self.num_envs:
-            raise ValueError(
-                f"worker {index} has {environments.num_envs} environments and worker 0 has "
-                f"{self.num_envs // self.num_workers}: virtual workers must be equal"
+        environments = self._make_environments(index, seeds, options)
+        with closed_on_error(environments):
+            count = environments.num_envs
+            if self.num_envs and count * self.num_workers != self.num_envs:
+                raise ValueError(
+                    f"worker {index} has {count} environments and worker 0 has "
+                    f"{self.num_envs // self.num_workers}: virtual workers must be equal"
+                )
+            policy, load = self._versions.copy()
+            shift_worker(policy, index)
+            receiver = PlannedReceiver(self._versions, load, index)
+            worker = InProcessWorker(
+                environments,
+                PolicyCaller(policy, environments.observations, options, device=self._device),
+                receiver,
+                self._numbering[index],
+                seeds,
+                options,
+                index=index,
+                first_env=index * count,
+                num_threads=options.num_sub_threads,
+                random_frames=max(0, self._random_frames[index] - steps_before * count),
             )
-        policy, load = self._versions.copy()
-        shift_worker(policy, index)
-        acting = PolicyCaller(policy, environments.observations, options, device=self._device)
-        return VirtualWorker(
-            index,
-            generation,
-            environments,
-            acting,
-            self._versions,
-            load,
-            self._numbering[index],
-            first_env=index * environments.num_envs,
-            num_threads=options.num_sub_threads,
-            seeds=seeds,
-            options=options,
-            random_frames=max(0, self._random_frames[index] - steps_before * environments.num_envs),
-        )
+        receiver.rollout = worker.rollout
+        return worker
 
     # -- batches
 
@@ -197,16 +180,29 @@ class SimulatedCollector(BaseCollector):
         self._empty += self._steps * self.num_envs // self.num_workers  # until there are frames
         try:
             worker = self._worker(plan.worker, plan.generation, plan.steps_before)
-            part = worker.collect(plan, self._steps, self._blocks)
+            with worker.active():
+                self._begin(worker, plan)
+                filled = worker.collect(self._steps, self._blocks)
         except Exception as error:
             error.add_note(
                 f"raised by virtual worker {plan.worker}, generation {plan.generation}, at "
                 f"{self.schedule.time_s:.6g} s of virtual time"
             )
             raise
-        batch = self._batch_of([part])
+        batch = self._batch_of([filled])
         self._empty -= frames_of(batch)
         return batch
+
+    def _begin(self, worker: InProcessWorker, plan: PlannedBatch) -> None:
+        """Have the worker take the versions that the plan says, at its steps."""
+        receiver, rollout = worker.receiver, worker.rollout
+        assert isinstance(receiver, PlannedReceiver)
+        rollout.t = 0
+        receiver.begin(plan.versions)
+        if rollout.apply_at != "episode":
+            receiver.take()
+        if (steps := random_steps(plan, self._steps)) is not None:
+            rollout.random_frames = steps * worker.environments.num_envs
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)
@@ -216,33 +212,6 @@ class SimulatedCollector(BaseCollector):
     @ends_on_interrupt
     def skip_update(self) -> None:
         self.schedule.skip_update()
-
-    # -- control
-
-    def _reseed(self) -> None:
-        with self._lock:
-            for index, worker in self._workers.items():
-                seeds = replace(self.seeds.of_worker(index), generation=worker.generation)
-                with worker.active():
-                    worker.rollout.reseed(seeds)
-
-    @ends_on_interrupt
-    def reset(self, reset_idx: Any = None) -> None:
-        """Start new episodes in all environments, or in some, counted over all workers."""
-        self._raise_if_shut()
-        which = None if reset_idx is None else as_mask(reset_idx, self.num_envs)
-        with self._lock:
-            for worker in self._workers.values():
-                first, count = worker.first_env, worker.environments.num_envs
-                with worker.active():
-                    worker.rollout.restart(None if which is None else which[first : first + count])
-
-    def _attributes(self, name: str) -> list[Any]:
-        with self._lock:
-            everybody = [
-                self._workers.get(i) or self._worker(i, 0) for i in range(self.num_workers)
-            ]
-            return [worker.environments.attribute(name) for worker in everybody]
 
     def _counters(self) -> dict[str, Any]:
         steps, each = self.schedule.counts(), self.num_envs // self.num_workers
@@ -278,27 +247,3 @@ class SimulatedCollector(BaseCollector):
         self._dropped = int(state.get("dropped", 0))  # states of older versions lack these
         self._empty = int(state.get("empty", 0))
         return exact
-
-    def _worker_states(self) -> list[dict[str, Any]]:
-        states = []
-        for index, trajectories in enumerate(self._numbering):
-            worker = self._workers.get(index)
-            state = {} if worker is None else worker.state_dict()
-            states.append({**state, "trajectories": trajectories.state_dict()})
-        return states
-
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
-        workers = []
-        for index, state in enumerate(states):
-            restored = Restored(True, [])
-            if "generation" in state:
-                restored = self._worker(index, int(state["generation"])).load_state_dict(state)
-            numbering = self._numbering[index]
-            numbering.load_state_dict(state["trajectories"], under_way=restored.under_way)
-            workers.append(restored)
-        return workers
-
-    def _close(self, timeout: float, close_env: bool) -> None:
-        with contextlib.ExitStack() as after:
-            for worker in self._workers.values() if close_env else ():
-                after.callback(worker.environments.close)

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
+from collectors.rollout.loop import RANDOM_VERSION, Rollout
+from collectors.schedule.plan import PlannedBatch
 from collectors.weights.models import POLICY, copied, parameters_of
 from collectors.weights.publisher import Publisher
+from collectors.weights.receiver import WeightReceiver
 from sync import SimulatedWeightSyncScheme, Snapshot
 
 Load = Callable[[Snapshot], None]  # a version into a policy
@@ -84,3 +87,56 @@ class Versions:
         self._scheme.channel.published = []
         self.blocks = {int(name): Snapshot(layout, one.clone()) for name, one in state.items()}
         self._loaded = -1
+
+
+class PlannedReceiver(WeightReceiver):
+    """Takes the versions that a plan says, at the steps that it says."""
+
+    rollout: Rollout
+
+    def __init__(self, versions: Versions, load: Load, worker: int):
+        self._versions = versions
+        self._load = load  # into the worker's own policy
+        self._worker = worker
+        self._left: list[tuple[int, int]] = []  # of the plan, the last pair first
+        self._newest = -1
+        self.version = -1
+        self.loaded = -1  # of the worker's own policy
+
+    def begin(self, plan: tuple[tuple[int, int], ...]) -> None:
+        """A batch begins. Random actions, which have no version, change nothing here."""
+        self._left = [pair for pair in reversed(plan) if pair[1] != RANDOM_VERSION]
+        if self.version < 0:
+            self._newest = self._left[-1][1] if self._left else max(self._versions.blocks)
+            self._use_newest()
+        self._newest = self.version
+        self._use()
+
+    def has_news(self) -> bool:
+        while self._left and self._left[-1][0] <= self.rollout.t:
+            self._newest = self._left.pop()[1]
+        return self._newest != self.version
+
+    def take(self) -> None:
+        if self.has_news():
+            self._use_newest()
+
+    def _use_newest(self) -> None:
+        self.version = self._newest
+        self._use()
+        self._versions.applied(self._worker, self.version)
+
+    def _use(self) -> None:
+        """Act with this version. Only the parameters are shared with other workers."""
+        is_loaded, self.loaded = self.loaded == self.version, self.version
+        self._versions.use(self.version, None if is_loaded else self._load)
+
+    def restore(self, base: int, version: int) -> None:
+        self.version, self.loaded = version, -1
+
+
+def random_steps(plan: PlannedBatch, num_steps: int) -> int | None:
+    """How many steps the plan begins with random actions; None if it does not say."""
+    if plan.versions[0][1] != RANDOM_VERSION:
+        return None
+    return plan.versions[1][0] if len(plan.versions) > 1 else num_steps

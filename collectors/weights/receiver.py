@@ -32,6 +32,10 @@ class WeightReceiver:
     def rebase(self, base: int) -> None:
         """Count versions from `base` on, the last version of an earlier run."""
 
+    def restore(self, base: int, version: int) -> None:
+        """Go on from a saved state, which had this version."""
+        self.rebase(base)
+
     def watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The policy's `call`, wrapped for schemes that check such calls."""
         return call
