@@ -44,7 +44,8 @@ class SearchPath(SearchPathPlugin):
         if self.user_directory is not None:
             place = f"file://{self.user_directory.absolute()}"
             search_path.prepend("command-line", place, SearchPathQuery(provider="main"))
-        search_path.append(PROVIDER, f"file://{CONF}")  # again, unless --config-path replaces it
+        if str(CONF) not in [element.path for element in search_path.get_path()]:
+            search_path.append(PROVIDER, f"file://{CONF}")  # the primary config is elsewhere
 
 
 def store_options() -> None:

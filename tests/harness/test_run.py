@@ -45,11 +45,30 @@ SMALL_SAC = (
     "logger=jsonl",
 )
 
-PAIRS = [
-    (sync, collector)
-    for collector in ("single", "multi_sync", "multi_async")
-    for sync in ("shared_mem", "multiprocess", "hogwild", "none")
-]
+# The pairs of collector and scheme that go together, each with some of the options that both have.
+OPTIONS = {
+    ("single", "none"): ("collector.exploration=mode", "env.vectorisation=native"),
+    ("single", "shared_mem"): ("sync.blocking=true", "sync.check_finite=false"),
+    ("single", "multiprocess"): (
+        *("sync.interval=2", "sync.strategy=state_dict", "collector.max_frames_per_traj=10"),
+        *("model=lstm", "sync.state_on_update=zero"),
+    ),
+    ("multi_sync", "shared_mem"): (
+        *("sync.interval=2", "collector.reset_at_each_iter=true", "collector.num_threads=2"),
+        *("env.vectorisation=async", "collector.next_observation=final"),
+    ),
+    ("multi_sync", "multiprocess"): (
+        *("sync.apply_at=batch", "sync.check_finite=false", "collector.on_worker_failure=restart"),
+        *("model=lstm", "sync.state_on_update=zero", "collector.devices.policy=[cpu,cpu]"),
+    ),
+    ("multi_sync", "hogwild"): ("collector.preemptive_threshold=0.5",),
+    ("multi_async", "shared_mem"): (
+        *("sync.apply_at=episode", "env.num_envs=1", "env.vectorisation=none"),
+        *("sync.strategy=state_dict", "collector.resume_episodes=false"),
+    ),
+    ("multi_async", "multiprocess"): ("sync.blocking=true", "model=lstm", "sync.interval=2"),
+    ("multi_async", "hogwild"): ("env.vectorisation=native",),
+}
 
 IMPOSSIBLE = {
     ("none", "multi_sync"): "its workers would keep their initial weights",
@@ -202,14 +221,19 @@ def test_frames_that_lag_too_much_are_dropped_and_counted():
 # -- every pair
 
 
-@pytest.mark.parametrize(("sync", "collector"), sorted(set(PAIRS) - set(IMPOSSIBLE)))
-def test_every_possible_pair_runs(sync, collector):
-    chosen = (f"sync={sync}", f"collector={collector}", "evaluation.at_end=false")
-    status, directory = start(*SMALL, *chosen)
+@pytest.mark.parametrize(("collector", "sync"), OPTIONS)
+def test_every_possible_pair_runs_with_each_option_of_its_parts(collector, sync):
+    chosen = (f"collector={collector}", f"sync={sync}", "evaluation.at_end=false")
+    options = OPTIONS[collector, sync]
+    status, directory = start(*SMALL, *chosen, *options)
     assert status == 0
     last = records(directory)[-1]
-    assert last["step"] == 384
-    assert last["policy/version"] == 3
+    preempts = "collector.preemptive_threshold=0.5" in options
+    assert ("collector/preempted" in last) == preempts
+    assert last["step"] >= 384
+    if not preempts and "env.vectorisation=native" not in options:  # else batches have gaps
+        assert last["step"] == 384
+        assert last["policy/version"] == (1 if "sync.interval=2" in options else 3)
 
 
 @pytest.mark.parametrize(("sync", "collector"), IMPOSSIBLE)
@@ -221,56 +245,6 @@ def test_every_impossible_pair_is_refused_with_a_reason(sync, collector, capsys)
     assert f"sync={sync} collector={collector}: {IMPOSSIBLE[sync, collector]}" in line
 
 
-@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
-@pytest.mark.parametrize(
-    ("option", "version"),
-    [
-        ("sync.blocking=true", 3),
-        ("sync.interval=2", 1),
-        ("sync.apply_at=batch", 3),
-        ("sync.strategy=state_dict", 3),
-        ("sync.check_finite=false", 3),
-    ],
-)
-def test_each_sync_option_runs(collector, option, version):
-    _, directory = start(*SMALL, f"collector={collector}", option, "evaluation.at_end=false")
-    assert records(directory)[-1]["policy/version"] == version
-
-
-@pytest.mark.parametrize("collector", ["single", "multi_sync", "multi_async"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("sync.apply_at=episode", "env.num_envs=1"),
-        ("sync.state_on_update=zero", "model=lstm", "model.hidden_sizes=[16]"),
-    ],
-)
-def test_sync_options_that_need_another_run_with_it(collector, options):
-    _, directory = start(*SMALL, f"collector={collector}", *options, "evaluation.at_end=false")
-    assert records(directory)[-1]["policy/version"] == 3
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "collector.exploration=mode",
-        "collector.reset_at_each_iter=true",
-        "collector.next_observation=final",
-        "collector.resume_episodes=false",
-        "collector.max_frames_per_traj=10",
-        "collector.devices.policy=[cpu,cpu]",
-        "collector.num_threads=2",
-        "collector.on_worker_failure=restart",
-        "collector.preemptive_threshold=0.5",
-    ],
-)
-def test_each_collector_option_runs(option):
-    status, directory = start(*SMALL, "collector=multi_sync", option, "evaluation.at_end=false")
-    assert status == 0
-    preempts = option.startswith("collector.preemptive")
-    assert ("collector/preempted" in records(directory)[-1]) == preempts
-
-
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 def test_sac_learns_beside_a_collector_that_runs_free(collector):
     given = (f"collector={collector}", "collector.free_running=true", "collector.timeout_s=20")
@@ -280,18 +254,6 @@ def test_sac_learns_beside_a_collector_that_runs_free(collector):
     assert summary["frames"] == 96
     assert summary["collector/delivered"] == 96
     assert "train/critic_loss" in records(directory)[-2]
-
-
-@pytest.mark.parametrize("model", ["lstm", "mlp"])
-def test_each_model_for_vectors_runs(model):
-    assert start(*SMALL, "collector=single", f"model={model}")[0] == 0
-
-
-@pytest.mark.parametrize("vectorisation", ["none", "sync", "async", "native"])
-def test_each_vectorisation_runs(vectorisation):
-    num_envs = 1 if vectorisation == "none" else 4
-    given = (f"env.vectorisation={vectorisation}", f"env.num_envs={num_envs}")
-    assert start(*SMALL, "collector=multi_async", *given)[0] == 0
 
 
 # -- the same run again
