@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis import drawing, figures, verdict
 from harness.analysis.findings import (
@@ -12,6 +12,7 @@ from harness.analysis.findings import (
     HEALTH,
     LAGS,
     LATENCIES,
+    TEARING,
     TRAINED,
     UPDATE_LAGS,
     Cell,
@@ -258,35 +259,44 @@ def _sync(findings: Findings) -> Blocks:
             for result in timed
         ]
         yield Table(["setting", *LATENCIES.values(), "bytes a run"], rows, numbers=True)
-    if lagged := [result for result in findings.results if result.has(LAGS[0])]:
-        yield (
-            "Lag: how many versions behind the newest the weights were that computed an action "
-            "the learner trained on. Medians over seeds of each run's figures. Frames that lag "
-            "more than max_lag are not learned from; frames whose worker died are dropped, and so "
-            "are those that were on their way when the run ended."
-        )
-        columns = ["setting", "mean", "p95", "max", "frames not learned from", "frames dropped"]
-        told = (*LAGS, "policy/dropped", "collector/dropped")
-        rows = [[r.label, *(number(r.middle(name)) for name in told)] for r in lagged]
-        yield Table(columns, rows, numbers=True)
-    if torn := [result for result in findings.results if result.has("sync/tear_rate")]:
-        yield (
-            "Torn weights: the share of policy calls during which the weights changed, of those "
-            "that were checked. Medians over seeds."
-        )
-        counts = ("sync/tear_rate", "sync/torn_calls", "sync/checked_calls")
-        rows = [[r.label, *(number(r.middle(name)) for name in counts)] for r in torn]
-        yield Table(["setting", "torn", "calls torn", "calls checked"], rows, numbers=True)
+    yield from _medians(
+        findings,
+        LAGS,
+        ["policy/lag_mean"],
+        "Lag: how many versions behind the newest the weights were that computed an action "
+        "the learner trained on. Medians over seeds of each run's figures. Frames that lag "
+        "more than max_lag are not learned from; frames whose worker died are dropped, and so "
+        "are those that were on their way when the run ended.",
+    )
+    yield from _medians(
+        findings,
+        TEARING,
+        ["sync/tear_rate"],
+        "Torn weights: the share of policy calls during which the weights changed, of those "
+        "that were checked. Medians over seeds.",
+    )
+    yield from _medians(
+        findings,
+        UPDATE_LAGS,
+        list(UPDATE_LAGS),
+        "The same lag in updates of the learner, and the parts of its mean: publish counts "
+        "updates that were not published yet, queue those between the weights that acted and "
+        "the newest published ones. Train comes on top: how far the learner moves on inside an "
+        "update while it uses the frames. With a replay buffer, it is the lag of the samples.",
+    )
 
-    if counted := [result for result in findings.results if result.has(*UPDATE_LAGS)]:
-        yield (
-            "The same lag in updates of the learner, and the parts of its mean: publish counts "
-            "updates that were not published yet, queue those between the weights that acted and "
-            "the newest published ones. Train comes on top: how far the learner moves on inside an "
-            "update while it uses the frames. With a replay buffer, it is the lag of the samples."
-        )
-        rows = [[r.label, *(number(r.middle(name)) for name in UPDATE_LAGS)] for r in counted]
-        yield Table(["setting", *UPDATE_LAGS.values()], rows, numbers=True)
+
+def _medians(
+    findings: Findings, columns: Mapping[str, str], needed: Sequence[str], about: str
+) -> Blocks:
+    """Medians over seeds for the settings that have one of the numbers that are needed.
+
+    columns: number of the summary → its column.
+    """
+    if shown := [result for result in findings.results if result.has(*needed)]:
+        yield about
+        rows = [[r.label, *(number(r.middle(name)) for name in columns)] for r in shown]
+        yield Table(["setting", *columns.values()], rows, numbers=True)
 
 
 def _health(findings: Findings) -> Blocks:

@@ -32,8 +32,20 @@ LATENCIES = {  # metric → what it takes so long to do
     "sync/ack_ms": "acknowledge",
     "sync/apply_ms": "apply",
 }
-LAGS = ("policy/lag_mean", "policy/lag_p95", "policy/lag_max")
-UPDATE_LAGS = {  # of the summary → what the column is called
+# Of the summary → what the column is called.
+LAGS = {
+    "policy/lag_mean": "mean",
+    "policy/lag_p95": "p95",
+    "policy/lag_max": "max",
+    "policy/dropped": "frames not learned from",
+    "collector/dropped": "frames dropped",
+}
+TEARING = {
+    "sync/tear_rate": "torn",
+    "sync/torn_calls": "calls torn",
+    "sync/checked_calls": "calls checked",
+}
+UPDATE_LAGS = {
     "policy/lag_updates_mean": "mean",
     "policy/lag_updates_p95": "p95",
     "policy/lag_updates_max": "max",
@@ -58,7 +70,7 @@ WANTED = (
 POINTS = 101  # of a curve's grid and of a profile
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
 FEWEST_EVALUATIONS = 10  # of every run, to be drawn as curves in place of the training's returns
-TRAINING, LAST_TENTH, EVALUATION = SCORES = ("training", "last_tenth", "evaluation")
+LAST_TENTH, EVALUATION = "last_tenth", "evaluation"  # scores in place of the mean over training
 
 
 @dataclass

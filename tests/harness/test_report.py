@@ -62,9 +62,15 @@ class Page(HTMLParser):
             self.texts.append(data.strip())
 
 
-def test_a_report_needs_neither_torch_nor_the_packages_that_do():
-    """They take seconds to import, and more memory than a sweep."""
-    code = "import sys, harness.report; print({'torch', 'sync', 'collectors'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("module", "large"),
+    [
+        ("harness.report", ["numpy", "scipy", "matplotlib", "gymnasium"]),  # the command line
+        ("harness.analysis.make", ["torch", "sync", "collectors"]),
+    ],
+)
+def test_a_report_imports_nothing_large_that_it_does_not_need(module, large):
+    code = f"import sys, {module}; print(set({large}) & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "set()\n"
 
