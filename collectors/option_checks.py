@@ -1,19 +1,90 @@
-"""Checks of options against their declared types."""
+"""How options are declared, and their checks against the declarations.
+
+batches_ahead: int = option(2, at_least(1), OnlyFor((ASYNC,), "a batch is started when ..."))
+"""
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections import abc
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
+
+from sync.local.waiting import LONGEST_S
+
+Mark = TypeVar("Mark")
 
 # Descriptions of options for which the type is not clear enough.
 _BETTER_WORDS = {
     "info_keys": "names of entries of info, or a dict of them with a value for missing ones"
 }
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The numbers that an option may be; of a list, each entry."""
+
+    words: str
+    low: float
+    high: float = math.inf
+    above: bool = False  # the lowest is not allowed itself
+
+    def holds(self, value: Any) -> bool:
+        """Whether each number is within the bound."""
+        numbers: list[Any] = [one for one in each(value) if isinstance(one, Real)]
+        return all(
+            self.low <= one <= self.high and not (self.above and one == self.low) for one in numbers
+        )
+
+
+def at_least(minimum: int) -> Bound:
+    """The whole numbers from this one on."""
+    return Bound(f"it must be at least {minimum}", minimum)
+
+
+SECONDS = Bound(f"seconds, above 0 and up to {LONGEST_S:g}", 0, LONGEST_S, above=True)
+SHARE = Bound("a share, above 0 and up to 1", 0, 1, above=True)
+
+
+@dataclass(frozen=True)
+class OnlyFor:
+    """The kinds of collectors that have an option, and why others have not."""
+
+    kinds: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class NeedsPolicy:
+    """The option is about a policy."""
+
+
+def option(default: Any, *marks: Bound | OnlyFor | NeedsPolicy) -> Any:
+    """A field of a dataclass of options, with its bounds and what it is for."""
+    return field(default=default, metadata={"marks": marks})
+
+
+def marked(options: Any, mark: type[Mark]) -> Iterator[tuple[str, Mark]]:
+    """The names of options that have a mark of this type, and the mark."""
+    for one in fields(options):
+        for found in one.metadata.get("marks", ()):
+            if isinstance(found, mark):
+                yield one.name, found
+
+
+def check_fields(options: Any) -> None:
+    """Raise for the first field of a dataclass whose value has another type or is out of bounds."""
+    check_types(options)
+    for name, bound in marked(options, Bound):
+        value = getattr(options, name)
+        if not bound.holds(value):
+            raise ValueError(f"{name}={value!r}: {bound.words}")
 
 
 def check_types(options: Any) -> None:
@@ -76,14 +147,6 @@ _WORDS = {
     str: "a string",
     types.NoneType: "None",
 }
-
-
-def check_minimum(options: Any, minimum: int, *names: str) -> None:
-    """Refuse options, or entries of lists, below the minimum."""
-    for name in names:
-        value = getattr(options, name)
-        if any(one is not None and one < minimum for one in each(value)):
-            raise ValueError(f"{name}={value!r}: it must be at least {minimum}")
 
 
 def is_whole(value: Any) -> bool:

@@ -10,12 +10,18 @@ from typing import Any, Literal
 import torch
 
 from collectors.option_checks import (
+    SECONDS,
+    SHARE,
+    NeedsPolicy,
+    OnlyFor,
     as_device,
+    at_least,
     check_device,
-    check_minimum,
-    check_types,
+    check_fields,
     each,
     is_list,
+    marked,
+    option,
     shown,
 )
 from collectors.rollout.policy import interaction_type
@@ -28,12 +34,22 @@ from sync import (
     RemoteWeightUpdaterBase,
     WeightSyncScheme,
 )
-from sync.local.waiting import LONGEST_S
 
 Device = str | int | torch.device | None
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 SIMULATED = "SimulatedCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
+_MULTI = (SYNC, ASYNC)
+# Which kinds have an option; the other options are for all.
+_SEVERAL = OnlyFor((*_MULTI, SIMULATED), "it is one worker")
+_SUB_THREADS = OnlyFor((*_MULTI, SIMULATED), "it has no workers; num_threads is for this process")
+_WORKERS = OnlyFor(_MULTI, "it has no workers")
+_PROCESSES = OnlyFor(_MULTI, "it starts no processes")
+_TOGETHER = OnlyFor((SYNC,), "no worker waits for another")
+_SHARED = OnlyFor((SYNC,), "a batch has frames of one worker")
+_AHEAD = OnlyFor((ASYNC,), "a batch is started when it is asked for")
+_LAG = OnlyFor((ASYNC,), "its batches have the newest weights")
+_RECORDED = OnlyFor((ASYNC,), "the same seed already gives the same batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +61,30 @@ class Options(RolloutOptions):
 
     # What is collected, and by whom
     policy_factory: Callable[[], Any] | Sequence[Callable[[], Any] | None] | None = None
-    num_workers: int | None = None  # None: one for each factory
-    frames_per_batch: int | Sequence[int] = 200  # of all workers (async: of one)
+    # None: one for each factory
+    num_workers: int | None = option(None, at_least(1), _SEVERAL)
+    # Of all workers (async: of one)
+    frames_per_batch: int | Sequence[int] = option(200, at_least(1))
     total_frames: int = -1  # -1: no end
     # Of all random streams, also those of factories; None: drawn. `Seeds`: of a node's first worker
-    seed: int | Seeds | None = None
+    seed: int | Seeds | None = option(None, at_least(0))
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None
-    collector_class: Callable[..., Any] | None = (
-        None  # for TorchRL's users: workers run a Collector
-    )
+    # For TorchRL's users: workers run a Collector
+    collector_class: Callable[..., Any] | None = option(None, _WORKERS)
     # Where
     device: Device | Sequence[Device] = None  # default of policy_device and storing_device
-    policy_device: Device | Sequence[Device] = None  # None: where its parameters are
+    # None: where its parameters are
+    policy_device: Device | Sequence[Device] = option(None, NeedsPolicy())
     storing_device: Device | Sequence[Device] = None
     env_device: Device | Sequence[Device] = None
-    init_random_frames: int = 0  # of all workers
+    # Of all workers
+    init_random_frames: int = option(0, at_least(0), NeedsPolicy())
     # The form of batches
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False
-    trajs_per_batch: int | None = None
-    cat_results: Literal["stack", 0, 1, -1, -2] | None = None  # a number: a dimension of a batch
+    trajs_per_batch: int | None = option(None, at_least(1))
+    # A number: a dimension of a batch
+    cat_results: Literal["stack", 0, 1, -1, -2] | None = option(None, _SHARED)
     # "final": only those that are not the observation of the next frame in their row
     next_observation: Literal["all", "final"] = "all"
     use_buffers: bool | None = None
@@ -75,24 +95,32 @@ class Options(RolloutOptions):
     extend_buffer: bool = True
     no_cuda_sync: bool = False
     # Threads of torch: here, and in each worker
-    num_threads: int | None = None
-    num_sub_threads: int = 1
+    num_threads: int | None = option(None, at_least(1))
+    num_sub_threads: int = option(1, at_least(1), _SUB_THREADS)
     # Weights
-    weight_updater: LocalWeightUpdaterBase | RemoteWeightUpdaterBase | None = None
-    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
+    weight_updater: LocalWeightUpdaterBase | RemoteWeightUpdaterBase | None = option(
+        None, NeedsPolicy()
+    )
+    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = option(None, NeedsPolicy())
     weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
     update_at_each_batch: bool = False
-    worker_idx: int | None = None  # of this collector, where it is a worker of another
+    # Of this collector, where it is a worker of another
+    worker_idx: int | None = option(None, at_least(0))
     # Trouble
-    preemptive_threshold: float | None = None
-    batches_ahead: int = 2  # how many an async worker may finish before the learner takes one
-    max_lag: int | None = None  # pace async workers so that no batch is more versions old
-    record_schedule: str | None = None  # a file for the order of batches and their versions
-    on_worker_failure: Literal["raise", "restart"] = "raise"
-    max_restarts: int = 10  # of all workers together
-    timeout: float = 60.0
-    start_timeout: float = 120.0  # until all workers have started
-    start_method: Literal["forkserver", "spawn", "fork"] | None = None
+    preemptive_threshold: float | None = option(None, SHARE, _TOGETHER)
+    # How many an async worker may finish before the learner takes one
+    batches_ahead: int = option(2, at_least(1), _AHEAD)
+    # Pace async workers so that no batch is more versions old
+    max_lag: int | None = option(None, at_least(0), _LAG)
+    # A file for the order of batches and their versions
+    record_schedule: str | None = option(None, _RECORDED)
+    on_worker_failure: Literal["raise", "restart"] = option("raise", _WORKERS)
+    # Of all workers together
+    max_restarts: int = option(10, at_least(0), _WORKERS)
+    timeout: float = option(60.0, SECONDS)
+    # Until all workers have started
+    start_timeout: float = option(120.0, SECONDS, _PROCESSES)
+    start_method: Literal["forkserver", "spawn", "fork"] | None = option(None, _PROCESSES)
 
     @classmethod
     def of(
@@ -114,7 +142,7 @@ class Options(RolloutOptions):
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{kind}() has no argument {name!r}{hint}")
         options = cls(**arguments)
-        check_types(options)
+        check_fields(options)
         options._check_values()
         options._check_kind(kind, like or kind)
         options._check_combinations(kind)
@@ -123,10 +151,10 @@ class Options(RolloutOptions):
 
     def _check_kind(self, kind: str, like: str) -> None:
         this = f"{kind} with sync=True" if kind in REMOTE and like == SYNC else kind
-        for name, (kinds, why) in _ONLY_FOR.items():
-            if like not in kinds and self._is_set(name):
-                value, fit = getattr(self, name), " and ".join(kinds)
-                raise ValueError(f"{name}={value!r} is for {fit}, not for {this}: {why}")
+        for name, those in marked(self, OnlyFor):
+            if like not in those.kinds and self._is_set(name):
+                value, fit = getattr(self, name), " and ".join(those.kinds)
+                raise ValueError(f"{name}={value!r} is for {fit}, not for {this}: {those.why}")
         if like != SINGLE and self.use_buffers is False:
             raise ValueError(f"use_buffers=False is for {SINGLE}: workers put frames in buffers")
         if kind == SINGLE:
@@ -135,20 +163,9 @@ class Options(RolloutOptions):
                     raise ValueError(f"{name} is a list; {kind} is one worker and takes one value")
 
     def _check_values(self) -> None:
-        check_minimum(self, 0, "max_lag", "init_random_frames", "max_restarts", "worker_idx")
-        if not isinstance(self.seed, Seeds):
-            check_minimum(self, 0, "seed")
-        check_minimum(self, 1, *_AT_LEAST_ONE)
         if self.total_frames != -1 and self.total_frames < 1:
             raise ValueError(f"total_frames={self.total_frames}: a number of frames, or -1")
-        for name in ("timeout", "start_timeout", "resume_timeout"):
-            seconds = getattr(self, name)
-            if not 0 < seconds <= LONGEST_S:
-                raise ValueError(f"{name}={seconds}: seconds, above 0 and up to {LONGEST_S:g}")
         interaction_type(self.exploration_type)
-        share = self.preemptive_threshold
-        if share is not None and not 0 < share <= 1:
-            raise ValueError(f"preemptive_threshold={share}: a share, above 0 and up to 1")
         if self.replay_buffer is not None and not hasattr(self.replay_buffer, "extend"):
             raise TypeError(f"replay_buffer={self.replay_buffer!r}: it has no extend()")
 
@@ -219,7 +236,7 @@ class Options(RolloutOptions):
 
     def check_without_policy(self) -> None:
         """Refuse options that need a policy."""
-        for name in _OF_A_POLICY:
+        for name, _ in marked(self, NeedsPolicy):
             if self._is_set(name):
                 raise ValueError(f"{name}: {NO_POLICY}")
 
@@ -248,33 +265,6 @@ class Options(RolloutOptions):
 
 
 _DEVICES = ("device", "policy_device", "storing_device", "env_device")
-_AT_LEAST_ONE = (
-    "num_workers",
-    "batches_ahead",
-    "frames_per_batch",
-    "max_frames_per_traj",
-    "trajs_per_batch",
-    "num_threads",
-    "num_sub_threads",
-)
-_MULTI = (SYNC, ASYNC)
-_ONLY_FOR: dict[str, tuple[tuple[str, ...], str]] = {
-    "num_workers": ((*_MULTI, SIMULATED), "it is one worker"),
-    "collector_class": (_MULTI, "it has no workers"),
-    "num_sub_threads": (
-        (*_MULTI, SIMULATED),
-        "it has no workers; num_threads is for this process",
-    ),
-    "on_worker_failure": (_MULTI, "it has no workers"),
-    "max_restarts": (_MULTI, "it has no workers"),
-    "start_method": (_MULTI, "it starts no processes"),
-    "start_timeout": (_MULTI, "it starts no processes"),
-    "preemptive_threshold": ((SYNC,), "no worker waits for another"),
-    "max_lag": ((ASYNC,), "its batches have the newest weights"),
-    "batches_ahead": ((ASYNC,), "a batch is started when it is asked for"),
-    "record_schedule": ((ASYNC,), "the same seed already gives the same batches"),
-    "cat_results": ((SYNC,), "a batch has frames of one worker"),
-}
 _AT_ONCE = (HogwildWeightSyncScheme, NoWeightSyncScheme)
 NEVER_DONE = (
     f"reset_when_done=False is for {SINGLE} and {SYNC}, not for {{}}: its workers run ahead, and "
@@ -284,18 +274,6 @@ _NO_RESETS = "and reset_when_done=False forbids resets"
 _NOT_WITH_FINALS = 'next_observation="final" and {} exclude each other: it needs whole frames'
 _LOCAL_FINALS = 'next_observation="final" is for collectors of this machine, not for {}'
 NO_POLICY = "there is no policy, actions are random"
-_OF_A_POLICY = (
-    "policy_device",
-    "init_random_frames",
-    "exploration_type",
-    "trust_policy",
-    "compile_policy",
-    "cudagraph_policy",
-    "apply_at",
-    "state_on_update",
-    "weight_sync_schemes",
-    "weight_updater",
-)
 
 
 def check_graphs(devices: Iterable[Any]) -> None:

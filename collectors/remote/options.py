@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from collectors.option_checks import as_device, check_minimum, check_types, is_list
+from collectors.option_checks import as_device, at_least, check_fields, is_list, option
 from collectors.options import ASYNC, SINGLE, SYNC, per_worker
 from collectors.signatures import Arguments
 
@@ -37,14 +37,14 @@ _OF_THE_OUTER = (
 class RemoteOptions:
     """The number and kind of the collectors on other nodes."""
 
-    num_collectors: int | None = None  # None: one for each factory
-    num_workers_per_collector: int = 1
+    # None: one for each factory
+    num_collectors: int | None = option(None, at_least(1))
+    num_workers_per_collector: int = option(1, at_least(1))
     sync: bool = True  # all make one batch together, or each its own
     collector_class: Callable[..., Any] | None = None  # what each node runs; or a partial of it
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_minimum(self, 1, "num_collectors", "num_workers_per_collector")
+        check_fields(self)
         kind = kind_of(self.collector_class)
         if self.collector_class is not None and kind not in (SINGLE, SYNC, ASYNC):
             name = getattr(self.collector_class, "__name__", type(self.collector_class).__name__)
