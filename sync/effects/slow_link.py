@@ -85,7 +85,7 @@ PRESETS = {
 
 
 @dataclass
-class Message:
+class Transmission:
     """One version on its way to a worker."""
 
     block: Any  # with `wire_bytes`, how much is transmitted
@@ -115,8 +115,8 @@ class WorkerLink:
     def reset(self, *, connected: bool) -> None:
         """Drop the connection and everything in flight. `connected`: open a new one."""
         self._connected = connected
-        self._waiting: Message | None = None
-        self._in_flight: deque[Message] = deque()
+        self._waiting: Transmission | None = None
+        self._in_flight: deque[Transmission] = deque()
         self._answers: deque[tuple[int, Answer]] = deque()  # with the times at which they arrive
         self._free_at_ns = self._last_arrival_ns = 0
 
@@ -132,7 +132,7 @@ class WorkerLink:
         now = self._clock()
         self._transmit(now)
         self.coalesced += self._waiting is not None
-        self._waiting = Message(block, now)
+        self._waiting = Transmission(block, now)
         self._transmit(now)
 
     def _transmit(self, now: int) -> None:
@@ -165,7 +165,7 @@ class WorkerLink:
             )
         return transmission_ns, rounds * max(2 * self.latency_ns, MIN_ROUND_TRIP_NS)
 
-    def arrived(self, now: int) -> Iterator[Message]:
+    def arrived(self, now: int) -> Iterator[Transmission]:
         """Remove the messages that have arrived, in the order of sending."""
         self._transmit(now)
         while self._in_flight and self._in_flight[0].arrives_ns <= now:

@@ -24,6 +24,7 @@ from sync.channel import (
     SenderChannel,
     now_ns,
 )
+from sync.local.block_pool import BlockPool
 from sync.local.process import Watch
 from sync.local.rendezvous import (
     CLOSE,
@@ -38,14 +39,13 @@ from sync.local.rendezvous import (
     Message,
     connect,
 )
-from sync.local.slots import Slots
 from sync.model.layout import Layout
 
 _DYING_S = 1.0  # how long a process may take to end after its connection has
 
 
 @dataclass
-class Peer:
+class WorkerProcess:
     """The process that serves as a worker."""
 
     worker: int
@@ -66,11 +66,11 @@ class LocalSender(SenderChannel):
 
     def __init__(self, layout: Layout, num_workers: int, blocks_per_worker: int):
         super().__init__(layout, num_workers)
-        self.slots = Slots(layout, blocks_per_worker * num_workers + 2)
+        self.blocks = BlockPool(layout, blocks_per_worker * num_workers + 2)
         self._listener = Listener()
         self.handout = self._listener.address
         self._unidentified: dict[int, Connection] = {}  # by descriptor, before HELLO
-        self._peers: dict[int, Peer] = {}
+        self._processes: dict[int, WorkerProcess] = {}
         # Workers whose connection has ended, and when they count as lost although they live.
         self._dying: dict[int, int] = {}
         self._closed = False
@@ -97,8 +97,8 @@ class LocalSender(SenderChannel):
         if self._closed:
             return []
         fds = [self._listener.fd, *self._unidentified]
-        for peer in self._peers.values():
-            fds += peer.polled
+        for process in self._processes.values():
+            fds += process.polled
         return fds
 
     def poll(self) -> list[Answer]:
@@ -112,8 +112,8 @@ class LocalSender(SenderChannel):
                 self._poll.register(unidentified.fd, select.POLLIN)
                 ready.add(unidentified.fd)
         if ready or self._dying:
-            for peer in list(self._peers.values()):
-                self._read_peer(peer, ready, answers)
+            for process in list(self._processes.values()):
+                self._read_process(process, ready, answers)
         for fd in ready & set(self._unidentified):
             self._meet(fd, answers)
         return answers
@@ -121,31 +121,31 @@ class LocalSender(SenderChannel):
     def due_ns(self) -> int | None:
         return min(self._dying.values(), default=None)
 
-    def _read_peer(self, peer: Peer, ready: set[int], answers: list[Answer]) -> None:
+    def _read_process(self, process: WorkerProcess, ready: set[int], answers: list[Answer]) -> None:
         """Read a worker's messages, then check whether its process still runs."""
-        worker, connection, watch = peer.worker, peer.connection, peer.watch
+        worker, connection, watch = process.worker, process.connection, process.watch
         watch.notice(ready)
         if not connection.ended and (connection.fd in ready or watch.gone):
             for message in connection.receive():
-                self._to_answer(peer, message, answers)
+                self._to_answer(process, message, answers)
             if connection.ended:
                 patience_s = _DYING_S if watch.pid else 0.0
                 self._dying[worker] = now_ns() + int(patience_s * 1e9)
-                self._stop_polling(peer, connection.fd)
-        if peer.left or watch.gone:
-            self._drop(peer)
+                self._stop_polling(process, connection.fd)
+        if process.left or watch.gone:
+            self._drop(process)
             self._reset(worker)
-            answers.append(Answer(worker, LEFT) if peer.left else self._lost(peer))
+            answers.append(Answer(worker, LEFT) if process.left else self._lost(process))
         elif now_ns() >= self._dying.get(worker, now_ns() + 1):
-            self._lose_connection(peer, answers)
+            self._lose_connection(process, answers)
 
-    def _lose_connection(self, peer: Peer, answers: list[Answer]) -> None:
+    def _lose_connection(self, process: WorkerProcess, answers: list[Answer]) -> None:
         """Its process lives, and may still read: its blocks stay protected until it is replaced."""
-        self._drop(peer)
-        answers.append(Answer(peer.worker, LOST, text="its connection ended"))
+        self._drop(process)
+        answers.append(Answer(process.worker, LOST, text="its connection ended"))
 
-    def _to_answer(self, peer: Peer, message: Message, answers: list[Answer]) -> None:
-        worker, numbers = peer.worker, message.numbers
+    def _to_answer(self, process: WorkerProcess, message: Message, answers: list[Answer]) -> None:
+        worker, numbers = process.worker, message.numbers
         if message.kind == DONE:
             version, published, seen, applied, retries, verified = numbers
             times = published, seen, applied
@@ -155,25 +155,25 @@ class LocalSender(SenderChannel):
         elif message.kind == FAIL:
             answers.append(Answer(worker, FAILED, numbers[0], text=message.text))
         else:
-            peer.left |= message.kind == LEAVE
+            process.left |= message.kind == LEAVE
             return
         self._answered(answers[-1])
 
-    def _lost(self, peer: Peer) -> Answer:
-        ending = peer.watch.ending
+    def _lost(self, process: WorkerProcess) -> Answer:
+        ending = process.watch.ending
         hint = self.segfault_hint if "SIGSEGV" in ending else ""
-        return Answer(peer.worker, LOST, text=ending + hint)
+        return Answer(process.worker, LOST, text=ending + hint)
 
-    def _drop(self, peer: Peer) -> None:
-        del self._peers[peer.worker]
-        self._dying.pop(peer.worker, None)
-        for fd in list(peer.polled):
-            self._stop_polling(peer, fd)
-        peer.connection.close()
-        peer.watch.close()
+    def _drop(self, process: WorkerProcess) -> None:
+        del self._processes[process.worker]
+        self._dying.pop(process.worker, None)
+        for fd in list(process.polled):
+            self._stop_polling(process, fd)
+        process.connection.close()
+        process.watch.close()
 
-    def _stop_polling(self, peer: Peer, fd: int) -> None:
-        peer.polled.remove(fd)
+    def _stop_polling(self, process: WorkerProcess, fd: int) -> None:
+        process.polled.remove(fd)
         self._poll.unregister(fd)
 
     def _meet(self, fd: int, answers: list[Answer]) -> None:
@@ -188,7 +188,7 @@ class LocalSender(SenderChannel):
             connection.close()
             return
         hello = messages[0]
-        if (serving := self._peers.get(hello.numbers[0])) is not None:
+        if (serving := self._processes.get(hello.numbers[0])) is not None:
             self._look_at(serving, answers)  # it may have left since this poll began
         if why := self._refusal(hello):
             self._refuse(connection, why)
@@ -200,20 +200,22 @@ class LocalSender(SenderChannel):
             return
         worker = hello.numbers[0]
         self._reset(worker)
-        peer = self._peers[worker] = Peer(worker, connection, watch, [fd, *watch.fds()])
+        process = self._processes[worker] = WorkerProcess(
+            worker, connection, watch, [fd, *watch.fds()]
+        )
         connection.send(WELCOME, fds=self._shared_fds())
-        for polled in peer.polled:
+        for polled in process.polled:
             self._poll.register(polled, select.POLLIN)
         answers.append(Answer(worker, JOINED, pid=watch.pid))
         for message in messages[1:]:
-            self._to_answer(peer, message, answers)
-        self._read_peer(peer, {fd}, answers)
+            self._to_answer(process, message, answers)
+        self._read_process(process, {fd}, answers)
 
-    def _look_at(self, peer: Peer, answers: list[Answer]) -> None:
-        peer.watch.look()
-        self._read_peer(peer, {peer.connection.fd}, answers)
-        if peer.connection.ended and self._peers.get(peer.worker) is peer:
-            self._lose_connection(peer, answers)  # another process has come in its place
+    def _look_at(self, process: WorkerProcess, answers: list[Answer]) -> None:
+        process.watch.look()
+        self._read_process(process, {process.connection.fd}, answers)
+        if process.connection.ended and self._processes.get(process.worker) is process:
+            self._lose_connection(process, answers)  # another process has come in its place
 
     def _refuse(self, connection: Connection, why: str) -> None:
         connection.send(REFUSED, text=why)
@@ -224,29 +226,29 @@ class LocalSender(SenderChannel):
         worker = hello.numbers[0]
         if not self._listener.is_known(hello) or worker not in range(self.num_workers):
             return "the sender does not know this process"
-        if (peer := self._peers.get(worker)) is not None:
-            process = f" (pid {peer.watch.pid})" if peer.watch.pid else ""
-            return f"worker {worker} is already served by a live process{process}"
+        if (process := self._processes.get(worker)) is not None:
+            who = f" (pid {process.watch.pid})" if process.watch.pid else ""
+            return f"worker {worker} is already served by a live process{who}"
         return ""
 
     def close(self) -> None:
         if self._closed:
             return
-        for peer in self._peers.values():
-            peer.connection.send(CLOSE)
+        for process in self._processes.values():
+            process.connection.send(CLOSE)
         self.release()
-        self.slots.close()
+        self.blocks.close()
 
     def release(self) -> None:
         """Close every socket without telling the other side."""
         self._closed = True
         self._listener.close()
-        for peer in self._peers.values():
-            peer.connection.close()
-            peer.watch.close()
+        for process in self._processes.values():
+            process.connection.close()
+            process.watch.close()
         for unidentified in self._unidentified.values():
             unidentified.close()
-        self._peers.clear()
+        self._processes.clear()
         self._unidentified.clear()
 
 

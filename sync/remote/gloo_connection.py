@@ -57,7 +57,7 @@ _MOST_DEVICES = 4
 _turns = itertools.count()
 
 
-class _Message(NamedTuple):
+class _Frame(NamedTuple):
     kind: int
     ticket: int = 0
     packed: Packed = Packed(b"", [])
@@ -89,7 +89,7 @@ class GlooConnection:
         self.why = ""
         self._group, self._other = group, other
         self._silence = timedelta(seconds=silence_s)
-        self._outgoing: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[_Frame] = queue.SimpleQueue()
         self._calls: dict[int, Future[Any]] = {}  # those without an answer, by their tickets
         self._tickets = itertools.count()
         self._reader = threading.Thread(target=self._read, name="lockstep-read", daemon=True)
@@ -111,7 +111,7 @@ class GlooConnection:
         future: Future[Any] = Future()
         ticket = next(self._tickets)
         self._calls[ticket] = future  # before it is sent: the answer may come at once
-        self._outgoing.put(_Message(kind, ticket, packed))
+        self._outgoing.put(_Frame(kind, ticket, packed))
         if self.ended.is_set():  # `_end` may have looked for calls before this one was there
             self._fail_calls()
         return future
@@ -124,7 +124,7 @@ class GlooConnection:
             try:
                 message = self._outgoing.get(timeout=idle_s)
             except queue.Empty:
-                message = _Message(_ALIVE)
+                message = _Frame(_ALIVE)
             if self.ended.is_set():
                 return
             try:
@@ -179,11 +179,11 @@ class GlooConnection:
 
     def _serve(self, ticket: int, data: bytes, tensors: list[Tensor]) -> None:
         outcome = Outcome.of(unpack_and_run, (data, tensors))
-        self._outgoing.put(_Message(_ANSWER, ticket, outcome.packed()))
+        self._outgoing.put(_Frame(_ANSWER, ticket, outcome.packed()))
 
     def _serve_post(self, ticket: int, data: bytes, block: Tensor) -> None:
         def answer(done: Future[Outcome]) -> None:
-            self._outgoing.put(_Message(_ANSWER, ticket, done.result().packed(is_plain=True)))
+            self._outgoing.put(_Frame(_ANSWER, ticket, done.result().packed(is_plain=True)))
 
         run_post(data, block).add_done_callback(answer)
 
@@ -194,7 +194,7 @@ class GlooConnection:
             self.why = why
             self.ended.set()
         self._fail_calls()
-        self._outgoing.put(_Message(_ALIVE))  # wakes the writing thread
+        self._outgoing.put(_Frame(_ALIVE))  # wakes the writing thread
 
     def _fail_calls(self) -> None:
         while self._calls:
@@ -205,7 +205,7 @@ class GlooConnection:
     def say_goodbye(self) -> None:
         """Tell the other side, which answers by closing."""
         if not self.ended.is_set():
-            self._outgoing.put(_Message(_BYE))
+            self._outgoing.put(_Frame(_BYE))
 
     def close(self, deadline: float | None = None) -> None:
         """Say goodbye and stop both threads, whether the other side listens or not.

@@ -51,7 +51,7 @@ class Reply(NamedTuple):
     held_ns: int = 0
 
 
-class _Delivery(NamedTuple):
+class _Arrival(NamedTuple):
     block: Tensor
     reply: Future[Reply]
 
@@ -77,8 +77,8 @@ class Inbox(ReceiverChannel):
         self._closed = "the worker left"  # why nothing more will come; empty until then
         self._bell: Doorbell | None = None  # rings for a new version, and when nothing more comes
         self._refusal: Answer | None = None
-        self._newest: _Delivery | None = None
-        self._taken: _Delivery | None = None
+        self._newest: _Arrival | None = None
+        self._taken: _Arrival | None = None
         self._version, self._reply = NEVER, Future[Reply]()  # of the version that came last
         self._changing = threading.RLock()
         expect_worker(key, worker)
@@ -109,7 +109,7 @@ class Inbox(ReceiverChannel):
                 return finished(Reply(Answer(self.worker, LEFT)))
             if not block.numel():
                 return self._finished(Answer(self.worker, MISSING))
-            older, self._newest = self._newest, _Delivery(block, Future())
+            older, self._newest = self._newest, _Arrival(block, Future())
             reply = self._newest.reply
             self._version, self._reply = version, reply
         self._ring()
@@ -180,7 +180,7 @@ class Inbox(ReceiverChannel):
     def _finished(self, answer: Answer) -> Future[Reply]:
         return finished(Reply(answer, self.owner))
 
-    def _finish(self, deliveries: list[_Delivery | None], answer: Answer | str) -> None:
+    def _finish(self, deliveries: list[_Arrival | None], answer: Answer | str) -> None:
         if isinstance(answer, str):
             answer = Answer(self.worker, answer)
         for delivery in deliveries:

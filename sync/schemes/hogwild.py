@@ -36,7 +36,7 @@ class HogwildSender(SharedMemSender):
         self._nbytes = 0
 
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
-        return self.slots[0]
+        return self.blocks[0]
 
     def pack(
         self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
@@ -90,7 +90,7 @@ class HogwildReceiver(SharedMemReceiver):
         self.row.count_use(torn=not torch.equal(self._before, self._live()))
 
     def _live(self) -> torch.Tensor:
-        return self._slots[0].buffer[HEADER_BYTES:].view(torch.int64)
+        return self._blocks[0].buffer[HEADER_BYTES:].view(torch.int64)
 
 
 @register("hogwild")

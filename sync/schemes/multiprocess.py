@@ -18,9 +18,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sync.channel import LATER, Answer
+from sync.local.block_pool import BlockPool
 from sync.local.channel import LocalReceiver, LocalSender
 from sync.local.rendezvous import VERSION, Message
-from sync.local.slots import Slots
 from sync.model.layout import Layout
 from sync.model.snapshot import Snapshot
 from sync.registry import register
@@ -39,7 +39,7 @@ class MultiProcessSender(LocalSender):
         self._waiting: dict[int, Snapshot] = {}
 
     def _shared_fds(self) -> list[int]:
-        return [self.slots.fd]
+        return [self.blocks.fd]
 
     def _reset(self, worker: int) -> None:
         self._on_the_way.pop(worker, None)
@@ -49,11 +49,11 @@ class MultiProcessSender(LocalSender):
         held = {block.number for block in keep}
         held |= {block.number for block in self._on_the_way.values()}
         held |= {block.number for block in self._waiting.values()}
-        return self.slots.free(held)
+        return self.blocks.free(held)
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
         for worker in workers:
-            if worker in self._peers:
+            if worker in self._processes:
                 self._waiting[worker] = block
                 self._send_next(worker)
 
@@ -61,7 +61,7 @@ class MultiProcessSender(LocalSender):
         if worker in self._on_the_way or worker not in self._waiting:
             return
         block = self._on_the_way[worker] = self._waiting.pop(worker)
-        self._peers[worker].connection.send(VERSION, block.version, block.number)
+        self._processes[worker].connection.send(VERSION, block.version, block.number)
         self.count_moved(block.wire_bytes)
 
     def _answered(self, answer: Answer) -> None:
@@ -70,7 +70,7 @@ class MultiProcessSender(LocalSender):
 
     def due_ns(self) -> int | None:
         due_ns = super().due_ns()
-        if due_ns is None and not self._peers.keys().isdisjoint(self._waiting):
+        if due_ns is None and not self._processes.keys().isdisjoint(self._waiting):
             return LATER  # when the worker has answered
         return due_ns
 
@@ -80,11 +80,11 @@ class MultiProcessReceiver(LocalReceiver):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self._slots: Slots | None = None
+        self._blocks: BlockPool | None = None
         self._named: tuple[int, int] | None = None  # version and block
 
     def _map(self, fds: list[int]) -> None:
-        self._slots = Slots(self.layout, 0, fds[0])
+        self._blocks = BlockPool(self.layout, 0, fds[0])
 
     def _on_message(self, message: Message) -> None:
         if message.kind == VERSION:
@@ -99,9 +99,9 @@ class MultiProcessReceiver(LocalReceiver):
         if not self.has_news():
             return None
         assert self._named is not None
-        assert self._slots is not None
+        assert self._blocks is not None
         version, number = self._named
-        block = self._slots[number]
+        block = self._blocks[number]
         if block.version != version:
             raise RuntimeError(
                 f"version {version} was overwritten by version {block.version} on its way"

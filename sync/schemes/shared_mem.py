@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sync.channel import Answer, SenderChannel
+from sync.local.block_pool import BlockPool
 from sync.local.channel import LocalReceiver, LocalSender
 from sync.local.doorbell import Fence
 from sync.local.memory import AnonymousMemory
 from sync.local.notice_board import Board, Row, Word
 from sync.local.rendezvous import WAKE
-from sync.local.slots import Slots
 from sync.model.layout import Layout
 from sync.model.snapshot import Snapshot
 from sync.model.strategy import WeightStrategy
@@ -47,7 +47,7 @@ class SharedMemSender(LocalSender):
             row.clear()
 
     def _shared_fds(self) -> list[int]:
-        return [self.slots.fd, self.board.memory.fd, self.board.fence.fd]
+        return [self.blocks.fd, self.board.memory.fd, self.board.fence.fd]
 
     def _reset(self, worker: int) -> None:
         self.board.rows[worker].clear()
@@ -56,10 +56,10 @@ class SharedMemSender(LocalSender):
         held = {block.number for block in keep}
         for row in self.board.rows:
             held |= row.held()
-        return self.slots.free(held)
+        return self.blocks.free(held)
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
-        present = [worker for worker in workers if worker in self._peers]
+        present = [worker for worker in workers if worker in self._processes]
         rows = self.board.rows
         self.board.fence()  # the block is visible before it is announced
         for worker in present:
@@ -67,7 +67,7 @@ class SharedMemSender(LocalSender):
         self.board.fence()  # the announcement is visible before the words `asleep` are read
         for worker in present:
             if rows[worker].clear_asleep():
-                self._peers[worker].connection.send(WAKE)
+                self._processes[worker].connection.send(WAKE)
         if present:
             self.count_moved(self.moved_bytes(block))
 
@@ -87,8 +87,8 @@ class SharedMemReceiver(LocalReceiver):
         self._retries = 0
 
     def _map(self, fds: list[int]) -> None:
-        slots, board, fence = fds
-        self._slots = Slots(self.layout, 0, slots)
+        blocks, board, fence = fds
+        self._blocks = BlockPool(self.layout, 0, blocks)
         memory = AnonymousMemory((self.worker + 1) * 64, board)
         self._board = Board(self.worker + 1, memory, Fence(fence))
         self._row = self._board.rows[self.worker]
@@ -108,7 +108,7 @@ class SharedMemReceiver(LocalReceiver):
             return None
         self._taken_word, self._retries = self.row.pin(self._pin)
         word = Word.unpack(self._taken_word)
-        block = self._slots[word.block]
+        block = self._blocks[word.block]
         self._check(block, word.version)
         return block
 

@@ -99,7 +99,7 @@ def test_unread_versions_are_coalesced_and_cost_no_memory(kind):
         for _ in range(150):
             last = running.publish()
         # At most two slots a worker (read now, offered next) and the one being written.
-        assert running.scheme._sender.channel.slots.memory_bytes <= 7 * 2**18
+        assert running.scheme._sender.channel.blocks.memory_bytes <= 7 * 2**18
         os.kill(running.processes[0].pid, signal.SIGCONT)
         running.scheme.wait_async(30.0)
         assert running.scheme.acknowledged == dict.fromkeys(range(3), last)

@@ -193,7 +193,7 @@ def test_one_block_is_enough_for_workers_that_keep_up():
     with running(scheme := scheme_of(4), background=True):
         for value in range(2, 20):
             scheme.send(policy(value))
-        slots = scheme._sender.channel.slots
+        slots = scheme._sender.channel.blocks
         one_block = slots.memory_bytes
         assert one_block <= 2 * slots.layout.nbytes + 2 * 4096
 

@@ -129,7 +129,7 @@ def test_slots_are_used_again_and_the_pool_stays_small(zero_copy):
             for worker in workers[: value % 4]:
                 assert worker.do(receive)
                 assert worker.do(held) == bits(policy(value))
-        slots = scheme._sender.channel.slots
+        slots = scheme._sender.channel.blocks
         assert slots.memory_bytes <= 6 * (slots.layout.nbytes + 4096)
 
 

@@ -252,7 +252,7 @@ class ScribblingSender(SharedMemSender):
     """A trainer that writes to a block that it has published."""
 
     def scribble(self):
-        self.slots[0].views[0].zero_()
+        self.blocks[0].views[0].zero_()
 
 
 class Scribbled(SharedMemWeightSyncScheme):

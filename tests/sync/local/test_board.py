@@ -11,10 +11,10 @@ import torch
 
 from sync import Layout
 from sync.channel import APPLIED, Answer
+from sync.local.block_pool import BlockPool
 from sync.local.doorbell import Fence
 from sync.local.memory import AnonymousMemory
 from sync.local.notice_board import _ROW_WORDS, FREE, Board, Row, Word
-from sync.local.slots import Slots
 from sync.model.snapshot import NEVER
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
 from tests.sync.local.simulated_memory import Position, Side, World, explore
@@ -31,7 +31,7 @@ def board_of(workers=1):
 
 
 def block(number, version):
-    found = Slots(LAYOUT, number + 1)[number]
+    found = BlockPool(LAYOUT, number + 1)[number]
     found.stamp(version, b"")
     return found
 
@@ -136,8 +136,8 @@ def publish(side: Side, version: int) -> int | None:
     connection = SimpleNamespace(send=lambda kind: side.send_message())
     sender = SimpleNamespace(
         board=SimpleNamespace(rows=[Row(Words(side), side.fence)], fence=side.fence),
-        slots=SimpleNamespace(free=lambda held: Block(side, min(set(range(BLOCKS)) - held))),
-        _peers={0: SimpleNamespace(connection=connection)},
+        blocks=SimpleNamespace(free=lambda held: Block(side, min(set(range(BLOCKS)) - held))),
+        _processes={0: SimpleNamespace(connection=connection)},
         count_moved=lambda nbytes: None,
         moved_bytes=lambda block: 0,
     )
@@ -162,7 +162,7 @@ def receive(side: Side, held: Held, zero_copy: bool) -> Held:
     """Receive one version as a worker does, whose row and blocks are simulated."""
     channel = SharedMemReceiver(None, None, 0)
     channel._row = Row(Words(side), side.fence)
-    channel._slots = [Block(side, number) for number in range(BLOCKS)]
+    channel._blocks = [Block(side, number) for number in range(BLOCKS)]
     channel._connection = SimpleNamespace(send=lambda *message: None)
     channel._applied_word, channel._pin = held.word, held.pin
     channel.listen = side.read_messages

@@ -19,7 +19,7 @@ from torch.distributed import HashStore
 
 from sync.remote.engine import PeerDied
 from sync.remote.gloo import DistributedEngine
-from sync.remote.gloo_connection import _ALIVE, GlooConnection, _Message, make_group
+from sync.remote.gloo_connection import _ALIVE, GlooConnection, _Frame, make_group
 from tests.promises.probe import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -190,7 +190,7 @@ def test_calls_that_were_answered_are_forgotten_however_soon_the_answer_comes(en
             wait_until(lambda: message.ticket not in ends[0]._calls)
 
     queued, ends[0]._outgoing = ends[0]._outgoing, Slow()
-    queued.put(_Message(_ALIVE))  # wakes the writing thread
+    queued.put(_Frame(_ALIVE))  # wakes the writing thread
     futures = [ends[0].call(abs, -n) for n in range(5)]
     assert [future.result(WAIT_S) for future in futures] == list(range(5))
     assert not ends[0]._calls

@@ -15,7 +15,7 @@ from sync.model.layout import Layout, aligned
 from sync.model.snapshot import Snapshot
 
 
-class Slots:
+class BlockPool:
     """`capacity` blocks of one layout.
 
     fd: the memory of another process's pool; its blocks are read-only here.
