@@ -91,9 +91,8 @@ class AnonymousMemory(SharedFd):
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         with _naming_the_size(nbytes):
             region = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED, protection, offset=offset)
-        array = np.asarray(_ClaimedWritable(np.frombuffer(region, dtype=np.uint8)))
         with torch.inference_mode(False):  # an inference tensor could not be written elsewhere
-            return torch.from_numpy(array)
+            return tensor_over(np.frombuffer(region, dtype=np.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "nbytes": self.nbytes}
@@ -118,6 +117,11 @@ def as_bytes(buffer: Tensor) -> memoryview:
     """The memory of a uint8 CPU tensor."""
     view: memoryview = memoryview(buffer.numpy()).cast("B")  # type: ignore[arg-type]
     return view
+
+
+def tensor_over(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor over the memory of an array, which is only to be read if the array is read-only."""
+    return torch.from_numpy(np.asarray(_ClaimedWritable(array)))
 
 
 class _ClaimedWritable:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import pickle
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple
@@ -15,6 +14,8 @@ import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor
+
+from sync.local.memory import tensor_over
 
 
 class Packed(NamedTuple):
@@ -60,11 +61,7 @@ def _make_tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Ten
 def as_tensor(memory: Any) -> Tensor:
     """A uint8 tensor over memory, which is only to be read if the memory is read-only."""
     array = np.asarray(memory, np.uint8)
-    if not array.size:
-        return torch.empty(0, dtype=torch.uint8)
-    with warnings.catch_warnings():  # torch has no read-only tensors, and warns of one
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
+    return tensor_over(array) if array.size else torch.empty(0, dtype=torch.uint8)
 
 
 def _is_plain(tensor: Tensor) -> bool:
