@@ -282,15 +282,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(
+    flags = argparse.ArgumentParser(
         prog="lockstep calibrate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit status: 0 the overrides are printed; 2 the run cannot be read.",
     )
-    found.add_argument("run_dir", type=Path, metavar="RUN", help="the run's directory")
-    found.add_argument("--lines", action="store_true", help="one per line, without quotes")
-    return found
+    flags.add_argument("run_dir", type=Path, metavar="RUN", help="the run's directory")
+    flags.add_argument("--lines", action="store_true", help="one per line, without quotes")
+    return flags
 
 
 if __name__ == "__main__":

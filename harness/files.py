@@ -80,13 +80,13 @@ def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
 
 def check_ordinary(file: Path, most_bytes: int | None = None) -> None:
     """Raise unless it is a file, no link, and not larger than that."""
-    found = file.lstat()
-    if stat.S_ISLNK(found.st_mode):
+    status = file.lstat()
+    if stat.S_ISLNK(status.st_mode):
         raise ValueError(f"{file} is a link, expected a file: links are not followed")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{file} is no file")
-    if most_bytes is not None and found.st_size > most_bytes:
-        raise ValueError(f"{file} has {found.st_size} bytes, expected {most_bytes} or less")
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise ValueError(f"{file} has {status.st_size} bytes, expected {most_bytes} or less")
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -81,9 +81,11 @@ class Registry:
                 f"{self.kind} {name!r}: its options must derive from {self.base.__name__}, "
                 f"got {options!r}"
             )
-        known = self._parts.get(name)
-        if known is not None and path(known.target) != path(target):
-            raise ValueError(f"{self.kind} {name!r} is registered already: {path(known.target)}")
+        registered = self._parts.get(name)
+        if registered is not None and path(registered.target) != path(target):
+            raise ValueError(
+                f"{self.kind} {name!r} is registered already: {path(registered.target)}"
+            )
         self._parts[name] = Part(name, target, options, vector)
 
     def get(self, name: Any) -> Part:

@@ -79,30 +79,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(
+    flags = argparse.ArgumentParser(
         prog="lockstep reproduce",
         description=(__doc__ or "").replace("`", ""),
         epilog="Exit status: 0 identical, or within the interval; 1 different, or undecided; "
         "2 it cannot be run or compared.",
     )
-    found.add_argument("run_dir", type=Path, help="the run's directory")
-    found.add_argument("--out", type=Path, help="the new run's; by default below outputs/")
-    found.add_argument(
+    flags.add_argument("run_dir", type=Path, help="the run's directory")
+    flags.add_argument("--out", type=Path, help="the new run's; by default below outputs/")
+    flags.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="OPTION=VALUE",
         help="change an option, as algo.objective=decoupled (may be repeated)",
     )
-    found.add_argument(
+    flags.add_argument(
         "--repeats",
         type=int,
         metavar="N",
         help=f"how often to run it; by default once, and {REPEATS} times if its bits depend on "
         "timing, for an interval to compare with",
     )
-    add_import_flags(found)
-    return found
+    add_import_flags(flags)
+    return flags
 
 
 def stored_plan(
@@ -150,9 +150,9 @@ def replaying(original: Path, options: dict[str, Any]) -> dict[str, Any]:
     stored = options.get("collector")
     if not isinstance(stored, dict):
         raise ValueError(f"{original / 'config.yaml'} holds no options of a collector")
-    known = defaults(SimulatedConfig)
+    names = defaults(SimulatedConfig)
     header = SimulatedConfig.recording(str(original)).header
-    return {key: value for key, value in stored.items() if key in known} | {
+    return {key: value for key, value in stored.items() if key in names} | {
         "name": "simulated",
         "replay": str(original),
         "num_workers": header.num_workers,
@@ -295,8 +295,8 @@ def _run(plan: RunPlan, place: Path) -> float:
 def _compare(original: Path, place: Path) -> tuple[Difference | None, str]:
     """The first difference, and what was compared; records first, since they say when it was."""
     records = "all metrics but times"
-    found = compare_records(original, place)
-    return (found, records) if found is not None else _compare_weights(original, place)
+    difference = compare_records(original, place)
+    return (difference, records) if difference is not None else _compare_weights(original, place)
 
 
 def _compare_weights(original: Path, place: Path) -> tuple[Difference | None, str]:

@@ -122,9 +122,9 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
     if not group:
         return f"--config-name {name}: there is no such config; {suggest(name, options)}"
     hint = suggest(name, options, prefix=f"{group}=")
-    known = "" if "known" in hint else f" (known: {', '.join(sorted(options))})"
-    own = "; one of your own needs --config-dir" if group == "experiment" else ""
-    return f"{group}={name}: there is no such {group}; {hint}{known}{own}"
+    names = "" if "known" in hint else f" (known: {', '.join(sorted(options))})"
+    elsewhere = "; one of your own needs --config-dir" if group == "experiment" else ""
+    return f"{group}={name}: there is no such {group}; {hint}{names}{elsewhere}"
 
 
 def _no_option(key: str, overrides: Sequence[str]) -> str:
@@ -189,11 +189,11 @@ def _chosen(path: str, overrides: Sequence[str]) -> str:
 
 def known_options() -> dict[str, list[str]]:
     """The dotted path of every option that there is, and the parts that have it."""
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
 
     def add(options: type, prefix: str, part: str) -> None:
         for path in paths(options):
-            found.setdefault(f"{prefix}{path}", []).append(part)
+            places.setdefault(f"{prefix}{path}", []).append(part)
 
     add(RunConfig, "", "every run")
     add(CommandConfig, "", "the command")
@@ -202,9 +202,9 @@ def known_options() -> dict[str, list[str]]:
         for part in registry:
             assert part.options is not None
             add(part.options, registry.prefix(part.name), f"{registry.group}={part.name}")
-        found.setdefault(registry.group, []).append("every run")
-    found |= {group: ["every run"] for group in ("env", "experiment", "debug")}
-    return found
+        places.setdefault(registry.group, []).append("every run")
+    places |= {group: ["every run"] for group in ("env", "experiment", "debug")}
+    return places
 
 
 def _first_line(error: BaseException) -> str:

@@ -83,8 +83,8 @@ def page(topic: str | None = None, own: str | None = None) -> str:
     if topic in (nested := _nested()):
         return "\n".join([summary(nested[topic]), *_options(nested[topic], f"{topic}.", 44)])
     if topic not in groups():
-        known = ", ".join([*groups(), *nested])
-        raise ConfigError(f"--help {topic}: there is no such group; groups: {known}")
+        names = ", ".join([*groups(), *nested])
+        raise ConfigError(f"--help {topic}: there is no such group; groups: {names}")
     lines = list(_group_page(topic, [CONF] if own is None else [CONF, Path(own)]))
     return "\n".join(lines or [f"{topic}: none is registered; --help {topic} plugins=[MODULE]"])
 
@@ -101,13 +101,13 @@ def _nested() -> dict[str, type[Options]]:
 
 def groups(folders: Sequence[Path] = (CONF,)) -> dict[str, dict[str, str]]:
     """Each group with its choices, and a sentence about each of them."""
-    found = {registry.group: _registered(registry) for registry in GROUPS}
-    found |= {"env": {"gymnasium": summary(EnvConfig)}, **{group: {} for group in WHOLE}}
-    for group, choices in found.items():
+    by_group = {registry.group: _registered(registry) for registry in GROUPS}
+    by_group |= {"env": {"gymnasium": summary(EnvConfig)}, **{group: {} for group in WHOLE}}
+    for group, choices in by_group.items():
         for name, file in _files(group, folders).items():
             choices.setdefault(name, _sentence(file))
-    order = [name for name in _chosen() if name in found]
-    return {name: found[name] for name in order}
+    order = [name for name in _chosen() if name in by_group]
+    return {name: by_group[name] for name in order}
 
 
 def _registered(registry: Registry) -> dict[str, str]:
@@ -219,8 +219,8 @@ def _set_by(file: Path) -> Iterator[tuple[str, str]]:
     with file.open() as stream:  # errors then name the file
         content = yaml.safe_load(stream)
     content = content if isinstance(content, dict) else {}
-    own = {k: v for k, v in content.items() if k not in ("defaults", "hydra")}
-    for path, value in flatten(own, lists=False) if own else ():
+    options = {k: v for k, v in content.items() if k not in ("defaults", "hydra")}
+    for path, value in flatten(options, lists=False) if options else ():
         yield path, show(value)
 
 

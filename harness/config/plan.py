@@ -136,13 +136,13 @@ def to_config(options: Mapping[str, Any]) -> Config:
     load_plugins(options.get("plugins") or [])
     for registry in (algorithms, collectors, schemes, models):
         group = registry.group
-        given = options.get(group)
-        if not isinstance(given, Mapping):
+        part_options = options.get(group)
+        if not isinstance(part_options, Mapping):
             known = ", ".join(registry.names())
-            raise ConfigError(f"{group}={given!r}: expected one of {known}")
-        part = registry.get(given.get("name"))
+            raise ConfigError(f"{group}={part_options!r}: expected one of {known}")
+        part = registry.get(part_options.get("name"))
         assert part.options is not None
-        options[group] = build(part.options, given, group)
+        options[group] = build(part.options, part_options, group)
     for registry in (loggers, callbacks):
         options[registry.group] = dict(_several(registry, options.get(registry.group) or {}))
     config = build(Config, options)

@@ -200,9 +200,9 @@ class Search:
 
 def objective(summary: Mapping[str, Any]) -> float:
     """What is optimised: the return, of the evaluation if there was one; NaN if there is none."""
-    found = summary.get("eval/return", summary.get("episode/return"))
+    score = summary.get("eval/return", summary.get("episode/return"))
     try:
-        return float(found) if isinstance(found, int | float) else math.nan
+        return float(score) if isinstance(score, int | float) else math.nan
     except OverflowError:  # a file can hold larger numbers than a float
         return math.nan
 
@@ -254,8 +254,8 @@ def split(params: Mapping[str, Any], overrides: Sequence[str]) -> Space:
 
     An override replaces the entry of `params` for the same option, whatever `+` either has.
     """
-    given = [f"{key}={value}" for key, value in params.items()]
-    parsed = OverridesParser.create().parse_overrides([*given, *overrides])
+    from_config = [f"{key}={value}" for key, value in params.items()]
+    parsed = OverridesParser.create().parse_overrides([*from_config, *overrides])
     by_key = {o.key_or_group: o for o in parsed}
     searched = {key: o for key, o in by_key.items() if o.is_sweep_override()}
     return Space(

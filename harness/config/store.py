@@ -84,9 +84,11 @@ def job_name(override_dirname: str, seed: int) -> str:
     The seed has its place in the order, so that the name is the same however it was given.
     """
     parts = [part for part in override_dirname.split(",") if part]
-    own = f"seed={seed}"
-    place = next((i for i, part in enumerate(parts) if "=" in part and part > own), len(parts))
-    parts.insert(place, own)
+    typed_seed = f"seed={seed}"
+    place = next(
+        (i for i, part in enumerate(parts) if "=" in part and part > typed_seed), len(parts)
+    )
+    parts.insert(place, typed_seed)
     return file_name(",".join(part.lstrip("+") for part in parts))
 
 

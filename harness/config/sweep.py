@@ -232,10 +232,10 @@ def jobs_of(
 
     params: those of a sweeper's config; what the command line says about an option wins.
     """
-    given = [f"{key}={value}" for key, value in params.items()]
+    from_config = [f"{key}={value}" for key, value in params.items()]
     parser = OverridesParser.create(config_loader=loader)
     columns = {}
-    for override in parser.parse_overrides([*given, *overrides]):
+    for override in parser.parse_overrides([*from_config, *overrides]):
         key = override.get_key_element()
         if override.is_discrete_sweep():
             columns[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
@@ -280,5 +280,5 @@ def trial_of(hydra_config: Any) -> Trial | None:
 
 def search_config(options: dict[Any, Any], folder: Path) -> SearchConfig:
     """What the sweeper's options say of its study."""
-    known = {key: options[key] for key in options if key in SearchConfig.__dataclass_fields__}
-    return SearchConfig(folder=folder, **known)
+    of_study = {key: options[key] for key in options if key in SearchConfig.__dataclass_fields__}
+    return SearchConfig(folder=folder, **of_study)

@@ -76,8 +76,8 @@ class Progress:
     def _known(self) -> list[Path]:
         if self._jobs is not None:
             return list(self._jobs)
-        found = (self._here / self._folder).glob("*/status.json")
-        return [self._folder / file.parent.name for file in sorted(found)]
+        files = (self._here / self._folder).glob("*/status.json")
+        return [self._folder / file.parent.name for file in sorted(files)]
 
     def _status(self, job: Path) -> dict[str, object]:
         return RunDir(self._here / job).read_status()
@@ -85,10 +85,10 @@ class Progress:
     def _stamp(self, job: Path) -> tuple[int, int] | None:
         """What tells a status.json from any other one that was or will be there."""
         try:
-            found = RunDir(self._here / job).status.stat()
+            status = RunDir(self._here / job).status.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def _state(self, job: Path) -> str:
         if job in self._ended:

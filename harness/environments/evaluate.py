@@ -149,8 +149,8 @@ class Carried:
         in_keys = getattr(policy, "in_keys", ["observation"])
         self.state: dict[str, Tensor] = {}
         if len(in_keys) > 1:
-            made = policy.initial_state(num_envs)  # type: ignore[operator]
-            self.state = {key: made[key] for key in in_keys[1:]}
+            state = policy.initial_state(num_envs)  # type: ignore[operator]
+            self.state = {key: state[key] for key in in_keys[1:]}
         self._initial = {key: value.clone() for key, value in self.state.items()}
 
     def clear(self, which: int) -> None:
@@ -163,7 +163,7 @@ class Carried:
         states = [value[which] for value in self.state.values()]
         result = self.policy(observation.to(self.device), *states)
         values = result if isinstance(result, tuple) else (result,)
-        given: dict[Any, Tensor] = dict(zip(self.out_keys, values, strict=True))
+        outputs: dict[Any, Tensor] = dict(zip(self.out_keys, values, strict=True))
         for key, value in self.state.items():
-            value[which] = given["next", key]
-        return given["action"].cpu().numpy()
+            value[which] = outputs["next", key]
+        return outputs["action"].cpu().numpy()

@@ -106,8 +106,8 @@ def find(env_id: str) -> gym.envs.registration.EnvSpec:
             _import_env(env_id, module)
         spec = gym.spec(name)
     except (gym.error.Error, ImportError) as error:
-        known = suggest(env_id, gym.registry)
-        raise ConfigError(f"env.id={env_id}: gymnasium does not know it; {known}") from error
+        hint = suggest(env_id, gym.registry)
+        raise ConfigError(f"env.id={env_id}: gymnasium does not know it; {hint}") from error
     for place, (needs, extra) in EXTRAS.items():
         if str(spec.entry_point).startswith(place):
             require(f"env.id={env_id}", needs, extra)
@@ -241,11 +241,11 @@ def _make_one(config: EnvConfig, render_mode: str | None) -> gym.Env:
     )
     if _bounded(space := env.action_space):
         env = TransformAction(env, _clip_to(space), space)
-    own = OwnEpisode(env) if alters_returns(config) else None
-    env = own or env
+    counter = OwnEpisode(env) if alters_returns(config) else None
+    env = counter or env
     for wrapper in chosen_wrappers(config):
         env = wrapper.wrap(env, **wrapper.arguments)
-    return env if own is None else TellOwnEpisode(env, own)
+    return env if counter is None else TellOwnEpisode(env, counter)
 
 
 def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
@@ -271,10 +271,10 @@ def _make_native(config: EnvConfig, render_mode: str | None) -> VectorEnv:
 
 def _arguments(config: EnvConfig, render_mode: str | None) -> dict[str, Any]:
     """For the environment; one that is not rendered need not know of rendering."""
-    given = dict(config.kwargs)
+    arguments = dict(config.kwargs)
     if _wrapper_skips(config):
-        given.setdefault("frameskip", 1)
-    return given if render_mode is None else {**given, "render_mode": render_mode}
+        arguments.setdefault("frameskip", 1)
+    return arguments if render_mode is None else {**arguments, "render_mode": render_mode}
 
 
 def _wrapper_skips(config: EnvConfig) -> bool:

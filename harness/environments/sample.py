@@ -22,12 +22,12 @@ def sample_observations(make_env: Callable[[], Any], num_frames: int, *, seed: i
         try:
             env.action_space.seed(seed)
             observation, _ = env.reset(seed=seed)
-            seen = []
+            observations = []
             for _ in range(num_frames):
-                seen.append(np.array(observation))
+                observations.append(np.array(observation))
                 observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 if terminated or truncated:
                     observation, _ = env.reset()
         finally:
             env.close()
-    return torch.as_tensor(np.stack(seen))
+    return torch.as_tensor(np.stack(observations))

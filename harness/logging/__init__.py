@@ -48,5 +48,5 @@ class Loggers(Logger):
 
 def make_loggers(chosen: Mapping[str, Any], run_dir: RunDir, info: RunInfo) -> Loggers:
     """The loggers that a run has: metrics.jsonl, and those of its config, options by name."""
-    made = [loggers.get(name).load()(options, run_dir, info) for name, options in chosen.items()]
-    return Loggers([JsonlLogger(run_dir.metrics), *(logger for logger in made if logger)])
+    others = [loggers.get(name).load()(options, run_dir, info) for name, options in chosen.items()]
+    return Loggers([JsonlLogger(run_dir.metrics), *(logger for logger in others if logger)])

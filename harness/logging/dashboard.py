@@ -116,10 +116,10 @@ class Dashboard:
             line.rstrip()
             line.truncate(pen.width, overflow="crop" if options.ascii_only else "ellipsis")
             yield line
-        found = verdict(self.phase_shares(), self.worker_shares(), self._collector)
-        if found is not None:
-            yield Text.assemble((found.name, "bold"), f": {found.reason}.")
-            yield Text(f"To go faster, {found.advice}.")
+        bottleneck = verdict(self.phase_shares(), self.worker_shares(), self._collector)
+        if bottleneck is not None:
+            yield Text.assemble((bottleneck.name, "bold"), f": {bottleneck.reason}.")
+            yield Text(f"To go faster, {bottleneck.advice}.")
 
     def _lines(self, pen: _Pen) -> Iterator[Text]:
         yield self._progress(pen)

@@ -51,19 +51,19 @@ def _pieces(batch: TensorDictBase) -> list[Piece]:
     ids, envs = (batch["collector", key].cpu().numpy()[mask] for key in ("traj_ids", "env"))
     rewards = batch["next", "reward"].cpu().numpy()[mask].astype(np.float64)
     done = batch["next", "done"].cpu().numpy()[mask]
-    told = batch.get(("next", "info", KEY), None)
-    if told is not None:
-        return _told_pieces(told.cpu().numpy()[mask], envs, rewards, done)
+    counts_of_env = batch.get(("next", "info", KEY), None)
+    if counts_of_env is not None:
+        return _told_pieces(counts_of_env.cpu().numpy()[mask], envs, rewards, done)
     ended = set(ids[done].tolist())
     trajectories, firsts, places = np.unique(ids, return_index=True, return_inverse=True)
     returns = np.bincount(places, rewards, len(trajectories)).tolist()
     lengths = np.bincount(places, minlength=len(trajectories)).tolist()
     # Told by their first frames and not by number: a resumed run numbers anew what goes on.
     starts = batch["is_init"].cpu().numpy()[mask][firsts].tolist()
-    found = zip(trajectories.tolist(), envs[firsts].tolist(), starts, returns, lengths, strict=True)
+    rows = zip(trajectories.tolist(), envs[firsts].tolist(), starts, returns, lengths, strict=True)
     return [
         Piece(env, start, trajectory in ended, Open(trajectory, gained, length))
-        for trajectory, env, start, gained, length in found
+        for trajectory, env, start, gained, length in rows
     ]
 
 
@@ -74,7 +74,7 @@ def _told_pieces(told: Array, envs: Array, rewards: Array, done: Array) -> list[
     starts = told[:, FIRST] > 0
     firsts = np.flatnonzero(starts | (np.diff(envs, prepend=-1) != 0))
     lasts = np.append(firsts[1:], len(envs))[: len(firsts)] - 1
-    found = zip(firsts.tolist(), lasts.tolist(), strict=True)
+    spans = zip(firsts.tolist(), lasts.tolist(), strict=True)
     return [
         Piece(
             int(envs[last]),
@@ -89,7 +89,7 @@ def _told_pieces(told: Array, envs: Array, rewards: Array, done: Array) -> list[
                 bool(done[last]),
             ),
         )
-        for first, last in found
+        for first, last in spans
     ]
 
 
@@ -137,8 +137,8 @@ class Episodes:
         if not ended:
             return {}
         gained, length, wrapped = np.mean(ended, axis=0).tolist()
-        found = {"episode/return": gained, "episode/length": length, "episode/count": self.count}
-        return found | ({"episode/wrapped_return": wrapped} if self.differs else {})
+        metrics = {"episode/return": gained, "episode/length": length, "episode/count": self.count}
+        return metrics | ({"episode/wrapped_return": wrapped} if self.differs else {})
 
     def state_dict(self) -> dict[str, Any]:
         return {

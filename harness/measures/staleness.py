@@ -58,9 +58,9 @@ class Publications:
 
     def updates(self, versions: np.ndarray) -> np.ndarray:
         """The updates at which each of these versions was published."""
-        known = np.array(self._points, np.float64)
-        found = np.interp(versions, known[:, 0], known[:, 1])
-        return np.rint(found).astype(np.int64)
+        points = np.array(self._points, np.float64)
+        updates = np.interp(versions, points[:, 0], points[:, 1])
+        return np.rint(updates).astype(np.int64)
 
     def state_dict(self) -> list[list[int]]:
         return [list(point) for point in self._points]
@@ -93,13 +93,13 @@ class LagCounts:
         """The metrics; none without frames."""
         if not (lags := self.by_lag()):
             return {}
-        found = lag_figures(lags, "policy/lag_updates")
+        metrics = lag_figures(lags, "policy/lag_updates")
         publish = self.unpublished / int(self.counts.sum())
-        found["policy/lag_publish_mean"] = publish
-        found["policy/lag_queue_mean"] = found["policy/lag_updates_mean"] - publish
+        metrics["policy/lag_publish_mean"] = publish
+        metrics["policy/lag_queue_mean"] = metrics["policy/lag_updates_mean"] - publish
         if self.num_trained:
-            found["policy/lag_train_mean"] = self.trained / self.num_trained
-        return found
+            metrics["policy/lag_train_mean"] = self.trained / self.num_trained
+        return metrics
 
     def by_lag(self) -> dict[int, int]:
         """The counts that are not zero."""
@@ -159,13 +159,13 @@ class Health:
 
     def figures(self) -> dict[str, float]:
         """The metrics of all frames, and of each bucket that has some."""
-        found = {f"policy/{name}": value for name, value in self._of(slice(None)).items()}
+        metrics = {f"policy/{name}": value for name, value in self._of(slice(None)).items()}
         for place, bucket in enumerate(BUCKETS):
-            own = self._of(slice(place, place + 1))
-            found |= {f"policy/{name}/{bucket}": value for name, value in own.items()}
-            if own:
-                found[f"policy/share/{bucket}"] = float(self.counts[place] / self.counts.sum())
-        return found
+            of_bucket = self._of(slice(place, place + 1))
+            metrics |= {f"policy/{name}/{bucket}": value for name, value in of_bucket.items()}
+            if of_bucket:
+                metrics[f"policy/share/{bucket}"] = float(self.counts[place] / self.counts.sum())
+        return metrics
 
     def _of(self, buckets: slice) -> dict[str, float]:
         if not (count := self.counts[buckets].sum()):
@@ -218,9 +218,9 @@ class Staleness:
                 window.add(counts, unpublished, gradient_steps)
         if ratios is not None and len(ratios.version):
             log_ratio = ratios.log_ratio.detach().cpu().double().numpy()
-            found = Health.of(log_ratio, self._lags(ratios.version, updates))
-            self._fresh_health.add(found)
-            self._all_health.add(found)
+            health = Health.of(log_ratio, self._lags(ratios.version, updates))
+            self._fresh_health.add(health)
+            self._all_health.add(health)
             bins = np.searchsorted(LOG_RATIO_EDGES[1:-1], log_ratio)
             self._log_ratios += np.bincount(bins, minlength=len(self._log_ratios))
 

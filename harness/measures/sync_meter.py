@@ -65,10 +65,10 @@ class SyncMeter:
         ack_ms, apply_ms = self._fresh_answers()
         publish_ms, self._fresh_publish_ms = self._fresh_publish_ms, []
         groups = {"publish_ms": publish_ms, "ack_ms": ack_ms, "apply_ms": apply_ms}
-        found = {name: values for name, values in groups.items() if values}
-        metrics = {f"sync/{name}": sum(values) / len(values) for name, values in found.items()}
+        figures = {name: values for name, values in groups.items() if values}
+        metrics = {f"sync/{name}": sum(values) / len(values) for name, values in figures.items()}
         metrics |= self._read_wire() | self._read_link() | self._torn() | self._verified()
-        histograms = {f"histogram/{name}": Histogram.of(found[name]) for name in found}
+        histograms = {f"histogram/{name}": Histogram.of(figures[name]) for name in figures}
         return metrics, histograms
 
     def _read_wire(self) -> dict[str, float]:
@@ -95,8 +95,10 @@ class SyncMeter:
         delays_ms: list[float] = []
         counts: Counter[str] = Counter()
         for worker, link in links.items():
-            fresh = min(link.delivered - self._delays_seen[worker], len(link.delays_ns))
-            delays_ms += [ns * MS for ns in list(link.delays_ns)[len(link.delays_ns) - fresh :]]
+            num_delays = min(link.delivered - self._delays_seen[worker], len(link.delays_ns))
+            delays_ms += [
+                ns * MS for ns in list(link.delays_ns)[len(link.delays_ns) - num_delays :]
+            ]
             self._delays_seen[worker] = link.delivered
             counts["in_flight"] += link.num_in_flight
             counts["coalesced"] += link.coalesced

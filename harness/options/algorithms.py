@@ -134,20 +134,20 @@ class ReplayConfig(AlgorithmConfig):
                 f"algo.buffer_size={self.buffer_size}: expected {self.batch_size} or more, which "
                 "is algo.batch_size"
             )
-        name, known = self.name, self.name.upper()
+        name, title = self.name, self.name.upper()
         if config.model.recurrent:
             raise ConfigError(
-                f"algo={name} model={config.model.name}: {known} replays single frames; use "
+                f"algo={name} model={config.model.name}: {title} replays single frames; use "
                 f"model={self.models}"
             )
         if config.collector.next_observation == "final":
             raise ConfigError(
-                f"collector.next_observation=final algo={name}: {known} replays frames one by one, "
+                f"collector.next_observation=final algo={name}: {title} replays frames one by one, "
                 "each with its own next observation; it is for algo=ppo"
             )
         if config.sync.max_lag is not None:
             raise ConfigError(
-                f"sync.max_lag={config.sync.max_lag} algo={name}: {known} replays old frames on "
+                f"sync.max_lag={config.sync.max_lag} algo={name}: {title} replays old frames on "
                 "purpose; max_lag is for algo=ppo"
             )
 

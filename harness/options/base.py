@@ -57,11 +57,13 @@ def comments(cls: type) -> dict[str, str]:
 
     A field may have it in its metadata instead: `field(metadata={"help": "..."})`.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed([c for c in cls.__mro__ if dataclasses.is_dataclass(c)]):
-        found |= _comments(base)
-    given = {f.name: f.metadata["help"] for f in dataclasses.fields(cls) if "help" in f.metadata}
-    return found | given
+        texts |= _comments(base)
+    from_metadata = {
+        f.name: f.metadata["help"] for f in dataclasses.fields(cls) if "help" in f.metadata
+    }
+    return texts | from_metadata
 
 
 def _comments(cls: type) -> dict[str, str]:

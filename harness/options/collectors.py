@@ -161,14 +161,14 @@ class WorkersConfig(CollectorConfig):
         return self.free_running
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        given = super().arguments(config) | {
+        arguments = super().arguments(config) | {
             "num_workers": self.num_workers,
             "num_sub_threads": self.num_threads,
             "on_worker_failure": self.on_worker_failure,
         }
         if self.on_worker_failure == "restart":
-            given["max_restarts"] = self.max_restarts
-        return given
+            arguments["max_restarts"] = self.max_restarts
+        return arguments
 
 
 @dataclass
@@ -190,8 +190,8 @@ class MultiSyncConfig(WorkersConfig):
 
     def arguments(self, config: Any) -> dict[str, Any]:
         share = self.preemptive_threshold
-        own = {} if share is None else {"preemptive_threshold": share}
-        return super().arguments(config) | own
+        added = {} if share is None else {"preemptive_threshold": share}
+        return super().arguments(config) | added
 
 
 @dataclass
@@ -249,8 +249,8 @@ class RayConfig(NodesConfig):
 
 def ranks() -> int | None:
     """The number of processes that a launcher started; None without a launcher."""
-    found = os.environ.get("WORLD_SIZE", "")
-    return int(found) if "RANK" in os.environ and found.isdigit() else None
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if "RANK" in os.environ and size.isdigit() else None
 
 
 def nodes_started(otherwise: int) -> int:
@@ -279,14 +279,14 @@ class RemoteCollectorConfig(WorkersConfig):
         return self.remote.asynchronous
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        given = super().arguments(config) | {
+        arguments = super().arguments(config) | {
             "num_collectors": self.nodes,
             "num_workers_per_collector": self.num_workers // self.nodes,
             "sync": not self.remote.asynchronous,
             "start_timeout": self.remote.start_timeout_s,
         }
-        del given["num_workers"]
-        return given | (self.pacing(config, self.batches_ahead) if self.asynchronous else {})
+        del arguments["num_workers"]
+        return arguments | (self.pacing(config, self.batches_ahead) if self.asynchronous else {})
 
     def check(self, config: Any) -> None:
         if self.num_workers % self.nodes:
@@ -386,8 +386,8 @@ class RayCollectorConfig(RemoteCollectorConfig):
             "num_gpus": self.remote.num_gpus,
             "resources": self.remote.resources,
         }
-        own = {"address": self.remote.address, "remote_configs": takes}
-        return super().arguments(config) | own
+        cluster = {"address": self.remote.address, "remote_configs": takes}
+        return super().arguments(config) | cluster
 
     def check(self, config: Any) -> None:
         super().check(config)

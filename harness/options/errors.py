@@ -44,8 +44,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_initials = {"".join(word[:1] for word in low.split("_")): low for low in by_lower}
     if len(name) > 1 and name.lower() in by_initials:  # lr: learning_rate
         return by_lower[by_initials[name.lower()]]
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[matches[0]] if matches else None
 
 
 def suggest(name: str, known: Iterable[str], *, prefix: str = "") -> str:

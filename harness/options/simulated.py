@@ -57,16 +57,14 @@ class CostsConfig(Options):
         """The `Costs`. `ConfigError` for an impossible distribution."""
         from collectors.schedule.costs import Cost, Costs, Stragglers
 
-        found = {}
+        costs = {}
         for name in (f.name for f in fields(self) if f.name != "stragglers"):
-            given = getattr(self, name)
+            cost = getattr(self, name)
             try:
-                found[name] = (
-                    Cost(given) if isinstance(given, float | int) else Cost(**asdict(given))
-                )
+                costs[name] = Cost(cost) if isinstance(cost, float | int) else Cost(**asdict(cost))
             except ValueError as error:
                 raise ConfigError(f"collector.costs.{name}.{error}") from None
-        return Costs(**found, stragglers=Stragglers(**asdict(self.stragglers)))
+        return Costs(**costs, stragglers=Stragglers(**asdict(self.stragglers)))
 
 
 @dataclass
@@ -138,13 +136,13 @@ class SimulatedConfig(CollectorConfig):
         return True
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        given = super().arguments(config) | {
+        arguments = super().arguments(config) | {
             "num_workers": self.num_workers,
             "num_sub_threads": self.num_threads,
         }
         if self.replay is None:
-            return given | {"schedule": self.simulator(config)}
-        return given | {"schedule": self.recording(self.replay)}
+            return arguments | {"schedule": self.simulator(config)}
+        return arguments | {"schedule": self.recording(self.replay)}
 
     def simulator(self, config: Any) -> Any:
         """The simulated schedule. `ConfigError` for impossible costs or failures."""

@@ -38,10 +38,10 @@ class LinkConfig(Options):
         from sync import PRESETS, Link
 
         base = Link() if self.preset is None else PRESETS[self.preset]
-        given = {key: value for key, value in asdict(self).items() if value is not None}
-        given.pop("preset", None)
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        values.pop("preset", None)
         try:
-            return Link.of(Link(**{**asdict(base), **given}))
+            return Link.of(Link(**{**asdict(base), **values}))
         except ValueError as error:
             raise ConfigError(f"sync.link.{error}") from None
 
@@ -93,14 +93,14 @@ class SyncConfig(Options):
     def arguments(self) -> dict[str, Any]:
         """The arguments of the scheme's constructor."""
         common = {field.name for field in fields(SyncConfig)}
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in common}
+        added = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in common}
         return {
             "strategy": self.strategy,
             "sync": self.blocking,
             "timeout": self.timeout_s,
             "connect_timeout": self.connect_timeout_s,
             "check_finite": self.check_finite,
-            **own,
+            **added,
         }
 
     def check(self, config: Any) -> None:
@@ -229,22 +229,22 @@ class SendingConfig(SyncConfig):
     def arguments(self) -> dict[str, Any]:
         arguments = super().arguments()
         del arguments["lag_seed"]
-        made = {"link": self.link.make(), "lag": self.make_lag(), "tear": self.tear.make()}
-        made["verify"] = self.verify or "off"  # YAML reads `off` as false
-        return arguments | made
+        effects = {"link": self.link.make(), "lag": self.make_lag(), "tear": self.tear.make()}
+        effects["verify"] = self.verify or "off"  # YAML reads `off` as false
+        return arguments | effects
 
     def make_lag(self) -> Any:
         """The `sync.Lag`; None if there is none. `ConfigError` for impossible values."""
         from sync import Lag
 
-        given = self.lag if isinstance(self.lag, dict) else {"k": self.lag}
-        known = [option.name for option in fields(Lag) if option.name != "seed"]
-        for key in given:
-            if key not in known:
-                hint = suggest(key, known, prefix="sync.lag.")
+        values = self.lag if isinstance(self.lag, dict) else {"k": self.lag}
+        names = [option.name for option in fields(Lag) if option.name != "seed"]
+        for key in values:
+            if key not in names:
+                hint = suggest(key, names, prefix="sync.lag.")
                 raise ConfigError(f"sync.lag.{key}: there is no such option; {hint}")
         try:
-            return Lag.of(Lag(**given, seed=self.lag_seed))
+            return Lag.of(Lag(**values, seed=self.lag_seed))
         except ValueError as error:
             raise ConfigError(f"sync.lag.{error}") from None
 
@@ -256,20 +256,20 @@ class SendingConfig(SyncConfig):
 
     def _check_lag(self, lag: Any) -> None:
         """Raise `ConfigError` if other options contradict the lag."""
-        given = f"sync.lag={show(self.lag)}"
+        typed = f"sync.lag={show(self.lag)}"
         if self.interval > 1:
             raise ConfigError(
-                f"{given} sync.interval={self.interval}: an exact lag needs every update to be "
+                f"{typed} sync.interval={self.interval}: an exact lag needs every update to be "
                 "published; use sync.interval=1"
             )
         if self.on_stale == "wait":
             raise ConfigError(
-                f"{given} sync.on_stale=wait: a waiting worker would get no newer weights, because "
+                f"{typed} sync.on_stale=wait: a waiting worker would get no newer weights, because "
                 "lag counts updates; use sync.on_stale=drop"
             )
         if self.max_lag is not None and self.max_lag < lag.smallest:
             raise ConfigError(
-                f"{given} sync.max_lag={self.max_lag}: all frames but the first would be dropped; "
+                f"{typed} sync.max_lag={self.max_lag}: all frames but the first would be dropped; "
                 f"use sync.max_lag={lag.largest} or more"
             )
 

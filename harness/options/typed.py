@@ -64,8 +64,8 @@ class _Mismatch(Exception):
 
 def hints(cls: type) -> dict[str, Any]:
     """The annotation of each field, with its bounds."""
-    found = get_type_hints(cls, include_extras=True)
-    return {field.name: found[field.name] for field in dataclasses.fields(cls)}
+    annotations = get_type_hints(cls, include_extras=True)
+    return {field.name: annotations[field.name] for field in dataclasses.fields(cls)}
 
 
 def build(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
@@ -192,8 +192,8 @@ def _finite(value: float) -> float:
 def in_types(value: Any, converted: Any) -> Any:
     """Plain data, with the texts that stand for numbers as what they were converted to."""
     if isinstance(value, Mapping):
-        found = converted if isinstance(converted, Mapping) else vars(converted)
-        return {key: in_types(item, found.get(key, item)) for key, item in value.items()}
+        members = converted if isinstance(converted, Mapping) else vars(converted)
+        return {key: in_types(item, members.get(key, item)) for key, item in value.items()}
     if isinstance(value, list) and isinstance(converted, list):
         return [in_types(item, one) for item, one in zip(value, converted, strict=True)]
     if isinstance(value, str) and isinstance(converted, bool | int | float | None):

@@ -96,8 +96,10 @@ def make_scheme(config: SyncConfig, *, simulated: bool = False) -> WeightSyncSch
     simulated: for virtual workers, which keep of it what it does to the weights.
     """
     if simulated:
-        given = config.arguments()
-        return SimulatedWeightSyncScheme(**{key: given[key] for key in EFFECTS if key in given})
+        arguments = config.arguments()
+        return SimulatedWeightSyncScheme(
+            **{key: arguments[key] for key in EFFECTS if key in arguments}
+        )
     return schemes.get(config.name).load()(**config.arguments())
 
 

@@ -59,8 +59,8 @@ class Checkpoints:
 
     def files(self) -> list[Path]:
         """Oldest first."""
-        found = self.folder.glob("*.safetensors") if self.folder.is_dir() else ()
-        return sorted((f for f in found if NAME.fullmatch(f.name)), key=frames_of)
+        files = self.folder.glob("*.safetensors") if self.folder.is_dir() else ()
+        return sorted((f for f in files if NAME.fullmatch(f.name)), key=frames_of)
 
     def save(self, frames: int, state: State) -> Path:
         """Write the state after `frames` frames; returns when it would survive a power cut."""

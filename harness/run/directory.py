@@ -85,11 +85,11 @@ class RunDir:
         run_dir = cls(path)
         run_dir.check()
         run_dir._sweep()
-        known = read_json(run_dir.manifest)
-        earlier = known.get("resumed")
+        stored = read_json(run_dir.manifest)
+        earlier = stored.get("resumed")
         resumed = [*(earlier if isinstance(earlier, list) else []), now()]
         write_atomic(run_dir.config, config)
-        write_json(run_dir.manifest, known | {"ended": None, "resumed": resumed})
+        write_json(run_dir.manifest, stored | {"ended": None, "resumed": resumed})
         run_dir.summary.unlink(missing_ok=True)
         run_dir.set_state("running")
         run_dir.metrics.touch()
@@ -128,8 +128,8 @@ class RunDir:
 
     def read_id(self) -> str | None:
         """What tells this run from all others; None if the manifest does not say."""
-        found = read_json(self.manifest).get("wandb_id")
-        return found if isinstance(found, str) and ID.fullmatch(found) else None
+        run_id = read_json(self.manifest).get("wandb_id")
+        return run_id if isinstance(run_id, str) and ID.fullmatch(run_id) else None
 
     def read_status(self) -> dict[str, Any]:
         """What status.json says; empty before a run, and if it is damaged."""

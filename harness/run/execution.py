@@ -153,10 +153,10 @@ def open_directory(plan: RunPlan) -> RunDir:
     try:
         if plan.resume:
             return RunDir.reopen(plan.directory, config=plan.yaml)
-        found = manifest(seed=plan.config.seed, overrides=plan.overrides)
-        found |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
+        origin = manifest(seed=plan.config.seed, overrides=plan.overrides)
+        origin |= {"sweep": plan.sweep, "wandb_id": secrets.token_hex(4)}
         return RunDir.open(
-            plan.directory, config=plan.yaml, manifest=found, replace_done=plan.replace_done
+            plan.directory, config=plan.yaml, manifest=origin, replace_done=plan.replace_done
         )
     except OSError as error:
         raise ConfigError(f"{plan.directory} cannot be written: {error}") from error
@@ -277,13 +277,13 @@ class Execution:
 
     def _evaluate(self, evaluator: Evaluator) -> dict[str, float]:
         """Evaluate; a search hears of it, and may have seen enough."""
-        found = evaluator.run(self.learner.policy)
+        scores = evaluator.run(self.learner.policy)
         if self.plan.trial is not None:
             assert self.runner is not None
             frames = self.runner.frames
             final = frames >= self.plan.config.total_frames
-            self.plan.trial.report(frames, objective(found), final=final)
-        return found
+            self.plan.trial.report(frames, objective(scores), final=final)
+        return scores
 
     def _summarise(self, runner: Runner) -> None:
         """Whatever ended the run is what is reported, and not what that did to the figures."""
@@ -309,11 +309,11 @@ class Execution:
 
     def _info(self) -> RunInfo:
         config = self.plan.config
-        known = read_json(self.run_dir.manifest)
+        stored = read_json(self.run_dir.manifest)
         return RunInfo(
             name=self.run_dir.path.name,
             options=self.plan.options,
-            group=group if isinstance(group := known.get("sweep"), str) else None,
+            group=group if isinstance(group := stored.get("sweep"), str) else None,
             job_type=f"{config.sync.name}/{config.collector.name}",
             wandb_id=self.run_dir.read_id() or "",
             resumed=self.plan.resume,

@@ -101,13 +101,13 @@ def _git(*arguments: str) -> str | None:
 
 def packages() -> dict[str, str]:
     """The versions of what matters here, as far as it is installed."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def hardware() -> dict[str, Any]:

@@ -108,10 +108,10 @@ class Runner:
     def collect(self) -> TensorDictBase | None:
         """The next batch; None if there will be no more."""
         with self.clock.phase("collect"):
-            found = self.source.next(self.frames)
-        if found is None:
+            following = self.source.next(self.frames)
+        if following is None:
             return None
-        batch, self.frames = found
+        batch, self.frames = following
         self.callbacks.call("on_batch", self, batch)
         return batch
 
