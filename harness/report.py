@@ -35,13 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(
+    line = argparse.ArgumentParser(
         prog="lockstep report",
         description=__doc__,
         epilog="Writes report.html (one self-contained page), report.md, figures/ and "
         "data/. Exit status: 0 written, 2 nothing to report on.",
     )
-    add = found.add_argument
+    add = line.add_argument
     add("places", nargs="+", type=Path, metavar="dir", help="directory of a sweep or a run")
     add("--out", type=Path, help="where to write; by default <the first dir>/report")
     add("--title", help="title of the page; by default the names of the dirs")
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     baseline = "what others are compared with: a setting's name, a part of it, or option=value"
     add("--baseline", help=baseline)
     margin = "differences below this share of the baseline's mean count as none; by default 0.1"
-    margins = found.add_mutually_exclusive_group()
+    margins = line.add_mutually_exclusive_group()
     margins.add_argument("--margin", type=positive, default=0.1, metavar="SHARE", help=margin)
     points = "the same in points of the score, where its mean may be near 0"
     margins.add_argument("--margin-points", type=positive, metavar="POINTS", help=points)
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--wandb", choices=("offline", "online"), help=wandb)
     add("--project", default="lockstep", help="project in W&B; by default lockstep")
     add("--compare", action="store_true", help="compare the dirs, setting by setting")
-    return found
+    return line
 
 
 def number(text: str) -> float:

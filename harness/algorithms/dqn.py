@@ -190,5 +190,5 @@ class DQN(ReplayAlgorithm):
         Annealed to a full correction at the end, and scaled so that the largest is one.
         """
         start = self.config.weight_exponent
-        found = share ** -(start + self.done * (1 - start))
-        return found / found.max()
+        weights = share ** -(start + self.done * (1 - start))
+        return weights / weights.max()

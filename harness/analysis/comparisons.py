@@ -147,16 +147,16 @@ def compare_pairs(
 ) -> list[Comparison]:
     """The first of each pair against the second (name → seed → score), as one family of tests."""
     paired = [pair_by_seed(scores[a], scores[b]) for a, b in pairs]
-    found = [paired_test(left, right) for left, right in paired]
+    tests = [paired_test(left, right) for left, right in paired]
     margins = [margin.of(right) for _, right in paired]
     equivalent = [
         equivalence_test(left, right, least)
         for (left, right), least in zip(paired, margins, strict=True)
     ]
-    adjusted, equivalent_adjusted = holm([p for _, p in found]), holm(equivalent)
+    adjusted, equivalent_adjusted = holm([p for _, p in tests]), holm(equivalent)
     return [
         Comparison(
-            *(name, baseline, *found[place], adjusted[place]),
+            *(name, baseline, *tests[place], adjusted[place]),
             *(margins[place], equivalent[place], equivalent_adjusted[place]),
         )
         for place, (name, baseline) in enumerate(pairs)
@@ -237,9 +237,9 @@ def probability_of_improvement(left: Strata, right: Strata) -> Estimate:
     if fewest < 2:
         return Estimate(value, math.nan, math.nan, fewest)
     drawn = draw_counts(tuple(n for won in wins for n in won.shape), NUM_RESAMPLES)
-    found = [
+    shares = [
         ((rows @ won) * columns).sum(axis=1) / won.size
         for won, rows, columns in zip(wins, drawn[::2], drawn[1::2], strict=True)
     ]
-    low, high = interval(np.mean(found, axis=0))
+    low, high = interval(np.mean(shares, axis=0))
     return Estimate(value, float(low), float(high), fewest)

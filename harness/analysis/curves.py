@@ -39,8 +39,8 @@ def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
     Points without a finite value are left out, and of several at one x the last counts.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
     if not len(x):
         return np.full(len(grid), np.nan)
     order = np.argsort(x, kind="stable")
@@ -55,11 +55,11 @@ def band(curves: Sequence[np.ndarray], grid: np.ndarray) -> Band:
     Where a seed has no value the band has none: a mean of the longer runs alone would mislead.
     """
     rows = np.asarray(curves, dtype=np.float64)
-    found = np.full((3, len(grid)), np.nan)
+    points = np.full((3, len(grid)), np.nan)
     covered = np.isfinite(rows).all(axis=0)
     if covered.any():
-        found[:, covered] = _mean_and_interval([rows[:, covered]])
-    value, low, high = found
+        points[:, covered] = _mean_and_interval([rows[:, covered]])
+    value, low, high = points
     return Band(grid, value, low, high, len(rows))
 
 

@@ -52,21 +52,21 @@ def make_design(plan: Plan, x: str, hue: str | None, facet: str | None) -> Desig
 
     What has none, and does not follow from those that have, joins the lines.
     """
-    known = [key for key in TASK if key in plan.differing]
+    options = [key for key in TASK if key in plan.differing]
     for task in plan.tasks:
-        known += [key for key in task.settings[0].values if key not in known]
+        options += [key for key in task.settings[0].values if key not in options]
     chosen: list[Factor] = []
-    for name, given in (("--x", x), ("--hue", hue), ("--facet", facet)):
+    for name, text in (("--x", x), ("--hue", hue), ("--facet", facet)):
         taken = {key for factor in chosen for key in factor}
-        keys = _keys(name, given, known, plan) if given else ()
+        keys = _keys(name, text, options, plan) if text else ()
         if both := taken & set(keys):
-            raise ValueError(f"{name} {given}: {min(both)} has a place already")
+            raise ValueError(f"{name} {text}: {min(both)} has a place already")
         chosen.append(keys)
     xs, hues, facets = map(list, chosen)
     if not xs:
         raise ValueError(f"--x is {x!r}, of which all runs have the same value")
     settings = [setting for task in plan.tasks for setting in task.settings]
-    for key in known:
+    for key in options:
         if key in (*xs, *hues, *facets):
             continue
         if key in TASK:
@@ -77,11 +77,11 @@ def make_design(plan: Plan, x: str, hue: str | None, facet: str | None) -> Desig
     names = [_names(factor, settings) for factor in factors]
     places = {
         id(setting): Place(
-            *(known[_values(f, setting)] for f, known in zip(factors, names, strict=True))
+            *(named[_values(f, setting)] for f, named in zip(factors, names, strict=True))
         )
         for setting in settings
     }
-    values, lines, panels = (list(known.values()) for known in names)
+    values, lines, panels = (list(named.values()) for named in names)
     return Design(*factors, values, lines, panels, places)
 
 
@@ -95,15 +95,15 @@ def _order(values: Sequence[str]) -> list[tuple[int, float, str]]:
 
 def _names(factor: Factor, settings: Sequence[Setting]) -> dict[tuple[str, ...], str]:
     """What each value of a factor is called, in order: as short as it can be, but unique."""
-    found = sorted({_values(factor, setting) for setting in settings}, key=_order)
+    combinations = sorted({_values(factor, setting) for setting in settings}, key=_order)
     if len(factor) <= 1:
-        return {values: "".join(values) for values in found}
-    short = {values: _short(factor, values) for values in found}
+        return {values: "".join(values) for values in combinations}
+    short = {values: _short(factor, values) for values in combinations}
     if len(set(short.values())) == len(short) and all(short.values()):
         return short
     return {
         values: " · ".join(f"{k}={v}" for k, v in zip(factor, values, strict=True))
-        for values in found
+        for values in combinations
     }
 
 
@@ -119,15 +119,15 @@ def _short(factor: Factor, values: Sequence[str]) -> str:
     return " · ".join(words)
 
 
-def _keys(name: str, given: str, known: Sequence[str], plan: Plan) -> Factor:
+def _keys(name: str, text: str, options: Sequence[str], plan: Plan) -> Factor:
     """The options that `a+b` names: each by its own name, or as the group that it is in."""
-    found: list[str] = []
+    keys: list[str] = []
     everywhere = {key for task in plan.tasks for s in task.settings for key in s.options}
-    for wanted in given.split("+"):
+    for wanted in text.split("+"):
         if not any(_is_in(key, wanted) for key in everywhere):
-            raise ValueError(f"{name} is {wanted!r}; {suggest(wanted, known or everywhere)}")
-        found += [key for key in known if _is_in(key, wanted) and key not in found]
-    return tuple(found)
+            raise ValueError(f"{name} is {wanted!r}; {suggest(wanted, options or everywhere)}")
+        keys += [key for key in options if _is_in(key, wanted) and key not in keys]
+    return tuple(keys)
 
 
 def _is_in(key: str, wanted: str) -> bool:
@@ -136,9 +136,9 @@ def _is_in(key: str, wanted: str) -> bool:
 
 def _follows(key: str, chosen: Sequence[str], settings: Sequence[Setting]) -> bool:
     """Whether the chosen options determine this one: it is zipped with them."""
-    found: dict[tuple[str, ...], str] = {}
+    determined: dict[tuple[str, ...], str] = {}
     return all(
-        found.setdefault(_values(chosen, setting), value) == value
+        determined.setdefault(_values(chosen, setting), value) == value
         for setting in settings
         for value in _values((key,), setting)
     )

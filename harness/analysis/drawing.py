@@ -79,8 +79,8 @@ def draw(
     dark = svg
     for light_ink, dark_ink in zip(INKS["light"], INKS["dark"], strict=True):
         dark = dark.replace(light_ink, dark_ink)
-    told = ", ".join(result.label for result in getattr(shown_of, "results", ()))
-    return Picture(slug, caption, f"{caption} ({told})" if told else caption, png, svg, dark)
+    labels = ", ".join(result.label for result in getattr(shown_of, "results", ()))
+    return Picture(slug, caption, f"{caption} ({labels})" if labels else caption, png, svg, dark)
 
 
 def to_bytes(figure: Figure, form: str) -> bytes:
@@ -173,9 +173,9 @@ def legend_of(findings: Findings, drawn: Sequence[Result]) -> Key:
 def _legend(findings: Findings, drawn: Sequence[Result]) -> Key:
     """Each setting that has a look of its own, and how many others there are."""
     styles = looks(findings)
-    own = [(r.label, look) for r in drawn if (look := styles[r.label]) is not GREY]
-    others = len(drawn) - len(own)
-    return [*own, (f"{others} others", GREY)] if others else own
+    key = [(r.label, look) for r in drawn if (look := styles[r.label]) is not GREY]
+    others = len(drawn) - len(key)
+    return [*key, (f"{others} others", GREY)] if others else key
 
 
 def _legend_of_design(design: Design) -> Key:

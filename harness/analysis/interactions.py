@@ -32,7 +32,7 @@ class Interaction:
     def sentence(self) -> str:
         """The finding in words."""
         where = f" ({self.rest})" if self.rest else ""
-        seeds, found = self.difference.num_seeds, self.difference
+        seeds, difference = self.difference.num_seeds, self.difference
         effects = (
             f"Changing {self.change}{where} changes the score by {signed(self.effect)} with "
             f"{self.at} and by {signed(self.base_effect)} with {self.base}"
@@ -41,8 +41,8 @@ class Interaction:
             return f"{effects}: {seeds} shared seeds cannot tell these apart."
         word = "differ" if self.p_adjusted < 1 - LEVEL else "cannot be told apart"
         return (
-            f"{effects}: these effects {word} (difference {signed(found.value)}, interval "
-            f"{number(found.low)} to {number(found.high)}, {seeds} seeds, "
+            f"{effects}: these effects {word} (difference {signed(difference.value)}, interval "
+            f"{number(difference.low)} to {number(difference.high)}, {seeds} seeds, "
             f"corrected p = {number(self.p_adjusted, 2)})."
         )
 
@@ -60,7 +60,7 @@ def interactions(
         others = [f"{k}={v}" for k, v in setting.values.items() if k not in (first, second)]
         place = (setting.options.get(first, MISSING), setting.options.get(second, MISSING))
         groups.setdefault(" · ".join(others), {})[place] = scores[setting.label]
-    found = []
+    results = []
     for rest, cells in groups.items():
         starts, bases = (sorted({place[i] for place in cells}, key=by_size) for i in (0, 1))
         start, base = starts[0], bases[0]
@@ -74,7 +74,7 @@ def interactions(
                 effects = columns[0] - columns[1], columns[2] - columns[3]
                 difference, p = paired_test(*effects)
                 effect, base_effect = (float(e.mean()) if len(e) else math.nan for e in effects)
-                found.append(
+                results.append(
                     Interaction(
                         change=f"{first} from {start} to {value}",
                         at=f"{second}={at}",
@@ -87,21 +87,21 @@ def interactions(
                         p_adjusted=math.nan,
                     )
                 )
-    adjusted = holm([interaction.p for interaction in found])
-    return [replace(one, p_adjusted=p) for one, p in zip(found, adjusted, strict=True)]
+    adjusted = holm([interaction.p for interaction in results])
+    return [replace(one, p_adjusted=p) for one, p in zip(results, adjusted, strict=True)]
 
 
 def _options(named: str, settings: Sequence[Setting]) -> tuple[str, str]:
     """The full names of both options."""
-    known = list(settings[0].values) if settings else []
+    options = list(settings[0].values) if settings else []
     parts = [part.strip() for part in named.split("*")]
     if len(parts) != 2:
         raise ValueError(f"--interaction is {named!r}, expected two options: sync.lag*algo.clip")
     keys = []
     for part in parts:
-        matches = [key for key in known if part in (key, key.rsplit(".", 1)[-1])]
+        matches = [key for key in options if part in (key, key.rsplit(".", 1)[-1])]
         if len(matches) != 1:
-            raise ValueError(f"--interaction names {part!r}; {suggest(part, known)}")
+            raise ValueError(f"--interaction names {part!r}; {suggest(part, options)}")
         keys += matches
     if keys[0] == keys[1]:
         raise ValueError(f"--interaction is {named!r}, expected two different options")

@@ -70,8 +70,8 @@ class Run:
         else:
             x = self.steps if over == "frames" else self.seconds()
         values = self.metrics.get(name, np.full(len(x), np.nan))
-        known = np.isfinite(x) & np.isfinite(values)
-        return x[known], values[known]
+        finite = np.isfinite(x) & np.isfinite(values)
+        return x[finite], values[finite]
 
     def seconds(self) -> np.ndarray:
         """The time in the learner's loop up to each record, without start-up and pauses."""
@@ -84,22 +84,22 @@ class Run:
 
 def find_runs(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
     """All runs in the directories named, in a fixed order; a `ValueError` if there is none."""
-    found: dict[Path, tuple[Path, Path]] = {}
+    directories: dict[Path, tuple[Path, Path]] = {}
     for place in places:
         if not place.is_dir():
             kind = "no directory" if place.exists() else "not there"
             raise ValueError(f"{place} is {kind}, expected a run's or a sweep's directory")
         for directory in search(place):
-            found.setdefault(directory.resolve(), (place, directory))
-    if not found:
+            directories.setdefault(directory.resolve(), (place, directory))
+    if not directories:
         named = ", ".join(str(place) for place in places)
         raise ValueError(f"no run in {named}: a run directory has {FILES[0]} or {FILES[1]}")
     sources = {place: place.resolve().name or "runs" for place in places}
     if len(set(sources.values())) < len(sources):
         sources = {place: str(place) for place in places}
     runs = []
-    for number, (place, directory) in enumerate(found.values(), 1):
-        show_progress(f"reading {number}/{len(found)}: {directory.name}")
+    for number, (place, directory) in enumerate(directories.values(), 1):
+        show_progress(f"reading {number}/{len(directories)}: {directory.name}")
         source, inside = sources[place], directory.relative_to(place).as_posix()
         # A path need not be UTF-8; what is not cannot be written.
         name, source = (
@@ -121,9 +121,9 @@ def search(place: Path, depth: int = 0) -> Iterator[Path]:
         children = [path for path in sorted(place.iterdir()) if _is_place(path)]
     except OSError:  # a folder without the permission to list it
         return
-    found = {child: list(search(child, depth + 1)) for child in children}
+    below = {child: list(search(child, depth + 1)) for child in children}
     beside_runs = any(is_run(child) for child in children)
-    for child, runs in found.items():
+    for child, runs in below.items():
         yield from runs or ([child] if beside_runs else [])
 
 
@@ -252,13 +252,13 @@ def _record(line: str, names: Collection[str]) -> dict[str, float] | None:
 
 def _numbers(value: dict[str, Any], names: Collection[str]) -> dict[str, float]:
     """Those of the names that have a finite number; a flag is none."""
-    found = {}
+    numbers = {}
     for name in names:
         number = value.get(name)
         if type(number) is float or type(number) is int:
             try:
                 if math.isfinite(number):
-                    found[name] = float(number)
+                    numbers[name] = float(number)
             except OverflowError:
                 continue
-    return found
+    return numbers

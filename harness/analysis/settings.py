@@ -75,15 +75,15 @@ def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
     readable = [run for run in runs if run.options]
     options = _kinds_as_one([_parts_as_typed(_options(run, by_source)) for run in readable])
     groups: dict[str, list[tuple[Run, Options]]] = {}
-    for run, own in zip(readable, options, strict=True):
-        groups.setdefault(" on ".join(own.get(key, MISSING) for key in TASK), []).append((run, own))
+    for run, row in zip(readable, options, strict=True):
+        groups.setdefault(" on ".join(row.get(key, MISSING) for key in TASK), []).append((run, row))
     replaced: list[tuple[Run, Run]] = []
     tasks = [
         Task(name, group[0][1].get("env.id", ""), _settings(group, replaced))
         for name, group in sorted(groups.items())
     ]
     values = {key: _values(key, options) for key in _keys(options)}
-    within = [[own for _, own in group] for group in groups.values()]
+    within = [[row for _, row in group] for group in groups.values()]
     differing = {
         key: sorted(values[key], key=by_size) for key in values if _differs(key, options, within)
     }
@@ -113,32 +113,34 @@ def _notes(replaced: Sequence[tuple[Run, Run]], num_runs: int, num_lost: int) ->
 
 
 def _options(run: Run, by_source: bool) -> Options:
-    found = {SOURCE: run.source} if by_source else {}
-    found |= {key: show(value) for key, value in run.options.items() if key != SOURCE}
-    if found.get(REPLAY, "null") != "null":
+    options = {SOURCE: run.source} if by_source else {}
+    options |= {key: show(value) for key, value in run.options.items() if key != SOURCE}
+    if options.get(REPLAY, "null") != "null":
         # Each seed may replay its own recording, as in replay=outputs/a/seed=${seed}.
-        found[REPLAY] = re.sub(rf"\bseed={run.seed}(?!\d)", "seed=${seed}", found[REPLAY])
-        found = {key: value for key, value in found.items() if not key.startswith(UNUSED_BY_REPLAY)}
-    return found
+        options[REPLAY] = re.sub(rf"\bseed={run.seed}(?!\d)", "seed=${seed}", options[REPLAY])
+        options = {
+            key: value for key, value in options.items() if not key.startswith(UNUSED_BY_REPLAY)
+        }
+    return options
 
 
-def _parts_as_typed(own: Options) -> Options:
+def _parts_as_typed(row: Options) -> Options:
     """A part with options of its own as one value, `{decoupled:{weight_cap:2}}`, as it is typed.
 
     As separate options they would be factors that are `(not set)` for runs with another part.
     """
-    inside = {key: value for key, value in own.items() if key.startswith(f"{PART}.")}
+    inside = {key: value for key, value in row.items() if key.startswith(f"{PART}.")}
     if not inside:
-        return own
+        return row
     options: dict[str, list[str]] = {}
     for key, value in inside.items():
         name, _, option = key.removeprefix(f"{PART}.").partition(".")
         options.setdefault(name, []).extend([f"{option}:{value}"] if option else [])
-    text = ",".join(f"{name}:{{{','.join(given)}}}" for name, given in options.items())
+    text = ",".join(f"{name}:{{{','.join(texts)}}}" for name, texts in options.items())
     first = next(iter(inside))
     return {
         (PART if key == first else key): (f"{{{text}}}" if key == first else value)
-        for key, value in own.items()
+        for key, value in row.items()
         if key == first or key not in inside
     }
 
@@ -151,23 +153,23 @@ def _kinds_as_one(options: Sequence[Options]) -> list[Options]:
     """
     parents = [key.removesuffix(".kind") for key in _keys(options) if key.endswith(".kind")]
     mixed = [name for name in parents if len(_values(f"{name}.kind", options)) > 1]
-    return [_joined(own, mixed) for own in options]
+    return [_joined(row, mixed) for row in options]
 
 
-def _joined(own: Options, parents: Sequence[str]) -> Options:
-    found: Options = {}
-    for key, value in own.items():
+def _joined(row: Options, parents: Sequence[str]) -> Options:
+    joined: Options = {}
+    for key, value in row.items():
         parent = next((name for name in parents if key.startswith(f"{name}.")), None)
         if parent is None:
-            found[key] = value
+            joined[key] = value
         elif key == f"{parent}.kind":
-            rest = [v for k, v in own.items() if k.startswith(f"{parent}.") and k != key]
-            found[parent] = f"{value}({', '.join(rest)})"
-    return found
+            rest = [v for k, v in row.items() if k.startswith(f"{parent}.") and k != key]
+            joined[parent] = f"{value}({', '.join(rest)})"
+    return joined
 
 
 def _values(key: str, options: Sequence[Options]) -> set[str]:
-    return {own.get(key, MISSING) for own in options}
+    return {row.get(key, MISSING) for row in options}
 
 
 def _keys(options: Sequence[Options]) -> list[str]:
@@ -176,22 +178,22 @@ def _keys(options: Sequence[Options]) -> list[str]:
     def rank(key: str) -> tuple[bool, bool, int]:
         return key != SOURCE, "." not in key, FIRST.index(key) if key in FIRST else len(FIRST)
 
-    return sorted(dict.fromkeys(key for own in options for key in own), key=rank)
+    return sorted(dict.fromkeys(key for row in options for key in row), key=rank)
 
 
 def _settings(
     runs: Sequence[tuple[Run, Options]], replaced: list[tuple[Run, Run]]
 ) -> list[Setting]:
-    every = [own for _, own in runs]
+    every = [row for _, row in runs]
     keys = _telling(every)
-    found: dict[tuple[str, ...], Setting] = {}
-    for run, own in sorted(runs, key=lambda pair: (pair[0].name, pair[0].seed or 0)):
-        values = {key: own.get(key, MISSING) for key in keys}
-        setting = found.setdefault(tuple(values.values()), Setting(_label(values), values, own))
+    settings: dict[tuple[str, ...], Setting] = {}
+    for run, row in sorted(runs, key=lambda pair: (pair[0].name, pair[0].seed or 0)):
+        values = {key: row.get(key, MISSING) for key in keys}
+        setting = settings.setdefault(tuple(values.values()), Setting(_label(values), values, row))
         setting.runs.append(run)
-    for setting in found.values():
+    for setting in settings.values():
         _pick_done(setting, replaced)
-    sources = list(dict.fromkeys(own.get(SOURCE, "") for own in every))
+    sources = list(dict.fromkeys(row.get(SOURCE, "") for row in every))
 
     def place(setting: Setting) -> list[tuple[int, float, str]]:
         """Sweeps as they were named, everything else by its value."""
@@ -200,7 +202,7 @@ def _settings(
             for key, value in setting.values.items()
         ]
 
-    return sorted(found.values(), key=place)
+    return sorted(settings.values(), key=place)
 
 
 def _telling(options: Sequence[Options]) -> list[str]:
@@ -223,7 +225,7 @@ def _is_incidental(key: str) -> bool:
 
 def _follows_seed(key: str, options: Sequence[Options]) -> bool:
     """Whether every run has its seed as the value, as with `env.kwargs.level_seed=${seed}`."""
-    return key.endswith("seed") and all(own.get(key) == own.get("seed") for own in options)
+    return key.endswith("seed") and all(row.get(key) == row.get("seed") for row in options)
 
 
 def _is_of_some_parts(key: str, options: Sequence[Options]) -> bool:
@@ -233,9 +235,9 @@ def _is_of_some_parts(key: str, options: Sequence[Options]) -> bool:
     needs to be called `zero_copy=(not set)`.
     """
     part = f"{key.split('.')[0]}.name"
-    having = {own.get(part) for own in options if key in own}
-    lacking = {own.get(part) for own in options if key not in own}
-    return not having & lacking and len({own[key] for own in options if key in own}) == 1
+    having = {row.get(part) for row in options if key in row}
+    lacking = {row.get(part) for row in options if key not in row}
+    return not having & lacking and len({row[key] for row in options if key in row}) == 1
 
 
 def _label(values: Options) -> str:

@@ -79,8 +79,8 @@ def estimate(
     value = float(measure(np.concatenate(strata)))
     if fewest < 2:
         return Estimate(value, math.nan, math.nan, fewest)
-    found = resample(strata, measure, num_resamples=num_resamples, rng_seed=rng_seed)
-    low, high = interval(found)
+    resampled = resample(strata, measure, num_resamples=num_resamples, rng_seed=rng_seed)
+    low, high = interval(resampled)
     return Estimate(value, float(low), float(high), fewest)
 
 

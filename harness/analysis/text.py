@@ -24,13 +24,13 @@ def signed(value: float) -> str:
     return number(value) if value < 0 else f"+{number(value)}"
 
 
-def with_interval(found: Estimate | None) -> str:
+def with_interval(estimate: Estimate | None) -> str:
     """A value and, where there is one, its interval."""
-    if found is None or not math.isfinite(found.value):
+    if estimate is None or not math.isfinite(estimate.value):
         return NONE
-    if not found.has_interval:
-        return number(found.value)
-    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+    if not estimate.has_interval:
+        return number(estimate.value)
+    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"
 
 
 def plural(number: int, one: str, several: str) -> str:

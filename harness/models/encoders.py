@@ -84,10 +84,10 @@ class RecurrentEncoder(Encoder):
 
 def encoder(config: ModelConfig, space: Space) -> Encoder:
     """The encoder that a config names; ValueError if it cannot read the observations."""
-    made: Encoder = models.get(config.name).load()(config, space)
-    if isinstance(config, MemoryConfig) and not isinstance(made, RecurrentEncoder):
-        return LSTMEncoder(config, made)
-    return made
+    network: Encoder = models.get(config.name).load()(config, space)
+    if isinstance(config, MemoryConfig) and not isinstance(network, RecurrentEncoder):
+        return LSTMEncoder(config, network)
+    return network
 
 
 def check_observations(config: ModelConfig, space: Space, *, images: bool) -> tuple[int, ...]:

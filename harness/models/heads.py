@@ -84,8 +84,8 @@ class CategoricalHead(nn.Module):
         if self.flat:
             return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         parts, chosen = log_probs.split(self.choices, -1), action.split(1, -1)
-        found = [part.gather(-1, c) for part, c in zip(parts, chosen, strict=True)]
-        return torch.cat(found, -1).sum(-1)
+        gathered = [part.gather(-1, c) for part, c in zip(parts, chosen, strict=True)]
+        return torch.cat(gathered, -1).sum(-1)
 
     def entropy(self, log_probs: Tensor) -> Tensor:
         return -(log_probs.exp() * log_probs).sum(-1)

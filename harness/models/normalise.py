@@ -85,9 +85,9 @@ class DiscountedReturns:
         pairs = zip(*(batch["collector", k][:, 0].tolist() for k in ("worker", "env")), strict=True)
         envs = list(pairs)
         before = [self._sums.get(env, (-1, 0.0)) for env in envs]
-        known = torch.tensor([traj_id for traj_id, _ in before], device=reward.device)
+        trajectories = torch.tensor([traj_id for traj_id, _ in before], device=reward.device)
         carried = torch.tensor([total for _, total in before], device=reward.device)
-        reward[:, 0] += self.gamma * carried * (known == traj[:, 0])
+        reward[:, 0] += self.gamma * carried * (trajectories == traj[:, 0])
         goes_on = (traj[:, 1:] == traj[:, :-1]) & ~batch["next", "done"][:, :-1]
         keep = torch.zeros_like(reward)
         keep[:, 1:] = self.gamma * goes_on
@@ -102,10 +102,10 @@ class DiscountedReturns:
         columns = (batch["collector", "traj_ids"], sums, batch["next", "done"])
         ends = zip(*(c.gather(1, last).squeeze(1).tolist() for c in columns), strict=True)
         is_seen = mask.any(1).tolist()
-        for env, seen, (traj_id, total, done) in zip(envs, is_seen, ends, strict=True):
-            if seen and not done:
+        for env, has_frames, (traj_id, total, done) in zip(envs, is_seen, ends, strict=True):
+            if has_frames and not done:
                 self._sums[env] = (traj_id, total)
-            elif seen:
+            elif has_frames:
                 self._sums.pop(env, None)
 
     def state_dict(self) -> dict[str, Tensor]:

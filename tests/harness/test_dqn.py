@@ -243,10 +243,9 @@ def test_one_epsilon_falls_with_the_frames_and_travels_with_the_weights():
 # -- updates
 
 
-@pytest.mark.parametrize(("rate", "due"), [(1.0, [3, 3, 3]), (0.5, [1, 2, 1]), (2.0, [6, 6, 6])])
-def test_updates_keep_to_their_rate_of_frames(rate, due):
-    dqn = learner(updates_per_frame=rate)
-    assert [dqn.updates_due(3) for _ in range(3)] == due
+def test_updates_keep_to_their_rate_of_frames():
+    dqn = learner(updates_per_frame=0.5)
+    assert [dqn.updates_due(3) for _ in range(3)] == [1, 2, 1]
 
 
 def test_an_annealed_learning_rate_falls_to_zero_at_the_last_frame():

@@ -7,27 +7,21 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
+from harness.algorithms.interface import ReplayAlgorithm
 from harness.algorithms.learners import OffPolicy, OnPolicy
 from harness.options import SACConfig
 
 
-class Algorithm:
-    """Counts the samples that it is given, and owes updates as SAC does."""
+class Algorithm(ReplayAlgorithm):
+    """Counts the samples that it is given."""
 
     def __init__(self, **config: Any):
         self.config = SACConfig(**config)
         self.sizes: list[int] = []
         self.observed = 0
-        self._owed = 0.0
 
     def observe(self, observations: torch.Tensor) -> None:
         self.observed += len(observations)
-
-    def updates_due(self, num_frames: int) -> int:
-        self._owed += num_frames * self.config.updates_per_frame
-        due = int(self._owed)
-        self._owed -= due
-        return due
 
     def update(self, samples: TensorDict) -> dict[str, float]:
         self.sizes.append(len(samples))
@@ -49,7 +43,7 @@ def stamped(versions: list[int]) -> TensorDict:
 
 def learner(*, extend: bool = True, **config: Any) -> tuple[OffPolicy, Algorithm]:
     algorithm = Algorithm(**config)
-    return OffPolicy(algorithm, ReplayBuffer(100), extend=extend), algorithm  # type: ignore[arg-type]
+    return OffPolicy(algorithm, ReplayBuffer(100), extend=extend), algorithm
 
 
 @pytest.mark.parametrize(("starts", "size"), [(10, 4), (4, 10)])
@@ -65,6 +59,12 @@ def test_each_new_frame_is_worth_so_many_updates(ratio, updates):
     metrics = off_policy.learn(batch(8), 0)
     assert algorithm.sizes == [4] * updates
     assert metrics["train/loss"] == (updates + 1) / 2  # the mean
+
+
+@pytest.mark.parametrize(("rate", "due"), [(1.0, [3, 3, 3]), (0.5, [1, 2, 1]), (2.0, [6, 6, 6])])
+def test_updates_keep_to_their_rate_of_frames(rate, due):
+    algorithm = Algorithm(updates_per_frame=rate)
+    assert [algorithm.updates_due(3) for _ in range(3)] == due
 
 
 def test_what_only_some_updates_measure_is_a_mean_over_those():

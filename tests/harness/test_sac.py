@@ -221,12 +221,6 @@ def test_the_policy_takes_its_steps_late_but_takes_them_all():
     assert sac.state_dict()["critic_optimiser"]["step.0"] == 3
 
 
-@pytest.mark.parametrize(("rate", "due"), [(1.0, [3, 3, 3]), (0.5, [1, 2, 1]), (2.0, [6, 6, 6])])
-def test_updates_keep_to_their_rate_of_frames(rate, due):
-    sac = learner(updates_per_frame=rate)
-    assert [sac.updates_due(3) for _ in range(3)] == due
-
-
 def test_normalised_observations_are_those_of_a_learner_that_sees_them_normalised():
     normal, plain = learner(normalise_observations=True), learner()
     batch = samples(64)
