@@ -249,17 +249,17 @@ class BaseCollector(ABC):
         self._assembler.add(batch)
         return self._assembler.take(wanted)
 
-    def _batch_of(self, parts: Sequence[Filled]) -> TensorDict:
-        """One batch of these parts; with copy=False in memory that the next one overwrites."""
+    def _batch_of(self, batches: Sequence[Filled]) -> TensorDict:
+        """One batch of these; with copy=False in memory that the next one overwrites."""
         stamps = self.options.track_policy_version
         only_finals = self.options.next_observation == "final"
         buffer = None
         if not self.options.copy:
-            layouts = tuple(part.frames.layout for part in parts)
+            layouts = tuple(filled.frames.layout for filled in batches)
             if layouts not in self._buffers:
-                self._buffers[layouts] = buffer_for(parts, stamps, only_finals)
+                self._buffers[layouts] = buffer_for(batches, stamps, only_finals)
             buffer = self._buffers[layouts]
-        return assemble(parts, stamps=stamps, only_finals=only_finals, buffer=buffer)
+        return assemble(batches, stamps=stamps, only_finals=only_finals, buffer=buffer)
 
     def _finish(self, batch: TensorDict) -> Any:
         options = self.options

@@ -310,7 +310,7 @@ def count_workers(kind: str, create_env_fn: Any, num_workers: int | None) -> int
 def check_factory(create_env_fn: Any) -> None:
     """Refuse anything but a function or a list of functions."""
     for one in each(create_env_fn):
-        if is_list(one):  # those of a hosted collector's workers
+        if is_list(one):  # those of a node's workers
             check_factory(one)
         elif not callable(one):
             kind = type(one).__name__

@@ -56,7 +56,7 @@ class Trajectories:
         return ids[1:]
 
     def adopt(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Global numbers from those of a hosted collector, which start at 0 when it is made."""
+        """Global numbers from those of a node's collector, which start at 0 when it is made."""
         if self._current is None:
             self._current = np.array([self.count])
         own = ids + int(self._current[0])
@@ -125,45 +125,45 @@ class Filled:
 
 
 def assemble(
-    parts: Sequence[Filled],
+    batches: Sequence[Filled],
     *,
     stamps: bool = True,
     only_finals: bool = False,
     buffer: dict[Key, Tensor] | None = None,
 ) -> TensorDict:
-    """One batch of all parts, a row for each environment.
+    """One batch of those of some workers, a row for each environment.
 
     Frames come first in each row; the rest is zero, and False in ("collector", "mask").
     stamps: whether frames have a "policy_version". only_finals: as in `next_observations.py`.
     buffer: memory for the batch, from `buffer_for`.
     """
     if buffer is None:
-        buffer = buffer_for(parts, stamps, only_finals)
+        buffer = buffer_for(batches, stamps, only_finals)
     num_steps = buffer[DONE].shape[1]
     row = 0
     finals: list[list[Tensor]] = []
-    for part in parts:
-        rows = {key: tensor[row : row + part.num_envs] for key, tensor in buffer.items()}
-        places = _Places(part, num_steps)
-        _fill(rows, part, places, _copied(part.frames.layout, stamps, only_finals))
+    for filled in batches:
+        rows = {key: tensor[row : row + filled.num_envs] for key, tensor in buffer.items()}
+        places = _Places(filled, num_steps)
+        _fill(rows, filled, places, _copied(filled.frames.layout, stamps, only_finals))
         if only_finals:
             finals.append(_finals(places, rows[FINAL], sum(len(one[0]) for one in finals)))
-        row += part.num_envs
+        row += filled.num_envs
     batch = TensorDict(buffer, batch_size=(row, num_steps))
     if only_finals:
-        observations = parts[0].frames.layout.observations
+        observations = batches[0].frames.layout.observations
         for field, values in zip(observations, zip(*finals, strict=True), strict=True):
             batch["next"].set(("finals", *field.key), UnbatchedTensor(torch.cat(values)))
     return batch
 
 
 def buffer_for(
-    parts: Sequence[Filled], stamps: bool = True, only_finals: bool = False
+    batches: Sequence[Filled], stamps: bool = True, only_finals: bool = False
 ) -> dict[Key, Tensor]:
-    """Memory for a batch of such parts."""
-    layout = parts[0].frames.layout
-    num_steps = max(part.frames.layout.num_steps for part in parts)
-    shape = (sum(part.num_envs for part in parts), num_steps)
+    """Memory for a batch of such ones."""
+    layout = batches[0].frames.layout
+    num_steps = max(filled.frames.layout.num_steps for filled in batches)
+    shape = (sum(filled.num_envs for filled in batches), num_steps)
     buffer = {
         key: torch.empty((*shape, *field.shape), dtype=field.dtype)
         for key, field in _copied(layout, stamps, only_finals).items()
@@ -182,26 +182,28 @@ def _copied(layout: FrameLayout, stamps: bool, only_finals: bool) -> dict[Key, F
     return {key: field for key, field in layout.fields.items() if key not in left_out}
 
 
-def _fill(rows: dict[Key, Tensor], part: Filled, places: _Places, fields: dict[Key, Field]) -> None:
+def _fill(
+    rows: dict[Key, Tensor], filled: Filled, places: _Places, fields: dict[Key, Field]
+) -> None:
     """Copy one block into its rows of the batch."""
-    block = part.frames
+    block = filled.frames
     (ended,) = places.ended.nonzero(as_tuple=True)
     following = {field.key: field.key[1:] for field in block.layout.finals}
     for key in fields:
         source = _indexable(block.tensors[key].flatten(0, 1))
         target = _indexable(rows[key].flatten(0, 1))
         if key in following:
-            observed = block.tensors[following[key]].flatten(0, 1)[part.num_envs :]
+            observed = block.tensors[following[key]].flatten(0, 1)[filled.num_envs :]
             places.copy(_indexable(observed), target)
             target.index_copy_(0, ended, source[places.finals(ended)])
         else:
             places.copy(source, target)
     torch.logical_or(rows[TERMINATED], rows[TRUNCATED], out=rows[DONE])
-    assert part.trajectories is not None
-    numbers = part.trajectories.number(block.is_init[: part.steps])
+    assert filled.trajectories is not None
+    numbers = filled.trajectories.number(block.is_init[: filled.steps])
     rows[TRAJ_IDS].view(-1).copy_(places.arranged(numbers))
-    rows[WORKER].fill_(part.worker)
-    rows[ENV].copy_(part.environments())
+    rows[WORKER].fill_(filled.worker)
+    rows[ENV].copy_(filled.environments())
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -215,10 +217,10 @@ def _indexable(values: Tensor) -> Tensor:
 class _Places:
     """Which frame of a block [time, environments] goes where in its rows [environments, time]."""
 
-    def __init__(self, part: Filled, num_steps: int):
-        self.part = part
-        num_envs = part.num_envs
-        self._live = torch.from_numpy(part.frames.live[: part.steps]).T
+    def __init__(self, filled: Filled, num_steps: int):
+        self.filled = filled
+        num_envs = filled.num_envs
+        self._live = torch.from_numpy(filled.frames.live[: filled.steps]).T
         counts = self._live.sum(1)
         mask = torch.arange(num_steps) < counts[:, None]
         self.mask = mask.view(-1)
@@ -227,7 +229,7 @@ class _Places:
         self.source = torch.zeros(num_envs * num_steps, dtype=torch.int64)
         self.source[self.mask] = t * num_envs + env
         self.last = (torch.arange(num_steps) == counts[:, None] - 1).view(-1)
-        self.ended = self.arranged(part.ended())
+        self.ended = self.arranged(filled.ended())
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy a field, both given as [frames, ...]."""
@@ -243,7 +245,7 @@ class _Places:
 
     def finals(self, ended: Tensor) -> Tensor:
         """Where the block keeps the final observations of these places, which ended."""
-        return self.part.frames.tensors[FINAL].view(-1)[self.source[ended]]
+        return self.filled.frames.tensors[FINAL].view(-1)[self.source[ended]]
 
 
 def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
@@ -251,7 +253,7 @@ def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
 
     numbers: receives the number of each frame's among them, counted from `first`, or -1.
     """
-    frames, num_envs = places.part.frames, places.part.num_envs
+    frames, num_envs = places.filled.frames, places.filled.num_envs
     (chosen,) = (places.ended | places.last).nonzero(as_tuple=True)
     numbers.fill_(-1).view(-1)[chosen] = torch.arange(first, first + len(chosen))
     ended = places.ended[chosen]
