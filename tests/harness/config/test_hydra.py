@@ -133,6 +133,15 @@ def test_a_users_config_directory_has_experiments_and_options_of_its_own(capsys,
     assert run.main(["--config-dir", "nowhere", "--cfg", "job"]) == 2
 
 
+def test_a_users_directory_is_searched_before_ours(capsys, here):
+    file = here / "my_conf/algo/ppo.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("defaults: [/options/algo/ppo@_here_, _self_]\nepochs: 7\n")
+    found = config_of(capsys, "--config-dir", "my_conf")
+    assert (found["algo"]["name"], found["algo"]["epochs"]) == ("ppo", 7)
+    assert config_of(capsys)["algo"]["epochs"] == 4
+
+
 def test_a_users_primary_config_may_include_ours(capsys, here):
     (here / "my_conf").mkdir()
     text = "defaults: [config, _self_]\ntotal_frames: 77\n"
