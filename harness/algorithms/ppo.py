@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.algorithms.actor_critic import ActorCritic, sequences, trajectories
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, objective
-from harness.algorithms.returns import Steps, explained_variance, gae, vtrace
+from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged
 from harness.measures.means import Means
 from harness.models.normalise import DiscountedReturns, Normaliser
@@ -96,11 +96,7 @@ class PPO(ActorCritic):
             self.reward_normaliser.update(self.discounted_rewards.follow(batch)[mask])
             reward = self.reward_normaliser(reward)
         steps = Steps(reward, view.value, view.next_value, terminated, view.continues, mask)
-        if config.vtrace:
-            caps = {"rho": config.vtrace_rho, "c": config.vtrace_c}
-            returns = vtrace(steps, log_ratio, gamma=config.gamma, lam=config.gae_lambda, **caps)
-        else:
-            returns = gae(steps, gamma=config.gamma, lam=config.gae_lambda)
+        returns = self.returns(batch, steps, log_ratio)
         rows |= {"behaviour": behaviour, "proximal": view.log_prob, "old_value": view.value}
         rows |= {"advantage": returns.advantages, "target": returns.targets}
         rows |= {"trajectory": batch["collector", "traj_ids"], "age": version - versions}
@@ -115,6 +111,14 @@ class PPO(ActorCritic):
         if view.states is not None:
             return sequences(rows, usable, self.sequence_length), metrics
         return {key: x[usable] for key, x in rows.items()}, metrics
+
+    def returns(self, batch: TensorDictBase, steps: Steps, log_ratio: Tensor) -> Returns:
+        """What every frame is worth."""
+        config = self.config
+        if not config.vtrace:
+            return gae(steps, gamma=config.gamma, lam=config.gae_lambda)
+        caps = {"rho": config.vtrace_rho, "c": config.vtrace_c}
+        return vtrace(steps, log_ratio, gamma=config.gamma, lam=config.gae_lambda, **caps)
 
     def minibatches(self, frames: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """The frames, sequences or trajectories in random order, in parts of nearly equal size."""

@@ -7,6 +7,7 @@ neither torch nor gymnasium nor hydra, so that `--help` and completion are fast.
 from harness.options.algorithms import (
     AlgorithmConfig,
     DQNConfig,
+    GRPOConfig,
     IMPALAConfig,
     ObjectiveConfig,
     PPOConfig,
@@ -29,6 +30,7 @@ from harness.options.models import (
     MinAtarCNNLSTMConfig,
     MLPConfig,
     ModelConfig,
+    TransformerConfig,
 )
 from harness.options.run import Config
 from harness.options.sync import SyncConfig

@@ -83,6 +83,35 @@ class PPOConfig(AlgorithmConfig):
 
 
 @dataclass
+class GRPOConfig(PPOConfig):
+    """Group-relative policy optimisation: episodes that begin alike are compared, without critic.
+
+    Values, and with them gamma, gae_lambda, vtrace and the options of values, have no part in it.
+    """
+
+    name: str = "grpo"
+    learning_rate: Positive = 1e-3  # of Adam
+    anneal_learning_rate: bool = False  # linearly, to zero at the last frame
+    epochs: Count = 2  # passes over each batch
+    minibatch_size: Count = 768  # frames in one gradient step, approximately
+    normalise_advantages: bool = False  # to mean 0 and variance 1 in each minibatch
+    entropy_weight: NonNegative = 0.0  # weight of the entropy bonus
+    value_weight: NonNegative = 0.0  # weight of the value loss
+    max_grad_norm: NonNegative = 1.0  # of all gradients together; 0: no limit
+    # what a return is compared with: the mean of its group, or of the others in it (RLOO)
+    baseline: Literal["group", "leave_one_out"] = "group"
+    scale: bool = True  # divide by the standard deviation of the group
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.vtrace:
+            raise ConfigError(
+                "algo.vtrace=true algo=grpo: returns of whole episodes are not corrected; expected "
+                "false"
+            )
+
+
+@dataclass
 class IMPALAConfig(AlgorithmConfig):
     """IMPALA, an actor-critic with V-trace: one gradient step on each batch, corrected for lag."""
 

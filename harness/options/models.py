@@ -111,3 +111,16 @@ class MinAtarCNNLSTMConfig(MinAtarCNNConfig, MemoryConfig):
     """The layers of model=minatar_cnn and an LSTM. Not for SAC."""
 
     name: str = "minatar_cnn_lstm"
+
+
+@dataclass
+class TransformerConfig(ModelConfig):
+    """A small causal transformer with a key-value cache, for texts. Not for SAC."""
+
+    recurrent: ClassVar[bool] = True
+
+    name: str = "transformer"
+    hidden_sizes: list[Count] = field(default_factory=lambda: [256, 256])  # one block for each
+    width: Count = 64  # of a position
+    heads: Count = 4  # of attention
+    sequence_length: Count = 16  # frames of one piece of a row that is learned from at once

@@ -1,0 +1,59 @@
+"""Group-relative policy optimisation: PPO without a critic, for episodes that begin alike.
+
+What an episode is worth is its return, compared with those of the other episodes of the batch that
+begin with the same observation.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from harness.algorithms.ppo import PPO
+from harness.algorithms.returns import Returns, Steps
+from harness.options.algorithms import GRPOConfig
+
+
+class GRPO(PPO):
+    """PPO's update, whose advantages are those of an episode within its group."""
+
+    config: GRPOConfig
+
+    def returns(self, batch: TensorDictBase, steps: Steps, log_ratio: Tensor) -> Returns:
+        """GRPO (Shao et al. 2024), or leave-one-out (RLOO, Ahmadian et al. 2024).
+
+        A frame's advantage is the return of its episode less the mean of its group, over the
+        group's standard deviation with `scale`; or less the mean of the group's others. It is zero
+        in episodes that lie in the batch only in part, and in groups of one.
+        """
+        ids = batch["collector", "traj_ids"]
+        trajectory = torch.unique(ids, return_inverse=True)[1].flatten()
+        count = int(trajectory.max()) + 1
+        starts, ends = batch["is_init"] & steps.mask, batch["next", "done"] & steps.mask
+
+        def total(value: Tensor, places: Tensor, size: int) -> Tensor:
+            return value.new_zeros(size).index_add(0, places, value)
+
+        begun, ended = (total(x.flatten().float(), trajectory, count) for x in (starts, ends))
+        is_whole = (begun > 0) & (ended > 0)
+        if not is_whole.any():
+            raise ValueError(
+                f"algo=grpo learns from whole episodes, and none of the {count} in this batch is: "
+                "collector.frames_per_batch should hold the longest for each environment"
+            )
+        worth = total((steps.reward * steps.mask).flatten(), trajectory, count)
+        first = torch.zeros(count, dtype=torch.long, device=ids.device)
+        first[trajectory[starts.flatten()]] = starts.flatten().nonzero().squeeze(1)
+        prompts = batch["observation"].flatten(0, 1).flatten(1)[first]
+        group = torch.unique(prompts, dim=0, return_inverse=True)[1]
+        members = total(is_whole.float(), group, count)[group]
+        mean = total(worth * is_whole, group, count)[group] / members.clamp(min=1)
+        apart = worth - mean
+        if self.config.baseline == "leave_one_out":
+            apart = apart * members / (members - 1).clamp(min=1)
+        if self.config.scale:
+            square = total(apart.square() * is_whole, group, count)[group]
+            apart = apart / ((square / (members - 1).clamp(min=1)).sqrt() + 1e-4)
+        advantage = torch.where(is_whole & (members > 1), apart, 0)[trajectory]
+        return Returns(advantage.view_as(steps.reward), steps.value)
