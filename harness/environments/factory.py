@@ -50,6 +50,7 @@ PACKAGES = {
     "MiniGrid-": Package("minigrid", ("minigrid",), "minigrid"),
     "BabyAI-": Package("minigrid", ("minigrid",), "minigrid"),
     "dm_control/": Package("shimmy", ("shimmy", "dm_control"), "dm-control"),
+    "lockstep/": Package("harness.environments.tokens", (), ""),
 }
 # Wrappers that need more than gymnasium.
 WRAPPERS_NEED = {

@@ -224,8 +224,9 @@ class TokensVector(VectorEnv[Array, Array, Array]):
         self._episodes[which] += 1
 
 
+
 gym.register(
-    "Tokens-v0",
+    "lockstep/Tokens-v0",
     "harness.environments.tokens:Tokens",
     vector_entry_point="harness.environments.tokens:TokensVector",
 )

@@ -104,6 +104,6 @@ def test_an_unknown_task_is_refused():
     with pytest.raises(
         ValueError, match="task='sorting': it is one of copy, sort, addition, countd"
     ):
-        gym.make("harness.environments.tokens:Tokens-v0", task="sorting")
+        gym.make("lockstep/Tokens-v0", task="sorting")
     with pytest.raises(ValueError, match="length=1: it is 2 to 9"):
         make_task("countdown", 1)
