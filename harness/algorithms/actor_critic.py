@@ -36,8 +36,8 @@ class Actor(nn.Module):
         if config.normalise_observations:
             if self.is_image:
                 raise ValueError(
-                    f"algo.normalise_observations=true model={setup.model.name}: this model scales "
-                    "images itself; expected false"
+                    f"algo.normalise_observations=true model={setup.model.name}: this model takes "
+                    "observations as they are; expected false"
                 )
             self.normaliser = Normaliser(tuple(observation_space.shape or ()))
         self.in_keys = ["observation"]
