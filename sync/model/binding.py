@@ -72,6 +72,7 @@ class Binding:
         self._flat = flat
         self._sizes = list(map(len, flat.keys))
         self._weights: Any = None
+        self._detached: list[Tensor] = []  # the tensors in it, in layout order
         self._devices = {leaf.device for leaf in self._leaves if leaf.device.type != "cpu"}
         self._cuda_devices = {device for device in self._devices if device.type == "cuda"}
 
@@ -166,7 +167,9 @@ class Binding:
     def weights(self) -> Any:
         """The weights in the strategy's form, sharing the model's memory, so they stay current."""
         if self._weights is None:
-            tensors = {slot.name: slot.tensor.detach() for slot in self._slots}
+            self._detached = [slot.tensor.detach() for slot in self._slots]
+            names = [slot.name for slot in self._slots]
+            tensors = dict(zip(names, self._detached, strict=True))
             self._weights = self._strategy.assemble(tensors, self._flat.extra)
         return self._weights
 
@@ -185,7 +188,8 @@ class Binding:
             else:
                 slot.tensor.data = self._leaves[i] = view
                 self._places[i] = _place(slot)
-        self._weights = None
+                if self._weights is not None:
+                    self._detached[i].data = view
         increment_version([slot.tensor for slot in self._slots])
 
     def points_at(self, snapshot: Snapshot) -> bool:
