@@ -42,8 +42,9 @@ class ScaledConfig:
 
 @objectives.register("scaled", options=ScaledConfig)
 def scaled(frames, config, options):
-    gain, log_ratio, bounded, _ = behaviour(frames, config, None)
-    return gain * options.factor, log_ratio, bounded, {"factor": gain.new_tensor(options.factor)}
+    plain = behaviour(frames, config, None)
+    metrics = {"factor": plain.gain.new_tensor(options.factor)}
+    return plain._replace(gain=plain.gain * options.factor, metrics=metrics)
 
 @dataclass
 class RewardConfig:
