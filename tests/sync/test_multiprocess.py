@@ -237,3 +237,4 @@ def test_nothing_waits_for_a_worker_that_is_gone():
         # The sender's thread may be reading the answers just now.
         wait_until(lambda: scheme.acknowledged == {0: 0, 1: 2})
         assert scheme._sender.channel.due_ns() is None
+        assert not scheme._sender.channel._waiting

@@ -297,3 +297,10 @@ def test_a_block_whose_node_was_lost_is_never_written_again(sending):
     wait_until(lambda: sorted(sending.acknowledged()) == [0, 2, 6])
     for version in range(2, 6):
         assert sending.publish(version) is not block
+
+
+def test_those_below_a_worker_that_left_are_served_by_the_trainer(sending):
+    there = sending.channel._tree
+    there.leave(0)
+    heads = there.grow({0: "a successor", 2: "owner 2", 6: "owner 6"})
+    assert [head.worker for head in heads] == [0, 2]

@@ -14,7 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from sync import HogwildWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
+from sync import (
+    HogwildWeightSyncScheme,
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    SimulatedWeightSyncScheme,
+)
 from sync.local.waiting import wait_for
 from tests.own_process import in_own_process
 from tests.sync.support import KINDS, Worker, bits, connect, held, policy, receive, running
@@ -176,3 +181,16 @@ def test_a_worker_may_leave_and_come_back_between_two_polls(kind):
             worker = twin
             scheme.send_async(policy(value))
             assert worker.do(receive, 20)
+
+
+def test_a_version_that_no_virtual_worker_has_taken_yet_is_kept():
+    scheme = SimulatedWeightSyncScheme()
+    scheme.init_on_sender(model=policy(1), devices=["cpu"])
+    with scheme:
+        scheme.connect()
+        for value in (2, 3, 4):
+            scheme.send_async(policy(value))
+        models = [policy(0) for _ in scheme.channel.published]
+        for model, (block, _) in zip(models, scheme.channel.published, strict=True):
+            scheme.loader(model)(block)
+        assert [bits(model) for model in models] == [bits(policy(v)) for v in (1, 2, 3, 4)]
