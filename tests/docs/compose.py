@@ -69,7 +69,9 @@ def stop_at_the_start() -> None:
     check_sweep, all_jobs = sweep.Sweep.check, sweep.jobs_of
     sweep.jobs_of = some_jobs
     sweep.Sweep.check = checked
-    application.application = stop
+    for name in ("_as_job_of_hydra", "_run", "job"):
+        assert hasattr(application, name)
+        setattr(application, name, stop)
     for name in ("parse_args", "parse_intermixed_args"):
         setattr(argparse.ArgumentParser, name, parsed(name))
 
