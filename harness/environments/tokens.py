@@ -224,7 +224,6 @@ class TokensVector(VectorEnv[Array, Array, Array]):
         self._episodes[which] += 1
 
 
-
 gym.register(
     "lockstep/Tokens-v0",
     "harness.environments.tokens:Tokens",

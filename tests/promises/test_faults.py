@@ -120,7 +120,9 @@ def test_a_killed_worker_is_named_and_the_others_go_on(kind):
     with trial(SCHEMES[kind]()) as running:
         running.scheme.describe_worker(1, "CartPole-v1")
         os.kill(running.processes[1].pid, signal.SIGKILL)
-        died = r"worker 1 \(cpu, CartPole-v1\) died \(pid \d+\), (killed by SIG|its connection broke)"
+        died = (
+            r"worker 1 \(cpu, CartPole-v1\) died \(pid \d+\), (killed by SIG|its connection broke)"
+        )
         with pytest.raises(WorkerDied, match=died):
             running.publish(wait=True)
         for _ in range(20):
