@@ -108,16 +108,20 @@ class _LostError(Exception):
     """A value cannot be put back."""
 
 
-def saved(value: Any, weights: Collection[int] = (), inside: tuple[int, ...] = ()) -> Any:
-    """A value as plain data. `inside` has the identities of the values that hold this one."""
+def saved(value: Any, weights: Collection[int] = (), seen: set[int] | None = None) -> Any:
+    """A value as plain data.
+
+    weights: the addresses of storages that are saved elsewhere. seen: the identities of containers
+    and objects that are saved already; these are restored in place, and so wherever they are held.
+    """
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, _LEFT_OUT) or id(value) in inside:
+    seen = set() if seen is None else seen
+    if isinstance(value, _LEFT_OUT) or id(value) in seen:
         return {"left out": None}
-    inside = (*inside, id(value))
 
     def each(items: Iterable[Any]) -> list[Any]:
-        return [saved(item, weights, inside) for item in items]
+        return [saved(item, weights, seen) for item in items]
 
     if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
         if value.requires_grad or value.untyped_storage().data_ptr() in weights:
@@ -131,10 +135,11 @@ def saved(value: Any, weights: Collection[int] = (), inside: tuple[int, ...] = (
         return {kind: data, "dtype": value.dtype.str, "shape": list(value.shape)}
     if isinstance(value, GENERATORS):
         return {"generator": saved(_generator_state(value))}
-    if isinstance(value, dict):
-        return {"dict": [each(pair) for pair in value.items()]}
     if isinstance(value, tuple):
         return {"tuple": each(value)}
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return {"dict": [each(pair) for pair in value.items()]}
     if isinstance(value, list | deque):
         return {"list": each(value)}
     if _is_made_of_attributes(value):

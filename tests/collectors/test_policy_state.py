@@ -202,3 +202,29 @@ def test_what_an_environment_keeps_across_episodes_is_named(vector):
         with pytest.warns(UserWarning, match=r"attribute 'Curriculum\.episodes'$"):
             assert not collector.load_state_dict(state)
         assert not collector.next()["is_init"][0, 0]  # the episode goes on all the same
+
+
+class Node:
+    def __init__(self, following):
+        self.left = self.right = following
+        self.calls = 0
+
+
+def test_objects_that_share_others_are_saved_once():
+    first = None
+    for _ in range(40):
+        first = Node(first)
+    policy = Writing(True)
+    policy.nodes = first
+
+    def forward(x):
+        policy.nodes.left.calls += 1
+        return policy.layer(x).tanh()
+
+    policy.forward = forward
+    with Collector(make, policy, weight_sync_schemes={}, **OPTIONS) as collector:
+        actions(collector, 1)
+        state = collector.state_dict()
+        calls, policy.nodes.left.calls = policy.nodes.left.calls, 0
+        assert collector.load_state_dict(state)
+    assert policy.nodes.right.calls == calls > 0
