@@ -67,7 +67,7 @@ class PolicyState:
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Put the saved attributes into an equal policy; what is lost, in words.
 
-        What was written to buffers is: the published weights are there instead.
+        Writes to buffers are always lost: the published weights take their place.
         """
         lost = ["what the policy wrote to its buffers"] if state["buffers_written"] else []
         for path, value in state["attributes"].items():

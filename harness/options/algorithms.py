@@ -342,7 +342,7 @@ class SAPOConfig:
 
 @dataclass
 class VCPOConfig(ObjectiveConfig):
-    """A policy gradient with a baseline of least variance, and smaller steps on unequal weights."""
+    """A policy gradient with the baseline of least variance, and a step by how equal weights are."""
 
     needs_scores: ClassVar[bool] = True
 
