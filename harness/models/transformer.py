@@ -1,8 +1,8 @@
 """A small causal transformer over texts: vectors of whole numbers, with zeros at the end.
 
-Its state is a key-value cache. While it acts, it computes only new positions and adds their keys and
-values to the cache. Cached ones stay those of the weights that computed them, also after an update.
-A learner computes all positions with its own weights.
+Its state is a key-value cache. While it acts, it computes only new positions and adds their keys
+and values to the cache. Cached ones stay those of the weights that computed them, also after an
+update. A learner computes all positions with its own weights.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ class SAPOConfig:
 
 @dataclass
 class VCPOConfig(ObjectiveConfig):
-    """A policy gradient with the baseline of least variance, and a step by how equal weights are."""
+    """A policy gradient with the baseline of least variance; unequal weights make smaller steps."""
 
     needs_scores: ClassVar[bool] = True
 
