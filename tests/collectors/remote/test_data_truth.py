@@ -100,13 +100,18 @@ def test_whole_trajectories_can_be_asked_for_and_frames_without_stamps():
             assert all_accounted_for(collector.stats())
 
 
+def changes_version_within(batch):
+    version = batch["policy_version"]
+    return bool((version[:, 1:] != version[:, :-1]).any())
+
+
 def test_the_recording_of_a_node_is_replayed_where_a_step_only_resets(tmp_path):
     path, kind, steps = str(tmp_path / "schedule.jsonl"), "native_next_step", 11
     frames = steps * num_envs_of(kind)
     collector, _ = build("distributed", kind, sync=False, record_schedule=path, seed=5)
     with collector:
         recorded = []
-        for _ in range(8):
+        while len(recorded) < 8 or not any(map(changes_version_within, recorded)):
             recorded.append(collector.next())
             publish(collector)
     schedule, kwargs = RecordedSchedule(path), workers_of(kind, 2)
