@@ -11,5 +11,5 @@ CODE = ["collectors*", "harness*", "hydra_plugins*", "sync*"]
 setup(
     packages=[*find_namespace_packages(include=CODE, exclude=["*__pycache__*"]), "harness.conf"],
     package_dir={"harness.conf": "conf"},
-    package_data={"": ["py.typed"], "harness.analysis": ["*.jinja"], "harness.conf": ["**/*.yaml"]},
+    package_data={"": ["py.typed"], "harness.report": ["*.jinja"], "harness.conf": ["**/*.yaml"]},
 )

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.predictors import RETURN, objective_of  # noqa: E402
-from harness.analysis.findings import mean_return  # noqa: E402
-from harness.analysis.read_runs import Run, find_runs  # noqa: E402
+from harness.report.findings import mean_return  # noqa: E402
+from harness.report.read_runs import Run, find_runs  # noqa: E402
 
 Scores = Mapping[str, Mapping[int, float]]  # by objective, then by seed
 

@@ -23,8 +23,8 @@ from scipy.stats import spearmanr
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.analysis.findings import mean_return  # noqa: E402
-from harness.analysis.read_runs import Run, find_runs  # noqa: E402
+from harness.report.findings import mean_return  # noqa: E402
+from harness.report.read_runs import Run, find_runs  # noqa: E402
 
 RETURN = "episode/return"
 MEASURES = ("lag", "1 - ESS", "KL")

@@ -25,7 +25,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.analysis.read_runs import Run, find_runs  # noqa: E402
+from harness.report.read_runs import Run, find_runs  # noqa: E402
 
 PLAIN = ("collector=single", "sync=none")  # as the published runs: no worker acts ahead
 LAST = 0.1  # the part of training that the score is of

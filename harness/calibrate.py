@@ -26,7 +26,6 @@ import numpy as np
 
 from collectors.schedule.costs import Cost, Costs
 from collectors.schedule.simulator import Simulator
-from harness.analysis.read_runs import Run, read_run
 from harness.config.stored import read_options
 from harness.files import one_line
 from harness.measures.metrics import lag_figures
@@ -35,6 +34,7 @@ from harness.options.simulated import SCHEDULE, SimulatedConfig
 from harness.options.sync import SyncConfig
 from harness.options.typed import build
 from harness.registry import schemes
+from harness.report.runs import Run, read_run
 
 USAGE_ERROR = 2
 MOST_BATCHES = 2_000_000
@@ -171,7 +171,7 @@ def calibrate(directory: Path) -> Calibration:
             publish_ms=Cost(publish_ms),
             log_ms=Cost(float(log.mean())),
         ),
-        nbytes=int(np.nanmax([0.0, *column(run, "sync/bytes")]) / rounds),
+        nbytes=int(np.nanmax([0.0, *run.records["sync/bytes"]]) / rounds),
     )
     return replace(found, costs=replace(found.costs, take_ms=Cost(unexplained_ms(found, run))))
 
@@ -183,7 +183,8 @@ def unexplained_ms(found: Calibration, run: Run) -> float:
     least: for batches that were ready before.
     """
     recording = found.recording
-    evaluated = run.steps[np.isfinite(column(run, "eval/return"))] // recording.frames_per_batch
+    records = run.records
+    evaluated = records["step"][records["eval/return"].notna()] // recording.frames_per_batch
     gaps = np.diff(recording.at_s)
     counts = ~np.isin(np.arange(1, len(gaps) + 1), evaluated)
     counts[:WARM_UP] = False
@@ -196,16 +197,11 @@ def unexplained_ms(found: Calibration, run: Run) -> float:
     return max(0.0, float(by_pace), float(by_wait)) * 1e3
 
 
-def column(run: Run, name: str) -> np.ndarray:
-    """A metric at every record of a run; NaN where there is none."""
-    return run.metrics.get(name, np.full(len(run.steps), np.nan))
-
-
 def per_batch(run: Run, name: str, recording: Recording) -> np.ndarray:
     """Milliseconds for a batch in this phase: of each record, without those with evaluations."""
-    batches = np.diff(run.steps, prepend=0) / recording.frames_per_batch
-    values, evaluated = column(run, name), np.isfinite(column(run, "eval/return"))
-    usable = np.isfinite(values) & (values >= 0) & (batches >= 1) & ~evaluated
+    batches = np.diff(run.records["step"], prepend=0) / recording.frames_per_batch
+    values, evaluated = (run.records[key].to_numpy() for key in (name, "eval/return"))
+    usable = (values >= 0) & (batches >= 1) & np.isnan(evaluated)
     usable &= np.cumsum(batches) > WARM_UP
     if not usable.any():
         raise ValueError(f"{run.name}/metrics.jsonl has no values of {name}")

@@ -19,7 +19,6 @@ from typing import Any
 
 from scipy import stats
 
-from harness.analysis.statistics import LEVEL
 from harness.config.plan import RunPlan, to_config
 from harness.config.search import objective
 from harness.config.stored import add_import_flags, changed, trusted_options
@@ -28,6 +27,7 @@ from harness.logging.numbers import readable
 from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
+from harness.report.statistics import LEVEL
 from harness.run.checkpoints import CheckpointError
 from harness.run.provenance import hardware, manifest
 from harness.run_comparison import Difference, compare_records, compare_weights, is_repeatable

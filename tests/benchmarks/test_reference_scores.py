@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reference_scores import ROWS, Row, lines, score, spread
-from harness.analysis.read_runs import find_runs
 from harness.config.compose import compose_run
+from harness.report.read_runs import find_runs
 
 pytestmark = pytest.mark.slow
 

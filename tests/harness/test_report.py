@@ -14,14 +14,14 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from harness.analysis.drawing import LONGEST_LABEL, shown
-from harness.analysis.pages import plain
-from harness.analysis.tables import cell_text
 from harness.report import main
-from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
+from harness.report.drawing import LONGEST_LABEL, shown
+from harness.report.pages import plain
+from harness.report.tables import cell_text
+from tests.harness.report.synthetic import HOSTILE, make_run, make_sweep
 from tests.harness.small import ROOT
 
-GOLDEN = Path(__file__).with_name("analysis") / "golden" / "report.md"
+GOLDEN = Path(__file__).with_name("report") / "golden" / "report.md"
 FIGURES = (*("scores", "profiles", "learning-frames", "learning-seconds", "throughput"),)
 
 
@@ -65,8 +65,11 @@ class Page(HTMLParser):
 @pytest.mark.parametrize(
     ("module", "large"),
     [
-        ("harness.report", ["numpy", "scipy", "matplotlib", "gymnasium"]),  # the command line
-        ("harness.analysis.make", ["torch", "sync", "collectors"]),
+        (
+            "harness.report",
+            ["numpy", "scipy", "matplotlib", "gymnasium", "pandas"],
+        ),  # the command line
+        ("harness.report.make", ["torch", "sync", "collectors"]),
     ],
 )
 def test_a_report_imports_nothing_large_that_it_does_not_need(module, large):

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.document import write
-from harness.analysis.findings import WANTED, analyse
-from harness.analysis.pages import to_html, to_markdown
-from harness.analysis.read_runs import find_runs
-from harness.analysis.settings import arrange
-from harness.analysis.tables import files
 from harness.report import main
-from tests.harness.analysis.synthetic import make_run
+from harness.report.document import write
+from harness.report.findings import WANTED, analyse
+from harness.report.pages import to_html, to_markdown
+from harness.report.read_runs import find_runs
+from harness.report.settings import arrange
+from harness.report.tables import files
+from tests.harness.report.synthetic import make_run
 from tests.security.test_config_fuzz import FEW
 
 MARK = "<script>alert(1)</script>"
@@ -88,7 +88,7 @@ def report_on(places: list[Path]) -> None:
     plan = arrange(runs)
     found = analyse(plan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.analysis.drawing.draw", lambda *args, **options: None)
+        patch.setattr("harness.report.drawing.draw", lambda *args, **options: None)
         document = write(plan, found, runs, runs[0].name)
     check_html(to_html(document))
     to_markdown(document, figures="figures").encode()

@@ -13,7 +13,7 @@ from harness.config.search import objective
 from harness.files import write_json
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run_comparison import weights
-from tests.harness.analysis.synthetic import make_run
+from tests.harness.report.synthetic import make_run
 
 
 @pytest.mark.parametrize("value", ["x", [], {}, None, True, 10**400, float("inf")], ids=str)

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from gymnasium.envs.registration import registry
 
-from harness.analysis.comparisons import (
+from harness.metric_names import BUCKETS, PHASES
+from harness.options.errors import suggest
+from harness.report.comparisons import (
     DEFAULT_MARGIN,
     Comparison,
     Margin,
     compare_pairs,
     probability_of_improvement,
 )
-from harness.analysis.curves import Band, band, interpolate, profile, trailing_mean
-from harness.analysis.design import Design
-from harness.analysis.interactions import Interaction, interactions
-from harness.analysis.progress import show_progress
-from harness.analysis.read_runs import VIRTUAL_TIME, Run
-from harness.analysis.settings import MISSING, SOURCE, Factor, Options, Plan, Setting, Task
-from harness.analysis.statistics import MEASURES, Estimate, estimate, optimality_gap, student
-from harness.metric_names import BUCKETS, PHASES
-from harness.options.errors import suggest
+from harness.report.curves import Band, band, interpolate, profile, trailing_mean
+from harness.report.design import Design
+from harness.report.interactions import Interaction, interactions
+from harness.report.progress import show_progress
+from harness.report.read_runs import VIRTUAL_TIME, Run
+from harness.report.settings import MISSING, SOURCE, Factor, Options, Plan, Setting, Task
+from harness.report.statistics import MEASURES, Estimate, estimate, optimality_gap, student
 
 EVALUATED, TRAINED = "eval/return", "episode/return"
 LATENCIES = {  # metric → what it takes so long to do

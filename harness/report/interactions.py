@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.comparisons import holm, paired_test
-from harness.analysis.settings import MISSING, Setting, by_size
-from harness.analysis.statistics import LEVEL, Estimate
-from harness.analysis.text import number, signed
 from harness.options.errors import suggest
+from harness.report.comparisons import holm, paired_test
+from harness.report.settings import MISSING, Setting, by_size
+from harness.report.statistics import LEVEL, Estimate
+from harness.report.text import number, signed
 
 
 @dataclass(frozen=True)

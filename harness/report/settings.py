@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness.analysis.read_runs import Run
-from harness.analysis.text import plural
 from harness.options.typed import show
+from harness.report.read_runs import Run
+from harness.report.text import plural
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
 # These change nothing that is measured: runs that differ in them alone replicate each other.

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from harness.analysis import drawing, figures
-from harness.analysis.findings import Findings
-from tests.harness.analysis.synthetic import make_sweep
-from tests.harness.analysis.test_findings import findings
+from harness.report import drawing, figures
+from harness.report.findings import Findings
+from tests.harness.report.synthetic import make_sweep
+from tests.harness.report.test_findings import findings
 
 MANY = drawing.MOST_LOOKS + 3
 

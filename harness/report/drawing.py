@@ -17,11 +17,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.analysis.curves import Band
-from harness.analysis.design import Design
-from harness.analysis.findings import Findings, Result
-from harness.analysis.pages import Picture
-from harness.analysis.progress import show_progress
+from harness.report.curves import Band
+from harness.report.design import Design
+from harness.report.findings import Findings, Result
+from harness.report.pages import Picture
+from harness.report.progress import show_progress
 
 WIDTH = 5.8  # inches: letters stay readable at a phone's width
 DPI = 160

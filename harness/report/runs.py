@@ -1,7 +1,13 @@
-"""Run directories as they are found: whole, cut off or damaged. Nothing in them is trusted.
+"""Run directories as two tables: a row for each run, and a row for each of their records.
 
-Files are parsed as JSON and plain YAML within limits of size; nothing is unpickled, resolved or
-executed. What cannot be read is noted in the run's `problems`, and the rest is used.
+runs       numbered from 0. The columns are the fields of `Run` without its summary and records, and
+           `summary.<name>` for each number of a summary, NaN for runs that lack it.
+records    `run`, the number of the run; `step`, the frames so far; and each metric that was asked
+           for, NaN where a record lacks it. Runs come in order, and the steps of a run ascend.
+
+Nothing in a run directory is trusted: files are parsed as JSON and plain YAML within limits of
+size; nothing is unpickled, resolved or executed. What cannot be read is noted in the run's
+`problems`, and the rest is used.
 """
 
 from __future__ import annotations
@@ -12,13 +18,12 @@ import math
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+import pandas as pd
 
-from harness.analysis.progress import show_progress
 from harness.files import (
     MOST_BYTES,
     MOST_BYTES_YAML,
@@ -29,6 +34,7 @@ from harness.files import (
     parse_yaml,
     read_text,
 )
+from harness.report.progress import show_progress
 
 FILES = ("status.json", "config.yaml", "metrics.jsonl", "summary.json", "manifest.json")
 UNFINISHED = ("running", "failed", "interrupted", "pruned")  # may lack records and a summary
@@ -36,7 +42,6 @@ STATES = ("done", *UNFINISHED)
 DEEPEST = 4  # folders below the one named: outputs/<day>/<sweep>/<job>
 MOST_BYTES_METRICS = 1 << 30
 MOST_RECORDS = 2_000_000
-VIRTUAL_TIME = "sim/time_s"
 MARK = "report.html"  # a folder that holds one is a report and not a run
 
 
@@ -46,44 +51,42 @@ class Run:
 
     name: str  # in the report: the path below the directory that was named
     source: str  # the directory that was named
-    state: str = "unknown"
+    state: str = "unknown"  # or one of STATES
     error: str = ""
     seed: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # by dotted names
-    summary: dict[str, float] = field(default_factory=dict)
-    steps: np.ndarray = field(default_factory=lambda: np.zeros(0))  # frames at each record
-    metrics: dict[str, np.ndarray] = field(default_factory=dict)  # NaN where a record lacks it
+    options: dict[str, Any] = field(default_factory=dict)  # by dotted names; lists as text
     manifest: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-
-    @property
-    def is_done(self) -> bool:
-        return self.state == "done"
-
-    def curve(self, name: str, over: str = "frames") -> tuple[np.ndarray, np.ndarray]:
-        """The records that have this metric: their frames or seconds, and the values.
-
-        "virtual seconds" are those of a simulated cluster; other runs have none.
-        """
-        if over == "virtual seconds":
-            x = self.metrics.get(VIRTUAL_TIME, np.full(len(self.steps), np.nan))
-        else:
-            x = self.steps if over == "frames" else self.seconds()
-        values = self.metrics.get(name, np.full(len(x), np.nan))
-        finite = np.isfinite(x) & np.isfinite(values)
-        return x[finite], values[finite]
-
-    def seconds(self) -> np.ndarray:
-        """The time in the learner's loop up to each record, without start-up and pauses."""
-        phases = [values for name, values in self.metrics.items() if name.startswith("time/")]
-        if phases:
-            return np.cumsum(np.nansum(phases, axis=0))
-        times = self.metrics.get("time", np.full(len(self.steps), np.nan))
-        return times - times[0] if len(times) else times
+    summary: dict[str, float] = field(default_factory=dict)
+    records: pd.DataFrame = field(default_factory=lambda: pd.DataFrame({"step": []}, dtype=float))
 
 
-def find_runs(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
-    """All runs in the directories named, in a fixed order; a `ValueError` if there is none."""
+COLUMNS = [one.name for one in fields(Run) if one.name not in ("summary", "records")]
+
+
+class Tables(NamedTuple):
+    """Runs and their records; the module's docstring has the columns."""
+
+    runs: pd.DataFrame
+    records: pd.DataFrame
+
+
+def to_tables(runs: Sequence[Run]) -> Tables:
+    """One row for each run, and the records of all."""
+    rows = pd.DataFrame([[getattr(run, name) for name in COLUMNS] for run in runs], dtype=object)
+    summaries = pd.DataFrame([run.summary for run in runs], rows.index, dtype=float)
+    records = [run.records.assign(run=number) for number, run in enumerate(runs)]
+    return Tables(
+        pd.concat([rows.set_axis(COLUMNS, axis=1), summaries.add_prefix("summary.")], axis=1),
+        pd.concat(records, ignore_index=True),
+    )
+
+
+def read_runs(places: Sequence[Path], wanted: Collection[str]) -> Tables:
+    """All runs in the directories named, in a fixed order; a `ValueError` if there is none.
+
+    wanted: the metrics that are read of their records.
+    """
     directories: dict[Path, tuple[Path, Path]] = {}
     for place in places:
         if not place.is_dir():
@@ -92,8 +95,8 @@ def find_runs(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
         for directory in search(place):
             directories.setdefault(directory.resolve(), (place, directory))
     if not directories:
-        named = ", ".join(str(place) for place in places)
-        raise ValueError(f"no run in {named}: a run directory has {FILES[0]} or {FILES[1]}")
+        listed = ", ".join(str(place) for place in places)
+        raise ValueError(f"no run in {listed}: a run directory has {FILES[0]} or {FILES[1]}")
     sources = {place: place.resolve().name or "runs" for place in places}
     if len(set(sources.values())) < len(sources):
         sources = {place: str(place) for place in places}
@@ -107,7 +110,7 @@ def find_runs(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
             for text in (source if inside == "." else f"{source}/{inside}", source)
         )
         runs.append(read_run(directory, wanted, name=name, source=source))
-    return runs
+    return to_tables(runs)
 
 
 def search(place: Path, depth: int = 0) -> Iterator[Path]:
@@ -140,6 +143,7 @@ def _is_place(path: Path) -> bool:
 def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str) -> Run:
     """What can be read of a run; of its records the `wanted` metrics."""
     run = Run(name, source)
+    run.records = _to_records([], wanted)
     if not any((directory / file).exists() for file in FILES):
         run.problems.append("it has no file of a run")
         return run
@@ -157,7 +161,7 @@ def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str
     if run.state != "running":  # its summary would be of the part before it was resumed
         summary = _read_mapping(run, directory / "summary.json")
         run.summary = _numbers(summary, summary)
-    _read_metrics(run, directory / "metrics.jsonl", wanted)
+    run.records = _to_records(_read_records(run, directory / "metrics.jsonl", wanted), wanted)
     return run
 
 
@@ -215,14 +219,14 @@ def _read_mapping(run: Run, file: Path) -> dict[str, Any]:
     return {}
 
 
-def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
-    """The records as columns, frames ascending. Lines that are no records are counted."""
+def _read_records(run: Run, file: Path, wanted: Collection[str]) -> list[dict[str, float]]:
+    """The records. Lines that are none are counted."""
     records: list[dict[str, float]] = []
     damaged = 0
-    wanted = ("step", *wanted)
+    names = ("step", *wanted)
     text = _read_text(run, file, MOST_BYTES_METRICS)
     for line in io.StringIO(text):
-        record = _record(line, wanted)
+        record = _record(line, names)
         if record is None:
             damaged += bool(line.strip())
         elif len(records) < MOST_RECORDS:
@@ -233,12 +237,13 @@ def _read_metrics(run: Run, file: Path, wanted: Collection[str]) -> None:
         run.problems.append("metrics.jsonl holds no record")
     if len(records) == MOST_RECORDS:
         run.problems.append(f"metrics.jsonl: records beyond {MOST_RECORDS} were left out")
-    records.sort(key=lambda record: record["step"])
-    run.steps = np.array([record["step"] for record in records])
-    names = sorted({name for record in records for name in record} - {"step"})
-    run.metrics = {
-        name: np.array([record.get(name, math.nan) for record in records]) for name in names
-    }
+    return records
+
+
+def _to_records(records: Sequence[dict[str, float]], wanted: Collection[str]) -> pd.DataFrame:
+    """A run's records as a table, frames ascending."""
+    table = pd.DataFrame(records, columns=["step", *sorted({*wanted} - {"step"})], dtype=float)
+    return table.sort_values("step", kind="stable", ignore_index=True)
 
 
 def _record(line: str, names: Collection[str]) -> dict[str, float] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from harness.analysis.statistics import Estimate
 from harness.logging.numbers import readable
+from harness.report.statistics import Estimate
 
 NONE = "–"
 MOST_NAMES = 12  # of a list

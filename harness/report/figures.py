@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from harness.analysis.curves import Band
-from harness.analysis.drawing import (
+from harness.report.curves import Band
+from harness.report.drawing import (
     FILLS,
     MOST_LETTERS,
     Key,
@@ -28,8 +28,8 @@ from harness.analysis.drawing import (
     short,
     shown,
 )
-from harness.analysis.findings import Cell, Findings, Result
-from harness.analysis.statistics import student
+from harness.report.findings import Cell, Findings, Result
+from harness.report.statistics import student
 
 MOST_SHADED = 6  # curves with bands; of more the bands would cover the curves
 MOST_STEPS = 3  # the same of profiles, and of panels that stand beside others

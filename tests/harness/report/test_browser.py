@@ -10,7 +10,7 @@ import pytest
 
 from harness.report import main
 from tests.chromium import SIZES, chromium
-from tests.harness.analysis.synthetic import HOSTILE, make_run, make_sweep
+from tests.harness.report.synthetic import HOSTILE, make_run, make_sweep
 
 pytestmark = pytest.mark.browser
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.analysis.document import write
-from harness.analysis.findings import WANTED, Findings, analyse, totals
-from harness.analysis.read_runs import find_runs
-from harness.analysis.settings import arrange
-from tests.harness.analysis.synthetic import make_run
+from harness.report.document import write
+from harness.report.findings import WANTED, Findings, analyse, totals
+from harness.report.read_runs import find_runs
+from harness.report.settings import arrange
+from tests.harness.report.synthetic import make_run
 
 
 def make_tasks(root: Path, levels: dict[str, dict[str, float]]) -> Path:

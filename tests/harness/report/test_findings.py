@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.analysis.findings import WANTED, Findings, analyse, known_target, primary
-from harness.analysis.read_runs import find_runs
-from harness.analysis.settings import arrange
-from harness.analysis.verdict import open_with
-from tests.harness.analysis.synthetic import make_run, make_sweep
+from harness.report.findings import WANTED, Findings, analyse, known_target, primary
+from harness.report.read_runs import find_runs
+from harness.report.settings import arrange
+from harness.report.verdict import open_with
+from tests.harness.report.synthetic import make_run, make_sweep
 
 
 def findings(*places: Path, compare: bool = False, **options) -> Findings:

@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.analysis import drawing, figures, verdict
-from harness.analysis.findings import (
+from harness.files import one_line
+from harness.metric_names import BUCKETS, PHASES
+from harness.report import drawing, figures, verdict
+from harness.report.findings import (
     EVALUATED,
     HEALTH,
     LAGS,
@@ -19,12 +21,10 @@ from harness.analysis.findings import (
     Findings,
     totals,
 )
-from harness.analysis.pages import Block, Code, Document, Table
-from harness.analysis.read_runs import Run
-from harness.analysis.settings import Plan
-from harness.analysis.text import NONE, count, number, with_interval
-from harness.files import one_line
-from harness.metric_names import BUCKETS, PHASES
+from harness.report.pages import Block, Code, Document, Table
+from harness.report.read_runs import Run
+from harness.report.settings import Plan
+from harness.report.text import NONE, count, number, with_interval
 
 MOST_TOLD = 200  # characters of an error
 MOST_SENTENCES = 6  # comparisons of a table that are told in words, too

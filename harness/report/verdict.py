@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.analysis import drawing, figures
-from harness.analysis.comparisons import (
+from harness.logging.numbers import Unused
+from harness.report import drawing, figures
+from harness.report.comparisons import (
     EQUIVALENT,
     IDENTICAL,
     POWER,
@@ -17,11 +18,10 @@ from harness.analysis.comparisons import (
     Comparison,
     Margin,
 )
-from harness.analysis.findings import TRAINED, Cell, Findings, primary
-from harness.analysis.pages import Block, Table
-from harness.analysis.statistics import caution, student
-from harness.analysis.text import count, joined, number, plural, with_interval
-from harness.logging.numbers import Unused
+from harness.report.findings import TRAINED, Cell, Findings, primary
+from harness.report.pages import Block, Table
+from harness.report.statistics import caution, student
+from harness.report.text import count, joined, number, plural, with_interval
 
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), strict=True))
 

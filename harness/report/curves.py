@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.statistics import Strata, checked, draw_counts, interval
+from harness.report.statistics import Strata, checked, draw_counts, interval
 
 NUM_RESAMPLES = 2_000  # bands are read by eye
 

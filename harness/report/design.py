@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.analysis.settings import MISSING, TASK, Factor, Options, Plan, Setting, by_size
 from harness.options.errors import suggest
+from harness.report.settings import MISSING, TASK, Factor, Options, Plan, Setting, by_size
 
 
 class Place(NamedTuple):

@@ -8,8 +8,8 @@ import wandb
 
 from harness.files import read_json, write_json
 from harness.report import main
-from tests.harness.analysis.synthetic import make_sweep
 from tests.harness.logging import wandb_file
+from tests.harness.report.synthetic import make_sweep
 
 
 def test_a_report_is_a_run_in_the_sweeps_group_with_figures_and_numbers(tmp_path, monkeypatch):

@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-from harness.analysis.findings import WANTED
-from harness.analysis.read_runs import Run, find_runs
-from tests.harness.analysis.synthetic import make_run, make_sweep
+from harness.report.findings import WANTED
+from harness.report.read_runs import Run, find_runs
+from tests.harness.report.synthetic import make_run, make_sweep
 
 
 def read(*places) -> list[Run]:

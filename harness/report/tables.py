@@ -10,9 +10,9 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.analysis.curves import Band
-from harness.analysis.findings import Cell, Findings, Result, every_score, totals
-from harness.analysis.read_runs import Run
+from harness.report.curves import Band
+from harness.report.findings import Cell, Findings, Result, every_score, totals
+from harness.report.read_runs import Run
 
 # What a spreadsheet takes for a formula; the wide forms are those of East Asian keyboards.
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import figures
-from harness.analysis.design import Design, make_design
-from harness.analysis.figures import positions
-from harness.analysis.findings import WANTED, Cell, Findings, analyse, primary, respond
-from harness.analysis.read_runs import find_runs
-from harness.analysis.settings import arrange
-from harness.report import main
-from tests.harness.analysis.synthetic import make_run
+from harness.report import figures, main
+from harness.report.design import Design, make_design
+from harness.report.figures import positions
+from harness.report.findings import WANTED, Cell, Findings, analyse, primary, respond
+from harness.report.read_runs import find_runs
+from harness.report.settings import arrange
+from tests.harness.report.synthetic import make_run
 
 LAGS = (0, 1, 16)
 # objective and vtrace are zipped; behaviour is there with vtrace and without

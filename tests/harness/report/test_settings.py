@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.analysis.design import make_design
-from harness.analysis.read_runs import Run
-from harness.analysis.settings import SOURCE, Plan, arrange
+from harness.report.design import make_design
+from harness.report.read_runs import Run
+from harness.report.settings import SOURCE, Plan, arrange
 
 BASE = {"algo.name": "ppo", "env.id": "E", "sync.name": "a", "collector.name": "c", "seed": 1}
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.progress import show_progress
+from harness.report.progress import show_progress
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -19,7 +19,7 @@ SCORES = ("training", "last_tenth", "evaluation")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
     options = parser().parse_intermixed_args(arguments)
-    from harness.analysis.make import make  # after the options, whose mistakes are told at once
+    from harness.report.make import make  # after the options, whose mistakes are told at once
 
     try:
         while make(options) and options.watch is not None:
@@ -86,7 +86,3 @@ def positive(text: str) -> float:
     if value <= 0:
         raise ValueError(text)
     return value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,18 +6,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import tables
-from harness.analysis.comparisons import Margin
-from harness.analysis.design import make_design
-from harness.analysis.document import write
-from harness.analysis.findings import WANTED, Findings, analyse, primary, respond
-from harness.analysis.pages import Document, to_html, to_markdown
-from harness.analysis.progress import show_progress
-from harness.analysis.read_runs import MARK, Run, find_runs
-from harness.analysis.settings import arrange
-from harness.analysis.text import count
 from harness.files import write_atomic
 from harness.logging.wandb_report import Upload, upload
+from harness.report import tables
+from harness.report.comparisons import Margin
+from harness.report.design import make_design
+from harness.report.document import write
+from harness.report.findings import WANTED, Findings, analyse, primary, respond
+from harness.report.pages import Document, to_html, to_markdown
+from harness.report.progress import show_progress
+from harness.report.read_runs import Run, find_runs
+from harness.report.runs import MARK
+from harness.report.settings import arrange
+from harness.report.text import count
 
 FIGURES, DATA = "figures", "data"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from harness.analysis.statistics import (
+from harness.report.statistics import (
     LEVEL,
     NUM_RESAMPLES,
     Estimate,
@@ -18,7 +18,7 @@ from harness.analysis.statistics import (
     draw_counts,
     interval,
 )
-from harness.analysis.text import number, signed
+from harness.report.text import number, signed
 
 ROUNDING = 1e-12  # differences that agree to this share of the scores' size have no spread
 HIGHER, LOWER, EQUIVALENT, UNDECIDED = "higher", "lower", "equivalent", "cannot be told"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.analysis.comparisons import (
+from harness.report.comparisons import (
     Comparison,
     Margin,
     compare_pairs,
@@ -21,8 +21,8 @@ from harness.analysis.comparisons import (
     paired_test,
     probability_of_improvement,
 )
-from harness.analysis.curves import band, interpolate, profile, trailing_mean
-from harness.analysis.statistics import (
+from harness.report.curves import band, interpolate, profile, trailing_mean
+from harness.report.statistics import (
     caution,
     estimate,
     iqm,

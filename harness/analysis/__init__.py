@@ -1,1 +1,0 @@
-"""Analysis of runs: statistics, figures and reports."""

@@ -1,0 +1,7 @@
+"""`python -m harness.report`."""
+
+import sys
+
+from harness.report import main
+
+sys.exit(main())
