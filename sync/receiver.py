@@ -15,8 +15,7 @@ import torch
 
 from sync.channel import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
 from sync.effects.formats import Decoder
-from sync.local.doorbell import Doorbell
-from sync.local.waiting import SLICE_S, awake_s, wait_for
+from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot

@@ -18,8 +18,7 @@ from torch import nn
 from sync.channel import JOINED, LEFT, LOST, SenderChannel, now_ns
 from sync.effects.pipeline import Parcel, Pipeline
 from sync.errors import WorkerError, combine
-from sync.local.doorbell import Doorbell
-from sync.local.waiting import SLICE_S, awake_s, wait_for
+from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.layout import CheckFinite
 from sync.model.snapshot import NEVER, Snapshot

@@ -21,7 +21,7 @@ from collectors.workers.start_process import (
     settle_in,
     sigint_blocked,
 )
-from sync.local.process import Watch
+from sync.local.waiting import Watch
 
 LOADED = (*PRELOAD, "collectors.remote.node", "collectors.multi", "collectors.single")
 

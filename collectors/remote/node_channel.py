@@ -38,7 +38,7 @@ from collectors.workers.channel import (
     WorkerChannel,
 )
 from sync.errors import WorkerError, WorkerRaised
-from sync.local.doorbell import Doorbell
+from sync.local.waiting import Doorbell
 from sync.remote.engine import PeerDied
 
 _NO_COUNTS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from collectors.weights.receiver import SchemeReceiver
 from sync import WeightSyncScheme
-from sync.local.doorbell import Doorbell
+from sync.local.waiting import Doorbell
 
 
 class NodeReceiver(SchemeReceiver):

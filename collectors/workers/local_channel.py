@@ -37,7 +37,7 @@ from collectors.workers.start_process import default_start_method, end_process, 
 from collectors.workers.worker_loop import Setup, main
 from collectors.workers.worker_spec import WorkerSpec
 from sync.local.memory import SharedFd, anonymous_file
-from sync.local.process import Watch
+from sync.local.waiting import Watch
 
 # A worker that has imported the script sends what it raises.
 _NOT_IMPORTED = (

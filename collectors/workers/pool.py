@@ -22,8 +22,7 @@ from collectors.workers.channel import Answer, CannotReplace, Event, Failed, Hel
 from collectors.workers.handle import WorkerHandle
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
-from sync.local.doorbell import Doorbell
-from sync.local.waiting import SLICE_S, awake_s, wait_for
+from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 
 CLOSE_S = 5.0
 KEPT = 1000

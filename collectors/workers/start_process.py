@@ -13,8 +13,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
-from sync.local.process import Watch
-from sync.local.waiting import wait_for
+from sync.local.waiting import Watch, wait_for
 
 _KILL_AFTER_S = 5.0
 PRELOAD = ("collectors.workers.worker_loop", "gymnasium.envs.classic_control")

@@ -24,8 +24,7 @@ from sync.channel import (
     SenderChannel,
     now_ns,
 )
-from sync.local.block_pool import BlockPool
-from sync.local.process import Watch
+from sync.local.memory import BlockPool
 from sync.local.rendezvous import (
     CLOSE,
     DONE,
@@ -39,6 +38,7 @@ from sync.local.rendezvous import (
     Message,
     connect,
 )
+from sync.local.waiting import Watch
 from sync.model.layout import Layout
 
 _DYING_S = 1.0  # how long a process may take to end after its connection has

@@ -1,4 +1,4 @@
-"""Anonymous shared memory, passed from process to process by file descriptor.
+"""Anonymous shared memory, passed from process to process by file descriptor, and blocks in it.
 
 It has no name in the file system, so nothing can be left behind: the kernel frees it when the last
 process that has it ends, for whatever reason.
@@ -10,9 +10,10 @@ import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from multiprocessing.reduction import DupFd
+from types import SimpleNamespace
 from typing import Any
 from weakref import finalize
 
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sync.model.layout import aligned
+from sync.model.layout import Layout, aligned
+from sync.model.snapshot import Snapshot
 
 
 class SharedFd:
@@ -121,13 +123,56 @@ def as_bytes(buffer: Tensor) -> memoryview:
 
 def tensor_over(array: np.ndarray[Any, Any]) -> Tensor:
     """A tensor over the memory of an array, which is only to be read if the array is read-only."""
-    return torch.from_numpy(np.asarray(_ClaimedWritable(array)))
+    interface = array.__array_interface__
+    # Torch has no read-only tensors, and would warn about a read-only array.
+    interface = {**interface, "data": (interface["data"][0], False)}
+    claimed = SimpleNamespace(__array_interface__=interface, keep=array)
+    return torch.from_numpy(np.asarray(claimed))
 
 
-class _ClaimedWritable:
-    """Presents an array to torch as writable: torch has no read-only tensors and would warn."""
+class BlockPool:
+    """`capacity` blocks of one layout in shared memory, written by the sender and read by workers.
 
-    def __init__(self, array: np.ndarray[Any, Any]):
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-        self._keep = array
+    There are more blocks than can ever be in use at once, so that a sender never waits for a
+    reader. Only blocks that were written take memory, and the sender always writes the lowest free
+    one. If workers keep up, only two or three blocks take memory.
+
+    fd: the memory of another process's pool; its blocks are read-only here.
+    """
+
+    def __init__(self, layout: Layout, capacity: int, fd: int | None = None):
+        self.layout = layout
+        self.capacity = capacity
+        self._stride = aligned(layout.nbytes, mmap.PAGESIZE)
+        self._memory = AnonymousMemory(self._stride * capacity, fd)
+        self._writable = fd is None
+        self._mapped: dict[int, Snapshot] = {}
+
+    @property
+    def fd(self) -> int:
+        return self._memory.fd
+
+    def __getitem__(self, number: int) -> Snapshot:
+        if number not in self._mapped:
+            start = number * self._stride
+            buffer = self._memory.map(start, self._stride, writable=self._writable)
+            self._mapped[number] = Snapshot(self.layout, buffer)
+            self._mapped[number].number = number
+        return self._mapped[number]
+
+    def free(self, held: Collection[int]) -> Snapshot:
+        """The lowest block whose number is not `held`."""
+        for number in range(self.capacity):
+            if number not in held:
+                return self[number]
+        raise AssertionError(f"all {self.capacity} blocks are in use: one is not released")
+
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory the pool has taken so far."""
+        return len(self._mapped) * self._stride
+
+    def close(self) -> None:
+        """Release the memory in this process. Existing views of a block keep its memory."""
+        self._mapped.clear()
+        self._memory.close()

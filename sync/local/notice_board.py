@@ -18,10 +18,9 @@ atomic. `fence` orders a store before a later load of another word.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
 
-from sync.local.doorbell import Fence
-from sync.local.memory import AnonymousMemory, as_bytes
+from sync.local.memory import AnonymousMemory, SharedFd, as_bytes
 from sync.model.snapshot import Snapshot
 
 FREE = -1
@@ -29,18 +28,33 @@ _LATEST, _PINS, _ASLEEP, _CHECKED, _TORN = 0, 1, 3, 4, 5
 _ROW_WORDS = 8  # 64 bytes: no two workers write to one cache line
 
 
-class Word(NamedTuple):
-    """What `latest` holds: a version and the number of its block, in one 64-bit word."""
+def word_of(version: int, block: int) -> int:
+    """A version and the number of its block, in one 64-bit word, as `latest` holds them."""
+    return (version + 1) << 16 | block
 
-    version: int
-    block: int
 
-    def packed(self) -> int:
-        return (self.version + 1) << 16 | self.block
+def version_and_block(word: int) -> tuple[int, int]:
+    """The opposite of `word_of`."""
+    return (word >> 16) - 1, word & 0xFFFF
 
-    @classmethod
-    def unpack(cls, word: int) -> Word:
-        return cls((word >> 16) - 1, word & 0xFFFF)
+
+class Fence(SharedFd):
+    """A store-load barrier between processes.
+
+    `fence()` orders memory accesses on every kind of processor: all earlier writes of this process
+    to shared memory are visible to other processes before its later reads. Python has no such
+    instruction. Writing to an eventfd that all processes share takes the kernel's lock of that
+    object, and a process that takes the lock sees what earlier holders wrote. A process that is
+    stopped or killed cannot keep that lock.
+
+    fd: the descriptor of another process's fence.
+    """
+
+    def __init__(self, fd: int | None = None):
+        super().__init__(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd)
+
+    def __call__(self) -> None:
+        os.eventfd_write(self.fd, 1)  # its 64-bit counter does not fill up
 
 
 class Board:
@@ -78,7 +92,7 @@ class Row:
         self._words[_LATEST] = self._words[_ASLEEP] = 0
 
     def announce(self, block: Snapshot) -> None:
-        self._words[_LATEST] = Word(block.version, block.number).packed()
+        self._words[_LATEST] = word_of(block.version, block.number)
 
     def clear_asleep(self) -> bool:
         """Clear the word `asleep`; returns whether the worker was asleep and has to be woken."""
@@ -92,7 +106,7 @@ class Row:
         words = self._words
         held = {words[_PINS], words[_PINS + 1]}
         if words[_LATEST]:
-            held.add(Word.unpack(words[_LATEST]).block)
+            held.add(version_and_block(words[_LATEST])[1])
         return held
 
     @property

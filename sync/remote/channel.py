@@ -36,7 +36,7 @@ from sync.channel import (
     SenderChannel,
     now_ns,
 )
-from sync.local.doorbell import Doorbell
+from sync.local.waiting import Doorbell
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot
 from sync.remote.engine import Engine, PackedBlock, PeerDied

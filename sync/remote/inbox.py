@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sync.channel import FAILED, JOINED, LEFT, Answer, ReceiverChannel
-from sync.local.doorbell import Doorbell
+from sync.local.waiting import Doorbell
 from sync.model.layout import Layout
 from sync.model.snapshot import NEVER, Snapshot
 from sync.remote.blocks import give_back

@@ -18,8 +18,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sync.channel import LATER, Answer
-from sync.local.block_pool import BlockPool
 from sync.local.channel import LocalReceiver, LocalSender
+from sync.local.memory import BlockPool
 from sync.local.rendezvous import VERSION, Message
 from sync.model.layout import Layout
 from sync.model.snapshot import Snapshot

@@ -7,7 +7,7 @@
     wake the workers that sleep   ---->   pin the block; copy it, or point at it
     wait for all  <------------- DONE     unpin it
 
-`local/board.py` has the protocol word by word.
+`local/notice_board.py` has the protocol word by word.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sync.channel import Answer, SenderChannel
-from sync.local.block_pool import BlockPool
 from sync.local.channel import LocalReceiver, LocalSender
-from sync.local.doorbell import Fence
-from sync.local.memory import AnonymousMemory
-from sync.local.notice_board import Board, Row, Word
+from sync.local.memory import AnonymousMemory, BlockPool
+from sync.local.notice_board import Board, Fence, Row, version_and_block
 from sync.local.rendezvous import WAKE
 from sync.model.layout import Layout
 from sync.model.snapshot import Snapshot
@@ -107,9 +105,9 @@ class SharedMemReceiver(LocalReceiver):
         if not self.has_news():
             return None
         self._taken_word, self._retries = self.row.pin(self._pin)
-        word = Word.unpack(self._taken_word)
-        block = self._blocks[word.block]
-        self._check(block, word.version)
+        version, number = version_and_block(self._taken_word)
+        block = self._blocks[number]
+        self._check(block, version)
         return block
 
     def _check(self, block: Snapshot, version: int) -> None:

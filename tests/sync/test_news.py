@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from sync import NoWeightSyncScheme
-from sync.local.doorbell import Doorbell
-from sync.local.waiting import wait_for
+from sync.local.waiting import Doorbell, wait_for
 from tests.sync.support import policy, running
 from tests.sync.test_same_process import in_one_thread
 from tests.sync.test_scheme import EACH, sender

@@ -22,9 +22,8 @@ from torch import nn
 
 from sync import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.local import channel as local_channel
-from sync.local.doorbell import Doorbell
 from sync.local.rendezvous import REFUSED
-from sync.local.waiting import wait_for
+from sync.local.waiting import Doorbell, wait_for
 from tests.sync.support import (
     KINDS,
     Counting,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -11,13 +13,13 @@ import torch
 
 from sync import Layout
 from sync.channel import APPLIED, Answer
-from sync.local.block_pool import BlockPool
-from sync.local.doorbell import Fence
-from sync.local.memory import AnonymousMemory
-from sync.local.notice_board import _ROW_WORDS, FREE, Board, Row, Word
+from sync.local.memory import AnonymousMemory, BlockPool
+from sync.local.notice_board import _ROW_WORDS, FREE, Board, Fence, Row, version_and_block, word_of
+from sync.local.waiting import Watch
 from sync.model.snapshot import NEVER
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
 from tests.sync.local.simulated_memory import Position, Side, World, explore
+from tests.sync.support import Handed, Worker
 
 LAYOUT = Layout.of({"a": torch.zeros(3)})
 BLOCKS, VERSIONS = 5, 3  # of the simulated memory
@@ -43,7 +45,7 @@ def as_a_worker_sees(board, workers):
 
 def test_a_word_holds_a_version_and_a_block():
     for version, number in ((0, 0), (7, 3), (2**40, 2**16 - 1)):
-        assert Word.unpack(Word(version, number).packed()) == (version, number)
+        assert version_and_block(word_of(version, number)) == (version, number)
 
 
 def test_nothing_is_held_until_something_is_announced():
@@ -58,7 +60,7 @@ def test_what_is_announced_or_pinned_is_held():
     ours.announce(block(2, 5))
     assert ours.held() == {FREE, 2}
     word, retries = theirs.pin(0)
-    assert (Word.unpack(word), retries) == (Word(5, 2), 0)
+    assert (version_and_block(word), retries) == ((5, 2), 0)
     ours.announce(block(3, 6))
     assert ours.held() == {FREE, 2, 3}
     theirs.unpin(0)
@@ -69,7 +71,7 @@ def test_each_worker_has_a_row_of_its_own():
     board = board_of(3)
     theirs = as_a_worker_sees(board, 2)
     board.rows[1].announce(block(4, 9))
-    assert [Word.unpack(row.latest).version for row in theirs.rows] == [-1, 9]
+    assert [version_and_block(row.latest)[0] for row in theirs.rows] == [-1, 9]
     theirs.rows[1].pin(1)
     assert [row.held() for row in board.rows] == [{FREE}, {FREE, 4}, {FREE}]
 
@@ -172,7 +174,7 @@ def receive(side: Side, held: Held, zero_copy: bool) -> Held:
     block = channel.take()
     if block is None:
         return held
-    version = Word.unpack(channel._taken_word).version
+    version = version_and_block(channel._taken_word)[0]
     block.read(version)
     if held.pointed_at is not None:
         before, number = held.pointed_at
@@ -197,4 +199,52 @@ def test_a_worker_reads_whole_versions_in_every_order_of_steps(zero_copy):
         sender, worker = end.positions
         assert (sender.state, worker.is_waiting) == (None, True)
         assert worker.state.word == end.memory[0], "the worker sleeps although there is news"
-        assert Word.unpack(worker.state.word).version == VERSIONS
+        assert version_and_block(worker.state.word)[0] == VERSIONS
+
+
+# -- the fence
+
+
+def test_a_fence_is_shared_with_another_process():
+    fence = Fence()
+
+    def use(handed, model):
+        twin = Fence(os.dup(handed.fence.fd))
+        for _ in range(1000):
+            twin()
+        return True
+
+    with Worker(Handed(fence=fence), None) as worker:
+        worker.tell(use)
+        for _ in range(1000):
+            fence()
+        assert worker.hear()
+
+
+def test_a_process_that_is_stopped_or_forked_in_a_fence_keeps_nobody_out():
+    fence, stop = Fence(), threading.Event()
+
+    def use():
+        while not stop.is_set():
+            fence()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    children = []
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                while True:
+                    fence()
+            children.append(child)
+            os.kill(child, signal.SIGSTOP)
+            for _ in range(100):
+                fence()
+    finally:
+        stop.set()
+        thread.join(20)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            assert Watch(child).wait(20)
+            os.waitpid(child, 0)
