@@ -20,8 +20,7 @@ from sync.effects.slow_link import PRESETS, Link
 from sync.effects.tearing import Tear
 from sync.effects.wire import WIRES
 from sync.errors import WeightsDiffer, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
-from sync.model.layout import Layout
-from sync.model.snapshot import Snapshot
+from sync.model.block import Layout, Snapshot
 from sync.model.strategy import WeightStrategy
 from sync.registry import SCHEMES, register
 from sync.scheme import WeightSyncScheme

@@ -23,8 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sync.model.binding import Binding
-from sync.model.layout import CheckFinite, Layout
-from sync.model.snapshot import NEVER, Snapshot, free_private
+from sync.model.block import NEVER, CheckFinite, Layout, Snapshot, free_private
 
 JOINED, APPLIED, FAILED, LEFT, LOST = "joined", "applied", "failed", "left", "lost"
 

@@ -21,8 +21,7 @@ import torch
 from sync.channel import APPLIED, FAILED
 from sync.errors import WorkerRaised, WorkerTimeout
 from sync.model.binding import Binding
-from sync.model.layout import Layout
-from sync.model.snapshot import NEVER, Snapshot, private_snapshot
+from sync.model.block import NEVER, Layout, Snapshot, private_snapshot
 from sync.model.strategy import Weights, WeightStrategy
 from sync.scheme import WeightSyncScheme
 from sync.schemes.remote import RayWeightSyncScheme

@@ -17,8 +17,7 @@ from sync.channel import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
 from sync.effects.formats import Decoder
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
-from sync.model.layout import Layout
-from sync.model.snapshot import NEVER, Snapshot
+from sync.model.block import NEVER, Layout, Snapshot
 from sync.model.strategy import Weights, WeightStrategy, check_writable
 from sync.verify import Verifier
 

@@ -32,12 +32,11 @@ from sync.effects.slow_link import Link, SlowLinkSender
 from sync.effects.tearing import Tear, Tearing
 from sync.effects.wire import check_wire, make_decoder, make_encoder
 from sync.local.waiting import LONGEST_S
-from sync.model.layout import CheckFinite, Layout
-from sync.model.snapshot import NEVER
-from sync.model.strategy import Weights, WeightStrategy, is_by_worker
+from sync.model.block import NEVER, CheckFinite, Layout
+from sync.model.strategy import Weights, WeightStrategy
 from sync.receiver import Receiver
 from sync.registry import scheme_class
-from sync.sender import Sender
+from sync.sender import Sender, is_by_worker
 from sync.sources import SenderForm, resolve_model
 from sync.verify import Verifier, check_verify
 from sync.workers import SendStats, WorkerRecord

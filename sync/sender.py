@@ -8,11 +8,12 @@ send():  pack the weights into a free block     (version n)
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
+from tensordict import is_tensor_collection
 from torch import nn
 
 from sync.channel import JOINED, LEFT, LOST, SenderChannel, now_ns
@@ -20,8 +21,7 @@ from sync.effects.pipeline import Parcel, Pipeline
 from sync.errors import WorkerError, combine
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
-from sync.model.layout import CheckFinite
-from sync.model.snapshot import NEVER, Snapshot
+from sync.model.block import NEVER, CheckFinite, Snapshot
 from sync.model.strategy import Weights, WeightStrategy
 from sync.sources import SenderForm
 from sync.workers import SendStats, Sent, WorkerRecord
@@ -385,6 +385,13 @@ class Service:
                 self._sender.serve_once()
         except Exception as error:  # noqa: BLE001 - the next call raises it
             self._sender.broken = error
+
+
+def is_by_worker(weights: Any) -> bool:
+    """Whether this is a dict of weights for each worker, rather than weights."""
+    if weights is None or is_tensor_collection(weights) or not isinstance(weights, Mapping):
+        return False
+    return bool(weights) and all(isinstance(key, Integral) for key in weights)
 
 
 def _distinct(plan: Plan) -> Plan:

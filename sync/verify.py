@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from sync.errors import WeightsDiffer
 from sync.model.binding import Binding
-from sync.model.snapshot import NEVER, Snapshot
+from sync.model.block import NEVER, Snapshot
 
 VERIFY = ("off", "sampled", "every")
 SAMPLED = 100  # "sampled" checks one call in this many

@@ -13,7 +13,7 @@ import torch
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
-from sync.model.snapshot import NEVER, Snapshot
+from sync.model.block import NEVER, Snapshot
 
 KEPT = 2_000  # how many sends, and answers of each worker, percentiles cover
 

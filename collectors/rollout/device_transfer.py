@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sync.model.layout import aligned
+from sync.model.block import aligned
 
 _ALIGNMENT = 16  # bytes; vectorised kernels need it
 

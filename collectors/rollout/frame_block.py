@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from collectors.rollout.spaces import Key, Leaf
-from sync.model.layout import aligned
+from sync.model.block import aligned
 
 ALIGNMENT = 64
 REWARD: Key = ("next", "reward")

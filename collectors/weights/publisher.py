@@ -17,7 +17,7 @@ from sync import (
     WeightSyncScheme,
 )
 from sync.errors import WorkerError, combine
-from sync.model.snapshot import NEVER
+from sync.model.block import NEVER
 from sync.model.strategy import Weights
 
 

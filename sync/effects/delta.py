@@ -40,8 +40,7 @@ import torch
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.effects.formats import Decoder, Encoder
-from sync.model.layout import HEADER_BYTES, Layout
-from sync.model.snapshot import NEVER, Snapshot, private_snapshot
+from sync.model.block import HEADER_BYTES, NEVER, Layout, Snapshot, private_snapshot
 
 Array = np.ndarray[Any, Any]
 

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from sync.effects.pipeline import Effect, Parcel, grouped
-from sync.model.snapshot import Snapshot
+from sync.model.block import Snapshot
 
 # Purposes of random streams. No worker has such a number: a slow link draws from [seed, worker].
 _BY_VERSION, _BY_WORKER = 1_000_001, 1_000_002

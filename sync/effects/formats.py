@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from sync.channel import Answer
-from sync.model.layout import Layout
-from sync.model.snapshot import Snapshot
+from sync.model.block import Layout, Snapshot
 
 
 class Encoder(ABC):

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from sync.channel import Answer, SenderChannel
 from sync.effects.formats import Encoder, copy_stamp
-from sync.model.layout import CheckFinite, Layout
-from sync.model.snapshot import NEVER, Snapshot, free_private
+from sync.model.block import NEVER, CheckFinite, Layout, Snapshot, free_private
 
 
 class Parcel(NamedTuple):

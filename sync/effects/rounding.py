@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from sync.effects.formats import Decoder, Encoder
+from sync.model.block import Layout, Leaf, Snapshot, checksum, private_snapshot
 from sync.model.copying import count_non_finite, widened
-from sync.model.layout import Layout, Leaf
-from sync.model.snapshot import Snapshot, checksum, private_snapshot
 
 MIN_ROW = 4
 BLOCK = 64

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, About, Answer, SenderChannel, now_ns
-from sync.model.snapshot import Snapshot
+from sync.model.block import Snapshot
 from sync.workers import KEPT, percentiles
 
 PACKET_BYTES = 1500

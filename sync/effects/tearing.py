@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sync.effects.pipeline import Effect, Parcel, grouped
-from sync.model.snapshot import Snapshot
+from sync.model.block import Snapshot
 
 _PURPOSE = 1_000_003  # of the random stream: no other effect draws from [seed, this, version]
 

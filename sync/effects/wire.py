@@ -25,7 +25,7 @@ import difflib
 from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
 from sync.effects.formats import Decoder, Encoder
 from sync.effects.rounding import RoundingDecoder, RoundingEncoder, rounded_format
-from sync.model.layout import Layout
+from sync.model.block import Layout
 
 WIRES = ("float32", "bfloat16", "float16", "int8", "delta")
 

@@ -39,7 +39,7 @@ from sync.local.rendezvous import (
     connect,
 )
 from sync.local.waiting import Watch
-from sync.model.layout import Layout
+from sync.model.block import Layout
 
 _DYING_S = 1.0  # how long a process may take to end after its connection has
 

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sync.model.layout import Layout, aligned
-from sync.model.snapshot import Snapshot
+from sync.model.block import Layout, Snapshot, aligned
 
 
 class SharedFd:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 
 from sync.local.memory import AnonymousMemory, SharedFd, as_bytes
-from sync.model.snapshot import Snapshot
+from sync.model.block import Snapshot
 
 FREE = -1
 _LATEST, _PINS, _ASLEEP, _CHECKED, _TORN = 0, 1, 3, 4, 5

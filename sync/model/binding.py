@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from sync.model.block import CheckFinite, Layout, Snapshot, checksum
 from sync.model.copying import copy_leaves
 from sync.model.cuda import CudaCopies
-from sync.model.layout import CheckFinite, Layout
-from sync.model.snapshot import Snapshot, checksum
 from sync.model.strategy import (
     Flat,
     Slot,
@@ -57,6 +56,8 @@ class Binding:
         check_whole(target, flat)
         if isinstance(target, nn.Module):  # workers have copies of it, which are written in place
             check_writable(flat)
+        # Which leaves must be finite, by the option `check_finite`.
+        self._checked = {one: self.layout.checked(one) for one in (False, True, "all")}
         self._index(flat)
 
     def _index(self, flat: Flat) -> None:
@@ -110,7 +111,7 @@ class Binding:
         Until this is done, the block holds no version. If the weights are refused, it stays so.
         """
         leaves, extra = self.leaves(), self.extra()
-        checked = self.layout.checked(check_finite)
+        checked = self._checked[check_finite]
         snapshot.begin()
         if self._cuda_devices:
             finite = self._cuda.copy(snapshot, snapshot.views, leaves, checked)
@@ -124,7 +125,7 @@ class Binding:
         """Copy `snapshot` into the model's own memory. Addresses stay the same."""
         leaves = self.leaves()
         self._load_extra(snapshot)
-        unchecked = self.layout.checked(False)
+        unchecked = self._checked[False]
         if self._cuda_devices:
             self._cuda.copy(snapshot, leaves, snapshot.views, unchecked)
         else:

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from sync.model.block import Snapshot
 from sync.model.copying import copy_leaves, widened
-from sync.model.snapshot import Snapshot
 
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: needed for memory that is mapped read-only
 _USES: weakref.WeakKeyDictionary[Snapshot, int] = weakref.WeakKeyDictionary()

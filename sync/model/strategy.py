@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +15,8 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_coll
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sync.model.block import CheckFinite, Signature, check_same
 from sync.model.copying import require_finite
-from sync.model.layout import CheckFinite, Signature, check_same
 
 EXTRA_STATE = "_extra_state"
 _SEVERAL = (
@@ -150,13 +149,6 @@ def _refuse_to_move(shared: str) -> NoReturn:
         "longer see its changes; give parameters memory of their own, use one scheme for a model, "
         "or use sync=shared_mem"
     )
-
-
-def is_by_worker(weights: Any) -> bool:
-    """Whether this is a dict of weights for each worker, rather than weights."""
-    if weights is None or is_tensor_collection(weights) or not isinstance(weights, Mapping):
-        return False
-    return bool(weights) and all(isinstance(key, Integral) for key in weights)
 
 
 def _walk_module(module: nn.Module, prefix: str, flat: Flat, persistent_only: bool) -> None:

@@ -37,8 +37,7 @@ from sync.channel import (
     now_ns,
 )
 from sync.local.waiting import Doorbell
-from sync.model.layout import Layout
-from sync.model.snapshot import NEVER, Snapshot
+from sync.model.block import NEVER, Layout, Snapshot
 from sync.remote.engine import Engine, PackedBlock, PeerDied
 from sync.remote.inbox import NOTHING, Reply, close_inbox, deliver, filled_part
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sync.channel import APPLIED, FAILED, About, Answer, now_ns
-from sync.model.layout import Layout
+from sync.model.block import Layout
 from sync.remote.blocks import give_back
 from sync.remote.channel import Delivery, RemoteSender, Version
 from sync.remote.engine import PeerDied

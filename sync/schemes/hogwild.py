@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from sync.model.binding import Binding
-from sync.model.layout import HEADER_BYTES, CheckFinite, Layout
-from sync.model.snapshot import Snapshot
+from sync.model.block import HEADER_BYTES, CheckFinite, Layout, Snapshot
 from sync.model.strategy import WeightStrategy, check_movable, flatten
 from sync.registry import register
 from sync.scheme import WeightSyncScheme

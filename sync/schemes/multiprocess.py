@@ -21,8 +21,7 @@ from sync.channel import LATER, Answer
 from sync.local.channel import LocalReceiver, LocalSender
 from sync.local.memory import BlockPool
 from sync.local.rendezvous import VERSION, Message
-from sync.model.layout import Layout
-from sync.model.snapshot import Snapshot
+from sync.model.block import Layout, Snapshot
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
 

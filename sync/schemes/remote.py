@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sync.channel import SenderChannel
-from sync.model.layout import Layout
+from sync.model.block import Layout
 from sync.model.strategy import WeightStrategy
 from sync.registry import register
 from sync.remote.channel import RemoteSender

@@ -21,8 +21,7 @@ from sync.local.channel import LocalReceiver, LocalSender
 from sync.local.memory import AnonymousMemory, BlockPool
 from sync.local.notice_board import Board, Fence, Row, version_and_block
 from sync.local.rendezvous import WAKE
-from sync.model.layout import Layout
-from sync.model.snapshot import Snapshot
+from sync.model.block import Layout, Snapshot
 from sync.model.strategy import WeightStrategy
 from sync.registry import register
 from sync.scheme import WeightSyncScheme

@@ -16,8 +16,7 @@ from typing import Any
 from sync.channel import APPLIED, JOINED, Answer, ReceiverChannel, SenderChannel, now_ns
 from sync.effects.wire import make_decoder
 from sync.model.binding import Binding
-from sync.model.layout import Layout
-from sync.model.snapshot import Snapshot
+from sync.model.block import Layout, Snapshot
 from sync.model.strategy import Weights, WeightStrategy
 from sync.scheme import WeightSyncScheme
 

@@ -22,7 +22,7 @@ from sync import (
     WeightsDiffer,
     WorkerRaised,
 )
-from sync.model.layout import HEADER_BYTES
+from sync.model.block import HEADER_BYTES
 from sync.schemes.multiprocess import MultiProcessSender
 from sync.schemes.shared_mem import SharedMemSender
 from tests.sync.remote.support import joined

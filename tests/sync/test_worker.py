@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sync.channel import APPLIED, JOINED, LOST, Answer
-from sync.model.snapshot import NEVER
+from sync.model.block import NEVER
 from sync.workers import WorkerRecord
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sync.channel import JOINED, Answer, ReceiverChannel, SenderChannel
-from sync.model.snapshot import private_snapshot
+from sync.model.block import private_snapshot
 
 
 class FakeSender(SenderChannel):

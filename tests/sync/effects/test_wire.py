@@ -23,7 +23,7 @@ from sync.effects.delta import CHUNK_BYTES, apply_changes, max_changes_bytes, wr
 from sync.effects.pipeline import Parcel, Pipeline
 from sync.effects.rounding import rounded_format
 from sync.effects.wire import make_encoder
-from sync.model.snapshot import private_snapshot
+from sync.model.block import private_snapshot
 from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
 from tests.sync.support import KINDS, Counting, bits, held, receive, running, tensors, version

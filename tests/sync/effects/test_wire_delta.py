@@ -16,7 +16,7 @@ from sync import Layout, WorkerDied
 from sync.channel import APPLIED, JOINED, Answer
 from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
 from sync.effects.pipeline import Parcel, Pipeline
-from sync.model.snapshot import NEVER
+from sync.model.block import NEVER
 from tests.sync.effects.fakes import FakeReceiver, FakeSender
 from tests.sync.effects.test_wire import COPYING, made, publish, step
 from tests.sync.support import (

@@ -16,7 +16,7 @@ from sync.channel import APPLIED, Answer
 from sync.local.memory import AnonymousMemory, BlockPool
 from sync.local.notice_board import _ROW_WORDS, FREE, Board, Fence, Row, version_and_block, word_of
 from sync.local.waiting import Watch
-from sync.model.snapshot import NEVER
+from sync.model.block import NEVER
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
 from tests.sync.local.simulated_memory import Position, Side, World, explore
 from tests.sync.support import Handed, Worker

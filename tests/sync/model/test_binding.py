@@ -13,8 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from sync.model.binding import Binding, dump_extra, load_extra
-from sync.model.layout import Layout
-from sync.model.snapshot import NEVER, private_snapshot
+from sync.model.block import NEVER, Layout, private_snapshot
 from sync.model.strategy import WeightStrategy
 from tests.sync.model.test_strategy import Everything, Parts
 from tests.sync.support import FORMS, Counting, bits, fill, inside, policy
@@ -318,7 +317,7 @@ import os
 import torch
 from sync import WeightStrategy
 from sync.model.binding import Binding
-from sync.model.snapshot import private_snapshot
+from sync.model.block import private_snapshot
 
 def threads():
     return len(os.listdir("/proc/self/task"))

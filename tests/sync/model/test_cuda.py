@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sync.model.binding import Binding
-from sync.model.snapshot import NEVER, private_snapshot
+from sync.model.block import NEVER, private_snapshot
 from sync.model.strategy import WeightStrategy
 from tests.sync.model.test_strategy import Everything
 from tests.sync.support import bits, fill

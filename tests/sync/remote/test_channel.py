@@ -13,7 +13,7 @@ from torch import nn
 from sync import RPCWeightSyncScheme, WorkerRaised
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
 from sync.model.binding import Binding
-from sync.model.snapshot import NEVER
+from sync.model.block import NEVER
 from sync.model.strategy import WeightStrategy
 from sync.remote.channel import RemoteSender
 from sync.remote.engine import Engine, PeerDied

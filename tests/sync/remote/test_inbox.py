@@ -9,8 +9,7 @@ import torch
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, Answer
 from sync.local.waiting import wait_for
-from sync.model.layout import Layout
-from sync.model.snapshot import NEVER, private_snapshot
+from sync.model.block import NEVER, Layout, private_snapshot
 from sync.remote.inbox import (
     MISSING,
     NOTHING,

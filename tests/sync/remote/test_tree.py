@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sync.channel import APPLIED, JOINED, Answer
-from sync.model.layout import Layout
-from sync.model.snapshot import private_snapshot
+from sync.model.block import Layout, private_snapshot
 from sync.remote import blocks, gloo, tree
 from sync.remote.engine import PeerDied
 from sync.remote.inbox import MISSING, Inbox, Reply, close_inbox, deliver

@@ -1,6 +1,8 @@
-"""A snapshot: one version of a model's weights in one block of memory, the version inside it.
+"""A model's weights in one flat block of memory, with their version inside.
 
     | header: version, publish time, bytes of extra state | leaves, by dtype | extra state |
+
+A `Layout` says where each tensor lies, and a `Snapshot` is one version in a block of that layout.
 
 A reader takes weights and version from the same block, so a version cannot be stamped on the wrong
 weights. Wire formats (`effects/`) write encoded leaves instead of the model's, and use three
@@ -13,22 +15,150 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sync.model.copying import copy_leaves, require_finite
-from sync.model.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
+
+ALIGNMENT = 64
+HEADER_BYTES = 64
+CHECKSUM_BYTES = 4
+
+# Which values must be finite: those of parameters, those of parameters and buffers, or none.
+CheckFinite = bool | Literal["all"]
 
 NEVER = -1
 _VERSION, _PUBLISHED_NS, _EXTRA_BYTES, _BUILDS_ON, _IS_BASE, _FILLED, _CHECKSUMS = range(7)
 
 
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of the model: its dotted name, its type and its place in the block.
+
+    is_buffer: whether it is a buffer of a module. This flag changes nothing in a block, so it is
+        left out of comparisons.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    is_buffer: bool = field(default=False, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of the leaves in a block: a header, then one segment per dtype, then extra state.
+
+    Grouping by dtype keeps all floats of a model in one contiguous segment. The padding between
+    leaves is never written and stays zero.
+    """
+
+    leaves: tuple[Leaf, ...]
+    extra_offset: int
+    extra_capacity: int
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        extra: bytes = b"",
+        *,
+        buffers: Collection[str] = (),
+        alignment: int = ALIGNMENT,
+    ) -> Layout:
+        """The layout of these tensors. `buffers` names those that are buffers of a module."""
+        for name, tensor in tensors.items():
+            if kind := _instead_of_dense(tensor):
+                raise ValueError(f"{name!r} is {kind}; only dense tensors can be sent")
+        leaves: list[Leaf] = []
+        offset = HEADER_BYTES
+        for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
+            for name, tensor in tensors.items():
+                if tensor.dtype == dtype:
+                    shape, nbytes = tuple(tensor.shape), tensor.numel() * tensor.element_size()
+                    leaves.append(Leaf(name, dtype, shape, offset, nbytes, name in buffers))
+                    offset = aligned(offset + nbytes, alignment)
+            offset = aligned(offset)
+        # The size of pickled extra state varies, so there is room for it to grow.
+        capacity = aligned(max(4096, 4 * len(extra))) if extra else 0
+        return cls(tuple(leaves), offset, capacity)
+
+    def with_checksums(self) -> Layout:
+        """The same with room for the checksums of `Snapshot.seal`, behind the extra state."""
+        room = aligned(CHECKSUM_BYTES * (len(self.leaves) + 1))
+        return replace(self, extra_capacity=self.extra_capacity + room)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self.extra_offset + self.extra_capacity
+
+    def checked(self, check_finite: CheckFinite) -> list[bool]:
+        """For each leaf, whether its values must be finite."""
+        return [
+            bool(check_finite)
+            and (check_finite == "all" or not leaf.is_buffer)
+            and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
+            for leaf in self.leaves
+        ]
+
+    def check(self, tensors: Mapping[str, Tensor], *, whose: str) -> None:
+        """Raise, naming the key, unless `tensors` are exactly the leaves of this layout."""
+        check_same(
+            {leaf.name: (leaf.shape, leaf.dtype) for leaf in self.leaves},
+            {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()},
+            whose=whose,
+        )
+
+
+def _instead_of_dense(tensor: Tensor) -> str:
+    """What the tensor is if it is not a dense one; empty if it is."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_quantized:
+        return str(tensor.dtype)
+    return "" if tensor.layout == torch.strided else str(tensor.layout)
+
+
+Signature = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def check_same(expected: Signature, found: Signature, *, whose: str) -> None:
+    """`KeyError` for a missing or surplus key, `ValueError` for another shape or dtype."""
+    if missing := [name for name in expected if name not in found]:
+        raise KeyError(f"{whose} lacks {_names(missing)}")
+    if surplus := [name for name in found if name not in expected]:
+        raise KeyError(f"{whose} has {_names(surplus)}, which is not expected")
+    for name, (shape, dtype) in expected.items():
+        if found[name][0] != shape:
+            raise ValueError(
+                f"{whose}: {name!r} has shape {list(found[name][0])}, expected {list(shape)}"
+            )
+        if found[name][1] != dtype:
+            raise ValueError(f"{whose}: {name!r} is {found[name][1]}, expected {dtype}")
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def aligned(offset: int, alignment: int = ALIGNMENT) -> int:
+    """The next multiple of `alignment`, or the offset itself if it is one."""
+    return -(-offset // alignment) * alignment
+
+
 class Snapshot:
     """A block laid out as `layout`, in `buffer` (uint8, in CPU memory, at least as long).
 
+    views: one tensor for each leaf of the layout, in its order: a view of the buffer.
     number: the number of the block in its pool, if it belongs to one.
     """
 
@@ -37,7 +167,12 @@ class Snapshot:
         self.number = 0
         with torch.inference_mode(False):  # otherwise the views could not be written outside of it
             self.buffer = buffer[: layout.nbytes]
-            self.views = layout.views(self.buffer)
+            self.views = [
+                self.buffer[leaf.offset : leaf.offset + leaf.nbytes]
+                .view(leaf.dtype)
+                .view(leaf.shape)
+                for leaf in layout.leaves
+            ]
         self._header = self.buffer[:HEADER_BYTES].numpy().data.cast("B").cast("q")
 
     @property
@@ -143,6 +278,11 @@ class Snapshot:
         ours, theirs = (block.buffer[HEADER_BYTES:].view(torch.int64) for block in (self, other))
         copy_leaves([ours], [theirs], [False])
         self._header[_VERSION] = other._header[_VERSION]
+
+
+def _view(buffer: Tensor, leaf: Leaf) -> Tensor:
+    part = buffer[leaf.offset : leaf.offset + leaf.nbytes]
+    return part.view(leaf.dtype).view(leaf.shape)
 
 
 def private_snapshot(layout: Layout) -> Snapshot:
