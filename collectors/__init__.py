@@ -11,7 +11,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import sync  # noqa: F401 - before anything here that imports tensordict
+import sync  # before anything here that imports tensordict
+
+if not hasattr(sync, "WeightSyncScheme"):  # a common name: another package's may come first
+    raise ImportError(
+        f"`import sync` leads to {sync.__file__}, which is not Lockstep's package: "
+        "run it where no other module has this name"
+    )
 
 if TYPE_CHECKING:
     from collectors.base import BaseCollector as BaseCollector

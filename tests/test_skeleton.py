@@ -54,6 +54,13 @@ def test_both_environments_run_the_same_torch():
     assert len({pins(lock)["torch"] for lock in LOCKS}) == 1
 
 
+def test_the_changelog_and_the_citation_name_the_version():
+    (cited,) = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    (day,) = re.findall(r'^date-released: "(.+)"$', (ROOT / "CITATION.cff").read_text(), re.M)
+    assert cited == PROJECT["version"]
+    assert f"\n## {cited} ({day})\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_every_range_is_bounded_below():
     for requirement in PROJECT["dependencies"]:
         assert ">=" in requirement

@@ -121,7 +121,7 @@ def _flags() -> argparse.ArgumentParser:
 def version() -> str:
     """Of the installed package."""
     try:
-        return metadata.version("lockstep")
+        return metadata.version("lockstep-rl")
     except metadata.PackageNotFoundError:
         return "of a checkout that is not installed"
 

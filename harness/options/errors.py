@@ -33,7 +33,7 @@ def require(who: str, module: str, extra: str) -> None:
 def install_command(extra: str) -> str:
     """The command that installs one of Lockstep's extras, here: in a checkout, or beside it."""
     if not (ROOT / "pyproject.toml").is_file():
-        return f"pip install 'lockstep[{extra}]'"
+        return f"pip install 'lockstep-rl[{extra}]'"
     checkout = "." if Path.cwd() == ROOT else ROOT
     return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
 

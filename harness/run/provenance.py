@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "lockstep",
+    "lockstep-rl",
     "torch",
     "tensordict",
     "gymnasium",

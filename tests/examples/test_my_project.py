@@ -155,7 +155,7 @@ def test_the_projects_parts_work_together_in_an_empty_directory(installed, tmp_p
     rows = list(csv.DictReader((run / "mean_reward.csv").open()))
     assert [int(row["frames"]) for row in rows] == [record["step"] for record in found]
     manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest["packages"]["lockstep"]
+    assert manifest["packages"]["lockstep-rl"]
     assert manifest["git"] is None
     # The model.
     (checkpoint,) = (run / "checkpoints").glob("*.safetensors")

@@ -267,7 +267,7 @@ def test_a_policy_that_is_the_learners_own_is_where_the_learner_is(given, monkey
     [
         (True, ROOT, "pip install -e '.[ray]'"),
         (True, Path("/"), f"pip install -e '{ROOT}[ray]'"),
-        (False, ROOT, "pip install 'lockstep[ray]'"),
+        (False, ROOT, "pip install 'lockstep-rl[ray]'"),
     ],
 )
 def test_the_command_that_installs_an_extra_works_where_it_is_typed(
