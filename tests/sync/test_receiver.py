@@ -10,7 +10,6 @@ import threading
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import nn
 
 from sync import WeightStrategy, WorkerDied, WorkerRaised, WorkerTimeout
@@ -78,16 +77,6 @@ def test_what_was_sent_before_the_sender_went_is_still_received(kind):
         scheme.shutdown()
         assert worker.do(receive, 20)
         assert worker.do(held) == bits(policy(2))
-
-
-@EACH
-def test_in_the_background_a_worker_applies_by_itself(kind):
-    with running(scheme := sender(kind, workers=2), background=True) as workers:
-        for value in range(2, 6):
-            scheme.send(policy(value))
-            assert [worker.do(held) for worker in workers] == [bits(policy(value))] * 2
-        assert workers[0].do(lambda s, m: bits(s.receive())) == bits(policy(5))
-        assert not workers[0].do(receive)
 
 
 def begin_reading(scheme, model):
@@ -179,16 +168,6 @@ def test_a_receivers_thread_ends_with_its_scheme(kind):
         before, after = worker.do(end)
         assert "lockstep-receive" in before
         assert "lockstep-receive" not in after
-
-
-@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
-@EACH
-def test_received_weights_have_the_form_of_the_strategy(kind, strategy):
-    with running(scheme := sender(kind, strategy=strategy)) as (worker,):
-        expected = TensorDict if strategy == "tensordict" else dict
-        scheme.send_async(policy(3))
-        assert worker.do(lambda s, m: isinstance(s.receive(), expected))
-        assert worker.do(lambda s, m: bits(s.weights)) == bits(policy(3))
 
 
 @pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
@@ -317,17 +296,6 @@ def test_a_receiver_may_find_its_model_and_its_index_in_a_context(kind):
             worker.do(lambda s, m: s.init_on_receiver(context=m, model_id="critic"))
 
 
-@EACH
-def test_a_worker_may_have_its_weights_in_a_dict(kind):
-    def weights():
-        return {name: tensor.clone() for name, tensor in policy(0).state_dict().items()}
-
-    with running(scheme := sender(kind, policy(1)), weights) as (worker,):
-        scheme.send_async(policy(2))
-        assert worker.do(receive)
-        assert worker.do(held) == bits(policy(2))
-
-
 @pytest.mark.parametrize("background", [False, True], ids=["asking", "background"])
 @EACH
 def test_a_shutdown_does_not_wait_for_ever_for_a_thread_that_reads(kind, background, monkeypatch):
@@ -428,8 +396,7 @@ def test_after_a_shutdown_that_did_not_wait_the_model_has_memory_of_its_own(monk
         assert worker.do(held) == bits(policy(9))
 
 
-@EACH
-def test_an_error_that_no_encoding_has_reaches_the_sender(kind):
+def test_an_error_that_no_encoding_has_reaches_the_sender():
     def refuse(scheme, model):
         def fail(state):
             raise ValueError("a file called \udcff")
@@ -437,7 +404,7 @@ def test_an_error_that_no_encoding_has_reaches_the_sender(kind):
         model[0].set_extra_state = fail
 
     source = nn.Sequential(Counting("first"))
-    with running(scheme := sender(kind, source), counting, background=True) as (worker,):
+    with running(scheme := sender("multiprocess", source), counting, background=True) as (worker,):
         worker.do(refuse)
         with pytest.raises(WorkerRaised, match="a file called"):
             scheme.send()
@@ -454,23 +421,6 @@ def test_a_worker_whose_model_fits_no_more_can_be_shut_down(kind):
         assert worker.do(change) == (7, 7)
         with pytest.raises(WorkerDied, match="left"):
             scheme.send()
-
-
-@EACH
-def test_a_fork_of_a_worker_takes_no_news_from_it(kind):
-    def ask(scheme, model):
-        if os.fork() == 0:
-            try:
-                scheme.has_news()
-            except RuntimeError:
-                os._exit(3)
-            os._exit(0)
-        return os.waitstatus_to_exitcode(os.wait()[1])
-
-    with running(scheme := sender(kind), method="fork") as (worker,):
-        scheme.send_async(policy(2))
-        assert worker.do(ask) == 3
-        assert worker.do(receive)
 
 
 @EACH

@@ -83,24 +83,6 @@ def test_a_worker_of_the_same_process_may_be_replaced(kind):
 
 
 @EACH
-def test_a_receiver_of_the_same_process_can_be_a_thread(kind):
-    scheme = sender(kind)
-    receiver = copy.deepcopy(scheme)
-    receiver.init_on_receiver(model=policy(), worker_idx=0)
-    meeting = threading.Thread(target=receiver.connect)
-    meeting.start()
-    scheme.connect()
-    meeting.join(20)
-    for number in range(20):
-        scheme.send(policy(number))
-        with receiver.reading() as version:
-            assert version == scheme.version
-            assert bits(receiver.model) == bits(policy(number))
-    receiver.shutdown()
-    scheme.shutdown()
-
-
-@EACH
 @in_own_process
 def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
     def count():

@@ -12,8 +12,11 @@ from torch import nn
 
 from sync import (
     HogwildWeightSyncScheme,
+    Link,
     MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
+    Tear,
     WeightStrategy,
     WeightSyncScheme,
     WorkerTimeout,
@@ -121,15 +124,6 @@ def test_the_weights_of_both_sides_are_of_one_kind(kind):
         assert worker.do(lambda s, m: bits(s.weights) == bits(m) == bits(policy(2)))
 
 
-@EACH
-def test_the_weights_of_a_sender_are_its_models_own(kind):
-    with sender(kind, model := policy(1)) as scheme:
-        weights = scheme.weights
-        assert isinstance(weights, TensorDict)
-        fill(model, 4)
-        assert bits(weights) == bits(policy(4))
-
-
 CALLS = {
     "send": lambda s: s.send(),
     "send_async": lambda s: s.send_async(),
@@ -189,6 +183,25 @@ def test_an_option_that_makes_no_sense_is_refused_by_name(option):
     name, value = next(iter(option.items()))
     with pytest.raises(ValueError, match=f"{name}={value!r}: expected"):
         SharedMemWeightSyncScheme(**option)
+
+
+@pytest.mark.parametrize("scheme", [HogwildWeightSyncScheme, NoWeightSyncScheme])
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"wire": "int8"}, "wire='int8'.*moves no weights"),
+        ({"round_buffers": True}, "round_buffers=True.*moves no weights"),
+        ({"link": "wan"}, "link='wan'.*moves no weights"),
+        ({"lag": 2}, "lag=2.*moves no weights"),
+        ({"tear": Tear(share=0.5)}, "tear=Tear.*moves no weights"),
+        ({"verify": "every"}, "verify='every': .* publishes no weights"),
+    ],
+    ids=str,
+)
+def test_schemes_that_publish_no_weights_refuse_what_would_happen_to_them(scheme, option, says):
+    with pytest.raises(ValueError, match=says):
+        scheme(**option)
+    scheme(wire="float32", link=Link(), lag=0, tear=Tear(share=0.0), verify="off").shutdown()
 
 
 def test_only_a_worker_that_there_is_has_a_transport():

@@ -66,17 +66,6 @@ def test_weights_of_every_form_may_be_registered_and_received(kind, form, strate
 
 
 @EACH
-def test_versions_count_from_zero_and_travel_with_their_weights(kind):
-    with running(scheme := sender(kind, model := policy(0))) as (worker,):
-        for number in range(4):
-            assert (scheme.version, worker.do(version)) == (number, number)
-            assert worker.do(held) == bits(policy(number))
-            fill(model, number + 1)
-            scheme.send_async()
-            worker.do(receive)
-
-
-@EACH
 def test_only_the_addressed_workers_get_a_version_and_are_waited_for(kind):
     with running(scheme := sender(kind, workers=3), background=True) as workers:
         scheme.send(policy(2), worker_ids=1)
@@ -195,24 +184,6 @@ def test_extra_state_that_outgrew_its_room_is_refused_and_no_worker_changes(kind
         scheme.send_async()
         assert worker.do(receive)
         assert worker.do(lambda s, m: (m[0].extra, m[0].weight.sum().item())) == ("y" * 1000, 10.0)
-
-
-@EACH
-def test_a_model_that_was_changed_after_it_was_registered_is_sent_as_it_is(kind):
-    def change(scheme, model):
-        model[0].weight = nn.Parameter(torch.zeros(4, 3))
-        model[2].bias.data = torch.zeros(2)
-
-    with running(scheme := sender(kind, model := policy(1))) as (worker,):
-        model[0].weight = nn.Parameter(torch.full((4, 3), 2.0))
-        model[2].weight.data = torch.full((2, 4), 3.0)
-        scheme.send_async()
-        assert worker.do(receive)
-        assert worker.do(held) == bits(model)
-        worker.do(change)
-        scheme.send_async(policy(5))
-        assert worker.do(receive)
-        assert worker.do(held) == bits(policy(5))
 
 
 @EACH

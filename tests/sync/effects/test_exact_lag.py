@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from sync import (
-    HogwildWeightSyncScheme,
     Lag,
     Link,
-    NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WorkerDied,
 )
@@ -324,10 +322,3 @@ def test_what_is_no_lag_is_refused_by_the_scheme(given, said):
 def test_what_makes_no_lag_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         Lag(**given)
-
-
-@pytest.mark.parametrize("kind", [NoWeightSyncScheme, HogwildWeightSyncScheme])
-def test_schemes_without_versions_have_no_lag(kind):
-    with pytest.raises(ValueError, match=r"lag=2: .* moves no weights"):
-        kind(lag=2)
-    assert kind(lag=0).lag is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sync import HogwildWeightSyncScheme, Lag, Link, NoWeightSyncScheme, Tear
+from sync import Lag, Link, Tear
 from tests.sync.support import KINDS, Worker, connect, running
 
 EACH = pytest.mark.parametrize("kind", KINDS)
@@ -196,9 +196,3 @@ def test_no_share_puts_nothing_around_the_mechanism():
 def test_what_is_no_tear_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
         Tear(**given)
-
-
-@pytest.mark.parametrize("kind", [NoWeightSyncScheme, HogwildWeightSyncScheme])
-def test_schemes_without_versions_tear_nothing(kind):
-    with pytest.raises(ValueError, match=r"tear=.*: .* moves no weights"):
-        kind(tear=Tear(share=0.5))

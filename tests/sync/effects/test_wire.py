@@ -13,9 +13,7 @@ from torch import nn
 
 from sync import (
     WIRES,
-    HogwildWeightSyncScheme,
     Layout,
-    NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
 )
@@ -26,7 +24,7 @@ from sync.effects.wire import make_encoder
 from sync.model.block import private_snapshot
 from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
-from tests.sync.support import KINDS, Counting, bits, held, receive, running, tensors, version
+from tests.sync.support import KINDS, bits, held, receive, running, tensors, version
 
 COPYING = pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
 LOSSY = ("bfloat16", "float16", "int8")
@@ -70,51 +68,9 @@ def values(scheme, model):
     return {name: tensor.detach().clone() for name, tensor in tensors(model)}
 
 
-@pytest.mark.parametrize("wire", EXACT)
-@COPYING
-def test_exact_wires_bring_every_bit(kind, wire):
-    model = Varied()
-    with running(scheme := made(kind, wire, model), Varied) as (worker,):
-        assert worker.do(held) == bits(model)
-        for size in (1e-4, 1.0, 0.0, 1e-7):
-            step(model, size)
-            publish(scheme, worker)
-            assert worker.do(held) == bits(model)
-
-
 def publish(scheme, worker):
     scheme.send_async()
     assert worker.do(receive)
-
-
-@pytest.mark.parametrize("wire", EXACT)
-@COPYING
-def test_exact_wires_bring_every_nan_and_signed_zero(kind, wire):
-    model = nn.Linear(8, 8)
-    patterns = torch.tensor([0x7FC00001, 0x7F800001, -0x400000, -0x80000000, 0x7F800000, 1, -1])
-    scheme = made(kind, wire, model, check_finite=False)
-    with running(scheme, lambda: nn.Linear(8, 8)) as (worker,):
-        for shift in range(3):
-            with torch.no_grad():
-                model.weight.view(torch.int32)[shift, :7] = patterns.int().roll(shift)
-            publish(scheme, worker)
-            assert worker.do(held) == bits(model)
-
-
-@pytest.mark.parametrize("wire", LOSSY)
-@COPYING
-def test_rounding_wires_bring_whole_numbers_truth_values_and_extra_state_as_they_are(kind, wire):
-    model = Varied()
-    with running(made(kind, wire, model), Varied) as (worker,):
-        arrived = worker.do(values)
-        for name in ("count", "mask", "imaginary", "zeros"):
-            assert torch.equal(arrived[name], getattr(model, name)), name
-    counting = Counting({"steps": 3, "name": "x" * 500})
-    with running(scheme := made(kind, wire, counting), Counting) as (worker,):
-        assert worker.do(lambda s, m: m.extra) == counting.extra
-        counting.extra = {"steps": 4}
-        publish(scheme, worker)
-        assert worker.do(lambda s, m: m.extra) == {"steps": 4}
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
@@ -127,17 +83,6 @@ def test_two_byte_wires_bring_what_torch_rounds_to(kind, wire):
             if sent.is_floating_point() and sent.element_size() > 2:
                 sent = sent.detach().to(getattr(torch, wire)).to(sent.dtype)
             assert torch.equal(arrived[name], sent), name
-
-
-@COPYING
-def test_int8_is_off_by_half_a_step_of_its_row_at_most(kind):
-    model = Varied()
-    with running(made(kind, "int8", model), Varied) as (worker,):
-        arrived = worker.do(values)
-        for name, rows in {"matrix": 40, "filters": 6, "narrow": 1, "scalar": 1}.items():
-            sent, found = getattr(model, name).reshape(rows, -1), arrived[name].reshape(rows, -1)
-            steps = sent.abs().amax(dim=1, keepdim=True) / 127
-            assert ((found - sent).abs() <= steps * 0.5001).all(), name
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -244,13 +189,6 @@ def test_what_a_remote_worker_writes_into_its_model_spoils_no_difference_to_come
             assert torch.equal(theirs.weight, ours.weight)
 
 
-@pytest.mark.parametrize("scheme", [HogwildWeightSyncScheme, NoWeightSyncScheme])
-def test_schemes_that_move_nothing_refuse_a_wire(scheme):
-    with pytest.raises(ValueError, match=r"wire='int8'.*moves no weights"):
-        scheme(wire="int8")
-    scheme(wire="float32").shutdown()
-
-
 def test_an_unknown_wire_is_refused_with_the_nearest_one():
     with pytest.raises(ValueError, match=r"wire='bfloat61'.*did you mean 'bfloat16'"):
         SharedMemWeightSyncScheme(wire="bfloat61")
@@ -307,17 +245,6 @@ def test_rounding_wires_bring_buffers_as_they_are_unless_they_are_to_be_rounded(
         for name in ("bounds", "centre"):
             assert (arrived[name] == sent[name]) == (not round_buffers)
         assert arrived["unknown"] == sent["unknown"]
-
-
-def test_int8_gives_each_64_numbers_of_a_vector_their_own_scale():
-    ours, theirs = Bounded(), Bounded()
-    with joined(ours, theirs, wire="int8"):
-        assert ((theirs.bias - ours.bias).abs() <= ours.bias / 254).all()
-
-
-def test_schemes_that_move_nothing_refuse_to_round_buffers():
-    with pytest.raises(ValueError, match=r"round_buffers=True.*moves no weights"):
-        HogwildWeightSyncScheme(round_buffers=True)
 
 
 @pytest.mark.parametrize("wire", ["int8", "delta"])

@@ -12,11 +12,11 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from sync.model.binding import Binding, dump_extra, load_extra
-from sync.model.block import NEVER, Layout, private_snapshot
+from sync.model.binding import Binding
+from sync.model.block import NEVER, private_snapshot
 from sync.model.strategy import WeightStrategy
-from tests.sync.model.test_strategy import Everything, Parts
-from tests.sync.support import FORMS, Counting, bits, fill, inside, policy
+from tests.sync.model.test_strategy import Parts
+from tests.sync.support import Counting, bits, fill, policy
 
 STRATEGY = WeightStrategy()
 
@@ -32,33 +32,6 @@ def snapshot_of(source, version=0):
     return written
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_snapshot_of_any_form_loads_into_any_other(form):
-    for frm, to in ((form, form), (form, "module"), ("flat_dict", form)):
-        source, destination = FORMS[frm](policy(3)), FORMS[to](policy(1))
-        if frm != to:
-            source, destination = inside(source), inside(destination)
-        written = snapshot_of(source)
-        binding = bind(destination, written.layout)
-        for _ in range(2):  # the second time does no harm
-            binding.load(written)
-            assert bits(destination) == bits(source)
-
-
-def type_name(model):
-    return type(model).__name__
-
-
-@pytest.mark.parametrize("model", [Everything(3.0), Parts(), nn.Identity()], ids=type_name)
-def test_every_kind_of_tensor_arrives_in_memory_of_its_own(model):
-    written = snapshot_of(model)
-    destination = type(model)()
-    bind(destination, written.layout).load(written)
-    assert bits(destination) == bits(model)
-    written.buffer.zero_()
-    assert bits(destination) == bits(model)
-
-
 def test_layouts_follow_the_model_whatever_the_order_of_its_keys():
     forward = {"a": torch.zeros(2), "b": torch.zeros(3)}
     backward = {"b": torch.ones(3), "a": torch.ones(2)}
@@ -67,28 +40,6 @@ def test_layouts_follow_the_model_whatever_the_order_of_its_keys():
     bind(backward, binding.layout).pack(written, 0, check_finite=True)
     binding.load(written)
     assert bits(forward) == bits({"a": torch.ones(2), "b": torch.ones(3)})
-
-
-def test_a_lazy_module_is_refused_by_name_and_the_way_out_is_named():
-    layout = Layout.of(nn.Linear(2, 3).state_dict())
-    for model, given in (
-        (nn.LazyLinear(3), None),
-        (nn.LazyBatchNorm1d(affine=False), None),
-        (nn.LazyLinear(3), layout),
-    ):
-        name = next(iter(model.state_dict()))
-        with pytest.raises(ValueError, match=f"'{name}' is not initialised.*run the model once"):
-            bind(model, given)
-
-
-def test_a_model_that_does_not_fit_is_refused_with_the_name_of_the_key():
-    layout = bind(nn.Linear(2, 3)).layout
-    with pytest.raises(ValueError, match=r"the Linear: 'weight' has shape \[3, 4\]"):
-        bind(nn.Linear(4, 3), layout)
-    with pytest.raises(KeyError, match="the Linear lacks 'bias'"):
-        bind(nn.Linear(2, 3, bias=False), layout)
-    with pytest.raises(KeyError, match="the dict has 'more'"):
-        bind({**nn.Linear(2, 3).state_dict(), "more": torch.ones(1)}, layout)
 
 
 # What a user may do to a model after it was bound.
@@ -280,18 +231,6 @@ def test_a_backward_pass_through_weights_that_changed_is_an_error(pointing, size
         loss.backward()
 
 
-def test_loading_after_pointing_does_not_write_into_the_snapshot():
-    first, second = snapshot_of(policy(1)), snapshot_of(policy(2))
-    kept = first.buffer.clone()
-    model = policy(0)
-    binding = bind(model, first.layout)
-    binding.point_at(first)
-    binding.detach_from_snapshots()
-    binding.load(second)
-    assert torch.equal(first.buffer, kept)
-    assert bits(model) == bits(policy(2))
-
-
 @pytest.mark.parametrize("make", [policy, Parts])
 def test_a_model_gets_memory_of_its_own_with_what_it_held(make):
     written = snapshot_of(fill(make(), 3))
@@ -375,14 +314,6 @@ class Masked(nn.Module):
         self.register_buffer("scratch", torch.tensor([float("nan")]), persistent=False)
 
 
-def test_buffers_may_hold_infinite_values():
-    model, arrived = Masked(), Masked()
-    fill(arrived, 0)
-    written = snapshot_of(model)
-    bind(arrived, written.layout).load(written)
-    assert bits(arrived) == bits(model)
-
-
 @pytest.mark.parametrize("name", ["weight", "mask", "scratch"])
 def test_buffers_are_checked_if_all_are_to_be(name):
     model = fill(Masked(), 1)
@@ -427,19 +358,6 @@ def test_all_of_a_dict_counts_as_parameters():
 # Extra state.
 
 
-def test_extra_state_travels_as_it_is_at_the_time():
-    source, destination = nn.Sequential(Counting("first")), nn.Sequential(Counting())
-    binding = bind(source)
-    written = private_snapshot(binding.layout)
-    to = bind(destination, binding.layout)
-    for extra in ("first", {"second": [2]}, None):
-        source[0].extra = extra
-        binding.pack(written, 0, check_finite=True)
-        to.load(written)
-        assert destination[0].extra == extra
-        assert to.weights()["0", "_extra_state"] == extra
-
-
 def test_an_owner_that_refuses_leaves_everything_as_it_is_now_not_as_it_was_bound():
     source = nn.Sequential(Counting("new"), Counting("new"))
     destination = nn.Sequential(Counting("bound"), Counting("bound", refuses=True))
@@ -478,9 +396,3 @@ def test_extra_state_goes_into_a_tensordict():
     bind(weights, written.layout).load(written)
     assert isinstance(weights, TensorDict)
     assert weights["0", "_extra_state"] == {"seen": 3}
-
-
-def test_no_extra_state_takes_no_bytes():
-    assert dump_extra({}) == b""
-    assert load_extra(b"") == {}
-    assert load_extra(dump_extra({"a": [1]})) == {"a": [1]}
