@@ -148,7 +148,6 @@ def test_a_model_id_may_name_the_model_of_any_form(names):
         ({"params_map": {1: policy(1)}}, r"it has \[1\]"),
         ({"params_map": {0: policy(1), 2: policy(1)}}, r"it has \[0, 2\]"),
     ],
-    ids=str,
 )
 def test_a_form_without_a_worker_for_every_index_is_refused(given, says):
     if "model" in given:
