@@ -144,6 +144,12 @@ class ActorCritic(Algorithm):
         usable = batch["collector", "mask"] & (versions >= 0)
         return usable if max_lag is None else usable & (version - versions <= max_lag)
 
+    def present(self, batch: TensorDictBase, usable: Tensor) -> Tensor:
+        """The frames that a loss is the mean of: with `mask`, those that are too old as well."""
+        if self.config.on_stale != "mask" or not usable.any():
+            return usable
+        return batch["collector", "mask"] & (batch["policy_version"] >= 0)
+
     def rows(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """What the networks are given and what was done, in rows [E, T]."""
         mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]

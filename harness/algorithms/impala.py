@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 
 from harness.algorithms.actor_critic import ActorCritic
 from harness.algorithms.interface import Ratios, Setup
+from harness.algorithms.objectives import mean
 from harness.algorithms.returns import Steps, explained_variance, vtrace
 from harness.algorithms.state import Adam, Optimiser, RMSProp
 from harness.measures.means import Means
@@ -43,6 +44,8 @@ class IMPALA(ActorCritic):
         config, batch = self.config, batch.to(self.device)
         mask, versions = batch["collector", "mask"], batch["policy_version"]
         usable = self.usable(batch, version)
+        present = self.present(batch, usable)
+        counts = usable[present] if config.on_stale == "mask" else None
         metrics = {
             "dropped": int((mask & ~usable).sum()),
             "learning_rate": self.anneal(int(mask.sum())),
@@ -65,10 +68,12 @@ class IMPALA(ActorCritic):
                 metrics["explained_variance"] = explained_variance(targets, value, mask)
             if not usable.any():
                 break
-            weight = log_ratio[usable].exp().clamp(max=config.pg_rho_bar)
-            policy_loss = -(weight * advantages[usable] * view.log_prob[usable]).mean()
-            value_loss = 0.5 * (view.value - targets)[usable].square().mean()
-            entropy = self.policy.head.entropy(view.parameters)[usable].mean()
+            weight = log_ratio[present].exp().clamp(max=config.pg_rho_bar)
+            gain = weight * advantages[present] * view.log_prob[present]
+            error = (view.value - targets)[present].square()
+            entropies = self.policy.head.entropy(view.parameters)[present]
+            policy_loss, value_loss = -mean(gain, counts), 0.5 * mean(error, counts)
+            entropy = mean(entropies, counts)
             loss = policy_loss + config.value_weight * value_loss - config.entropy_weight * entropy
             norm = self.optimiser.step(loss, config.max_grad_norm)
             losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

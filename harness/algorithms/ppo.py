@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.algorithms.actor_critic import ActorCritic, sequences, trajectories
 from harness.algorithms.interface import Ratios, Setup
-from harness.algorithms.objectives import Frames, Objective, kl_estimate, objective
+from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
 from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged
 from harness.measures.means import Means
@@ -87,6 +87,7 @@ class PPO(ActorCritic):
         """The frames to learn from, with advantages, targets and the learner's view of them."""
         config, mask, versions = self.config, batch["collector", "mask"], batch["policy_version"]
         usable, rows = self.usable(batch, version), self.rows(batch)
+        present = self.present(batch, usable)
         view = self.view(batch, rows)
         behaviour = batch["action_log_prob"]
         log_ratio = torch.where(versions >= 0, view.log_prob - behaviour, 0)  # 0: random actions
@@ -100,6 +101,8 @@ class PPO(ActorCritic):
         rows |= {"behaviour": behaviour, "proximal": view.log_prob, "old_value": view.value}
         rows |= {"advantage": returns.advantages, "target": returns.targets}
         rows |= {"trajectory": batch["collector", "traj_ids"], "age": version - versions}
+        if config.on_stale == "mask":
+            rows["counts"] = usable
         metrics = {
             "dropped": int((mask & ~usable).sum()),
             "explained_variance": explained_variance(returns.targets, view.value, mask),
@@ -107,10 +110,10 @@ class PPO(ActorCritic):
         if view.states is not None:  # sequences begin with the learner's states
             rows["state"][:, 1:] = view.states[:, :-1]
         if self.objective.needs("whole_trajectories"):
-            return trajectories(rows, usable), metrics
+            return trajectories(rows, present), metrics
         if view.states is not None:
-            return sequences(rows, usable, self.sequence_length), metrics
-        return {key: x[usable] for key, x in rows.items()}, metrics
+            return sequences(rows, present, self.sequence_length), metrics
+        return {key: x[present] for key, x in rows.items()}, metrics
 
     def returns(self, batch: TensorDictBase, steps: Steps, log_ratio: Tensor) -> Returns:
         """What every frame is worth."""
@@ -158,11 +161,11 @@ class PPO(ActorCritic):
         if config.normalise_advantages and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         anchor = part.get("anchor", part["proximal"])
-        origin = part["trajectory"], part["age"], part.get("scores")
+        origin, counts = (part["trajectory"], part["age"], part.get("scores")), part.get("counts")
         frames = Frames(part["log_prob"], part["behaviour"], anchor, advantages, *origin)
-        policy_loss, measured = self.objective(frames, config)
-        value_loss = value_loss_of(config, part["value"], part["old_value"], part["target"])
-        entropy = part["entropy"].mean()
+        policy_loss, measured = self.objective(frames, config, counts)
+        values = part["value"], part["old_value"], part["target"]
+        value_loss, entropy = value_loss_of(config, *values, counts), mean(part["entropy"], counts)
         loss = policy_loss - config.entropy_weight * entropy + config.value_weight * value_loss
         losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         measured |= {name: value.detach() for name, value in losses.items()}
@@ -207,10 +210,12 @@ def flattened(part: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: x[mask] for key, x in part.items() if key not in ("state", "mask")}
 
 
-def value_loss_of(config: PPOConfig, value: Tensor, old: Tensor, target: Tensor) -> Tensor:
+def value_loss_of(
+    config: PPOConfig, value: Tensor, old: Tensor, target: Tensor, counts: Tensor | None = None
+) -> Tensor:
     """Half the squared error of the values; the worse of clipped and unclipped, if clipped."""
     error = (value - target).square()
     if config.clip_value:
         clipped = old + (value - old).clamp(-config.clip, config.clip)
         error = torch.max(error, (clipped - target).square())
-    return 0.5 * error.mean()
+    return 0.5 * mean(error, counts)

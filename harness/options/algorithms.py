@@ -10,6 +10,8 @@ from harness.options.errors import ConfigError
 from harness.options.models import ImageConfig
 from harness.options.typed import Count, NonNegative, NonNegativeInt, Positive, Range, Share
 
+Stale = Literal["drop", "mask", "wait"]  # `wait` leaves nothing to drop
+
 
 @dataclass
 class AlgorithmConfig(Options):
@@ -76,8 +78,10 @@ class PPOConfig(AlgorithmConfig):
     vtrace: bool = False  # V-trace returns, corrected for lag, instead of GAE
     vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
     vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
-    # versions; frames that lag more are dropped, and counted
+    # versions; frames that lag more are not learned from, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
+    # drop: such frames are left out; mask: they stay in minibatches and trajectories, without weight
+    on_stale: Stale = field(default="drop", metadata=linked("${sync.on_stale}"))
 
     sampled_frames = property(_to_normalise)
 
@@ -134,8 +138,10 @@ class IMPALAConfig(AlgorithmConfig):
     max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
     clip_rewards: bool = False  # learn from rewards clipped to -1..1; logged returns do not change
     normalise_observations: bool = False  # by running statistics, which travel with the weights
-    # versions; frames that lag more are dropped, and counted
+    # versions; frames that lag more are not learned from, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
+    # drop: such frames are left out; mask: they stay in minibatches and trajectories, without weight
+    on_stale: Stale = field(default="drop", metadata=linked("${sync.on_stale}"))
 
     sampled_frames = property(_to_normalise)
 

@@ -80,8 +80,9 @@ class SyncConfig(Options):
     # the state of a recurrent policy when new weights are applied during an episode
     state_on_update: Literal["keep", "zero"] = "keep"
     max_lag: NonNegativeInt | None = None  # the largest lag of frames to train on, in versions
-    # how max_lag is enforced: drop such frames, or let asynchronous workers wait
-    on_stale: Literal["drop", "wait"] = "drop"
+    # how max_lag is enforced: drop such frames, keep them without weight in the loss (mask), or let
+    # asynchronous workers wait
+    on_stale: Literal["drop", "mask", "wait"] = "drop"
     # which weights of a model are sent; state_dict: without non-persistent buffers
     strategy: Literal["tensordict", "state_dict"] = "tensordict"
     # refuse to publish NaN and infinite parameters; all: also in buffers
@@ -119,6 +120,10 @@ class SyncConfig(Options):
             raise ImpossiblePair(
                 f"sync.state_on_update=zero model={config.model.name}: it has no state; "
                 "use model=lstm"
+            )
+        if self.on_stale == "mask" and self.max_lag is None:
+            raise ConfigError(
+                "sync.on_stale=mask needs sync.max_lag: frames that lag more have no weight"
             )
         if self.on_stale == "wait" and (self.max_lag is None or not config.collector.asynchronous):
             missing = "sync.max_lag" if self.max_lag is None else "collector=multi_async"

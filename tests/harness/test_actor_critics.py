@@ -151,9 +151,78 @@ def test_frames_that_lag_too_much_are_dropped_and_counted(learner, model):
 
 
 @each_learner
+@each_memory
+def test_masked_frames_stay_in_the_mean_without_weight(learner, model):
+    """A mean over 60 frames of which 15 are zero is three quarters of the mean over 45."""
+    options = {"max_lag": 2, "max_grad_norm": 0, "epochs": 1, **plain_advantages(learner)}
+    if learner is not impala:
+        options["minibatch_size"] = 1000
+    dropping, masking = (learner(model, on_stale=x, **options) for x in ("drop", "mask"))
+    batch = rollout(dropping, model, steps=20)
+    batch["policy_version"][:, :5] = 6  # of each row, so that no frame is before them
+    batch["policy_version"][:, 5:] = 8
+    dropped, masked = dropping.update(batch, 10), masking.update(batch, 10)
+    assert masked["train/dropped"] == dropped["train/dropped"] == 15
+    assert len(masking.ratios.version) == 45
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert masked[f"train/{name}"] == pytest.approx(0.75 * dropped[f"train/{name}"], rel=1e-3)
+
+
+@each_learner
+@each_memory
+def test_what_masked_frames_hold_changes_nothing(learner, model):
+    first, second = (
+        learner(model, max_lag=2, on_stale="mask", **plain_advantages(learner)) for _ in range(2)
+    )
+    batch = rollout(first, model, steps=20)
+    batch["policy_version"][:, :5] = 6
+    batch["policy_version"][:, 5:] = 8
+    changed = batch.clone()
+    changed["next", "reward"][:, :5] += 3.0
+    changed["action_log_prob"][:, :5] += 2.0
+    first.update(batch, 10)
+    second.update(changed, 10)
+    assert same(first, second)
+
+
+@each_learner
+@each_memory
+def test_masking_where_nothing_is_too_old_is_learning_from_all(learner, model):
+    first, second = (learner(model, max_lag=2, on_stale=x) for x in ("drop", "mask"))
+    batch = rollout(first, model)
+    assert first.update(batch, 2) == second.update(batch, 2)
+    assert same(first, second)
+
+
+@pytest.mark.parametrize("model", ["lstm", "mlp"])
+def test_masked_frames_count_in_the_weight_of_their_trajectory(model):
+    options = {"max_lag": 2, "objective": "sequence_is", **plain_advantages(ppo)}
+    batch = rollout(ppo(model, **options), model)
+    batch["policy_version"][:] = 8
+    batch["policy_version"][:, :5] = 6
+    shifted = batch.clone()
+    shifted["action_log_prob"][:, :5] += 0.5
+    losses = {
+        how: [
+            ppo(model, on_stale=how, **options).update(frames.clone(), 10)["train/policy_loss"]
+            for frames in (batch, shifted)
+        ]
+        for how in ("drop", "mask")
+    }
+    assert losses["drop"][0] == losses["drop"][1]
+    assert losses["mask"][0] != losses["mask"][1]
+
+
+def plain_advantages(learner) -> dict[str, bool]:
+    """PPO's advantages as they are: masked frames would count in their mean and variance."""
+    return {} if learner is impala else {"normalise_advantages": False}
+
+
+@each_learner
+@pytest.mark.parametrize("stale", ["drop", "mask"])
 @pytest.mark.parametrize("unusable", ["old", "random", "padding"])
-def test_a_batch_without_usable_frames_teaches_nothing(learner, unusable):
-    one = learner(max_lag=0, normalise_observations=unusable == "padding")
+def test_a_batch_without_usable_frames_teaches_nothing(learner, unusable, stale):
+    one = learner(max_lag=0, on_stale=stale, normalise_observations=unusable == "padding")
     batch = rollout(one)
     if unusable == "padding":
         batch["collector", "mask"].zero_()

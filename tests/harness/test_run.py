@@ -509,6 +509,7 @@ def test_workers_that_wait_make_no_frame_that_lags_more_than_max_lag():
     ("options", "complaint"),
     [
         (["sync.on_stale=wait"], "sync.on_stale=wait needs sync.max_lag"),
+        (["sync.on_stale=mask"], "sync.on_stale=mask needs sync.max_lag"),
         (["sync.on_stale=wait", "sync.max_lag=1"], "needs collector=multi_async"),
         (
             ["collector.batches_ahead=1"],
