@@ -1,10 +1,10 @@
 """Runs a sweep's jobs on this machine, several at a time, each in a process of its own.
 
-sweep                                  job's process
------                                  -------------
+sweep                                  job's process, forked where the libraries are loaded
+-----                                  ----------------------------------------------------
 compose the job's config
-pickle the job to its stdin  ------>   run it; output goes to <sweep>/.output/<job>.txt
-wait until it has ended      <------   pickle the result
+send the pickled job         ------>   run it; output goes to <sweep>/.output/<job>.txt
+wait until it has ended      <------   send the pickled result
 no result: mark the job as failed in its status.json
 
 Hydra executes this file before it adds it to sys.modules, so it defines no dataclass.
@@ -13,19 +13,20 @@ Hydra executes this file before it adds it to sys.modules, so it defines no data
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import pickle
 import select
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import cloudpickle
 from hydra.core.singleton import Singleton
@@ -34,13 +35,14 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-POLL_S = 0.1  # between checks for jobs that have ended
 GRACE_S = 20.0  # for a job to write its checkpoint after SIGTERM
-# A job imports from where the sweep does. Its main module is this text and not a file, since the
-# workers that it starts would import the file, and Hydra with it.
-START = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    f"from {__name__} import run_given_job; run_given_job(*map(int, sys.argv[1:]))"
+# What a run imports. The fork server loads it once, and forks the jobs and their workers from it.
+PRELOAD = (
+    "collectors.workers.worker_loop",
+    "gymnasium.envs.classic_control",
+    "harness.run.execution",
+    "hydra.main",
+    __name__,
 )
 
 
@@ -55,8 +57,12 @@ class Job(NamedTuple):
     config: DictConfig
     directory: Path
     output: Path
-    process: subprocess.Popen[bytes]
-    result: IO[bytes]
+    process: BaseProcess
+    result: Connection
+
+    def has_ended(self) -> bool:
+        """Whether there is a result, or the process is gone."""
+        return self.result.poll() or not self.process.is_alive()
 
 
 class LocalLauncher(Launcher):
@@ -66,6 +72,7 @@ class LocalLauncher(Launcher):
         if parallel < 1:
             raise ValueError(f"hydra.launcher.parallel={parallel}: expected 1 or more")
         self.parallel = parallel
+        self.processes = multiprocessing.get_context("forkserver")
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -73,6 +80,7 @@ class LocalLauncher(Launcher):
         self.hydra_context = hydra_context
         self.task_function = task_function
         self.config = config
+        self.processes.set_forkserver_preload(list(PRELOAD))
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -84,10 +92,10 @@ class LocalLauncher(Launcher):
             while waiting or running:
                 while waiting and len(running) < self.parallel:
                     running.append(self._start(*waiting.pop(0)))
-                for job in [job for job in running if job.process.poll() is not None]:
-                    running.remove(job)
+                wait([place for job in running for place in (job.result, job.process.sentinel)])
+                for job in [job for job in running if job.has_ended()]:
                     results[job.number] = result_of(job)
-                time.sleep(POLL_S)
+                    running.remove(job)
         finally:
             end([job.process for job in running])
         return [results[number] for number in sorted(results)]
@@ -102,36 +110,31 @@ class LocalLauncher(Launcher):
         sweep = config.hydra.sweep
         output = Path(sweep.dir) / ".output" / f"{sweep.subdir}.txt"
         output.parent.mkdir(parents=True, exist_ok=True)
-        result = tempfile.TemporaryFile()  # noqa: SIM115 - open until the result was read
-        job = (sys.argv, Singleton.get_state(), self.hydra_context, self.task_function, config)
-        with tempfile.TemporaryFile() as pickled, output.open("wb") as file:
-            pickle.dump(sys.path, pickled)
-            cloudpickle.dump(job, pickled)
-            pickled.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-c", START, str(os.getpid()), str(result.fileno())],
-                stdin=pickled,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                pass_fds=[result.fileno()],
-                # Ctrl-C in the terminal reaches the sweep alone, which passes it on once: a second
-                # signal would end the run without a checkpoint.
-                start_new_session=True,
-            )
+        job = (Singleton.get_state(), self.hydra_context, self.task_function, config)
+        result, sender = self.processes.Pipe(duplex=False)
+        process = self.processes.Process(
+            target=run_given_job,
+            args=(cloudpickle.dumps(job), dict(os.environ), str(output), os.getpid(), sender),
+            name=f"lockstep-job-{number}",
+        )
+        process.start()
+        sender.close()
         return Job(number, config, Path(sweep.dir) / str(sweep.subdir), output, process, result)
 
 
 def result_of(job: Job) -> JobReturn:
     """What the job returned; NaN if its process died."""
     with job.result:
-        job.result.seek(0)
         try:
-            result = pickle.load(job.result)
-        except (EOFError, pickle.UnpicklingError):
-            mark_failed(job)
-            result = JobReturn()
-            result.status = JobStatus.COMPLETED
-            result.return_value = math.nan
+            result = pickle.loads(job.result.recv_bytes()) if job.result.poll() else None
+        except EOFError:
+            result = None
+        job.process.join()
+    if result is None:
+        mark_failed(job)
+        result = JobReturn()
+        result.status = JobStatus.COMPLETED
+        result.return_value = math.nan
     return result
 
 
@@ -144,7 +147,8 @@ def mark_failed(job: Job) -> None:
     began = status.get("pid") == job.process.pid
     if began and status.get("state") != "running":
         return
-    code = job.process.returncode
+    code = job.process.exitcode
+    assert code is not None
     how = (
         f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
     )
@@ -155,48 +159,63 @@ def mark_failed(job: Job) -> None:
         RunDir.record_failure(job.directory, config=OmegaConf.to_yaml(job.config), error=error)
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end(processes: Sequence[BaseProcess]) -> None:
     """Send SIGTERM, on which runs write their checkpoints; kill those that do not end in time.
 
     A second Ctrl-C leaves them no time.
     """
     for process in processes:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
     deadline = time.monotonic() + GRACE_S
     for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
+            process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
             deadline = time.monotonic()
+            assert process.pid is not None
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.join()
 
 
 # -- in the job's process
 
 
-def run_given_job(sweep_pid: int, result_fd: int) -> None:
-    """Run the job that follows on stdin, and write its pickled result to a file descriptor."""
+def run_given_job(
+    pickled: bytes, environment: dict[str, str], output: str, sweep_pid: int, result: Connection
+) -> None:
+    """Run a job, and send its pickled result."""
+    # Ctrl-C in the terminal reaches the sweep alone, which passes it on once: a second signal would
+    # end the run without a checkpoint.
+
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    write_to(output)
     end_with(sweep_pid)
-    # The manifest names the sweep's command.
-    sys.argv, singletons, hydra_context, task_function, config = pickle.load(sys.stdin.buffer)
+    singletons, hydra_context, task_function, config = pickle.loads(pickled)
     Singleton.set_state(singletons)
     setup_globals()
-    result = run_job(
+    job = run_job(
         hydra_context=hydra_context,
         task_function=task_function,
         config=config,
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
-    with open(result_fd, "wb") as file:
-        cloudpickle.dump(result, file)
+    result.send_bytes(cloudpickle.dumps(job))
+
+
+def write_to(file: str) -> None:
+    """Write what this process prints to a file, line by line."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.close(descriptor)
 
 
 def end_with(sweep_pid: int) -> None:
     """Send SIGTERM to this process once the sweep's process has ended, even if it was killed."""
-    if not hasattr(os, "pidfd_open"):  # not Linux
-        return
 
     def watch() -> None:
         with suppress(ProcessLookupError):  # it has ended already

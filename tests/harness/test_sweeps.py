@@ -93,13 +93,14 @@ def test_a_local_job_whose_process_dies_is_a_failed_job_and_the_others_go_on(cap
     assert f"failed: outputs/mine/{killed},seed=1: JobDied" in captured.err
 
 
-def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(monkeypatch, tmp_path, capsys):
+def test_a_local_job_that_dies_before_its_run_begins_is_a_failed_job(tmp_path, capsys):
     given = ("-m", *SMALL, LOCAL, "sweep=mine")
     assert run.main([*given, "seed=1"]) == 0
-    (tmp_path / "deadly").mkdir()
-    (tmp_path / "deadly/sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "deadly"))
-    assert run.main([*given, "seed=1,2", "replace_done=true"]) == 1
+    (tmp_path / "deadly_plugin.py").write_text(
+        "import multiprocessing, os\nif multiprocessing.parent_process(): os.kill(os.getpid(), 9)"
+    )
+    deadly = ("plugins=[deadly_plugin]", "replace_done=true")
+    assert run.main([*given, "seed=1,2", *deadly]) == 1
     # A finished run does not give way to a failure that has no run.
     assert states("mine") == {"seed=1": "done", "seed=2": "failed"}
     assert not Path("outputs/mine/.earlier").exists()
