@@ -15,9 +15,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from collectors.rollout.episode_replay import EpisodeReplay
+from collectors.rollout.episode_replay import WATCHING, EpisodeReplay
 from collectors.rollout.frame_block import FrameBlock
 from collectors.rollout.infos import Infos
+from collectors.rollout.policy_state import restored, saved
 from collectors.rollout.spaces import action_leaf, observation_leaves
 
 Array = np.ndarray[Any, Any]
@@ -180,24 +181,49 @@ class Environments(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment is in its episode, and how to replay it up to there."""
+        own = self._saves_itself()
         return {
+            "own": None if own is None else saved(own.state_dict()),
             "current": [torch.from_numpy(array.copy()) for array in self.current],
             **{name: torch.from_numpy(getattr(self, name).copy()) for name in _SAVED},
             "members": [] if self.history is None else self.history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Restored:
-        """Replay the saved episodes; if a replay differs, start new ones."""
+        """Replay the saved episodes; if a replay differs, start new ones.
+
+        An environment that has saved itself goes on without a replay.
+        """
+        own = self._saves_itself()
+        if own is not None and state.get("own") is not None:
+            own.load_state_dict(restored(None, state["own"]))
+            self._go_on(state)
+            return Restored(True, [])
         if self.history is not None and state["members"]:
             reached = self.history.repeat(state["members"], self._action_for_member)
             if reached is not None and self._is_same(reached, state):
-                for current, saved in zip(self.current, state["current"], strict=True):
-                    current[...] = saved.numpy()
-                for name in _SAVED:
-                    getattr(self, name)[...] = state[name].numpy()
+                self._go_on(state)
                 return Restored(True, self.history.differences(state["members"]))
         self.reset()
         return Restored(False, [])
+
+    def _saves_itself(self) -> Any:
+        """The environment if it has `state_dict` and `load_state_dict`; else None.
+
+        Wrappers may have a state of their own: then it is None as well.
+        """
+        env = self.env
+        while isinstance(env, WATCHING):
+            env = env.env
+        has_both = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+        return env if has_both and env is self.env.unwrapped else None
+
+    def _go_on(self, state: dict[str, Any]) -> None:
+        """Take up the episodes in which the environments are."""
+        for current, old in zip(self.current, state["current"], strict=True):
+            current[...] = old.numpy()
+        for name in _SAVED:
+            getattr(self, name)[...] = state[name].numpy()
 
     def _is_same(self, reached: list[tuple[Any, Any]], state: dict[str, Any]) -> bool:
         """Whether a replay reached the saved observations and rewards: wrappers may alter both."""

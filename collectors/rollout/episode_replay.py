@@ -14,13 +14,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.wrappers import PassiveEnvChecker, RecordEpisodeStatistics, RecordVideo
+from gymnasium.wrappers import PassiveEnvChecker, RecordEpisodeStatistics, RecordVideo, vector
 
 from collectors.rollout.policy_state import GENERATORS, equal, saved
 
 Array = np.ndarray[Any, Any]
 LONGEST = 200_000  # steps of an episode that is replayed
-_WATCHING = (PassiveEnvChecker, RecordEpisodeStatistics)  # wrappers that change nothing
+# Wrappers that change nothing.
+WATCHING = (PassiveEnvChecker, RecordEpisodeStatistics, vector.RecordEpisodeStatistics)
 _SET_BY_A_REPLAY = ("_np_random", "_np_random_seed")
 _COMPARED = (bool, int, float, str, np.generic, *GENERATORS)
 
@@ -29,7 +30,7 @@ def attributes_of(env: Any) -> dict[str, Any]:
     """The numbers and generators that an environment and its wrappers keep, as plain data."""
     result = {}
     while env is not None:
-        for name, value in vars(env).items() if not isinstance(env, _WATCHING) else ():
+        for name, value in vars(env).items() if not isinstance(env, WATCHING) else ():
             if isinstance(value, _COMPARED) and name not in _SET_BY_A_REPLAY:
                 result[f"{type(env).__name__}.{name}"] = saved(value)
         env = env.env if isinstance(env, gym.Wrapper) else None

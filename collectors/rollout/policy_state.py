@@ -74,7 +74,7 @@ class PolicyState:
             part, _, name = path.rpartition(".")
             attributes = self._parts[part].__dict__
             try:
-                attributes[name] = _restored(attributes.get(name), value)
+                attributes[name] = restored(attributes.get(name), value)
             except _LostError:
                 lost.append(f"the policy's attribute {path.lstrip('.')!r}")
         return lost
@@ -147,7 +147,7 @@ def saved(value: Any, weights: Collection[int] = (), seen: set[int] | None = Non
     return {"opaque": _digest(value)}
 
 
-def _restored(current: Any, saved: Any) -> Any:
+def restored(current: Any, saved: Any) -> Any:
     """The saved value. Generators, containers and objects stay the same ones, with its content."""
     if not isinstance(saved, dict):
         return saved
@@ -163,7 +163,7 @@ def _restored(current: Any, saved: Any) -> Any:
             array = flat.reshape(saved["shape"]).copy()
             return array if kind == "array" else array[()]
         case "generator" if isinstance(current, GENERATORS):
-            _set_generator_state(current, _restored(None, content))
+            _set_generator_state(current, restored(None, content))
             return current
         case "dict":
             return _filled_dict(current if isinstance(current, dict) else {}, content)
@@ -181,8 +181,8 @@ def _restored(current: Any, saved: Any) -> Any:
 def _filled_dict(current: dict[Any, Any], pairs: list[Any]) -> dict[Any, Any]:
     items = {}
     for saved_key, saved in pairs:
-        key = _restored(None, saved_key)
-        items[key] = _restored(current.get(key), saved)
+        key = restored(None, saved_key)
+        items[key] = restored(current.get(key), saved)
     current.clear()
     current.update(items)
     return current
@@ -190,7 +190,7 @@ def _filled_dict(current: dict[Any, Any], pairs: list[Any]) -> dict[Any, Any]:
 
 def _filled_list(current: Any, saved: list[Any]) -> Any:
     before = [*current, *[None] * len(saved)]
-    items = [_restored(one, other) for one, other in zip(before, saved, strict=False)]
+    items = [restored(one, other) for one, other in zip(before, saved, strict=False)]
     current.clear()
     current.extend(items)
     return current

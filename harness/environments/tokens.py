@@ -213,6 +213,21 @@ class TokensVector(VectorEnv[Array, Array, Array]):
             self._begin(ended)
         return self._texts.copy(), rewards, ended, np.zeros(self.num_envs, bool), info
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where each episode is, and which come next."""
+        return {
+            "random": self.np_random.bit_generator.state,
+            "stream": self._stream,
+            "texts": self._texts.copy(),
+            "lengths": self._lengths.copy(),
+            "episodes": self._episodes.copy(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.np_random.bit_generator.state = state["random"]
+        self._stream, self._texts = state["stream"], state["texts"]
+        self._lengths, self._episodes = state["lengths"], state["episodes"]
+
     def _begin(self, which: Array) -> None:
         """Start the next episodes of some."""
         self._texts[which] = 0

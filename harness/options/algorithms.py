@@ -80,10 +80,20 @@ class PPOConfig(AlgorithmConfig):
     vtrace_c: Positive = 1.0  # V-trace: cap on the weight with which later errors are passed back
     # versions; frames that lag more are not learned from, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
-    # drop: such frames are left out; mask: they stay in minibatches and trajectories, without weight
+    # drop: such frames are left out; mask: they stay in minibatches and trajectories, weightless
     on_stale: Stale = field(default="drop", metadata=linked("${sync.on_stale}"))
 
     sampled_frames = property(_to_normalise)
+
+    def warnings(self, config: Any) -> list[str]:
+        name = self.objective if isinstance(self.objective, str) else next(iter(self.objective))
+        if name != "proximal" or not config.cause_of_lag:
+            return []
+        return [
+            f"algo.objective=proximal with {config.cause_of_lag}: its ratio is to the learner's "
+            "policy at the start of the update, which is not the one that acted; behaviour and "
+            "decoupled correct for that"
+        ]
 
 
 @dataclass
@@ -140,7 +150,7 @@ class IMPALAConfig(AlgorithmConfig):
     normalise_observations: bool = False  # by running statistics, which travel with the weights
     # versions; frames that lag more are not learned from, and counted
     max_lag: NonNegativeInt | None = field(default=None, metadata=linked("${sync.max_lag}"))
-    # drop: such frames are left out; mask: they stay in minibatches and trajectories, without weight
+    # drop: such frames are left out; mask: they stay in minibatches and trajectories, weightless
     on_stale: Stale = field(default="drop", metadata=linked("${sync.on_stale}"))
 
     sampled_frames = property(_to_normalise)

@@ -21,6 +21,10 @@ class Options:
     def check(self, config: Any) -> None:
         """Raise `ConfigError` if these cannot work with the rest of the run's `Config`."""
 
+    def warnings(self, config: Any) -> list[str]:
+        """What a run with this `Config` should say at its start: it works, and may mislead."""
+        return []
+
 
 def linked(interpolation: str) -> dict[str, str]:
     """Metadata of a field whose default in a config is what the interpolation refers to."""

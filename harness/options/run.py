@@ -12,7 +12,7 @@ from harness.options.collectors import CollectorConfig
 from harness.options.environments import EnvConfig
 from harness.options.models import ModelConfig
 from harness.options.sync import SyncConfig
-from harness.options.typed import Count, NonNegativeInt, Range, Seconds
+from harness.options.typed import Count, NonNegativeInt, Range, Seconds, show
 
 
 @dataclass
@@ -84,3 +84,12 @@ class Config(RunConfig):
         """The options of every part, in the order in which they are checked."""
         yield from (self.algo, self.env, self.model, self.collector, self.sync)
         yield from (*self.logger.values(), *self.callbacks.values())
+
+    @property
+    def cause_of_lag(self) -> str | None:
+        """The option because of which frames lag behind the learner; None if none does."""
+        if lag := getattr(self.sync, "lag", 0):
+            return f"sync.lag={show(lag)}"
+        if self.collector.asynchronous:
+            return f"collector={self.collector.name}"
+        return f"sync.interval={self.sync.interval}" if self.sync.interval > 1 else None

@@ -203,6 +203,8 @@ class Execution:
             self._cut_metrics()
             self.loggers = make_loggers(self.plan.config.logger, self.run_dir, self._info())
             config = self.plan.config
+            for text in (text for part in config.parts() for text in part.warnings(config)):
+                log.warning(text)
             if self.state is None:
                 show_observations(config, self.learner)
             scheme = make_scheme(config.sync, simulated=config.collector.simulates)

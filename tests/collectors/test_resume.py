@@ -6,10 +6,15 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import RecordVideo
 
 from collectors import Collector, MultiSyncCollector
@@ -153,3 +158,71 @@ def test_a_resumed_collector_writes_no_file_again(make_env, tmp_path, monkeypatc
         assert second.load_state_dict(state) is False
         assert not list(tmp_path.joinpath("second").iterdir())
         assert second.next()["is_init"][0, 0]
+
+
+class Counting(gym.vector.VectorEnv):
+    """A vector that resets itself; observations count steps and episodes."""
+
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self):
+        self.num_envs = 2
+        self.single_observation_space = Box(0, 99, (2,), np.float32)
+        self.single_action_space = Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.action_space = batch_space(self.single_action_space, 2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.counts = np.zeros((2, 2), np.float32)
+        return self.counts.copy(), {}
+
+    def step(self, actions):
+        self.counts[:, 0] += 1
+        ended = self.counts[:, 0] >= (3, 5)
+        info = {"final_obs": self.counts.copy()} if ended.any() else {}
+        self.counts[ended] = np.stack([np.zeros(ended.sum()), self.counts[ended, 1] + 1], axis=1)
+        return self.counts.copy(), np.zeros(2), ended, np.zeros(2, bool), info
+
+    def state_dict(self):
+        return {"counts": self.counts.copy()}
+
+    def load_state_dict(self, state):
+        self.counts = state["counts"]
+
+
+class Still(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation):
+        return torch.zeros(len(observation), dtype=torch.int64)
+
+
+class Doubling(gym.vector.VectorWrapper):
+    def reset(self, **options):
+        observations, info = super().reset(**options)
+        return observations * 2, info
+
+
+@pytest.mark.parametrize("collector", [Collector, MultiSyncCollector])
+def test_a_vector_that_saves_itself_goes_on_within_its_episodes(collector):
+    def make(create_env_fn=Counting):
+        workers = {} if collector is Collector else {"num_workers": 2}
+        return collector(create_env_fn, Still(), frames_per_batch=4 * STEPS, **workers)
+
+    state, following = interrupted(make)
+    with make() as second:
+        assert second.load_state_dict(state)
+        assert same_bits(second.next(), following)
+
+
+def test_a_vector_that_saves_itself_starts_anew_in_a_wrapper_that_might_not():
+    def make():
+        return Collector(lambda: Doubling(Counting()), Still(), frames_per_batch=STEPS)
+
+    state, _ = interrupted(make)
+    assert state["workers"][0]["environments"]["own"] is None
+    with make() as second:
+        assert not second.load_state_dict(state)

@@ -16,6 +16,8 @@ from harness.algorithms.interface import Setup
 from harness.algorithms.returns import Steps
 from harness.command import main
 from harness.options import GRPOConfig, MLPConfig
+from harness.run.checkpoints import Checkpoints
+from harness.run_comparison import compare_records, compare_weights
 
 NUMBERS = Box(0, 9, (2,), np.int64)
 
@@ -117,3 +119,31 @@ def test_a_recorded_run_of_texts_is_replayed_to_the_bit(tmp_path):
         "collector.num_workers=2",
     )
     assert main(["reproduce", str(recorded)]) == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("collector=single", "sync.lag=1"),
+        ("collector=multi_sync", "collector.num_workers=1", "sync.state_on_update=zero"),
+        ("collector=simulated", "collector.num_workers=2"),
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_a_resumed_run_of_texts_is_the_uninterrupted_one(overrides, tmp_path):
+    """Also where it goes on in the middle of an answer, with the cache of what was read."""
+    given = (*overrides, "env.kwargs={task: sort, length: 4, group_size: 4}", "sync.apply_at=step")
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    for folder in (whole, again):
+        run(
+            folder,
+            *given,
+            "total_frames=480",
+            "collector.frames_per_batch=96",
+            "checkpoint.every_frames=96",
+            "checkpoint.keep=9",
+        )
+    for file in Checkpoints(again / "checkpoints").files()[3:]:
+        file.unlink()
+    assert main([f"resume={again}"]) == 0
+    assert (compare_records(whole, again) or compare_weights(whole, again)) is None

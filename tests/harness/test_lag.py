@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,35 @@ def same(first, second):
 
 
 # -- what may be said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        (["collector=single"], None),
+        (["collector=single", "sync.lag=2"], "sync.lag=2"),
+        (["collector=single", "sync.interval=4"], "sync.interval=4"),
+        (["collector=simulated"], "collector=simulated"),
+        ([], "collector=multi_async"),
+    ],
+)
+def test_a_ratio_to_a_policy_that_did_not_act_is_warned_of(overrides, cause):
+    config = config_of("algo.objective=proximal", *overrides)
+    said = config.algo.warnings(config)
+    if cause is None:
+        assert said == []
+    else:
+        (line,) = said
+        assert line.startswith(f"algo.objective=proximal with {cause}: its ratio is to ")
+    other = config_of("algo.objective=behaviour", *overrides)
+    assert other.algo.warnings(other) == []
+
+
+def test_a_run_shows_its_warnings_at_the_start(capfd):
+    objective = ("algo.objective=proximal", "sync.lag=1", "collector=single")
+    assert start(*SMALL, *objective, "total_frames=128", into="warned")[0] == 0
+    assert "WARNING: algo.objective=proximal with sync.lag=1: " in capfd.readouterr().err
+    assert "algo.objective=proximal with" in (Path("warned") / "run.log").read_text()
 
 
 @pytest.mark.parametrize(
