@@ -11,5 +11,9 @@ CODE = ["collectors*", "harness*", "hydra_plugins*", "sync*"]
 setup(
     packages=[*find_namespace_packages(include=CODE, exclude=["*__pycache__*"]), "harness.conf"],
     package_dir={"harness.conf": "conf"},
-    package_data={"": ["py.typed"], "harness.report": ["*.jinja"], "harness.conf": ["**/*.yaml"]},
+    package_data={
+        "": ["py.typed"],
+        "harness.report": ["*.jinja", "presets/*.yaml"],
+        "harness.conf": ["**/*.yaml"],
+    },
 )

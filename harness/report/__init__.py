@@ -18,7 +18,10 @@ SCORES = ("training", "last_tenth", "evaluation")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit status."""
-    options = parser().parse_intermixed_args(arguments)
+    line = parser()
+    options = line.parse_intermixed_args(arguments)
+    if not options.places and not options.imports:
+        line.error("expected a directory of runs, or --import")
     from harness.report.make import make  # after the options, whose mistakes are told at once
 
     try:
@@ -42,7 +45,22 @@ def parser() -> argparse.ArgumentParser:
         "data/. Exit status: 0 written, 2 nothing to report on.",
     )
     add = line.add_argument
-    add("places", nargs="+", type=Path, metavar="dir", help="directory of a sweep or a run")
+    add("places", nargs="*", type=Path, metavar="dir", help="directory of a sweep or a run")
+    imports = "runs of another program: a log file, or a directory of such; can be repeated"
+    add(
+        "--import",
+        action="append",
+        dest="imports",
+        default=[],
+        type=Path,
+        metavar="P",
+        help=imports,
+    )
+    maps = (
+        "what their names mean: cleanrl, sb3, torchrl, verl, prime-rl or a YAML file; one for all "
+        "--import, or one for each"
+    )
+    add("--map", action="append", dest="maps", default=[], metavar="MAP", help=maps)
     add("--out", type=Path, help="where to write; by default <the first dir>/report")
     add("--title", help="title of the page; by default the names of the dirs")
     add("--x", metavar="OPTION", help="draw the score over this option: --x sync.lag")

@@ -13,6 +13,7 @@ from harness.report.comparisons import Margin
 from harness.report.design import make_design
 from harness.report.document import write
 from harness.report.findings import WANTED, Findings, analyse, primary, respond
+from harness.report.import_runs import import_all
 from harness.report.pages import Document, to_html, to_markdown
 from harness.report.progress import show_progress
 from harness.report.read_runs import Run, find_runs
@@ -32,11 +33,12 @@ def make(options: argparse.Namespace) -> bool:
         raise ValueError("--compare takes no --baseline: the first directory is the baseline")
     if options.x is None and (options.hue or options.facet):
         raise ValueError("--hue and --facet need --x: the option on the x axis")
-    out = options.out or places[0] / "report"
+    out = options.out or (places or [_folder(options.imports[0])])[0] / "report"
     for folder in (out, out / FIGURES, out / DATA):
         if folder.is_symlink():
             raise ValueError(f"{folder} is a link: name the folder to write to with --out")
-    runs = find_runs(places, {*WANTED, options.metric} - {None})
+    imported = import_all(options.imports, options.maps) if options.imports else []
+    runs = find_runs(places, {*WANTED, options.metric} - {None}, imported)
     plan = arrange(runs, by_source=options.compare)
     design = make_design(plan, options.x, options.hue, options.facet) if options.x else None
     found = analyse(
@@ -63,6 +65,10 @@ def make(options: argparse.Namespace) -> bool:
         given = to_upload(out, document, found, runs)
         upload(given, out, mode=options.wandb, project=options.project)
     return running
+
+
+def _folder(place: Path) -> Path:
+    return place.parent if place.is_file() else place
 
 
 def save(out: Path, document: Document, data: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.report import runs
 from harness.report.runs import COLUMNS, Tables, read_runs
 
 VIRTUAL_TIME = "sim/time_s"
@@ -56,15 +57,17 @@ class Run:
         return times - times[0] if len(times) else times
 
 
-def find_runs(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
-    """All runs in the directories named."""
-    return runs_of(read_runs(places, wanted))
+def find_runs(
+    places: Sequence[Path], wanted: Collection[str], imported: Sequence[runs.Run] = ()
+) -> list[Run]:
+    """All runs in the directories named, and imported ones."""
+    return runs_of(read_runs(places, wanted, imported))
 
 
 def runs_of(tables: Tables) -> list[Run]:
     """Every run."""
     by_run = dict(iter(tables.records.groupby("run")))
-    runs = []
+    rows = []
     for number, row in tables.runs.iterrows():
         summary = row.filter(regex=r"^summary\.").dropna()
         numbers = {key.removeprefix("summary."): value for key, value in summary.items()}
@@ -73,5 +76,5 @@ def runs_of(tables: Tables) -> list[Run]:
             records = by_run[number].drop(columns="run").dropna(axis=1, how="all")
             run.steps = records.pop("step").to_numpy()
             run.metrics = {name: values.to_numpy() for name, values in records.items()}
-        runs.append(run)
-    return runs
+        rows.append(run)
+    return rows

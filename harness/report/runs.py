@@ -42,6 +42,7 @@ STATES = ("done", *UNFINISHED)
 DEEPEST = 4  # folders below the one named: outputs/<day>/<sweep>/<job>
 MOST_BYTES_METRICS = 1 << 30
 MOST_RECORDS = 2_000_000
+FRAMEWORK, OURS = "framework", "Lockstep"  # an option of runs beside those of other programs
 MARK = "report.html"  # a folder that holds one is a report and not a run
 
 
@@ -82,11 +83,22 @@ def to_tables(runs: Sequence[Run]) -> Tables:
     )
 
 
-def read_runs(places: Sequence[Path], wanted: Collection[str]) -> Tables:
+def read_runs(
+    places: Sequence[Path], wanted: Collection[str], imported: Sequence[Run] = ()
+) -> Tables:
     """All runs in the directories named, in a fixed order; a `ValueError` if there is none.
 
     wanted: the metrics that are read of their records.
+    imported: runs of other programs, which follow.
     """
+    runs = _read_places(places, wanted)
+    if imported:
+        for run in runs:
+            run.options = {FRAMEWORK: OURS} | run.options
+    return to_tables([*runs, *imported])
+
+
+def _read_places(places: Sequence[Path], wanted: Collection[str]) -> list[Run]:
     directories: dict[Path, tuple[Path, Path]] = {}
     for place in places:
         if not place.is_dir():
@@ -94,7 +106,7 @@ def read_runs(places: Sequence[Path], wanted: Collection[str]) -> Tables:
             raise ValueError(f"{place} is {kind}, expected a run's or a sweep's directory")
         for directory in search(place):
             directories.setdefault(directory.resolve(), (place, directory))
-    if not directories:
+    if places and not directories:
         listed = ", ".join(str(place) for place in places)
         raise ValueError(f"no run in {listed}: a run directory has {FILES[0]} or {FILES[1]}")
     sources = {place: place.resolve().name or "runs" for place in places}
@@ -110,7 +122,7 @@ def read_runs(places: Sequence[Path], wanted: Collection[str]) -> Tables:
             for text in (source if inside == "." else f"{source}/{inside}", source)
         )
         runs.append(read_run(directory, wanted, name=name, source=source))
-    return to_tables(runs)
+    return runs
 
 
 def search(place: Path, depth: int = 0) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from harness.options.typed import show
 from harness.report.read_runs import Run
+from harness.report.runs import FRAMEWORK
 from harness.report.text import plural
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
@@ -234,10 +235,16 @@ def _is_of_some_parts(key: str, options: Sequence[Options]) -> bool:
     The part's own name says so already: where `sync=hogwild` has no `sync.zero_copy`, no setting
     needs to be called `zero_copy=(not set)`.
     """
-    part = f"{key.split('.')[0]}.name"
+    if len({row[key] for row in options if key in row}) > 1:
+        return False
+    return any(_tells(part, key, options) for part in (f"{key.split('.')[0]}.name", FRAMEWORK))
+
+
+def _tells(part: str, key: str, options: Sequence[Options]) -> bool:
+    """Whether no part has the option in one run and lacks it in another."""
     having = {row.get(part) for row in options if key in row}
     lacking = {row.get(part) for row in options if key not in row}
-    return not having & lacking and len({row[key] for row in options if key in row}) == 1
+    return not having & lacking
 
 
 def _label(values: Options) -> str:
@@ -246,7 +253,7 @@ def _label(values: Options) -> str:
     count = Counter(last.values())
     words = [
         value
-        if last[key] in ("name", "id") or key == SOURCE
+        if last[key] in ("name", "id") or key in (SOURCE, FRAMEWORK)
         else f"{last[key] if count[last[key]] == 1 else key}={value}"
         for key, value in values.items()
     ]

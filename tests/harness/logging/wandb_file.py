@@ -1,39 +1,15 @@
-"""Reads the file of an offline W&B run: a log in LevelDB's format of W&B's own records.
-
-The file starts with seven bytes of header. It is cut into blocks of 32 KiB, whose records have a
-header of checksum, length and type; a record that crosses a block's end comes in parts.
-"""
+"""Reads the file of an offline W&B run."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-BLOCK = 1 << 15
-HEADER = struct.Struct("<IHB")
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+from harness.logging.wandb_offline import records
 
 
 def read(folder: Path) -> list[Record]:
     """The records of the one run that was written to a folder."""
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    data = file.read_bytes()
-    assert data[:4] == b":W&B"
-    return [Record.FromString(record) for record in scan(data)]
-
-
-def scan(data: bytes) -> Iterator[bytes]:
-    at, parts = 7, b""
-    while at + HEADER.size <= len(data):
-        if BLOCK - at % BLOCK < HEADER.size:
-            at += BLOCK - at % BLOCK  # a header does not cross a block's end
-            continue
-        _, length, kind = HEADER.unpack_from(data, at)
-        at += HEADER.size
-        part, at = data[at : at + length], at + length
-        parts = part if kind in (FULL, FIRST) else parts + part
-        if kind in (FULL, LAST):
-            yield parts
+    return records(file.read_bytes())

@@ -1,0 +1,215 @@
+"""Reports on runs of other programs: what is read of their logs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from harness.report import main
+from harness.report.import_runs import PRESETS, import_runs, read_mapping
+from harness.report.runs import Run
+
+SAMPLES = Path(__file__).with_name("samples")
+SEEDED = {  # what the logs do not say of themselves
+    "sb3": 'path: "seed{seed}"\noptions: {algo.name: ppo, env.id: CartPole-v1}',
+    "torchrl": "options: {algo.name: ppo}\nsettings: {env.env_name: env.id}",
+    "verl": 'path: "{env.id}_seed{seed}"',
+    "prime-rl": 'path: "seed{seed}"\noptions: {env.id: sorting}',
+}
+
+
+def imported(tmp_path: Path, preset: str, place: Path | None = None, more: str = "") -> list[Run]:
+    """The runs of a sample, or of another place, by a preset and what a person adds to it."""
+    text = "\n".join([f"preset: {preset}", more or SEEDED.get(preset, "")])
+    return import_runs(place or SAMPLES / preset, mapping(tmp_path, text))
+
+
+def mapping(tmp_path: Path, text: str):
+    (tmp_path / "map.yaml").write_text(textwrap.dedent(text))
+    return read_mapping(str(tmp_path / "map.yaml"))
+
+
+def test_every_preset_has_a_sample_and_is_named_in_the_help_and_on_the_page(capsys):
+    page = Path(__file__).parents[3].joinpath("docs/report.md").read_text()
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for name in PRESETS:
+        assert (SAMPLES / name).is_dir()
+        assert name in shown
+        assert f"`{name}`" in page
+
+
+def test_cleanrls_files_say_all_that_a_report_needs(tmp_path):
+    one, two = import_runs(SAMPLES / "cleanrl", read_mapping("cleanrl"))
+    assert (one.seed, two.seed) == (1, 2)
+    assert one.state == "done"
+    assert one.options["framework"] == "CleanRL"
+    assert one.options["env.id"] == "CartPole-v1"
+    assert one.options["algo.name"] == "ppo"
+    assert one.options["algo.learning_rate"] == 0.00025
+    assert one.options["clip_coef"] == 0.2  # a setting without a name of Lockstep's keeps its own
+    assert "exp_name" not in one.options
+    returns = one.records["episode/return"].dropna()
+    assert len(returns) > 50  # one for each step at which episodes ended
+    assert returns.between(1, 500).all()
+    assert one.records["step"].is_monotonic_increasing
+    assert one.records["step"].max() <= 2048
+    assert one.summary["episode/return"] == returns.iloc[-1]
+
+
+def test_sb3s_csv_json_and_tensorboard_files_hold_the_same_run(tmp_path):
+    csv = imported(tmp_path, "sb3")
+    as_json = imported(tmp_path, "sb3", more=SEEDED["sb3"] + "\nfiles: progress.json")
+    events = imported(
+        tmp_path, "sb3", more=SEEDED["sb3"] + '\nfiles: "*tfevents*"\nstep: step\ntime: time'
+    )
+    for runs in (csv, as_json, events):
+        assert [run.seed for run in runs] == [1, 2]
+        assert [run.options["framework"] for run in runs] == ["stable-baselines3"] * 2
+        assert runs[0].records["step"].tolist() == [512, 1024, 1536, 2048]
+    for one, other, third in zip(csv, as_json, events, strict=True):
+        expected = one.records["episode/return"].tolist()
+        assert other.records["episode/return"].tolist() == expected
+        assert third.records["episode/return"].tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_torchrls_csv_logger_keeps_a_file_for_each_metric(tmp_path):
+    one, two = imported(tmp_path, "torchrl")
+    assert (one.seed, two.seed) == (1, 2)
+    assert one.options["env.id"] == "CartPole-v1"
+    assert one.options["optim.lr"] == 0.0003
+    assert one.records["step"].tolist() == [512.0 * n for n in range(1, 9)]
+    assert one.records["episode/return"].tolist() == [21.0 + 10 * n for n in range(1, 9)]
+    assert one.summary["policy/lag_mean"] == pytest.approx((0 + 1 + 2 * 6) / 8)
+    assert one.summary["eval/return"] == 240
+
+
+@pytest.mark.parametrize(("preset", "lag"), [("verl", 2.4), ("prime-rl", 2.0)])
+def test_logs_of_language_model_trainers_have_staleness(preset, lag, tmp_path):
+    one, two = imported(tmp_path, preset)
+    assert (one.seed, two.seed) == (1, 2)
+    assert one.options["algo.name"] == "grpo"
+    assert one.records["policy/lag_mean"].iloc[-1] == pytest.approx(lag)
+    assert one.summary["policy/lag_max"] == one.records["policy/lag_max"].max()
+    assert one.summary["policy/dropped"] == one.records["policy/dropped"].sum()
+    assert one.records["episode/return"].notna().all()
+
+
+def test_offline_files_of_wandb_have_settings_and_history(tmp_path, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = {"seed": 3, "env_id": "CartPole-v1", "num_envs": 4}
+    with wandb.init(mode="offline", dir=tmp_path, config=config, name="ppo_one") as run:
+        for step in range(1, 6):
+            run.log({"charts/episodic_return": 10.0 * step, "global_step": 100 * step})
+    wandb.teardown()
+    more = 'files: "*.wandb"\nstep: global_step\npath: ""\noptions: {algo.name: ppo}'
+    (one,) = imported(tmp_path, "cleanrl", tmp_path, more)
+    assert one.name.endswith("ppo_one")
+    assert (one.seed, one.state) == (3, "done")
+    assert one.options["env.num_envs"] == 4
+    assert one.records["step"].tolist() == [100, 200, 300, 400, 500]
+    assert one.records["episode/return"].tolist() == [10, 20, 30, 40, 50]
+    assert one.records["time"].notna().all()
+
+
+def test_an_export_of_a_wandb_chart_holds_several_runs(tmp_path):
+    """In the layout of the export in W&B's interface, which no command makes."""
+    columns = ["global_step"]
+    for metric in ("cart__1 - charts/return", "cart__2 - charts/return"):
+        columns += [metric, f"{metric}__MIN", f"{metric}__MAX"]
+    rows = ["100,10,10,10,,,", "120,,,,11,11,11", "200,20,20,20,,,"]
+    (tmp_path / "wandb_export.csv").write_text("\n".join([",".join(columns), *rows]))
+    text = 'metrics: {episode/return: charts/return}\npath: "{env.id}__{seed}"'
+    one, two = import_runs(tmp_path / "wandb_export.csv", mapping(tmp_path, text))
+    assert (one.seed, two.seed) == (1, 2)
+    assert one.options == {"env.id": "cart", "seed": 1}
+    assert one.records.to_dict("list") == {"step": [100, 200], "episode/return": [10, 20]}
+    assert two.records.to_dict("list") == {"step": [120], "episode/return": [11]}
+
+
+def test_a_table_of_several_runs_is_split_by_a_column(tmp_path):
+    (tmp_path / "all.csv").write_text("id,frames,score\na_1,10,1\na_2,10,3\na_1,20,2\n")
+    text = 'run: id\nstep: frames\nmetrics: {episode/return: score}\npath: "{_}_{seed}"'
+    runs = import_runs(tmp_path / "all.csv", mapping(tmp_path, text))
+    assert [(run.seed, run.records["episode/return"].tolist()) for run in runs] == [
+        (1, [1, 2]),
+        (2, [3]),
+    ]
+
+
+def test_a_run_that_stopped_before_its_frames_is_no_finished_one(tmp_path):
+    more = SEEDED["sb3"][:-1] + ", total_frames: 4096}"
+    (one, _) = imported(tmp_path, "sb3", more=more)
+    assert (one.state, one.error) == ("interrupted", "its records end at 2048 of 4096 frames")
+
+
+def test_runs_of_three_programs_are_compared_on_one_page(tmp_path, capsys):
+    map_of = {}
+    for preset in ("sb3", "torchrl"):
+        map_of[preset] = tmp_path / f"{preset}.yaml"
+        map_of[preset].write_text(f"preset: {preset}\n{SEEDED[preset]}")
+    arguments = ["--import", str(SAMPLES / "cleanrl"), "--map", "cleanrl"]
+    for preset, file in map_of.items():
+        arguments += ["--import", str(SAMPLES / preset), "--map", str(file)]
+    out = tmp_path / "report"
+    assert main([*arguments, "--out", str(out)]) == 0, capsys.readouterr().err
+    page = (out / "report.md").read_text()
+    assert "CleanRL" in page
+    assert "stable-baselines3" in page
+    assert "TorchRL" in page
+    assert "(not set)" not in page.split("## ")[1]  # settings have names that can be read
+    assert json.loads(json.dumps(page))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("preset: sb4", "preset is 'sb4'; did you mean sb3?"),
+        ("metric: {}", "there is no key 'metric'; did you mean metrics?"),
+        ("metrics: reward", "metrics is 'reward', expected a dict"),
+        ("preset: sb3\npath: 'run{seed}'", "does not end like path, 'run{seed}'"),
+        (
+            "preset: sb3\nmetrics: {episode/return: rollout/reward}",
+            "progress.csv has no column rollout/reward, which is episode/return; it has ",
+        ),
+        (
+            "preset: sb3\nmetrics: {episode/return: 'rollout/*'}",
+            "episode/return may be rollout/ep_len_mean or rollout/ep_rew_mean; name one of them",
+        ),
+        ("preset: sb3\nfiles: '*.wandb'", "holds no file like *.wandb"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_what_there_is(text, error, tmp_path, capsys):
+    (tmp_path / "map.yaml").write_text(text)
+    arguments = ["--import", str(SAMPLES / "sb3"), "--map", str(tmp_path / "map.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr().err
+    assert error in shown
+    assert shown.count("\n") == 1
+
+
+def test_imports_need_a_map_and_a_report_needs_runs(capsys, tmp_path):
+    assert main(["--import", str(SAMPLES / "sb3"), "--out", str(tmp_path)]) == 2
+    assert "expected one --map for all or for each" in capsys.readouterr().err
+    assert main(["--import", str(SAMPLES / "sb3"), "--map", "cleanlr"]) == 2
+    assert "no such file, did you mean cleanrl?" in capsys.readouterr().err
+    assert main(["--import", str(tmp_path / "none"), "--map", "sb3"]) == 2
+    assert "there is no such file or directory" in capsys.readouterr().err
+
+
+def test_a_damaged_log_is_an_error_that_names_the_file(tmp_path, capsys):
+    for name, content in {
+        "a.wandb": b"no",
+        "a.jsonl": b"{",
+        "a.csv": b"",
+        "a.json": b"[1]",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        assert main(["--import", str(tmp_path / name), "--map", "prime-rl"]) == 2
+        assert str(tmp_path / name) in capsys.readouterr().err
