@@ -19,10 +19,11 @@ import traceback
 from collections.abc import Callable, Collection
 from typing import Any
 
-from .protocol import System, Tally
+from .protocol import System, Tally, Train
 from .weights import NumberedModel
 
 UNSENT = 1_000_000.0
+UPDATES = 10
 DELIVERED_S = 15.0
 WATCH_S = 1.0
 NOTICED_S = 20.0
@@ -30,10 +31,14 @@ Finding = dict[str, Any]
 
 
 class Trial:
-    """A system and the number of its last publish; the n-th publishes weights that say n."""
+    """A system and the number of its last publish; the n-th publishes weights that say n.
 
-    def __init__(self, system: System, width: int):
+    train: of the same scheme; None if the library does not offer it.
+    """
+
+    def __init__(self, system: System, width: int, train: Train | None = None):
         self.system = system
+        self.train = train
         self.number = 0
         self._width = width
 
@@ -147,6 +152,21 @@ def check_storm(trial: Trial, seconds: float) -> dict[str, Finding]:
     return {"tearing": tearing, "stamps": stamps, "delivery": delivery}
 
 
+def check_lag_zero(trial: Trial, seconds: float) -> dict[str, Finding]:
+    """Does an asynchronous trainer at staleness zero give the numbers of the synchronous one?"""
+    if trial.train is None:
+        return {"lag zero": not_offered()}
+    synchronous = trial.train(asynchronous=False, updates=UPDATES)
+    for asynchronous, who in ((False, "a second synchronous"), (True, "the asynchronous")):
+        numbers = trial.train(asynchronous=asynchronous, updates=UPDATES)
+        if numbers != synchronous:
+            pairs = enumerate(zip(numbers, synchronous, strict=False), 1)
+            first = next((n for n, (one, other) in pairs if one != other), len(numbers) + 1)
+            text = f"{who} trainer differs from update {first} on"
+            return {"lag zero": failed(text, numbers=numbers, synchronous=synchronous)}
+    return {"lag zero": passed(updates=len(synchronous))}
+
+
 def check_dead_workers(trial: Trial, seconds: float) -> dict[str, Finding]:
     """Is a worker that was killed an error at the trainer, soon?"""
     trial.publish_own()
@@ -168,11 +188,13 @@ CHECKS: dict[str, Callable[[Trial, float], dict[str, Finding]]] = {
     "aliasing": check_aliasing,
     "worker_ids": check_worker_ids,
     "storm": check_storm,
+    "lag zero": check_lag_zero,
     "dead workers": check_dead_workers,
 }
 # The findings of each check: the columns of the table.
 COLUMNS = {"aliasing": ["aliasing"], "worker_ids": ["worker_ids"]}
-COLUMNS |= {"storm": ["tearing", "stamps", "delivery"], "dead workers": ["dead workers"]}
+COLUMNS |= {"storm": ["tearing", "stamps", "delivery"], "lag zero": ["lag zero"]}
+COLUMNS |= {"dead workers": ["dead workers"]}
 
 
 def passed(**numbers: Any) -> Finding:
@@ -239,7 +261,9 @@ def main() -> None:
     say(library=adapter.LIBRARY, schemes=list(adapter.SCHEMES))
     if args.scheme is not None:
         try:
-            trial = Trial(adapter.SCHEMES[args.scheme](args.workers, args.width), args.width)
+            system = adapter.SCHEMES[args.scheme](args.workers, args.width)
+            train = getattr(adapter, "TRAINERS", {}).get(args.scheme)
+            trial = Trial(system, args.width, train)
             for name in args.checks:
                 say(begins=name)
                 say(found=CHECKS[name](trial, args.seconds))

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import torch
 
-from collectors import MultiAsyncCollector
+from collectors import MultiAsyncCollector, MultiSyncCollector
 from sync import (
     HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
@@ -93,6 +94,51 @@ class Collector(Collecting):
         self._collector.shutdown()
 
 
+def train(
+    make_scheme: MakeScheme, *, asynchronous: bool, updates: int, max_lag: int | None = 0
+) -> list[float]:
+    """REINFORCE with one worker, which waits for each version if the collector is asynchronous."""
+    torch.manual_seed(0)
+    policy = Sampling()
+    optimiser = torch.optim.SGD(policy.parameters(), lr=3.0)
+    waits = {"max_lag": max_lag, "batches_ahead": 3} if asynchronous else {}
+    kind = MultiAsyncCollector if asynchronous else MultiSyncCollector
+    sums = []
+    with kind(
+        partial(gym.make_vec, "CartPole-v1", num_envs=2, vectorization_mode="sync"),
+        policy,
+        num_workers=1,
+        frames_per_batch=64,
+        seed=0,
+        weight_sync_schemes={"policy": make_scheme()},
+        **waits,
+    ) as collector:
+        for _ in range(updates):
+            batch = collector.next()
+            scores = policy.network(batch["observation"]).log_softmax(-1)
+            chosen = scores.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+            loss = -(chosen * batch["next", "reward"]).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            collector.update_policy_weights_()
+            sums.append(float(policy.network.weight.detach().square().sum()))
+    return sums
+
+
+class Sampling(torch.nn.Module):
+    """A policy that draws its actions."""
+
+    in_keys, out_keys = ("observation",), ("action",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Linear(4, 2)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(self.network(observation).softmax(-1), 1).squeeze(-1)
+
+
 MAKE: dict[str, MakeScheme] = {
     "shared_mem": SharedMemWeightSyncScheme,
     "shared_mem, zero_copy": partial(SharedMemWeightSyncScheme, zero_copy=True),
@@ -102,7 +148,8 @@ MAKE: dict[str, MakeScheme] = {
 SCHEMES: dict[str, Any] = {
     name: with_processes(partial(Trainer, make), Worker) for name, make in MAKE.items()
 }
-SCHEMES |= {
-    f"{name}, asynchronous collector": partial(Collector, MAKE[name])
-    for name in ("shared_mem", "multiprocess")
+ASYNCHRONOUS = {
+    f"{name}, asynchronous collector": MAKE[name] for name in ("shared_mem", "multiprocess")
 }
+SCHEMES |= {name: partial(Collector, make) for name, make in ASYNCHRONOUS.items()}
+TRAINERS = {name: partial(train, make) for name, make in ASYNCHRONOUS.items()}

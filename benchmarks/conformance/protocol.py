@@ -5,6 +5,10 @@ An adapter is a module with two names:
     LIBRARY = "mylibrary 1.2"
     SCHEMES = {"shared": opener, ...}    # opener(num_workers, width) -> System
 
+and, for schemes with which it can hold an asynchronous trainer at staleness zero:
+
+    TRAINERS = {"shared": train, ...}    # train(asynchronous=True, updates=10) -> list of numbers
+
 For a library whose workers are processes that the user starts, `processes.py` makes the opener out
 of a trainer's side and a worker's side. For a library whose collectors start the workers,
 `frames.py` has a base class.
@@ -16,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from .weights import NumberedModel
 
@@ -79,3 +84,14 @@ class System(ABC):
 
 
 Opener = Callable[[int, int], System]
+
+
+class Train(Protocol):
+    """A small training, always from the same seed."""
+
+    def __call__(self, *, asynchronous: bool, updates: int) -> list[float]:
+        """A number of the weights after each update, the sum of their squares say.
+
+        asynchronous: by the asynchronous trainer, held at staleness zero.
+        """
+        ...

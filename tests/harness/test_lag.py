@@ -260,3 +260,23 @@ def test_a_run_that_is_resumed_twice_is_the_uninterrupted_one():
             file.unlink()
         assert run.main([f"resume={half}"]) == 0
     assert same(whole, half) is None
+
+
+HELD = ("collector=multi_async", "collector.num_workers=1", "sync.max_lag=0", "sync.on_stale=wait")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("model=lstm", "model.lstm_size=8", "model.sequence_length=8"),
+        ("algo=impala", "sync=multiprocess", "algo.normalise_observations=true"),
+    ],
+    ids=["ppo", "ppo, lstm", "impala"],
+)
+def test_an_asynchronous_run_held_at_lag_zero_is_the_synchronous_one(more):
+    small = [option for option in SMALL if "impala" not in str(more) or "algo." not in option]
+    _, first = start(*small, *more, "collector=single", into="synchronous")
+    _, second = start(*small, *more, *HELD, "collector.batches_ahead=3", into="asynchronous")
+    assert same(first, second) is None
+    assert records(second)[-1]["policy/lag_max"] == 0
