@@ -13,31 +13,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.predictors import RETURN, objective_of  # noqa: E402
-from harness.report.findings import mean_return  # noqa: E402
-from harness.report.read_runs import Run, find_runs  # noqa: E402
+from benchmarks.predictors import scored_runs  # noqa: E402
 
 Scores = Mapping[str, Mapping[int, float]]  # by objective, then by seed
 
 
-def scores(runs: Sequence[Run]) -> Scores:
+def scores(runs: pd.DataFrame) -> Scores:
     """The mean return over training of the runs that are done."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
-    for run in runs:
-        mean = mean_return(run) if run.is_done else None
-        if mean is not None:
-            found[objective_of(run)][int(run.options["seed"])] = mean
-    return found
+    scored = runs[runs["score"].notna()]
+    return {
+        objective: dict(zip(inside["seed"], inside["score"], strict=True))
+        for objective, inside in scored.groupby("objective", sort=False)
+    }
 
 
 def lines(found: Scores) -> Iterator[str]:
@@ -67,7 +64,7 @@ def main() -> None:
         "sweeps", nargs="+", type=Path, help="directories of sweeps over objectives"
     )
     try:
-        print("\n".join(lines(scores(find_runs(parser.parse_args().sweeps, (RETURN,))))))
+        print("\n".join(lines(scores(scored_runs(parser.parse_args().sweeps)))))
     except ValueError as error:
         parser.error(str(error))
 

@@ -13,20 +13,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
+import pandas as pd
 from scipy.stats import spearmanr
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.report.findings import mean_return  # noqa: E402
-from harness.report.read_runs import Run, find_runs  # noqa: E402
+from harness.report.runs import read_runs  # noqa: E402
+from harness.report.scores import TRAINED, mean_return  # noqa: E402
 
-RETURN = "episode/return"
 MEASURES = ("lag", "1 - ESS", "KL")
 
 
@@ -41,33 +41,37 @@ class Point:
     measures: tuple[float, ...]  # as in MEASURES
 
 
-def points(runs: Sequence[Run]) -> list[Point]:
-    """All settings with an exact lag, of the runs that are done."""
-    groups: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
-    for run in runs:
-        lag = run.options.get("sync.lag")
-        if run.is_done and isinstance(lag, int):
-            groups[str(run.options["env.id"]), objective_of(run), lag].append(run)
+def scored_runs(places: Sequence[Path]) -> pd.DataFrame:
+    """The runs that are done, with their mean return over training and what tables call them."""
+    runs, records = read_runs(places, (TRAINED,))
+    runs = runs[runs["state"] == "done"]
+    scores = {run: mean_return(inside) for run, inside in records.groupby("run")}
+    return runs.assign(
+        score=runs.index.map(scores),
+        objective=runs["options"].map(objective_of),
+        task=[str(options["env.id"]) for options in runs["options"]],
+        lag=[options.get("sync.lag") for options in runs["options"]],
+    )
+
+
+def points(runs: pd.DataFrame) -> list[Point]:
+    """All settings with an exact lag."""
+    exact = runs[[isinstance(lag, int) for lag in runs["lag"]]]
     return [
-        Point(task, objective, lag, score(found), measures(lag, found))
-        for (task, objective, lag), found in sorted(groups.items())
+        Point(task, objective, lag, inside["score"].mean(), measures(lag, inside))
+        for (task, objective, lag), inside in exact.groupby(["task", "objective", "lag"])
     ]
 
 
-def objective_of(run: Run) -> str:
+def objective_of(options: Mapping[str, Any]) -> str:
     """What a run's objective is called in tables."""
-    corrected = " with V-trace" if run.options.get("algo.vtrace") else ""
-    return f"{run.options['algo.objective']}{corrected}"
+    corrected = " with V-trace" if options.get("algo.vtrace") else ""
+    return f"{options['algo.objective']}{corrected}"
 
 
-def score(runs: Sequence[Run]) -> float:
-    """The mean return over training."""
-    return fmean(mean for run in runs if (mean := mean_return(run)) is not None)
-
-
-def measures(lag: int, runs: Sequence[Run]) -> tuple[float, ...]:
-    ess = fmean(run.summary["policy/ess"] for run in runs)
-    return (float(lag), 1 - ess, fmean(run.summary["policy/kl"] for run in runs))
+def measures(lag: int, runs: pd.DataFrame) -> tuple[float, ...]:
+    ess, kl = (float(runs[f"summary.policy/{name}"].mean()) for name in ("ess", "kl"))
+    return (float(lag), 1 - ess, kl)
 
 
 def damages(found: Sequence[Point]) -> list[float]:
@@ -106,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps over sync.lag")
     try:
-        print("\n".join(lines(points(find_runs(parser.parse_args().sweeps, (RETURN,))))))
+        print("\n".join(lines(points(scored_runs(parser.parse_args().sweeps)))))
     except ValueError as error:
         parser.error(str(error))
 

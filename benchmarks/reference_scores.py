@@ -21,14 +21,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
+import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.report.read_runs import Run, find_runs  # noqa: E402
+from harness.report.runs import read_runs  # noqa: E402
 
 PLAIN = ("collector=single", "sync=none")  # as the published runs: no worker acts ahead
 LAST = 0.1  # the part of training that the score is of
+METRICS = ("episode/return", "episode/count")
 
 
 @dataclass(frozen=True)
@@ -166,12 +168,12 @@ def run(row: Row, parallel: int) -> None:
     subprocess.run(command, check=True)
 
 
-def score(found: Run) -> float:
-    """The mean return of the training episodes that ended in the last tenth of the frames."""
-    frames, returns = found.curve("episode/return")
-    _, counts = found.curve("episode/count")  # so far, in the same records
-    late = frames > (1 - LAST) * found.summary["frames"]
-    return float(np.average(returns[late], weights=np.diff(counts, prepend=0)[late]))
+def score(records: pd.DataFrame, frames: float) -> float:
+    """The mean return of the training episodes that ended in the last tenth of a run's frames."""
+    ended = records.dropna(subset=list(METRICS))
+    counts = ended["episode/count"].diff().fillna(ended["episode/count"])  # it counts so far
+    late = ended["step"] > (1 - LAST) * frames
+    return float(np.average(ended["episode/return"][late], weights=counts[late]))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -187,28 +189,32 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
         done = done_runs(Path("outputs", row.sweep))
-        *figures, minutes = measured(done) if done else ("", "0", "not run", "", "")
+        *figures, minutes = measured(done) if len(done) else ("", "0", "not run", "", "")
         yield f"| {' | '.join([row.title, *figures, row.published, minutes])} |"
     yield ""
     for row in rows:
         yield f"    python {row.command}"
 
 
-def done_runs(directory: Path) -> list[Run]:
+def done_runs(directory: Path) -> pd.DataFrame:
+    """The runs that are done, each with its score."""
     if not directory.is_dir():
-        return []
-    runs = find_runs([directory], ("episode/return", "episode/count"))
-    return [found for found in runs if found.is_done]
+        return pd.DataFrame()
+    runs, records = read_runs([directory], METRICS)
+    done = runs[runs["state"] == "done"]
+    by_run = records.groupby("run")
+    frames = done["summary.frames"].items()
+    return done.assign(score=[score(by_run.get_group(run), most) for run, most in frames])
 
 
-def measured(done: Sequence[Run]) -> tuple[str, ...]:
+def measured(done: pd.DataFrame) -> tuple[str, ...]:
     """Frames, seeds, score, evaluation and minutes."""
     return (
-        f"{fmean(found.summary['frames'] for found in done):,.0f}",
+        f"{done['summary.frames'].mean():,.0f}",
         str(len(done)),
-        spread([score(found) for found in done]),
-        spread([found.summary["eval/return"] for found in done]),
-        f"{fmean(found.summary['wall_s'] for found in done) / 60:.1f}",
+        spread(list(done["score"])),
+        spread(list(done["summary.eval/return"])),
+        f"{done['summary.wall_s'].mean() / 60:.1f}",
     )
 
 

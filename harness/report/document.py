@@ -5,27 +5,50 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
 
 from harness.files import one_line
 from harness.metric_names import BUCKETS, PHASES
 from harness.report import drawing, figures, verdict
-from harness.report.findings import (
-    EVALUATED,
-    HEALTH,
-    LAGS,
-    LATENCIES,
-    TEARING,
-    TRAINED,
-    UPDATE_LAGS,
-    Cell,
-    Findings,
-    totals,
-)
 from harness.report.pages import Block, Code, Document, Table
-from harness.report.read_runs import Run
-from harness.report.settings import Plan
+from harness.report.scores import EVALUATED, PER_1000, TRAINED, Report, Score, summaries, totals
 from harness.report.text import NONE, count, number, with_interval
 
+LATENCIES = {  # metric → what it takes so long to do
+    "sync/publish_ms": "publish",
+    "sync/ack_ms": "acknowledge",
+    "sync/apply_ms": "apply",
+}
+# Of the summary → what the column is called.
+LAGS = {
+    "policy/lag_mean": "mean",
+    "policy/lag_p95": "p95",
+    "policy/lag_max": "max",
+    "policy/dropped": "frames not learned from",
+    "collector/dropped": "frames dropped",
+}
+TEARING = {
+    "sync/tear_rate": "torn",
+    "sync/torn_calls": "calls torn",
+    "sync/checked_calls": "calls checked",
+}
+UPDATE_LAGS = {
+    "policy/lag_updates_mean": "mean",
+    "policy/lag_updates_p95": "p95",
+    "policy/lag_updates_max": "max",
+    "policy/lag_publish_mean": "publish",
+    "policy/lag_queue_mean": "queue",
+    "policy/lag_train_mean": "train",
+}
+HEALTH = {  # of the summary, by bucket of lag → what the column is called
+    "policy/share": "share of frames",
+    "policy/ess": "ESS",
+    "policy/kl": "KL",
+    "policy/ratio_max": "largest ratio",
+}
 MOST_TOLD = 200  # characters of an error
 MOST_SENTENCES = 6  # comparisons of a table that are told in words, too
 UNSET = ("null", "[]")  # values of an option that is not used
@@ -34,33 +57,26 @@ MOST_NAMES = 5  # runs of which one thing is said
 Blocks = Iterator[Block | None]  # None is a figure that would show nothing
 
 
-def write(
-    plan: Plan,
-    found: Sequence[Findings],
-    runs: Sequence[Run],
-    title: str,
-    cells: Sequence[Cell] = (),
-) -> Document:
-    """Compose the report and draw its figures, which takes most of its time."""
-    sections = {
-        "Verdict": verdict.open_with(found, cells, plan.notes),
-        "What was run": _what_was_run(plan, found, runs),
-    }
-    for place, findings in enumerate(found, 1):
-        suffix, about = "", ""
-        if len(found) > 1:
-            suffix, about = f"-{place}", f" ({findings.task.name})"
+def write(report: Report, cells: pd.DataFrame, title: str) -> Document:
+    """Compose the report and draw its figures, which takes most of its time.
+
+    cells: the scores in their places in the design, if there is one.
+    """
+    tasks = report.plan.tasks
+    sections = {"Verdict": verdict.open_with(report, cells), "What was run": _what_was_run(report)}
+    for place, task in enumerate(tasks, 1):
+        suffix, about = (f"-{place}", f" ({task})") if len(tasks) > 1 else ("", "")
         sections |= {
-            f"Results{about}": _results(findings, suffix),
-            f"Learning{about}": _learning(findings, suffix),
-            f"Synchronisation{about}": _sync(findings),
-            f"Health by lag{about}": _health(findings),
-            f"Throughput and time{about}": _time(findings, suffix),
+            f"Results{about}": _results(report, report.final(task), suffix),
+            f"Learning{about}": _learning(report, task, suffix),
+            f"Synchronisation{about}": _sync(report.medians.loc[task]),
+            f"Health by lag{about}": _health(report.medians.loc[task]),
+            f"Throughput and time{about}": _time(report, task, suffix),
         }
     sections |= {
-        "All tasks together": _together(found),
-        "Failures and damage": _failures(runs),
-        "Provenance": _provenance(runs),
+        "All tasks together": _together(report),
+        "Failures and damage": _failures(report.plan.runs),
+        "Provenance": _provenance(report.plan.runs),
     }
     written = {
         heading: [block for block in blocks if block is not None]
@@ -73,12 +89,13 @@ def _told(text: object) -> str:
     return one_line(text, MOST_TOLD)
 
 
-def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) -> Blocks:
-    states = Counter(run.state for run in runs)
-    counted = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+def _what_was_run(report: Report) -> Blocks:
+    plan, runs = report.plan, report.plan.runs
+    states = runs["state"].value_counts().sort_index()
+    counted = ", ".join(f"{n} {state}" for state, n in states.items())
     yield f"{count(len(runs), 'run')}: {counted}. Only finished ones enter the numbers below."
     if plan.differing:
-        only = " of one task" if len(found) > 1 else ""
+        only = " of one task" if len(plan.tasks) > 1 else ""
         besides = ", or follow from the choice of a part" if plan.implied else ""
         yield f"The options in which runs{only} differ; all others are the same{besides}."
         rows = [
@@ -90,158 +107,162 @@ def _what_was_run(plan: Plan, found: Sequence[Findings], runs: Sequence[Run]) ->
     kwargs = [key for key in plan.common if key.startswith("env.kwargs.")]
     shared = ("algo.name", "env.id", "env.wrappers", "env.max_episode_steps", *kwargs)
     shared += ("total_frames", "collector.name", "sync.name")
-    known = {key: plan.common.get(key, "null") for key in shared}
-    if same := [[key, _told(value)] for key, value in known.items() if value not in UNSET]:
+    common = {key: plan.common.get(key, "null") for key in shared}
+    if same := [[key, _told(value)] for key, value in common.items() if value not in UNSET]:
         yield "And what most readers will ask of those that are the same:"
         yield Table(["option", "value"], same)
-    for findings in found:
-        rows = [
-            [
-                setting.label,
-                ", ".join(map(str, setting.done)) or NONE,
-                f"{sum(run.is_done for run in setting.runs)} of {len(setting.runs)}",
-                number(findings.result(setting.label).middle("updates")),
-            ]
-            for setting in findings.task.settings
-        ]
+    for task in plan.tasks:
         yield (
-            f"Settings of {findings.task.name}, each with the seeds and runs that finished, and "
-            "the updates of a run (the median):"
+            f"Settings of {task}, each with the seeds and runs that finished, and the updates of a "
+            "run (the median):"
         )
+        rows = []
+        for setting, inside in runs[runs["task"] == task].groupby("setting"):
+            rows.append(
+                [
+                    setting,
+                    ", ".join(map(str, sorted(inside["seed"][inside["counts"]]))) or NONE,
+                    f"{(inside['state'] == 'done').sum()} of {len(inside)}",
+                    number(_median(report.medians.loc[(task, setting)], "updates")),
+                ]
+            )
+        rows.sort(key=lambda row: plan.labels(task).index(row[0]))
         yield Table(["setting", "seeds", "finished runs", "updates"], rows)
 
 
-def _results(findings: Findings, suffix: str) -> Blocks:
-    if not any(result.scores for result in findings.results):
-        yield f"No finished run has a final {findings.score}: there is nothing to compare."
+def _results(report: Report, score: Score, suffix: str) -> Blocks:
+    if not score.scored:
+        yield f"No finished run has a final {score.metric}: there is nothing to compare."
         return
-    if runs := findings.unscored():
-        yield f"Without this score, and left out of it: {_some(runs)} ({findings.lacking})."
-    if findings.score == TRAINED and (runs := _without(EVALUATED, findings)):
-        yield f"It is {TRAINED}, because {EVALUATED} is not in the summary of {_some(runs)}."
-    target = findings.target
+    if score.unscored:
+        yield f"Without this score, and left out of it: {_some(score.unscored)} ({score.lacking})."
+    if score.metric == TRAINED and (names := _without(EVALUATED, report, score.task)):
+        yield f"It is {TRAINED}, because {EVALUATED} is not in the summary of {_some(names)}."
+    target = score.target
     yield (
-        f"{findings.score} at the end of each run; the unit of replication is the seed. IQM is the "
+        f"{score.metric} at the end of each run; the unit of replication is the seed. IQM is the "
         "mean without the lowest and the highest quarter of the seeds, in whole seeds. Brackets "
         "hold 95 % percentile intervals of a bootstrap over seeds (10,000 resamples)."
         + (f" The gap is the mean shortfall from the target, {target:g}." if target else "")
     )
-    yield _scores(findings)
-    if findings.design is None and (others := len(findings.results) - drawing.MOST_LOOKS) > 0:
+    yield _scores(score)
+    if report.design is None and (others := len(score.scores) - drawing.MOST_LOOKS) > 0:
         yield (
             f"Colours tell the best {drawing.MOST_LOOKS} settings apart, the baseline among them; "
             f"the other {others} are grey in the figures. data/ has all of them. With --x OPTION "
             "an option is the x axis, and colours are those of the others."
         )
-    yield from _comparisons(findings)
+    yield from _comparisons(score, report)
     yield drawing.draw(
-        figures.profiles,
-        findings,
+        lambda: figures.profiles(report, score.task),
         f"profiles{suffix}",
         "Performance profiles: the share of runs that score more. Higher is better; where lines "
         "cross, neither setting is better throughout.",
+        report.plan.labels(score.task),
     )
 
 
-def _without(metric: str, findings: Findings) -> list[Run]:
-    """The finished runs that lack a number which others have."""
-    done = [run for result in findings.results for run in result.runs]
-    lacking = [run for run in done if metric not in run.summary]
-    return lacking if len(lacking) < len(done) else []
+def _without(metric: str, report: Report, task: str) -> list[str]:
+    """The names of the finished runs that lack a number which others have."""
+    runs = report.plan.counted(task)
+    numbers = summaries(runs)
+    lacking = numbers[metric].isna() if metric in numbers else pd.Series(True, runs.index)
+    return [] if lacking.all() else list(runs["name"][lacking])
 
 
-def _scores(findings: Findings) -> Table:
+def _scores(score: Score) -> Table:
     measures = {"IQM": "iqm", "mean": "mean", "median": "median"}
-    if findings.target is not None:
+    if score.target is not None:
         measures["gap"] = "gap"
-    rows = [
-        [
-            result.label,
-            str(len(result.scores)),
-            *(with_interval(result.estimates.get(name)) for name in measures.values()),
-        ]
-        for result in findings.results
-    ]
+    rows = []
+    for setting in score.scores.index:
+        estimates = [score.estimates.get((setting, name)) for name in measures.values()]
+        texts = [NONE if e is None else with_interval(e.value, e.low, e.high) for e in estimates]
+        rows.append([setting, str(len(score.of(setting))), *texts])
     return Table(["setting", "seeds", *measures], rows, numbers=True)
 
 
-def _comparisons(findings: Findings) -> Blocks:
-    if not findings.comparisons:
+def _comparisons(score: Score, report: Report) -> Blocks:
+    if score.comparisons.empty:
         return
     yield (
-        f"Compared with {findings.against}: runs are paired by seed. The difference comes with "
+        f"Compared with {score.against}: runs are paired by seed. The difference comes with "
         "Student's 95 % interval for paired samples. p is of Student's paired test, and p of "
         "equivalence of two one-sided tests that the difference is smaller than the margin, "
-        f"{findings.margin}. Holm's method corrects both for the number of comparisons in this "
-        f"table, {len(findings.comparisons)}; below 0.05 settings differ, or are equivalent. "
+        f"{report.margin}. Holm's method corrects both for the number of comparisons in this "
+        f"table, {len(score.comparisons)}; below 0.05 settings differ, or are equivalent. "
         "P(better) is the probability that a run of the setting scores more than one of the "
         "baseline, ties counting half."
     )
-    several = findings.baseline is None
+    several = score.baseline is None
     rows = [
         [
-            comparison.name,
-            *([comparison.baseline] if several else []),
-            str(comparison.difference.num_seeds),
-            with_interval(comparison.difference),
-            number(comparison.p_adjusted, 2),
-            number(comparison.p_equivalent_adjusted, 2),
-            comparison.verdict(),
-            with_interval(findings.improvements.get(comparison.name)),
+            row.setting,
+            *([row.baseline] if several else []),
+            str(row.pairs),
+            with_interval(row.difference, row.low, row.high),
+            number(row.p_corrected, 2),
+            number(row.p_equivalent_corrected, 2),
+            row.verdict,
+            with_interval(row.p_better, row.p_better_low, row.p_better_high),
         ]
-        for comparison in findings.comparisons
+        for row in score.comparisons.itertuples()
     ]
     columns = ["setting", *(["baseline"] if several else []), "pairs", "difference"]
     columns += ["corrected p", "corrected p of equivalence", "verdict", "P(better)"]
     yield Table(columns, rows, numbers=True)
-    if len(findings.comparisons) <= MOST_SENTENCES:
-        yield [comparison.sentence() for comparison in findings.comparisons]
+    if len(score.comparisons) <= MOST_SENTENCES:
+        yield list(score.comparisons["finding"])
 
 
-def _together(found: Sequence[Findings]) -> Blocks:
-    if not (better := totals(found)):
+def _together(report: Report) -> Blocks:
+    table = totals(report)
+    if table.empty:
         return
+    tasks = len(report.plan.tasks)
     yield (
-        f"The probability that a run scores more than one of the baseline, {found[0].baseline}, "
-        f"in the same task: the mean over {len(found)} tasks, whose scores stay on scales of "
-        "their own. Half means no difference. Runs are resampled within tasks."
+        "The probability that a run scores more than one of the baseline, "
+        f"{table['baseline'].iloc[0]}, in the same task: the mean over {tasks} tasks, whose scores "
+        "stay on scales of their own. Half means no difference. Runs are resampled within tasks."
     )
-    rows = [[label, str(len(found)), with_interval(value)] for label, value in better.items()]
+    rows = [
+        [row.setting, str(row.tasks), with_interval(row.p_better, row.low, row.high)]
+        for row in table.itertuples()
+    ]
     yield Table(["setting", "tasks", "P(better)"], rows, numbers=True)
 
 
-def _learning(findings: Findings, suffix: str) -> Blocks:
+def _learning(report: Report, task: str, suffix: str) -> Blocks:
+    metrics = report.curves["metric"][report.curves["task"] == task]
     about = (
-        f"{findings.curve}, the mean over seeds with a 95 % bootstrap band. Each point looks back "
-        "on 5 % of the run; a line ends where the first of its runs ends."
+        f"{metrics.iloc[0] if len(metrics) else TRAINED}, the mean over seeds with a 95 % "
+        "bootstrap band. Each point looks back on 5 % of the run; a line ends where the first of "
+        "its runs ends."
     )
-    yield drawing.draw(
-        figures.curves_by_frames, findings, f"learning-frames{suffix}", f"By frames: {about}"
-    )
-    yield drawing.draw(
-        figures.curves_by_seconds,
-        findings,
-        f"learning-seconds{suffix}",
-        f"By wall time: {about} Start-up is left out.",
-    )
-    yield drawing.draw(
-        figures.curves_by_virtual_seconds,
-        findings,
-        f"learning-virtual-seconds{suffix}",
-        f"By the clock of the simulated cluster: {about}",
-    )
-    if findings.throughout is None:
+    captions = {
+        "frames": f"By frames: {about}",
+        "seconds": f"By wall time: {about} Start-up is left out.",
+        "virtual seconds": f"By the clock of the simulated cluster: {about}",
+    }
+    for axis, caption in captions.items():
+        yield drawing.draw(
+            partial(figures.curves, report, task, axis),
+            f"learning-{axis.replace(' ', '-')}{suffix}",
+            caption,
+            report.plan.labels(task),
+        )
+    if (score := report.throughout(task)) is None:
         return
     yield (
-        f"Who learned sooner: {findings.throughout.score}, over the frames of a run. It separates "
+        f"Who learned sooner: {score.metric}, over the frames of a run. It separates "
         "settings that end with the same score."
     )
-    yield _scores(findings.throughout)
-    yield from _comparisons(findings.throughout)
+    yield _scores(score)
+    yield from _comparisons(score, report)
 
 
-def _sync(findings: Findings) -> Blocks:
-    if timed := [r for r in findings.results if r.has(*(f"{name}_p50" for name in LATENCIES))]:
+def _sync(medians: pd.DataFrame) -> Blocks:
+    if len(timed := _having(medians, *(f"{name}_p50" for name in LATENCIES))):
         yield (
             "Milliseconds to publish (as long as the learner is held up), until a worker has "
             "acknowledged, and to apply: 50th / 95th / 99th percentile of each run, the median "
@@ -249,18 +270,18 @@ def _sync(findings: Findings) -> Blocks:
         )
         rows = [
             [
-                result.label,
+                setting,
                 *(
-                    _percentiles([result.middle(f"{name}_{p}") for p in ("p50", "p95", "p99")])
+                    _percentiles([_median(row, f"{name}_{p}") for p in ("p50", "p95", "p99")])
                     for name in LATENCIES
                 ),
-                number(result.middle("sync/bytes")),
+                number(_median(row, "sync/bytes")),
             ]
-            for result in timed
+            for setting, row in timed.iterrows()
         ]
         yield Table(["setting", *LATENCIES.values(), "bytes a run"], rows, numbers=True)
     yield from _medians(
-        findings,
+        medians,
         LAGS,
         ["policy/lag_mean"],
         "Lag: how many versions behind the newest the weights were that computed an action "
@@ -269,14 +290,14 @@ def _sync(findings: Findings) -> Blocks:
         "are those that were on their way when the run ended.",
     )
     yield from _medians(
-        findings,
+        medians,
         TEARING,
         ["sync/tear_rate"],
         "Torn weights: the share of policy calls during which the weights changed, of those "
         "that were checked. Medians over seeds.",
     )
     yield from _medians(
-        findings,
+        medians,
         UPDATE_LAGS,
         list(UPDATE_LAGS),
         "The same lag in updates of the learner, and the parts of its mean: publish counts "
@@ -286,25 +307,38 @@ def _sync(findings: Findings) -> Blocks:
     )
 
 
+def _having(medians: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """The settings that have one of these numbers."""
+    return medians[medians.reindex(columns=list(names)).notna().any(axis=1)]
+
+
+def _median(medians: pd.Series, name: str) -> float:
+    return float(medians.get(name, math.nan))
+
+
 def _medians(
-    findings: Findings, columns: Mapping[str, str], needed: Sequence[str], about: str
+    medians: pd.DataFrame, columns: Mapping[str, str], needed: Sequence[str], about: str
 ) -> Blocks:
-    """Medians over seeds for the settings that have one of the numbers that are needed.
+    """The medians of the settings that have one of the numbers that are needed.
 
     columns: number of the summary → its column.
     """
-    if shown := [result for result in findings.results if result.has(*needed)]:
+    if len(shown := _having(medians, *needed)):
         yield about
-        rows = [[r.label, *(number(r.middle(name)) for name in columns)] for r in shown]
+        rows = [
+            [setting, *(number(_median(row, name)) for name in columns)]
+            for setting, row in shown.iterrows()
+        ]
         yield Table(["setting", *columns.values()], rows, numbers=True)
 
 
-def _health(findings: Findings) -> Blocks:
-    rows = [
-        [result.label, BUCKETS[bucket], *(number(value, 3) for value in values)]
-        for result in findings.results
-        for bucket, values in result.health().items()
-    ]
+def _health(medians: pd.DataFrame) -> Blocks:
+    rows = []
+    for setting, row in medians.iterrows():
+        for bucket, label in BUCKETS.items():
+            values = [_median(row, f"{name}/{bucket}") for name in HEALTH]
+            if any(map(math.isfinite, values)):
+                rows.append([setting, label, *(number(value, 3) for value in values)])
     if not rows:
         return
     yield (
@@ -318,12 +352,14 @@ def _health(findings: Findings) -> Blocks:
 
 
 def _percentiles(values: Sequence[float]) -> str:
-    known = any(map(math.isfinite, values))
-    return " / ".join(number(value, 3) for value in values) if known else NONE
+    if not any(map(math.isfinite, values)):
+        return NONE
+    return " / ".join(number(value, 3) for value in values)
 
 
-def _time(findings: Findings, suffix: str) -> Blocks:
-    if not (timed := [result for result in findings.results if result.has("fps")]):
+def _time(report: Report, task: str, suffix: str) -> Blocks:
+    timed = _having(report.medians.loc[task], "fps")
+    if timed.empty:
         return
     phases = (*PHASES, "other")
     yield (
@@ -332,74 +368,73 @@ def _time(findings: Findings, suffix: str) -> Blocks:
     )
     rows = [
         [
-            result.label,
-            *(number(result.middle(name)) for name in ("fps", "wall_s")),
-            *(number(result.seconds_per_1000_frames(phase), 3) for phase in phases),
+            setting,
+            *(number(_median(row, name)) for name in ("fps", "wall_s")),
+            *(number(_median(row, f"{phase}{PER_1000}"), 3) for phase in phases),
         ]
-        for result in timed
+        for setting, row in timed.iterrows()
     ]
     yield Table(["setting", "frames/s", "wall s", *phases], rows, numbers=True)
     yield drawing.draw(
-        figures.throughput,
-        findings,
+        lambda: figures.throughput(report, task),
         f"throughput{suffix}",
         "Throughput against staleness: a dot for each run, a diamond for the medians of a "
         "setting. Fast and fresh is the upper left.",
+        report.plan.labels(task),
     )
 
 
-def _failures(runs: Sequence[Run]) -> Blocks:
-    running = sum(run.state == "running" for run in runs)
-    unfinished = [run for run in runs if not run.is_done and run.state != "running"]
-    damaged = [run for run in runs if run.problems]
-    if running:
+def _failures(runs: pd.DataFrame) -> Blocks:
+    is_running, has_problems = runs["state"] == "running", runs["problems"].map(bool)
+    unfinished = runs[~is_running & (runs["state"] != "done")]
+    damaged = runs[has_problems]
+    if is_running.any():
         yield (
-            f"Still running, and in no number above: {running} of {count(len(runs), 'run')}. "
+            f"Still running, and in no number above: {is_running.sum()} of "
+            f"{count(len(runs), 'run')}. "
             "Whether a run on another machine still lives cannot be seen from here."
         )
-    elif not unfinished and not damaged:
+    elif unfinished.empty and damaged.empty:
         yield "None: every run finished, and every file could be read."
-    if unfinished:
+    if len(unfinished):
         yield (
             f"Not finished, and in no number above: {len(unfinished)} of "
             f"{count(len(runs), 'run')}. "
             "If they failed for a reason that is not chance, the scores of their settings are too "
             "good."
         )
-        alike: dict[tuple[str, str], list[Run]] = {}
-        for run in unfinished:
-            alike.setdefault((run.state, _told(run.error) or NONE), []).append(run)
+        errors = unfinished["error"].map(_told).replace("", NONE)
         rows = [
-            [_some(group), state, _reached(group), error] for (state, error), group in alike.items()
+            [_some(list(alike["name"])), state, _reached(alike["frames"]), error]
+            for (state, error), alike in unfinished.groupby(["state", errors], sort=False)
         ]
         yield Table(["run", "state", "frames", "error"], rows)
-    if damaged:
+    if len(damaged):
         yield "Files that are missing or damaged; what could be read was used."
-        said: dict[str, list[Run]] = {}
-        for run in damaged:
-            said.setdefault(_told("; ".join(run.problems)), []).append(run)
-        yield Table(["run", "problems"], [[_some(group), text] for text, group in said.items()])
+        texts = damaged["problems"].map("; ".join).map(_told)
+        groups = damaged.groupby(texts, sort=False)
+        yield Table(
+            ["run", "problems"], [[_some(list(alike["name"])), text] for text, alike in groups]
+        )
 
 
-def _some(runs: Sequence[Run]) -> str:
-    """The names of the first of them, and how many there are besides."""
-    names = [run.name for run in runs[:MOST_NAMES]]
-    more = len(runs) - len(names)
-    return ", ".join(names) + (f" and {more} more (data/runs.csv)" if more else "")
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many there are besides."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more (data/runs.csv)" if more > 0 else "")
 
 
-def _reached(runs: Sequence[Run]) -> str:
-    """From how many frames to how many they got."""
-    reached = [run.steps[-1] for run in runs if len(run.steps)]
-    if not reached:
+def _reached(frames: pd.Series) -> str:
+    """From how many frames to how many runs got."""
+    if frames.isna().all():
         return NONE
-    return " to ".join(f"{frames:.0f}" for frames in sorted({min(reached), max(reached)}))
+    return " to ".join(f"{end:.0f}" for end in sorted({frames.min(), frames.max()}))
 
 
-def _provenance(runs: Sequence[Run]) -> Blocks:
+def _provenance(runs: pd.DataFrame) -> Blocks:
     facts: dict[str, Counter[str]] = {}
-    for run in runs:
-        for key, value in _facts(run):
+    for manifest in runs["manifest"]:
+        for key, value in _facts(manifest):
             facts.setdefault(key, Counter())[value] += 1
     if not facts:
         yield "No run has a readable manifest: where they come from is not known."
@@ -416,22 +451,19 @@ def _provenance(runs: Sequence[Run]) -> Blocks:
         )
     if any(value != "none" for value in facts.get("changes on top", ())):
         yield "The code was not exactly a commit; each run's manifest.json holds the diff."
-    told = [run.manifest.get("command") for run in runs]
+    typed = [manifest.get("command") for manifest in runs["manifest"]]
     if commands := sorted(
-        {one_line(said, math.inf) for said in told if isinstance(said, str)} - {""}
+        {one_line(text, math.inf) for text in typed if isinstance(text, str)} - {""}
     ):
         yield "The commands that made these runs:"
         yield Code("\n".join(commands))
-        if any("skip_done=true" in said for said in commands):
+        if any("skip_done=true" in command for command in commands):
             yield "To run them anew, write `replace_done` for `skip_done` or name another `sweep=`."
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    manifest = run.manifest
-    git, hardware, packages = (
-        found if isinstance(found := manifest.get(key), dict) else {}
-        for key in ("git", "hardware", "packages")
-    )
+def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    parts = [manifest.get(key) for key in ("git", "hardware", "packages")]
+    git, hardware, packages = (part if isinstance(part, dict) else {} for part in parts)
     if git:
         yield "commit", _told(f"{git.get('sha')} on {git.get('branch')}")
         files = str(git.get("diff") or "").count("\ndiff --git ") + bool(git.get("diff"))

@@ -11,17 +11,17 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.report.curves import Band
 from harness.report.design import Design
-from harness.report.findings import Findings, Result
 from harness.report.pages import Picture
 from harness.report.progress import show_progress
+from harness.report.scores import Report, Score
 
 WIDTH = 5.8  # inches: letters stay readable at a phone's width
 DPI = 160
@@ -61,13 +61,16 @@ STYLE: Any = {
 
 
 def draw(
-    plot: Callable[[Any], Figure | None], shown_of: Any, slug: str, caption: str
+    plot: Callable[[], Figure | None], slug: str, caption: str, names: Sequence[str] = ()
 ) -> Picture | None:
-    """Draw a figure for a white page and for a dark one; None if it would show nothing."""
+    """Draw a figure for a white page and for a dark one; None if it would show nothing.
+
+    names: of the settings in it, for those who cannot see it.
+    """
     show_progress(f"drawing {slug}")
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # names may be in any script
-        figure = plot(shown_of)
+        figure = plot()
         if figure is None:
             return None
         FigureCanvasAgg(figure)
@@ -79,8 +82,8 @@ def draw(
     dark = svg
     for light_ink, dark_ink in zip(INKS["light"], INKS["dark"], strict=True):
         dark = dark.replace(light_ink, dark_ink)
-    labels = ", ".join(result.label for result in getattr(shown_of, "results", ()))
-    return Picture(slug, caption, f"{caption} ({labels})" if labels else caption, png, svg, dark)
+    alt = f"{caption} ({', '.join(names)})" if names else caption
+    return Picture(slug, caption, alt, png, svg, dark)
 
 
 def to_bytes(figure: Figure, form: str) -> bytes:
@@ -113,22 +116,22 @@ def num_lines(labels: Iterable[str]) -> int:
     return max(shown(label).count("\n") + 1 for label in labels)
 
 
-def looks(findings: Findings) -> dict[str, dict[str, Any]]:
+def looks(report: Report, score: Score) -> dict[str, dict[str, Any]]:
     """A colour and a dash for each setting: where two lines coincide, both can be seen.
 
     With a design, colour is the line and its strength the place on the x axis.
     """
-    if findings.design is not None:
-        return {r.label: _look_in(findings.design, r) for r in findings.results}
-    every = {result.label: GREY for result in findings.results}
-    for place, label in enumerate(_told_apart(findings)):
+    if report.design is not None:
+        places = report.design.places.loc[score.task]
+        return {place.Index: _look_in(report.design, place) for place in places.itertuples()}
+    every = dict.fromkeys(score.scores.index, GREY)
+    for place, label in enumerate(_told_apart(score)):
         colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
         every[label] = {"color": colour, "linestyle": dash}
     return every
 
 
-def _look_in(design: Design, result: Result) -> dict[str, Any]:
-    place = design.place(result.setting)
+def _look_in(design: Design, place: Any) -> dict[str, Any]:
     look = line_look(design.lines.index(place.line))
     strength = strengths(design)[design.values.index(place.x)]
     return {"color": look["color"], "linestyle": look["linestyle"], "alpha": strength}
@@ -139,15 +142,15 @@ def strengths(design: Design) -> list[float]:
     return [float(strength) for strength in np.linspace(0.3, 1.0, len(design.values))]
 
 
-def _told_apart(findings: Findings) -> list[str]:
+def _told_apart(score: Score) -> list[str]:
     """The settings with a look of their own: if not all, the baseline and the best."""
 
-    def rank(result: Result) -> tuple[bool, float]:
-        score = result.estimates["iqm"].value if result.estimates else -math.inf
-        return result.label != findings.baseline, -score
+    def rank(label: str) -> tuple[bool, float]:
+        estimate = score.estimates.get((label, "iqm"))
+        return label != score.baseline, math.inf if estimate is None else -estimate.value
 
-    best = {result.label for result in sorted(findings.results, key=rank)[:MOST_LOOKS]}
-    return [result.label for result in findings.results if result.label in best]
+    best = set(sorted(score.scores.index, key=rank)[:MOST_LOOKS])
+    return [label for label in score.scores.index if label in best]
 
 
 def line_look(number: int) -> dict[str, Any]:
@@ -165,15 +168,15 @@ def shades(number: int) -> list[str]:
 Key = list[tuple[str, dict[str, Any]]]  # the names of a legend, each with its look
 
 
-def legend_of(findings: Findings, drawn: Sequence[Result]) -> Key:
-    """The names of the settings, or of the lines and of the values of x, with their looks."""
-    return _legend_of_design(findings.design) if findings.design else _legend(findings, drawn)
+def legend_of(report: Report, score: Score, drawn: Sequence[str]) -> Key:
+    """The names of the settings, or of the lines and of the values of x, with their looks.
 
-
-def _legend(findings: Findings, drawn: Sequence[Result]) -> Key:
-    """Each setting that has a look of its own, and how many others there are."""
-    styles = looks(findings)
-    key = [(r.label, look) for r in drawn if (look := styles[r.label]) is not GREY]
+    Settings without a look of their own are counted.
+    """
+    if report.design is not None:
+        return _legend_of_design(report.design)
+    styles = looks(report, score)
+    key = [(label, styles[label]) for label in drawn if styles[label] is not GREY]
     others = len(drawn) - len(key)
     return [*key, (f"{others} others", GREY)] if others else key
 
@@ -193,15 +196,13 @@ def _legend_of_design(design: Design) -> Key:
     ]
 
 
-def in_rows(groups: Sequence[Sequence[Result]]) -> tuple[Figure, list[Axes]]:
+def in_rows(groups: Sequence[Sequence[str]]) -> tuple[Figure, list[Axes]]:
     """A figure with a row for each setting, the first on top; a panel for each group of them."""
-    heights = [
-        len(group) * (0.27 + 0.15 * num_lines(result.label for result in group)) for group in groups
-    ]
+    heights = [len(group) * (0.27 + 0.15 * num_lines(group)) for group in groups]
     figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(groups) + sum(heights)))
     panels = list(figure.subplots(len(groups), squeeze=False, height_ratios=heights)[:, 0])
     for axes, group in zip(panels, groups, strict=True):
-        axes.set_yticks(range(len(group)), [shown(r.label) for r in group], fontsize=9)
+        axes.set_yticks(range(len(group)), [shown(label) for label in group], fontsize=9)
         axes.set_ylim(len(group) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
     return figure, panels
@@ -254,16 +255,16 @@ def panels(
 
 
 def draw_band(
-    axes: Axes, band: Band, look: dict[str, Any], *, steps: bool = False, shade: bool = True
+    axes: Axes, band: pd.DataFrame, look: dict[str, Any], *, steps: bool = False, shade: bool = True
 ) -> None:
     """A curve and the area of its interval."""
     drawstyle: Any = "steps-post" if steps else "default"
-    axes.plot(band.grid, band.value, drawstyle=drawstyle, **look)
-    if shade and np.isfinite(band.low).any():
+    axes.plot(band["x"], band["value"], drawstyle=drawstyle, **look)
+    if shade and band["low"].notna().any():
         style: dict[str, Any] = {"color": look["color"], "alpha": 0.16, "linewidth": 0}
         if steps:
             style |= {"step": "post", "alpha": 0.10}
-        axes.fill_between(band.grid, band.low, band.high, **style)
+        axes.fill_between(band["x"], band["low"], band["high"], **style)
 
 
 def short(value: float, _: int) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from harness.report.curves import Band
 from harness.report.drawing import (
     FILLS,
     MOST_LETTERS,
@@ -28,7 +27,7 @@ from harness.report.drawing import (
     short,
     shown,
 )
-from harness.report.findings import Cell, Findings, Result
+from harness.report.scores import Report
 from harness.report.statistics import student
 
 MOST_SHADED = 6  # curves with bands; of more the bands would cover the curves
@@ -36,28 +35,30 @@ MOST_STEPS = 3  # the same of profiles, and of panels that stand beside others
 OCTAVES = 3  # numbers that span more are spaced by their logarithm
 
 
+LABELS = {
+    "frames": "frames",
+    "seconds": "seconds in the learner's loop",
+    "virtual seconds": "seconds of the simulated cluster",
+}
+
+
 # -- curves
 
 
-def curves(findings: Findings, axis: str, xlabel: str) -> Figure | None:
-    """The course of learning over one of the axes of `Run.curve`."""
-    bands = {r.label: r.curves[axis] for r in findings.results if axis in r.curves}
-    return _bands(findings, bands, xlabel, findings.curve) if bands else None
+def curves(report: Report, task: str, axis: str) -> Figure | None:
+    """The course of learning over one of the axes."""
+    bands = report.curves[(report.curves["task"] == task) & (report.curves["axis"] == axis)]
+    return _bands(report, task, bands, LABELS[axis]) if len(bands) else None
 
 
-curves_by_frames = partial(curves, axis="frames", xlabel="frames")
-curves_by_seconds = partial(curves, axis="seconds", xlabel="seconds in the learner's loop")
-curves_by_virtual_seconds = partial(
-    curves, axis="virtual seconds", xlabel="seconds of the simulated cluster"
-)
-
-
-def profiles(findings: Findings) -> Figure | None:
+def profiles(report: Report, task: str) -> Figure | None:
     """The share of runs above each score."""
-    bands = {r.label: r.profile for r in findings.results if r.profile is not None}
-    if not bands:
+    bands = report.profiles[report.profiles["task"] == task]
+    if bands.empty:
         return None
-    figure = _bands(findings, bands, f"{findings.score} above", "share of runs", steps=True)
+    figure = _bands(
+        report, task, bands, f"{bands['metric'].iloc[0]} above", "share of runs", steps=True
+    )
     axes = figure.axes[0]
     axes.set_ylim(-0.02, 1.02)
     low, high = axes.get_xlim()
@@ -67,33 +68,42 @@ def profiles(findings: Findings) -> Figure | None:
 
 
 def _bands(
-    findings: Findings, bands: Mapping[str, Band], xlabel: str, ylabel: str, *, steps: bool = False
+    report: Report,
+    task: str,
+    bands: pd.DataFrame,
+    xlabel: str,
+    ylabel: str | None = None,
+    *,
+    steps: bool = False,
 ) -> Figure:
-    """A band for each setting, in one panel.
+    """A band for each setting, in one panel; by default the y axis is the metric.
 
     With a design there is a panel for each of its lines, in which colour is the place on its x
     axis.
     """
     groups: dict[str, list[str]] = {}  # title of a panel → settings
-    design, title, key = findings.design, "", Key()
+    by_setting = dict(iter(bands.groupby("setting", sort=False)))
+    design, title, key = report.design, "", Key()
     if design is None:
-        groups[""] = list(bands)
-        styles = looks(findings)
-        key = legend_of(findings, [findings.result(label) for label in bands])
+        groups[""] = list(by_setting)
+        styles = looks(report, report.final(task))
+        key = legend_of(report, report.final(task), groups[""])
     else:
         colours = dict(zip(design.values, shades(len(design.values)), strict=True))
-        places = {label: design.place(findings.result(label).setting) for label in bands}
-        styles = {label: {"color": colours[place.x]} for label, place in places.items()}
         title = " + ".join(design.x)
         key = [(value, {"color": colour}) for value, colour in colours.items()]
-        for label, place in places.items():
-            groups.setdefault(" · ".join(filter(None, (place.panel, place.line))), []).append(label)
+        styles = {}
+        for place in design.places.loc[task].loc[list(by_setting)].itertuples():
+            styles[place.Index] = {"color": colours[place.x]}
+            panel = " · ".join(filter(None, (place.panel, place.line)))
+            groups.setdefault(panel, []).append(place.Index)
     height, most = (3.0, MOST_SHADED) if len(groups) == 1 else (2.0, MOST_STEPS)
+    ylabel = ylabel or bands["metric"].iloc[0]
     figure, grid = panels(list(groups), height, xlabel, ylabel, key, key_title=title)
     for axes, labels in zip(grid, groups.values(), strict=True):
         shade = len(labels) <= (MOST_STEPS if steps else most)
         for label in labels:
-            draw_band(axes, bands[label], styles[label], steps=steps, shade=shade)
+            draw_band(axes, by_setting[label], styles[label], steps=steps, shade=shade)
         axes.xaxis.set_major_formatter(FuncFormatter(short))
     return figure
 
@@ -101,38 +111,37 @@ def _bands(
 # -- scores
 
 
-def scores(found: Sequence[Findings]) -> Figure | None:
+def scores(report: Report) -> Figure | None:
     """Every seed's score, with the mean and its interval; tasks below each other."""
-    tasks = [(f, drawn) for f in found if (drawn := [r for r in f.results if r.scores])]
-    if not tasks:
+    drawn = [score for score in report.primary if score.scored]
+    if not drawn:
         return None
-    figure, panels = in_rows([drawn for _, drawn in tasks])
-    for axes, (findings, drawn) in zip(panels, tasks, strict=True):
-        styles = looks(findings)
-        for place, result in enumerate(drawn):
-            colour = styles[result.label]["color"]
-            values = list(result.scores.values())
+    figure, panels = in_rows([score.scored for score in drawn])
+    for axes, score in zip(panels, drawn, strict=True):
+        styles = looks(report, score)
+        for place, setting in enumerate(score.scored):
+            colour, values = styles[setting]["color"], score.of(setting)
             axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.45, markersize=5)
             mean = student(values)
             if mean.has_interval:
                 axes.plot([mean.low, mean.high], [place + 0.25] * 2, color=colour, linewidth=2.5)
             axes.plot([mean.value], [place + 0.25], "D", color=colour, markersize=6)
-        if findings.target is not None:
-            axes.axvline(findings.target, color="#999999", linestyle="--", linewidth=1)
-        axes.set(xlabel=findings.score)
-        if len(tasks) > 1:
-            axes.set_title(findings.task.name, fontsize=10, loc="left")
+        if score.target is not None:
+            axes.axvline(score.target, color="#999999", linestyle="--", linewidth=1)
+        axes.set(xlabel=score.metric)
+        if len(drawn) > 1:
+            axes.set_title(score.task, fontsize=10, loc="left")
     return figure
 
 
-def response(cells: Sequence[Cell]) -> Figure | None:
+def response(report: Report, cells: pd.DataFrame) -> Figure | None:
     """A score over a factor: a line for each value of the hue, a panel for each of the facet.
 
     Over categories, points are not joined.
     """
-    if not cells or (design := cells[0].findings.design) is None:
+    if report.design is None or cells.empty:
         return None
-    titles = list(dict.fromkeys(cell.panel for cell in cells))
+    design, titles = report.design, list(cells["panel"].unique())
     alone = len(titles) == 1
     joined: dict[str, Any] = {} if are_numbers(design.values) else {"linestyle": "none"}
     styles = [line_look(n) | {"markersize": 4.5} | joined for n in range(len(design.lines))]
@@ -140,33 +149,32 @@ def response(cells: Sequence[Cell]) -> Figure | None:
         titles,
         3.0 if alone else 2.4,
         " + ".join(design.x),
-        cells[0].findings.score,
+        cells["metric"].iloc[0],
         list(zip(design.lines, styles, strict=True)) if len(design.lines) > 1 else [],
         key_title=" + ".join(design.hue),
-        share=len({id(cell.findings) for cell in cells}) == 1,
+        share=cells["task"].nunique() == 1,
     )
     at = positions(design.values)
     ticks = [shown(value) for value in design.values]
     slanted = sum(map(len, ticks)) > MOST_LETTERS * (2 if alone else 1)
     how: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     for axes, title in zip(grid, titles, strict=True):
-        inside = [cell for cell in cells if cell.panel == title]
-        _draw_margin(axes, inside)
+        inside = cells[cells["panel"] == title]
+        _draw_margin(axes, report, inside)
         for number, line in enumerate(design.lines):
             # Lines stand beside each other, so that their intervals can be seen.
             shift = min(1.0, 4 / len(design.lines)) * (number - (len(design.lines) - 1) / 2)
             shift *= 0.09 * min(np.diff(sorted(at)), default=1.0)
-            points = [
-                (at[design.values.index(cell.x)] + shift, cell.mean)
-                for cell in sorted(inside, key=lambda cell: design.values.index(cell.x))
-                if cell.line == line
-            ]
-            if points:
-                bars = [(m.value - m.low, m.high - m.value) for _, m in points]
+            points = inside[inside["line"] == line]
+            points = points.sort_values(
+                "x", key=lambda x: x.map(design.values.index), kind="stable"
+            )
+            if len(points):
+                bars = [points["value"] - points["low"], points["high"] - points["value"]]
                 axes.errorbar(
-                    [x for x, _ in points],
-                    [m.value for _, m in points],
-                    yerr=np.nan_to_num(bars).T,
+                    [at[design.values.index(x)] + shift for x in points["x"]],
+                    points["value"],
+                    yerr=np.nan_to_num(bars),
                     capsize=2,
                     elinewidth=1.1,
                     **styles[number],
@@ -177,14 +185,14 @@ def response(cells: Sequence[Cell]) -> Figure | None:
     return figure
 
 
-def _draw_margin(axes: Axes, cells: Sequence[Cell]) -> None:
-    """The differences that count as none, if there is one baseline."""
-    compared = [cell.comparison for cell in cells if cell.comparison is not None]
-    baselines = {comparison.baseline for comparison in compared}
-    if len(baselines) != 1 or len({id(cell.findings) for cell in cells}) != 1:
+def _draw_margin(axes: Axes, report: Report, cells: pd.DataFrame) -> None:
+    """The differences that count as none, if all settings of a panel have one baseline."""
+    score, *others = (one for one in report.primary if one.task in set(cells["task"]))
+    compared = score.comparisons[score.comparisons["setting"].isin(cells["setting"])]
+    if others or compared["baseline"].nunique() != 1:
         return
-    scores = cells[0].findings.result(baselines.pop()).scores
-    middle, margin = float(np.mean(list(scores.values()))), compared[0].margin
+    middle = float(np.mean(score.of(compared["baseline"].iloc[0])))
+    margin = compared["margin"].iloc[0]
     axes.axhline(middle, color="#999999", linewidth=0.8, linestyle="--", zorder=1)
     if math.isfinite(margin):
         axes.axhspan(middle - margin, middle + margin, color="#999999", alpha=0.15, linewidth=0)
@@ -217,20 +225,22 @@ def positions(values: Sequence[str]) -> list[float]:
 # -- throughput
 
 
-def throughput(findings: Findings) -> Figure | None:
+def throughput(report: Report, task: str) -> Figure | None:
     """Frames a second against lag: a point for each run, a larger one for the medians."""
-    drawn = [result for result in findings.results if len(_points(result))]
-    if not drawn:
+    columns = ["summary.policy/lag_mean", "summary.fps"]
+    runs = report.plan.counted(task).reindex(columns=["setting", *columns]).dropna()
+    if runs.empty:
         return None
-    marker = {"marker": "D", "linestyle": ""}
+    score, marker = report.final(task), {"marker": "D", "linestyle": ""}
+    groups = dict(iter(runs.groupby("setting", sort=False)))
     key = [
         (name, look | marker | {"fillstyle": FILLS[look["linestyle"]]})
-        for name, look in legend_of(findings, drawn)
+        for name, look in legend_of(report, score, list(groups))
     ]
     figure, (axes,) = panels([""], 2.8, "mean lag (versions)", "frames a second", key)
-    styles = looks(findings)
-    for result in drawn:
-        points, look = _points(result), styles[result.label]
+    styles = looks(report, score)
+    for setting, group in groups.items():
+        points, look = group[columns].to_numpy(), styles[setting]
         style: dict[str, Any] = {"color": look["color"], "fillstyle": FILLS[look["linestyle"]]}
         axes.plot(*points.T, "o", alpha=0.5, markersize=5, **style)
         axes.plot(*np.median(points, axis=0), "D", markersize=9, **style)
@@ -238,8 +248,3 @@ def throughput(findings: Findings) -> Figure | None:
     axes.margins(x=0.05)
     axes.yaxis.set_major_formatter(FuncFormatter(short))
     return figure
-
-
-def _points(result: Result) -> np.ndarray:
-    known = [r.summary for r in result.runs if {"policy/lag_mean", "fps"} <= r.summary.keys()]
-    return np.array([[summary["policy/lag_mean"], summary["fps"]] for summary in known])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from harness.files import write_atomic
@@ -12,12 +11,11 @@ from harness.report import tables
 from harness.report.comparisons import Margin
 from harness.report.design import make_design
 from harness.report.document import write
-from harness.report.findings import WANTED, Findings, analyse, primary, respond
 from harness.report.import_runs import import_all
 from harness.report.pages import Document, to_html, to_markdown
 from harness.report.progress import show_progress
-from harness.report.read_runs import Run, find_runs
-from harness.report.runs import MARK
+from harness.report.runs import MARK, read_runs
+from harness.report.scores import WANTED, Report, analyse, respond
 from harness.report.settings import arrange
 from harness.report.text import count
 
@@ -38,33 +36,32 @@ def make(options: argparse.Namespace) -> bool:
         if folder.is_symlink():
             raise ValueError(f"{folder} is a link: name the folder to write to with --out")
     imported = import_all(options.imports, options.maps) if options.imports else []
-    runs = find_runs(places, {*WANTED, options.metric} - {None}, imported)
+    runs, records = read_runs(places, {*WANTED, options.metric} - {None}, imported)
     plan = arrange(runs, by_source=options.compare)
-    design = make_design(plan, options.x, options.hue, options.facet) if options.x else None
-    found = analyse(
+    report = analyse(
         plan,
+        records,
         metric=options.metric,
         score=options.score,
         margin=Margin(options.margin, options.margin_points),
-        design=design,
+        design=make_design(plan, options.x, options.hue, options.facet) if options.x else None,
         baseline=options.baseline,
         target=options.target,
         by_source=options.compare,
         interaction=options.interaction,
     )
-    title = options.title or "Report on " + ", ".join(dict.fromkeys(run.source for run in runs))
-    cells = respond(design, primary(found)) if design else []
-    document = write(plan, found, runs, title, cells)
-    save(out, document, tables.files(found, runs, cells))
+    cells = respond(report)
+    title = options.title or "Report on " + ", ".join(runs["source"].unique())
+    document = write(report, cells, title)
+    save(out, document, tables.files(report, cells))
     show_progress("")
-    done = sum(run.is_done for run in runs)
-    damaged = sum(bool(run.problems) for run in runs)
+    done, running = ((runs["state"] == state).sum() for state in ("done", "running"))
+    damaged = runs["problems"].map(bool).sum()
     print(f"{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
-    running = any(run.state == "running" for run in runs)
     if options.wandb and not (running and options.watch):
-        given = to_upload(out, document, found, runs)
-        upload(given, out, mode=options.wandb, project=options.project)
-    return running
+        contents = to_upload(out, document, report)
+        upload(contents, out, mode=options.wandb, project=options.project)
+    return bool(running)
 
 
 def _folder(place: Path) -> Path:
@@ -84,23 +81,22 @@ def save(out: Path, document: Document, data: dict[str, str]) -> None:
         write_atomic(out / DATA / name, content)
 
 
-def to_upload(
-    out: Path, document: Document, found: Sequence[Findings], runs: Sequence[Run]
-) -> Upload:
+def to_upload(out: Path, document: Document, report: Report) -> Upload:
     """What W&B gets: figures, the table of results, and each setting's score as a number."""
-    columns, *rows = tables.results(found)
-    sweeps = [run.manifest.get("sweep") for run in runs]
+    table = tables.results(report)
+    sweeps = [manifest.get("sweep") for manifest in report.plan.runs["manifest"]]
+    finals = [report.final(task) for task in report.plan.tasks]
     return Upload(
         name=document.title,
         group=next((sweep for sweep in sweeps if isinstance(sweep, str)), None),
         numbers={
-            f"{f'{f.task.name}/' if len(found) > 1 else ''}{result.label}/{f.score}": iqm.value
-            for f in found
-            for result in f.results
-            if (iqm := result.estimates.get("iqm")) is not None
+            f"{f'{final.task}/' if len(finals) > 1 else ''}{setting}/{final.metric}": iqm.value
+            for final in finals
+            for (setting, measure), iqm in final.estimates.items()
+            if measure == "iqm"
         },
         figures={picture.slug: picture.png for picture in document.pictures()},
-        columns=[str(column) for column in columns],
-        rows=rows,
+        columns=list(table.columns),
+        rows=table.to_numpy(object).tolist(),
         page=out / MARK,
     )

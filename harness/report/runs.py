@@ -1,7 +1,8 @@
 """Run directories as two tables: a row for each run, and a row for each of their records.
 
-runs       numbered from 0. The columns are the fields of `Run` without its summary and records, and
-           `summary.<name>` for each number of a summary, NaN for runs that lack it.
+runs       numbered from 0. The columns are the fields of `Run` without its summary and records;
+           `frames`, of its last record; and `summary.<name>` for each number of a summary. Numbers
+           are NaN for runs that lack them.
 records    `run`, the number of the run; `step`, the frames so far; and each metric that was asked
            for, NaN where a record lacks it. Runs come in order, and the steps of a run ascend.
 
@@ -75,10 +76,14 @@ class Tables(NamedTuple):
 def to_tables(runs: Sequence[Run]) -> Tables:
     """One row for each run, and the records of all."""
     rows = pd.DataFrame([[getattr(run, name) for name in COLUMNS] for run in runs], dtype=object)
-    summaries = pd.DataFrame([run.summary for run in runs], rows.index, dtype=float)
+    numbers = [
+        {"frames": run.records["step"].max()}
+        | {f"summary.{name}": value for name, value in run.summary.items()}
+        for run in runs
+    ]
     records = [run.records.assign(run=number) for number, run in enumerate(runs)]
     return Tables(
-        pd.concat([rows.set_axis(COLUMNS, axis=1), summaries.add_prefix("summary.")], axis=1),
+        rows.set_axis(COLUMNS, axis=1).join(pd.DataFrame(numbers, dtype=float)),
         pd.concat(records, ignore_index=True),
     )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
 
 from harness.options.typed import show
-from harness.report.read_runs import Run
 from harness.report.runs import FRAMEWORK
 from harness.report.text import plural
 
@@ -33,7 +35,7 @@ FIRST = ("sync.name", "collector.name", "algo.name", "env.id", "model.name")
 UNUSED_BY_REPLAY = ("collector.costs.", "collector.network.", "collector.failures")
 PART = "algo.objective"  # a part within a group: its name, or its name with options
 REPLAY = "collector.replay"
-TASK = ("algo.name", "env.id")
+TASK = ["algo.name", "env.id"]
 MISSING = "(not set)"
 
 Options = dict[str, str]  # of one run, by dotted names
@@ -41,79 +43,87 @@ Factor = tuple[str, ...]  # names of options that are varied together
 
 
 @dataclass
-class Setting:
-    """Runs of one task that differ in nothing but their seed."""
-
-    label: str
-    values: Options  # of the options that distinguish it
-    options: Options = field(default_factory=dict)  # all of its first run
-    runs: list[Run] = field(default_factory=list)  # all, finished or not
-    done: dict[int, Run] = field(default_factory=dict)  # by seed: the runs behind the statistics
-
-
-@dataclass
-class Task:
-    """An algorithm in an environment: scores are compared within it only."""
-
-    name: str
-    env: str
-    settings: list[Setting]
-
-
-@dataclass
 class Plan:
-    """All runs, by task and setting."""
+    """All runs, by task and setting.
 
-    tasks: list[Task]
+    A task is an algorithm in an environment: scores are compared within it only. A setting is the
+    runs of a task that differ in nothing but their seed.
+
+    runs      as they were read, with `task` and `setting`, which are empty for runs without
+              options, and `counts`: whether the run is behind the statistics
+    settings  the options of each (task, setting), in the order of the report
+    """
+
+    runs: pd.DataFrame
+    settings: pd.DataFrame
+    names: dict[str, list[str]]  # by task: the options that distinguish its settings
     differing: dict[str, list[str]]  # option → its values, if it differs within a task
     implied: set[str]  # those of them that only some parts have, which all of them set alike
     common: Options  # those that are the same everywhere
     notes: list[str]  # what was left out, and why
 
+    @property
+    def tasks(self) -> list[str]:
+        return list(self.names)
 
-def arrange(runs: Sequence[Run], *, by_source: bool = False) -> Plan:
+    def labels(self, task: str) -> list[str]:
+        """The settings of a task."""
+        return list(self.settings.loc[task].index)
+
+    def counted(self, task: str) -> pd.DataFrame:
+        """The runs behind the statistics: one for each setting and seed, in this order."""
+        runs = self.runs[self.runs["counts"] & (self.runs["task"] == task)]
+        places = runs["setting"].map({label: n for n, label in enumerate(self.labels(task))})
+        return runs.loc[sorted(runs.index, key=lambda run: (places[run], runs.at[run, "seed"]))]
+
+
+def arrange(runs: pd.DataFrame, *, by_source: bool = False) -> Plan:
     """Sort runs into tasks and settings. `by_source` keeps the directories named apart."""
-    readable = [run for run in runs if run.options]
-    options = _kinds_as_one([_parts_as_typed(_options(run, by_source)) for run in readable])
-    groups: dict[str, list[tuple[Run, Options]]] = {}
-    for run, row in zip(readable, options, strict=True):
-        groups.setdefault(" on ".join(row.get(key, MISSING) for key in TASK), []).append((run, row))
-    replaced: list[tuple[Run, Run]] = []
-    tasks = [
-        Task(name, group[0][1].get("env.id", ""), _settings(group, replaced))
-        for name, group in sorted(groups.items())
-    ]
-    values = {key: _values(key, options) for key in _keys(options)}
-    within = [[row for _, row in group] for group in groups.values()]
+    readable = runs[runs["options"].map(bool)]
+    rows = [_parts_as_typed(_options(run, by_source)) for run in readable.itertuples()]
+    by_run = pd.Series(_kinds_as_one(rows), readable.index, dtype=object)
+    # NaN for runs that lack an option
+    options = pd.DataFrame(list(by_run), readable.index, _keys(by_run), dtype=object)
+    values = options.where(options.notna(), MISSING)
+    task = pd.Series(map(" on ".join, values_of(values, TASK)), options.index, dtype=object)
+    within = {name: rows[_keys(by_run[rows.index])] for name, rows in options.groupby(task)}
+    names = {name: _distinguishing(group) for name, group in within.items()}
+    labels = [_label(values.loc[run, names[name]]) for run, name in task.items()]
+    runs = runs.assign(task=task, setting=pd.Series(labels, options.index, dtype=object))
+    runs = runs.fillna({"task": "", "setting": ""})
+    counts, notes = _count(runs)
+    texts = {key: values[key].unique() for key in values}
     differing = {
-        key: sorted(values[key], key=by_size) for key in values if _differs(key, options, within)
+        key: sorted(texts[key], key=by_size)
+        for key in texts
+        if _differs(key, options, list(within.values()))
     }
-    common = {key: next(iter(several)) for key, several in values.items() if len(several) == 1}
-    implied = {key for key in differing if _is_of_some_parts(key, options)}
-    notes = list(_notes(replaced, len(runs), len(runs) - len(readable)))
-    return Plan(tasks, differing, implied, common, notes)
+    if lost := len(runs) - len(readable):
+        notes.append(f"Without a readable config, so in no setting: {lost} of {len(runs)} runs")
+    return Plan(
+        runs.assign(counts=counts),
+        _settings(runs, values, names),
+        names,
+        differing,
+        implied={key for key in differing if _is_of_some_parts(key, options)},
+        common={key: several[0] for key, several in texts.items() if len(several) == 1},
+        notes=notes,
+    )
 
 
-def _differs(key: str, options: Sequence[Options], tasks: Sequence[Sequence[Options]]) -> bool:
+def _differs(key: str, options: pd.DataFrame, tasks: Sequence[pd.DataFrame]) -> bool:
     """Whether runs of one task differ in this option, or tasks by it."""
     if key != "seed" and _follows_seed(key, options):
         return False
-    if key in TASK:
-        return len(_values(key, options)) > 1
-    return any(len(_values(key, task)) > 1 for task in tasks)
+    groups = [options] if key in TASK else [rows for rows in tasks if key in rows]
+    return any(_varies(key, rows) for rows in groups)
 
 
-def _notes(replaced: Sequence[tuple[Run, Run]], num_runs: int, num_lost: int) -> Iterator[str]:
-    """What was left out, and why."""
-    if replaced:
-        older, newer = (", ".join(run.name for run in side) for side in zip(*replaced, strict=True))
-        are = plural(len(replaced), "is", "are")
-        yield f"{older} {are} left out: {newer} ran the same config and seed, and later"
-    if num_lost:
-        yield f"Without a readable config, so in no setting: {num_lost} of {num_runs} runs"
+def _varies(key: str, options: pd.DataFrame) -> bool:
+    return bool(options[key].nunique(dropna=False) > 1)
 
 
-def _options(run: Run, by_source: bool) -> Options:
+def _options(run: Any, by_source: bool) -> Options:
     options = {SOURCE: run.source} if by_source else {}
     options |= {key: show(value) for key, value in run.options.items() if key != SOURCE}
     if options.get(REPLAY, "null") != "null":
@@ -152,8 +162,10 @@ def _kinds_as_one(options: Sequence[Options]) -> list[Options]:
     Each kind has options of its own, which others lack: as separate options they would be factors
     that are `(not set)` for most runs.
     """
-    parents = [key.removesuffix(".kind") for key in _keys(options) if key.endswith(".kind")]
-    mixed = [name for name in parents if len(_values(f"{name}.kind", options)) > 1]
+    kinds = dict.fromkeys(key for row in options for key in row if key.endswith(".kind"))
+    mixed = [
+        key.removesuffix(".kind") for key in kinds if len({row.get(key) for row in options}) > 1
+    ]
     return [_joined(row, mixed) for row in options]
 
 
@@ -169,49 +181,21 @@ def _joined(row: Options, parents: Sequence[str]) -> Options:
     return joined
 
 
-def _values(key: str, options: Sequence[Options]) -> set[str]:
-    return {row.get(key, MISSING) for row in options}
-
-
-def _keys(options: Sequence[Options]) -> list[str]:
+def _keys(rows: Iterable[Options]) -> list[str]:
     """Every option of any run: sweeps first, then names of parts, then as stored."""
 
     def rank(key: str) -> tuple[bool, bool, int]:
         return key != SOURCE, "." not in key, FIRST.index(key) if key in FIRST else len(FIRST)
 
-    return sorted(dict.fromkeys(key for row in options for key in row), key=rank)
+    return sorted(dict.fromkeys(key for row in rows for key in row), key=rank)
 
 
-def _settings(
-    runs: Sequence[tuple[Run, Options]], replaced: list[tuple[Run, Run]]
-) -> list[Setting]:
-    every = [row for _, row in runs]
-    keys = _telling(every)
-    settings: dict[tuple[str, ...], Setting] = {}
-    for run, row in sorted(runs, key=lambda pair: (pair[0].name, pair[0].seed or 0)):
-        values = {key: row.get(key, MISSING) for key in keys}
-        setting = settings.setdefault(tuple(values.values()), Setting(_label(values), values, row))
-        setting.runs.append(run)
-    for setting in settings.values():
-        _pick_done(setting, replaced)
-    sources = list(dict.fromkeys(row.get(SOURCE, "") for row in every))
-
-    def place(setting: Setting) -> list[tuple[int, float, str]]:
-        """Sweeps as they were named, everything else by its value."""
-        return [
-            (sources.index(value), 0.0, "") if key == SOURCE else by_size(value)
-            for key, value in setting.values.items()
-        ]
-
-    return sorted(settings.values(), key=place)
-
-
-def _telling(options: Sequence[Options]) -> list[str]:
+def _distinguishing(options: pd.DataFrame) -> list[str]:
     """The options that make up a setting's name: all in which the runs of a task differ."""
     return [
         key
-        for key in _keys(options)
-        if len(_values(key, options)) > 1
+        for key in options
+        if _varies(key, options)
         and not _is_incidental(key)
         and not _follows_seed(key, options)
         and not _is_of_some_parts(key, options)
@@ -224,32 +208,40 @@ def _is_incidental(key: str) -> bool:
     return key in (*INCIDENTAL, *SEEDS) or key.startswith(INCIDENTAL_GROUPS)
 
 
-def _follows_seed(key: str, options: Sequence[Options]) -> bool:
+def _follows_seed(key: str, options: pd.DataFrame) -> bool:
     """Whether every run has its seed as the value, as with `env.kwargs.level_seed=${seed}`."""
-    return key.endswith("seed") and all(row.get(key) == row.get("seed") for row in options)
+    if not key.endswith("seed") or "seed" not in options:
+        return False
+    return bool((options[key] == options["seed"]).all())
 
 
-def _is_of_some_parts(key: str, options: Sequence[Options]) -> bool:
+def _is_of_some_parts(key: str, options: pd.DataFrame) -> bool:
     """Whether only some of a group's parts have this option, which all of them set alike.
 
     The part's own name says so already: where `sync=hogwild` has no `sync.zero_copy`, no setting
     needs to be called `zero_copy=(not set)`.
     """
-    if len({row[key] for row in options if key in row}) > 1:
+    if options[key].nunique() > 1:
         return False
     return any(_tells(part, key, options) for part in (f"{key.split('.')[0]}.name", FRAMEWORK))
 
 
-def _tells(part: str, key: str, options: Sequence[Options]) -> bool:
+def _tells(part: str, key: str, options: pd.DataFrame) -> bool:
     """Whether no part has the option in one run and lacks it in another."""
-    having = {row.get(part) for row in options if key in row}
-    lacking = {row.get(part) for row in options if key not in row}
-    return not having & lacking
+    has = options[key].notna()
+    parts = options[part] if part in options else pd.Series("", options.index)
+    return not set(parts[has]) & set(parts[~has])
 
 
-def _label(values: Options) -> str:
+def values_of(options: pd.DataFrame, keys: Sequence[str]) -> list[tuple[str, ...]]:
+    """The values of these options in each row."""
+    rows = options.reindex(columns=list(keys), fill_value=MISSING)
+    return [tuple(row) for row in rows.to_numpy()]
+
+
+def _label(values: pd.Series) -> str:
     """A setting's name: parts by their names alone, other options as `option=value`."""
-    last = {key: key.rsplit(".", 1)[-1] for key in values}
+    last = {key: key.rsplit(".", 1)[-1] for key in values.index}
     count = Counter(last.values())
     words = [
         value
@@ -260,15 +252,49 @@ def _label(values: Options) -> str:
     return " · ".join(words) or "all runs"
 
 
-def _pick_done(setting: Setting, replaced: list[tuple[Run, Run]]) -> None:
-    """Of several finished runs of one seed the newest counts: a seed is one replication."""
-    for run in sorted(setting.runs, key=lambda run: str(run.manifest.get("started") or "")):
-        if not run.is_done or run.seed is None:
-            continue
-        if older := setting.done.get(run.seed):
-            replaced.append((older, run))
-        setting.done[run.seed] = run
-    setting.done = dict(sorted(setting.done.items()))
+def _count(runs: pd.DataFrame) -> tuple[pd.Series, list[str]]:
+    """Which runs count: of several finished runs of one seed the newest, as it is one replication.
+
+    Which others are left out comes in words.
+    """
+    done = runs[(runs["state"] == "done") & runs["seed"].notna() & (runs["task"] != "")]
+    started = [str(manifest.get("started") or "") for manifest in done["manifest"]]
+    done = done.assign(started=started).sort_values(["task", "setting", "started", "name"])
+    newer = done.groupby(["task", "setting", "seed"])["name"].shift(-1).dropna().sort_index()
+    counts = pd.Series(runs.index.isin(done.index.difference(newer.index)), runs.index)
+    if newer.empty:
+        return counts, []
+    older = runs.loc[newer.index, "name"]
+    are = plural(len(older), "is", "are")
+    return counts, [
+        f"{', '.join(older)} {are} left out: {', '.join(newer)} ran the same config and seed, and "
+        "later"
+    ]
+
+
+def _settings(
+    runs: pd.DataFrame, values: pd.DataFrame, names: dict[str, list[str]]
+) -> pd.DataFrame:
+    """The options of the first run of each setting. Settings are sorted by their values."""
+    sources = list(dict.fromkeys(runs["source"]))
+
+    def place(run: int) -> list[tuple[int, float, str]]:
+        """Sweeps as they were named, everything else by its value."""
+        return [
+            (sources.index(value), 0.0, "") if key == SOURCE else by_size(value)
+            for key, value in values.loc[run, names[runs.at[run, "task"]]].items()
+        ]
+
+    ordered = runs.loc[sorted(values.index, key=lambda run: _first(runs.loc[run]))]
+    firsts = ordered.drop_duplicates(["task", "setting"]).index
+    tasks = list(names)
+    rows = sorted(firsts, key=lambda run: (tasks.index(runs.at[run, "task"]), place(run)))
+    keys = runs.loc[rows, ["task", "setting"]]
+    return values.loc[rows].set_index(pd.MultiIndex.from_frame(keys))
+
+
+def _first(run: pd.Series) -> tuple[str, int]:
+    return run["name"], run["seed"] or 0
 
 
 def by_size(value: str) -> tuple[int, float, str]:

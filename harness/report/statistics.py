@@ -1,6 +1,5 @@
-"""Point estimates of scores with bootstrap intervals; the unit of replication is the seed.
+"""Estimates of scores, their intervals, and tests; the unit of replication is the seed.
 
-Scores come as *strata*: a list with one array of scores for each task, one score for each seed.
 Everything random starts from a fixed seed.
 """
 
@@ -8,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -17,19 +16,18 @@ from scipy import stats
 LEVEL = 0.95  # of every interval
 NUM_RESAMPLES = 10_000
 FEW_SEEDS = 10  # below this, percentile intervals are known to be too narrow
+ROUNDING = 1e-12  # differences that agree to this share of the scores' size have no spread
 
-Strata = Sequence[np.ndarray]
 Measure = Callable[[np.ndarray], np.ndarray]  # of the scores along the last axis
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A value and its interval, which is NaN for one seed or none."""
 
     value: float
     low: float
     high: float
-    num_seeds: int  # of the task with the fewest
+    seeds: int
 
     @property
     def has_interval(self) -> bool:
@@ -42,7 +40,7 @@ def mean(scores: np.ndarray) -> np.ndarray:
 
 
 def median(scores: np.ndarray) -> np.ndarray:
-    """The median of all scores; several tasks count as one pool."""
+    """The median of all scores."""
     return np.median(scores, axis=-1)
 
 
@@ -51,9 +49,7 @@ def iqm(scores: np.ndarray) -> np.ndarray:
 
     The quarter is rounded down to whole scores: one of five at each end, none of three.
     """
-    scores = np.asarray(scores)
-    cut = scores.shape[-1] // 4
-    return np.mean(np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut], axis=-1)
+    return stats.trim_mean(scores, 0.25, axis=-1)
 
 
 def optimality_gap(target: float) -> Measure:
@@ -66,54 +62,35 @@ def optimality_gap(target: float) -> Measure:
 MEASURES: dict[str, Measure] = {"mean": mean, "median": median, "iqm": iqm}
 
 
+# -- intervals
+
+
 def estimate(
-    strata: Strata,
-    measure: Measure = iqm,
-    *,
-    num_resamples: int = NUM_RESAMPLES,
-    rng_seed: int = 0,
+    scores: np.ndarray, measure: Measure = iqm, *, resamples: int = NUM_RESAMPLES, rng_seed: int = 0
 ) -> Estimate:
-    """`measure` of all scores with its percentile interval; seeds are resampled within tasks."""
-    strata = checked(strata)
-    fewest = min(len(scores) for scores in strata)
-    value = float(measure(np.concatenate(strata)))
-    if fewest < 2:
-        return Estimate(value, math.nan, math.nan, fewest)
-    resampled = resample(strata, measure, num_resamples=num_resamples, rng_seed=rng_seed)
-    low, high = interval(resampled)
-    return Estimate(value, float(low), float(high), fewest)
+    """`measure` of the scores with its percentile interval."""
+    value, seeds = float(measure(scores)), len(scores)
+    if seeds < 2:
+        return Estimate(value, math.nan, math.nan, seeds)
+    low, high = interval(measure(resample(scores, resamples, rng_seed)))
+    return Estimate(value, float(low), float(high), seeds)
 
 
-def student(scores: Sequence[float]) -> Estimate:
-    """The mean with Student's interval, which is what the tests of differences assume."""
-    values = checked([np.asarray(scores)])[0]
-    value, num_seeds = float(values.mean()), len(values)
-    if num_seeds < 2:
-        return Estimate(value, math.nan, math.nan, num_seeds)
-    half = float(stats.sem(values) * stats.t.ppf((1 + LEVEL) / 2, num_seeds - 1))
-    return Estimate(value, value - half, value + half, num_seeds)
-
-
-def resample(
-    strata: Strata, measure: Measure, *, num_resamples: int = NUM_RESAMPLES, rng_seed: int = 0
-) -> np.ndarray:
-    """`measure` of each of `num_resamples` stratified resamples."""
+def resample(scores: np.ndarray, resamples: int = NUM_RESAMPLES, rng_seed: int = 0) -> np.ndarray:
+    """Scores drawn with replacement: a row for each resample."""
     rng = np.random.default_rng(rng_seed)
-    drawn = [
-        scores[rng.integers(len(scores), size=(num_resamples, len(scores)))] for scores in strata
-    ]
-    return measure(np.concatenate(drawn, axis=1))
+    return np.asarray(scores)[rng.integers(len(scores), size=(resamples, len(scores)))]
 
 
 @lru_cache(maxsize=4)
-def draw_counts(sizes: tuple[int, ...], num_resamples: int) -> list[np.ndarray]:
+def draw_counts(sizes: tuple[int, ...], resamples: int) -> list[np.ndarray]:
     """How often each seed is drawn in each resample: [resamples, seeds] for groups of such sizes.
 
     The same for the same sizes: a report draws once for all of its settings.
     """
     rng = np.random.default_rng(0)
     return [
-        rng.multinomial(size, np.full(size, 1 / size), size=num_resamples).astype(np.float64)
+        rng.multinomial(size, np.full(size, 1 / size), size=resamples).astype(np.float64)
         for size in sizes
     ]
 
@@ -123,6 +100,15 @@ def interval(resampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail], axis=0)
     return low, high
+
+
+def student(scores: Sequence[float] | np.ndarray) -> Estimate:
+    """The mean with Student's interval, which is what the tests of differences assume."""
+    value, seeds = float(np.mean(scores)), len(scores)
+    if seeds < 2:
+        return Estimate(value, math.nan, math.nan, seeds)
+    half = float(stats.sem(scores) * stats.t.ppf((1 + LEVEL) / 2, seeds - 1))
+    return Estimate(value, value - half, value + half, seeds)
 
 
 def caution(num_seeds: int) -> str:
@@ -136,18 +122,73 @@ def caution(num_seeds: int) -> str:
     return ""
 
 
-def checked(strata: Strata) -> list[np.ndarray]:
-    """The scores as arrays of finite floats, or a `ValueError`."""
-    if isinstance(strata, np.ndarray) and strata.ndim == 1:
-        raise ValueError(
-            f"strata is an array of {len(strata)} scores, expected a list of arrays, one for "
-            "each task; a single task is [scores]"
-        )
-    arrays = [np.asarray(scores, dtype=np.float64) for scores in strata]
-    if not arrays or any(scores.ndim != 1 or not len(scores) for scores in arrays):
-        shapes = [scores.shape for scores in arrays]
-        raise ValueError(f"strata has shapes {shapes}, expected one row of scores for each task")
-    for task, scores in enumerate(arrays):
-        if not np.isfinite(scores).all():
-            raise ValueError(f"task {task} has scores {scores.tolist()}, expected finite numbers")
-    return arrays
+# -- tests
+
+
+def paired_test(left: np.ndarray, right: np.ndarray) -> tuple[Estimate, float]:
+    """Mean difference with Student's interval, and the p of Student's paired test.
+
+    A bootstrap of a few pairs would give intervals that are too narrow to decide by.
+    """
+    differences = left - right
+    pairs = len(differences)
+    value = float(differences.mean()) if pairs else math.nan
+    if pairs < 2:
+        return Estimate(value, math.nan, math.nan, pairs), math.nan
+    rounding = ROUNDING * float(np.abs([left, right]).max())
+    if differences.std(ddof=1) <= rounding:
+        value = value if abs(value) > rounding else 0.0
+        return Estimate(value, value, value, pairs), math.nan if value else 1.0
+    test = stats.ttest_rel(left, right)
+    inside = test.confidence_interval(LEVEL)
+    return Estimate(value, float(inside.low), float(inside.high), pairs), float(test.pvalue)
+
+
+def equivalence_test(left: np.ndarray, right: np.ndarray, margin: float) -> float:
+    """The p of two one-sided paired t-tests that the mean difference lies within the margin."""
+    differences = left - right
+    if len(differences) < 2 or not margin > 0:
+        return math.nan
+    rounding = ROUNDING * float(np.abs([left, right]).max())
+    if differences.std(ddof=1) <= rounding:
+        return 0.0 if abs(float(differences.mean())) <= rounding else math.nan
+    above = stats.ttest_1samp(differences, -margin, alternative="greater")
+    below = stats.ttest_1samp(differences, margin, alternative="less")
+    return float(max(above.pvalue, below.pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction: the smallest of m is multiplied by m, the next by m - 1, and so on.
+
+    A NaN is no test: it stays NaN and does not count.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    adjusted = np.full(len(p), np.nan)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    return [float(value) for value in adjusted]
+
+
+def probability_of_improvement(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Estimate:
+    """The probability that a run of `left` scores more than one of `right`, a tie counting half.
+
+    Both have one array of scores for each task. Of several tasks it is the mean; seeds are
+    resampled within tasks.
+    """
+    wins = [
+        (a[:, None] > b) + 0.5 * (a[:, None] == b)  # [runs of left, runs of right]
+        for a, b in zip(left, right, strict=True)
+    ]
+    value = float(np.mean([won.mean() for won in wins]))
+    fewest = min(len(scores) for scores in [*left, *right])
+    if fewest < 2:
+        return Estimate(value, math.nan, math.nan, fewest)
+    drawn = draw_counts(tuple(n for won in wins for n in won.shape), NUM_RESAMPLES)
+    shares = [
+        ((rows @ won) * columns).sum(axis=1) / won.size
+        for won, rows, columns in zip(wins, drawn[::2], drawn[1::2], strict=True)
+    ]
+    low, high = interval(np.mean(shares, axis=0))
+    return Estimate(value, float(low), float(high), fewest)

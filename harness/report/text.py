@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 
 from harness.logging.numbers import readable
-from harness.report.statistics import Estimate
 
 NONE = "–"
 MOST_NAMES = 12  # of a list
@@ -24,13 +23,11 @@ def signed(value: float) -> str:
     return number(value) if value < 0 else f"+{number(value)}"
 
 
-def with_interval(estimate: Estimate | None) -> str:
+def with_interval(value: float, low: float = math.nan, high: float = math.nan) -> str:
     """A value and, where there is one, its interval."""
-    if estimate is None or not math.isfinite(estimate.value):
-        return NONE
-    if not estimate.has_interval:
-        return number(estimate.value)
-    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"
+    if math.isfinite(value) and math.isfinite(low) and math.isfinite(high):
+        return f"{number(value)} [{number(low)}, {number(high)}]"
+    return number(value)
 
 
 def plural(number: int, one: str, several: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
 
 from harness.logging.numbers import Unused
 from harness.report import drawing, figures
@@ -15,96 +18,93 @@ from harness.report.comparisons import (
     UNDECIDED,
     VERDICTS,
     WITHIN,
-    Comparison,
     Margin,
+    is_told_apart,
+    pairs_needed,
 )
-from harness.report.findings import TRAINED, Cell, Findings, primary
+from harness.report.design import Design
 from harness.report.pages import Block, Table
-from harness.report.statistics import caution, student
-from harness.report.text import count, joined, number, plural, with_interval
+from harness.report.scores import TRAINED, Report, Score, summaries
+from harness.report.statistics import LEVEL, caution, student
+from harness.report.text import NONE, count, joined, number, plural, with_interval
 
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), strict=True))
 
 
-def open_with(
-    every: Sequence[Findings], cells: Sequence[Cell] = (), notes: Sequence[str] = ()
-) -> Iterator[Block | None]:
-    """The blocks of the first section, about the primary score of each task.
-
-    notes: which runs are in no setting, or are replaced by later ones.
-    """
-    found = primary(every)
-    yield sentence(found)
-    if left_out := [*_unscored(found), *notes]:
+def open_with(report: Report, cells: pd.DataFrame) -> Iterator[Block | None]:
+    """The blocks of the first section, about the primary score of each task."""
+    scores, design = report.primary, report.design
+    yield sentence(report)
+    if left_out := [*_unscored(scores), *report.plan.notes]:
         yield left_out
-    if not _have_scores(found):
+    if not any(score.scored for score in scores):
         return
-    if not cells:
+    if design is None:
         yield drawing.draw(
-            figures.scores,
-            found,
+            lambda: figures.scores(report),
             "scores",
-            f"{_scores(found)}: a dot for each seed; below them the mean and its 95 % interval.",
+            f"{_metrics(scores)}: a dot for each seed; below them the mean and its 95 % interval.",
         )
     else:
-        has_band = any(findings.baseline for findings in found)
+        has_band = any(score.baseline for score in scores)
         band = " The grey band is the margin about the baseline." if has_band else ""
         yield drawing.draw(
-            figures.response,
-            cells,
+            lambda: figures.response(report, cells),
             "response",
-            f"{_scores(found)}: means over seeds with Student's 95 % intervals.{band}",
+            f"{_metrics(scores)}: means over seeds with Student's 95 % intervals.{band}",
         )
-        yield from _tables(cells)
-    yield from _definition(found)
-    yield from _interactions(found)
-    said = [said for findings in found for said in _findings(findings, len(found) > 1)]
-    yield [*said, *_opposite(every), *_seeds_needed(found), *_unused(found)]
-    yield from _cautions(found)
+        yield from _tables(design, cells)
+    yield from _definition(scores)
+    yield from _interactions(scores)
+    yield [*_verdicts(report), *_opposite(report), *_seeds_needed(report), *_unused(report)]
+    yield from _cautions(scores)
 
 
-def sentence(found: Sequence[Findings]) -> str:
+def sentence(report: Report) -> str:
     """What the comparisons of all tasks show."""
-    compared = [(f, c) for f in found for c in f.comparisons]
-    if not _have_scores(found):
-        return _without_scores(found)
+    scores = report.primary
+    compared = [score for score in scores if len(score.comparisons)]
+    if not any(score.scored for score in scores):
+        return _without_scores(report)
     if not compared:
-        return _without_comparisons(found)
-    if len(compared) == 1:
-        return f"By {_scores(found)}: {compared[0][1].sentence()}"
-    against = joined(dict.fromkeys(f.against for f in found if f.comparisons))
-    counts = _counts([c for _, c in compared], found[0].margin)
+        return _without_comparisons(scores)
+    comparisons = pd.concat([score.comparisons for score in compared])
+    if len(comparisons) == 1:
+        return f"By {_metrics(scores)}: {comparisons['finding'].iloc[0]}"
+    against = joined(dict.fromkeys(score.against for score in compared))
     text = (
-        f"By {_scores(found)}, of {count(len(compared), 'setting')} compared with {against}, "
-        f"{joined(counts)}"
+        f"By {_metrics(scores)}, of {count(len(comparisons), 'setting')} compared with {against}, "
+        f"{joined(_counts(comparisons, report.margin))}"
     )
-    if not any(c.is_told_apart() for _, c in compared):
+    if not any(map(is_told_apart, comparisons.itertuples())):
         return f"{text}."
-    return f"{text}; the largest difference is {_largest_difference(compared, len(found) > 1)}."
+    return f"{text}; the largest difference is {_largest_difference(report)}."
 
 
-def _without_scores(found: Sequence[Findings]) -> str:
-    if any(run.is_done for f in found for s in f.task.settings for run in s.runs):
-        return f"No finished run has a score ({_scores(found)}): there is nothing to compare."
+def _without_scores(report: Report) -> str:
+    runs = report.plan.runs
+    if ((runs["state"] == "done") & (runs["task"] != "")).any():
+        metrics = _metrics(report.primary)
+        return f"No finished run has a score ({metrics}): there is nothing to compare."
     return "No run has finished, so there is nothing to compare. See Failures and damage, below."
 
 
-def _without_comparisons(found: Sequence[Findings]) -> str:
+def _without_comparisons(scores: Sequence[Score]) -> str:
     """The score of each task, if it has one setting."""
-    scored = [(f, r) for f in found for r in f.results if r.scores]
-    if not scored or len(scored) > len({f.task.name for f, _ in scored}):
+    if any(len(score.scored) > 1 for score in scores):
         return "There is nothing to compare: no setting shares a finished seed with another."
-    means = [
-        f"{with_interval(student(list(r.scores.values())))} on {f.task.name} "
-        f"({count(len(r.scores), 'seed')})"
-        for f, r in scored
-    ]
-    return f"The {_scores(found)} is {joined(means)}; there is nothing to compare it with."
+    means = []
+    for score in scores:
+        for setting in score.scored:
+            mean = student(score.of(setting))
+            value = with_interval(mean.value, mean.low, mean.high)
+            means.append(f"{value} on {score.task} ({count(mean.seeds, 'seed')})")
+    return f"The {_metrics(scores)} is {joined(means)}; there is nothing to compare it with."
 
 
-def _counts(comparisons: Sequence[Comparison], margin: Margin) -> Iterator[str]:
+def _counts(comparisons: pd.DataFrame, margin: Margin) -> Iterator[str]:
     """How many settings have which verdict."""
-    verdicts = Counter(comparison.verdict() for comparison in comparisons)
+    verdicts = Counter(comparisons["verdict"])
     equal, same, undecided = (verdicts[v] for v in (EQUIVALENT, IDENTICAL, UNDECIDED))
     if differ := verdicts.total() - equal - same - undecided:
         small = sum(n for verdict, n in verdicts.items() if verdict.endswith(WITHIN))
@@ -118,21 +118,39 @@ def _counts(comparisons: Sequence[Comparison], margin: Margin) -> Iterator[str]:
         yield f"{undecided} cannot be told from it"
 
 
-def _largest_difference(
-    compared: Sequence[tuple[Findings, Comparison]], has_several_tasks: bool
-) -> str:
+def _largest_difference(report: Report) -> str:
     """Of those that are told apart, as shares of the baseline's mean."""
-    sure = [(f, c) for f, c in compared if c.is_told_apart()]
-    findings, largest = max(sure, key=lambda pair: abs(_relative(*pair)))
-    share = _relative(findings, largest)
+    sure = [
+        (score, comparison, _relative(score, comparison))
+        for score in report.primary
+        for comparison in score.comparisons.itertuples()
+        if is_told_apart(comparison)
+    ]
+    score, largest, share = max(sure, key=lambda each: abs(each[2]))
     size = f" ({100 * share:+.0f} %)" if math.isfinite(share) else ""
-    where = f" on {findings.task.name}" if has_several_tasks else ""
-    return f"{number(largest.difference.value)}{size}: {_name(findings, largest.name)}{where}"
+    where = f" on {score.task}" if len(report.primary) > 1 else ""
+    name = _name(report.design, score, largest.setting)
+    return f"{number(largest.difference)}{size}: {name}{where}"
 
 
-def _definition(found: Sequence[Findings]) -> Iterator[Block]:
+def _relative(score: Score, comparison: Any) -> float:
+    """The difference as a share of the baseline's mean."""
+    scores = score.of(comparison.baseline)
+    mean = abs(float(scores.mean())) if len(scores) else 0.0
+    return comparison.difference / mean if mean else math.nan
+
+
+def _name(design: Design | None, score: Score, setting: str) -> str:
+    """What the figure calls a setting."""
+    if design is None:
+        return setting
+    place = design.places.loc[(score.task, setting)]
+    return " · ".join(filter(None, (place.line, f"{' + '.join(design.x)}={place.x}")))
+
+
+def _definition(scores: Sequence[Score]) -> Iterator[Block]:
     """What the score is, where its name does not say it."""
-    if any(findings.score.startswith(f"mean {TRAINED}") for findings in found):
+    if any(score.metric.startswith(f"mean {TRAINED}") for score in scores):
         yield (
             f"Mean {TRAINED} is the mean return over the frames of a run, from its first to its "
             "last. A frame counts with the mean return of the episodes that ended in its record "
@@ -141,165 +159,146 @@ def _definition(found: Sequence[Findings]) -> Iterator[Block]:
         )
 
 
-def _unscored(found: Sequence[Findings]) -> Iterator[str]:
+def _unscored(scores: Sequence[Score]) -> Iterator[str]:
     """The finished runs that are in no number of the verdict, and why."""
-    for findings in found:
-        if runs := findings.unscored():
-            are, names = plural(len(runs), "is", "are"), joined(run.name for run in runs)
-            yield f"Left out: {names} {are} finished, but {findings.lacking}"
+    for score in scores:
+        if score.unscored:
+            are = plural(len(score.unscored), "is", "are")
+            yield f"Left out: {joined(score.unscored)} {are} finished, but {score.lacking}"
 
 
-def _opposite(every: Sequence[Findings]) -> Iterator[str]:
+def _opposite(report: Report) -> Iterator[str]:
     """Differences of training whose order is the other one at the end, if one of them is shown."""
-    for final in every:
-        if final.throughout is None or not final.throughout.is_primary:
+    for training in report.primary:
+        final = report.final(training.task)
+        if final is training:
             continue
-        at_end = {(c.name, c.baseline): c for c in final.comparisons}
-        for comparison in final.throughout.comparisons:
-            end = at_end.get((comparison.name, comparison.baseline))
-            if end is None or not (comparison.is_told_apart() or end.is_told_apart()):
+        pairs = final.comparisons.merge(training.comparisons, on=["setting", "baseline"])
+        for row in pairs.itertuples():
+            end_is_sure = row.p_corrected_x < 1 - LEVEL
+            if not (end_is_sure or row.p_corrected_y < 1 - LEVEL):
                 continue
-            if end.difference.value * comparison.difference.value < 0:
-                sure = "" if end.is_told_apart() else ", which could be chance"
-                word = "higher" if end.difference.value > 0 else "lower"
+            if row.difference_x * row.difference_y < 0:
+                sure = "" if end_is_sure else ", which could be chance"
+                word = "higher" if row.difference_x > 0 else "lower"
                 yield (
-                    f"At the end of the runs the order is the opposite: by {final.score}, "
-                    f"{end.name} is {number(abs(end.difference.value))} {word} than "
-                    f"{end.baseline} (corrected p = {number(end.p_adjusted, 2)}){sure}."
+                    f"At the end of the runs the order is the opposite: by {final.metric}, "
+                    f"{row.setting} is {number(abs(row.difference_x))} {word} than "
+                    f"{row.baseline} (corrected p = {number(row.p_corrected_x, 2)}){sure}."
                 )
 
 
-def _seeds_needed(found: Sequence[Findings]) -> Iterator[str]:
+def _seeds_needed(report: Report) -> Iterator[str]:
     """How many seeds would decide what these could not."""
-    for findings in found:
-        undecided = [c for c in findings.comparisons if c.verdict() == UNDECIDED]
-        tests = len(findings.comparisons)
-        needed = sorted(n for c in undecided if (n := c.pairs_needed(tests)) is not None)
-        if needed:
-            task = f" on {findings.task.name}" if len(found) > 1 else ""
+    for score in report.primary:
+        tests = len(score.comparisons)
+        undecided = score.comparisons[score.comparisons["verdict"] == UNDECIDED]
+        counts = [pairs_needed(comparison, tests) for comparison in undecided.itertuples()]
+        if needed := sorted(n for n in counts if n is not None):
+            task = f" on {score.task}" if len(report.primary) > 1 else ""
             least, most = needed[0], needed[-1]
             seeds = f"{least}" if least == most else f"{least} to {most}"
             yield (
-                f"To tell a difference of {findings.margin}{task} from chance, you need about "
+                f"To tell a difference of {report.margin}{task} from chance, you need about "
                 f"{seeds} seeds, judged by the variance of these pairs (power {POWER:.0%})."
             )
 
 
-def _unused(found: Sequence[Findings]) -> Iterator[str]:
+def _unused(report: Report) -> Iterator[str]:
     """Which frames were not learned from, and how many updates there were."""
-    for findings in found:
+    for task in report.plan.tasks:
+        runs = report.plan.counted(task)
+        numbers = summaries(runs)
+        if "updates" not in numbers:
+            continue
+        numbers = numbers[numbers["updates"].notna()].fillna(0.0)
         little = 0
-        for result in findings.results:
-            runs = [run.summary for run in result.runs if "updates" in run.summary]
-            if not runs:
-                continue
-            worst = max(map(Unused.of, runs), key=lambda unused: unused.share)
+        for setting, inside in numbers.groupby(runs["setting"], sort=False):
+            unused = [Unused.of(summary) for summary in inside.to_dict("records")]
+            worst = max(unused, key=lambda one: one.share)
             little += bool(worst.count) and not worst.is_much
             if worst.is_much:
-                updates = joined(dict.fromkeys(number(summary["updates"]) for summary in runs))
+                updates = joined(dict.fromkeys(map(number, inside["updates"])))
                 yield (
-                    f"Warning: {result.label} did not learn from {worst} of the frames of a run; "
+                    f"Warning: {setting} did not learn from {worst} of the frames of a run; "
                     f"its runs made {updates} updates."
                 )
         if little:
             yield (
-                f"{findings.task.name}: fewer than a tenth of the frames were not learned from "
+                f"{task}: fewer than a tenth of the frames were not learned from "
                 f"in {count(little, 'setting')}: see Synchronisation, below."
             )
 
 
-def _interactions(found: Sequence[Findings]) -> Iterator[Block]:
-    for findings in found:
-        if not (several := findings.interactions):
+def _interactions(scores: Sequence[Score]) -> Iterator[Block]:
+    for score in scores:
+        if score.interactions.empty:
             continue
         yield (
-            f"Interactions, by {findings.score}: the effect of one option at one value of the "
+            f"Interactions, by {score.metric}: the effect of one option at one value of the "
             "other against its effect at the first. Seeds are paired, the test is Student's, and "
-            f"Holm's method corrects p for {count(len(several), 'test')}."
+            f"Holm's method corrects p for {count(len(score.interactions), 'test')}."
         )
-        yield [interaction.sentence() for interaction in several]
+        yield list(score.interactions["finding"])
 
 
-def _have_scores(found: Sequence[Findings]) -> bool:
-    return any(result.scores for findings in found for result in findings.results)
+def _metrics(scores: Sequence[Score]) -> str:
+    return joined(dict.fromkeys(score.metric for score in scores))
 
 
-def _name(findings: Findings, label: str) -> str:
-    """What the figure calls a setting."""
-    if (design := findings.design) is None:
-        return label
-    place = design.place(findings.result(label).setting)
-    return " · ".join(filter(None, (place.line, f"{' + '.join(design.x)}={place.x}")))
-
-
-def _relative(findings: Findings, comparison: Comparison) -> float:
-    """The difference as a share of the baseline's mean."""
-    scores = findings.result(comparison.baseline).scores.values()
-    mean = abs(sum(scores)) / len(scores) if scores else 0.0
-    return comparison.difference.value / mean if mean else math.nan
-
-
-def _scores(found: Sequence[Findings]) -> str:
-    return joined(dict.fromkeys(findings.score for findings in found))
-
-
-def _findings(findings: Findings, several: bool) -> Iterator[str]:
+def _verdicts(report: Report) -> Iterator[str]:
     """One item for each line of the figure, or for each verdict."""
-    task, design = f"{findings.task.name}, " if several else "", findings.design
-    groups: dict[str, dict[str, list[str]]] = {}
-    for comparison in findings.comparisons:
-        line, name = comparison.verdict(), comparison.name
-        if design is not None:
-            place = design.place(findings.result(name).setting)
-            name, line = place.x, " · ".join(filter(None, (place.panel, place.line)))
-        groups.setdefault(line, {}).setdefault(comparison.verdict(), []).append(name)
-    if design is None:
-        for verdict in filter(groups.__contains__, VERDICTS):
-            yield f"{task}{verdict}: {joined(groups[verdict][verdict])}"
-        return
-    x = " + ".join(design.x)
-    for line, told in groups.items():
-        said = [f"{v} at {x} {joined(told[v])}" for v in VERDICTS if v in told]
-        yield f"{line}: {'; '.join(said)}" if line else "; ".join(said)
+    for score in report.primary:
+        table = score.comparisons
+        if report.design is None:
+            task = f"{score.task}, " if len(report.primary) > 1 else ""
+            groups = dict(iter(table.groupby("verdict")["setting"]))
+            for verdict in filter(groups.__contains__, VERDICTS):
+                yield f"{task}{verdict}: {joined(groups[verdict])}"
+            continue
+        x = " + ".join(report.design.x)
+        table = table.join(report.design.places.loc[score.task], on="setting")
+        for (panel, line), inside in table.groupby(["panel", "line"], sort=False):
+            groups = dict(iter(inside.groupby("verdict")["x"]))
+            items = [f"{v} at {x} {joined(groups[v])}" for v in VERDICTS if v in groups]
+            name = " · ".join(filter(None, (panel, line)))
+            yield f"{name}: {'; '.join(items)}" if name else "; ".join(items)
 
 
-def _tables(cells: Sequence[Cell]) -> Iterator[Block]:
-    design = cells[0].findings.design
-    assert design is not None
+def _tables(design: Design, cells: pd.DataFrame) -> Iterator[Block]:
     yield (
         "Means over seeds with Student's 95 % intervals. Against the baseline: ▼ lower, ▲ higher, "
         "≈ equivalent within the margin, = identical, ? cannot be told; none: not compared."
     )
     x, hue = " + ".join(design.x), " + ".join(design.hue)
     for panel in design.panels:
-        inside = {(cell.line, cell.x): cell for cell in cells if cell.panel == panel}
+        inside = cells[cells["panel"] == panel]
+        texts = {(cell.line, cell.x): _cell(cell) for cell in inside.itertuples()}
         if len(design.panels) > 1:
             yield f"{panel}:"
         rows = [
-            [line or "all", *(_cell(inside.get((line, value))) for value in design.values)]
+            [line or "all", *(texts.get((line, value), NONE) for value in design.values)]
             for line in design.lines
-            if any((line, value) in inside for value in design.values)
+            if (inside["line"] == line).any()
         ]
         yield Table([hue or "line", *(f"{x}={value}" for value in design.values)], rows, True)
 
 
-def _cell(cell: Cell | None) -> str:
-    if cell is None:
-        return with_interval(None)
-    sign = SIGNS[cell.comparison.verdict()] if cell.comparison else ""
-    return f"{with_interval(cell.mean)} {sign}".strip()
+def _cell(cell: Any) -> str:
+    sign = SIGNS.get(cell.verdict, "")
+    return f"{with_interval(cell.value, cell.low, cell.high)} {sign}".strip()
 
 
-def _cautions(found: Sequence[Findings]) -> Iterator[Block]:
+def _cautions(scores: Sequence[Score]) -> Iterator[Block]:
     """What a reader must know about few seeds, once for all settings that it is true of."""
-    told: dict[str, list[str]] = {}
-    for findings in found:
-        for result in findings.results:
-            told.setdefault(caution(len(result.scores)), []).append(result.label)
-    told.pop("", None)
-    everywhere = sum(len(findings.results) for findings in found)
-    if told:
+    settings: dict[str, list[str]] = {}
+    for score in scores:
+        for setting in score.scores.index:
+            settings.setdefault(caution(len(score.of(setting))), []).append(setting)
+    settings.pop("", None)
+    everywhere = sum(len(score.scores) for score in scores)
+    if settings:
         yield [
-            said + (f" ({joined(dict.fromkeys(labels))})" if len(labels) < everywhere else "")
-            for said, labels in told.items()
+            text + (f" ({joined(dict.fromkeys(labels))})" if len(labels) < everywhere else "")
+            for text, labels in settings.items()
         ]

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reference_scores import ROWS, Row, lines, score, spread
+from benchmarks.reference_scores import ROWS, Row, done_runs, lines, spread
 from harness.config.compose import compose_run
-from harness.report.read_runs import find_runs
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +31,8 @@ RECORDS = [record(500, 1.0, 10), {"step": 890}, record(910, 4.0, 12), record(100
 
 def test_a_score_is_the_mean_over_the_episodes_of_the_last_tenth(tmp_path):
     make_run(tmp_path / "run", RECORDS, frames=1000)
-    (found,) = find_runs([tmp_path], ("episode/return", "episode/count"))
-    assert score(found) == pytest.approx((2 * 4.0 + 6 * 8.0) / 8)
+    (found,) = done_runs(tmp_path)["score"]
+    assert found == pytest.approx((2 * 4.0 + 6 * 8.0) / 8)
 
 
 def test_the_table_has_a_line_for_each_row_whether_it_was_run_or_not(tmp_path, monkeypatch):

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from harness.report import main
 from harness.report.document import write
-from harness.report.findings import WANTED, analyse
 from harness.report.pages import to_html, to_markdown
-from harness.report.read_runs import find_runs
+from harness.report.runs import read_runs
+from harness.report.scores import WANTED, analyse, respond
 from harness.report.settings import arrange
 from harness.report.tables import files
 from tests.harness.report.synthetic import make_run
@@ -84,15 +84,15 @@ def check_csv(text: str) -> None:
 
 def report_on(places: list[Path]) -> None:
     """The whole report but for its figures, whose drawing takes most of the time."""
-    runs = find_runs(places, WANTED)
-    plan = arrange(runs)
-    found = analyse(plan)
+    runs, records = read_runs(places, WANTED)
+    report = analyse(arrange(runs), records)
+    cells = respond(report)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.report.drawing.draw", lambda *args, **options: None)
-        document = write(plan, found, runs, runs[0].name)
+        document = write(report, cells, runs["name"][0])
     check_html(to_html(document))
     to_markdown(document, figures="figures").encode()
-    for content in files(found, runs).values():
+    for content in files(report, cells).values():
         check_csv(content)
 
 
@@ -169,8 +169,8 @@ def test_a_link_is_named_and_not_followed(sound, tmp_path, name):
     run = Path(shutil.copytree(sound, tmp_path / "run"))
     (run / name).unlink()
     (run / name).symlink_to(secret)
-    (found,) = find_runs([run], WANTED)
-    assert any(problem.startswith(f"{name} is a link") for problem in found.problems)
+    (found,) = read_runs([run], WANTED).runs.to_dict("records")
+    assert any(problem.startswith(f"{name} is a link") for problem in found["problems"])
     assert "s3cret" not in str(found)
 
 

@@ -6,15 +6,17 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from harness.report import figures, main
 from harness.report.design import Design, make_design
 from harness.report.figures import positions
-from harness.report.findings import WANTED, Cell, Findings, analyse, primary, respond
-from harness.report.read_runs import find_runs
+from harness.report.runs import read_runs
+from harness.report.scores import WANTED, Report, analyse, respond
 from harness.report.settings import arrange
 from tests.harness.report.synthetic import make_run
+from tests.harness.report.test_scores import report
 
 LAGS = (0, 1, 16)
 # objective and vtrace are zipped; behaviour is there with vtrace and without
@@ -38,64 +40,76 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def study(
     place: Path, x: str = "sync.lag", hue: str | None = None, facet: str | None = None, **of: Any
-) -> tuple[Design, list[Findings], dict[tuple[str, str], Cell]]:
-    """The design, the numbers, and the cells by line and value of x."""
-    plan = arrange(find_runs([place], WANTED))
-    design = make_design(plan, x, hue, facet)
-    found = analyse(plan, design=design, **of)
-    cells = respond(design, primary(found))
-    return design, found, {(cell.line, cell.x): cell for cell in cells}
+) -> tuple[Report, pd.DataFrame]:
+    """The numbers, and the cells by line and value of x."""
+    runs, records = read_runs([place], WANTED)
+    plan = arrange(runs)
+    report = analyse(plan, records, design=make_design(plan, x, hue, facet), **of)
+    cells = respond(report).set_index(["line", "x"], drop=False)
+    return report, cells.rename_axis([None, None])
+
+
+def design_of(*arguments: Any, **options: Any) -> Design:
+    design = study(*arguments, **options)[0].design
+    assert design is not None
+    return design
+
+
+def baselines(report: Report) -> dict[str, str]:
+    """Setting → what it is compared with."""
+    return report.primary[0].comparisons.set_index("setting")["baseline"].to_dict()
 
 
 def test_options_that_have_no_place_join_the_lines_and_zipped_ones_need_none(sweep):
-    design = study(sweep)[0]
+    design = design_of(sweep)
     assert design.x == ("sync.lag",)  # sync.most follows from it
     assert set(design.hue) == {"algo.objective", "algo.vtrace"}
-    assert study(sweep, hue="algo.objective")[0].hue == ("algo.objective", "algo.vtrace")
-    assert study(sweep, facet="algo.vtrace")[0].hue == ("algo.objective",)
+    assert design_of(sweep, hue="algo.objective").hue == ("algo.objective", "algo.vtrace")
+    assert design_of(sweep, facet="algo.vtrace").hue == ("algo.objective",)
 
 
 def test_lines_are_called_by_words_and_by_the_flags_that_are_set(sweep):
-    design = study(sweep, hue="algo.objective+algo.vtrace")[0]
+    design = design_of(sweep, hue="algo.objective+algo.vtrace")
     assert design.lines == ["behaviour", "behaviour · vtrace", "decoupled"]
     assert design.values == ["0", "1", "16"]
 
 
 def test_every_setting_is_in_its_place_with_the_mean_over_its_seeds(sweep):
-    _, (findings,), cells = study(sweep, hue="algo.objective")
+    report, cells = study(sweep, hue="algo.objective")
     assert len(cells) == 9
-    cell = cells["behaviour", "16"]
-    scores = findings.throughout.result(cell.result.label).scores
-    assert cell.mean.value == pytest.approx(sum(scores.values()) / 4)
-    assert cell.mean.low < cell.mean.value < cell.mean.high
+    cell = cells.loc["behaviour", "16"]
+    scores = report.throughout(cell.task).of(cell.setting)
+    assert cell.value == pytest.approx(scores.sum() / 4)
+    assert cell.low < cell.value < cell.high
 
 
 def test_each_line_is_compared_with_its_own_first_value(sweep):
-    _, _, cells = study(sweep, hue="algo.objective")
-    told = {place: c.comparison.verdict() for place, c in cells.items() if c.comparison}
-    assert told["behaviour", "16"] == told["behaviour · vtrace", "16"] == "lower"
-    assert told["decoupled", "16"] == "identical"
-    assert not any(x == "0" for _, x in told)
-    baseline = cells["decoupled", "16"].comparison.baseline
-    assert baseline == cells["decoupled", "0"].result.label
+    report, cells = study(sweep, hue="algo.objective")
+    verdicts = cells["verdict"].dropna()
+    assert verdicts["behaviour", "16"] == verdicts["behaviour · vtrace", "16"] == "lower"
+    assert verdicts["decoupled", "16"] == "identical"
+    assert not any(x == "0" for _, x in verdicts.index)
+    setting, first = (cells.loc[("decoupled", x), "setting"] for x in ("16", "0"))
+    assert baselines(report)[setting] == first
 
 
 def test_a_baseline_of_option_values_is_met_by_what_is_otherwise_the_same(sweep):
     wanted = "algo.objective=behaviour+vtrace=false"
-    _, _, cells = study(sweep, hue="algo.objective", baseline=wanted)
+    report, cells = study(sweep, hue="algo.objective", baseline=wanted)
     for line in ("decoupled", "behaviour · vtrace"):
-        assert cells[line, "16"].comparison.baseline == cells["behaviour", "16"].result.label
-        assert cells[line, "16"].comparison.verdict() == "higher"
-    assert cells["behaviour", "16"].comparison is None
+        cell = cells.loc[line, "16"]
+        assert baselines(report)[cell.setting] == cells.loc[("behaviour", "16"), "setting"]
+        assert cell.verdict == "higher"
+    assert pd.isna(cells.loc[("behaviour", "16"), "verdict"])
 
 
 def test_without_a_design_a_baseline_may_be_a_value_too(sweep):
-    (found,) = analyse(arrange(find_runs([sweep], WANTED)), baseline="objective=decoupled")
-    assert {c.baseline for c in found.comparisons} == {
+    found = report(sweep, baseline="objective=decoupled").scores[0]
+    assert set(found.comparisons["baseline"]) == {
         f"objective=decoupled · vtrace=false · lag={lag} · most={2 * lag}" for lag in LAGS
     }
     with pytest.raises(ValueError, match="--baseline is 'objective=prox'"):
-        analyse(arrange(find_runs([sweep], WANTED)), baseline="objective=prox")
+        report(sweep, baseline="objective=prox")
 
 
 def test_a_facet_has_a_panel_for_each_value_and_so_has_each_task(tmp_path):
@@ -105,11 +119,10 @@ def test_a_facet_has_a_panel_for_each_value_and_so_has_each_task(tmp_path):
                 sync = {"name": "a", "lag": lag}
                 make_run(tmp_path / f"{env}{lag}{seed}", seed=seed, sync=sync, env={"id": env})
     for facet in (None, "env.id"):
-        design, found, _ = study(tmp_path, facet=facet)
-        cells = respond(design, primary(found))
-        assert [cell.panel for cell in cells] == ["Acrobot-v1"] * 2 + ["CartPole-v1"] * 2
-        assert len(figures.response(cells).axes) == 2
-    assert design.lines == [""]
+        found, cells = study(tmp_path, facet=facet)
+        assert list(cells["panel"]) == ["Acrobot-v1"] * 2 + ["CartPole-v1"] * 2
+        assert len(figures.response(found, cells).axes) == 2
+    assert found.design.lines == [""]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +142,8 @@ def test_numbers_are_spaced_by_size_and_wide_ranges_by_logarithm(values, places)
 
 
 def test_curves_have_a_panel_for_each_line_and_a_colour_for_each_value(sweep):
-    _, (findings,), _ = study(sweep, hue="algo.objective")
-    figure = figures.curves_by_frames(findings)
+    found, _ = study(sweep, hue="algo.objective")
+    figure = figures.curves(found, "ppo on CartPole-v1", "frames")
     panels = [axes for axes in figure.axes if axes.axison]
     assert [axes.get_title(loc="left") for axes in panels] == [
         *("behaviour", "behaviour · vtrace", "decoupled")
@@ -141,12 +154,12 @@ def test_curves_have_a_panel_for_each_line_and_a_colour_for_each_value(sweep):
 
 
 def test_the_figure_has_the_means_their_intervals_and_a_name_for_each_line(sweep):
-    design, _, cells = study(sweep, hue="algo.objective")
-    figure = figures.response(list(cells.values()))
+    found, cells = study(sweep, hue="algo.objective")
+    design, figure = found.design, figures.response(found, cells)
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "16"]
     for container, line in zip(axes.containers, design.lines, strict=True):
-        means = [cells[line, value].mean.value for value in design.values]
+        means = [cells.loc[(line, value), "value"] for value in design.values]
         assert container.lines[0].get_ydata() == pytest.approx(means)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == design.lines
@@ -154,8 +167,7 @@ def test_the_figure_has_the_means_their_intervals_and_a_name_for_each_line(sweep
 
 @pytest.mark.parametrize(("x", "joined"), [("sync.lag", "-"), ("algo.objective", "None")])
 def test_points_are_joined_over_numbers_and_not_over_categories(sweep, x, joined):
-    _, _, cells = study(sweep, x=x)
-    (axes,) = figures.response(list(cells.values())).axes
+    (axes,) = figures.response(*study(sweep, x=x)).axes
     assert {container.lines[0].get_linestyle() for container in axes.containers} == {joined}
 
 

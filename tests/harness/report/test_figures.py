@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from harness.report import drawing, figures
-from harness.report.findings import Findings
+from harness.report.scores import Report
 from tests.harness.report.synthetic import make_sweep
-from tests.harness.report.test_findings import findings
+from tests.harness.report.test_scores import report
 
 MANY = drawing.MOST_LOOKS + 3
+TASK = "ppo on CartPole-v1"
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+def many(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Settings a00, a01, ... of which each scores more than the one before."""
     root = tmp_path_factory.mktemp("many")
     schemes = {f"a{place:02d}": 10.0 * place for place in range(MANY)}
-    return findings(make_sweep(root, schemes=schemes, seeds=range(2)), baseline="a01")
+    return report(make_sweep(root, schemes=schemes, seeds=range(2)), baseline="a01")
 
 
 def test_many_settings_share_one_panel_and_bands_do_not_cover_their_curves(many):
-    (axes,) = figures.curves_by_frames(many).axes
+    (axes,) = figures.curves(many, TASK, "frames").axes
     assert (len(axes.lines), len(axes.collections)) == (MANY, 0)
 
 
 def test_of_many_settings_the_baseline_and_the_best_are_told_apart(many):
-    (legend,) = figures.profiles(many).legends
+    (legend,) = figures.profiles(many, TASK).legends
     told = [text.get_text() for text in legend.get_texts()]
     best = [f"a{place:02d}" for place in range(MANY - drawing.MOST_LOOKS + 1, MANY)]
     assert told == ["a01", *best, "3 others"]
-    drawn = drawing.looks(many)
+    drawn = drawing.looks(many, many.final(TASK))
     assert len({(drawn[label]["color"], drawn[label]["linestyle"]) for label in told[:-1]}) == 12
     assert drawn["a00"]["color"] == drawing.GREY["color"]
 
 
 def test_no_marker_of_throughput_is_cut_off(many, monkeypatch):
-    speeds = dict(zip(map(id, many.results), np.linspace(20e3, 24e3, MANY), strict=True))
-    monkeypatch.setattr(figures, "_points", lambda result: np.array([[4.0, speeds[id(result)]]]))
-    figure = figures.throughput(many)
+    runs = many.plan.runs
+    speeds = {"summary.policy/lag_mean": 4.0, "summary.fps": np.linspace(20e3, 24e3, len(runs))}
+    monkeypatch.setattr(many.plan, "runs", runs.assign(**speeds))
+    figure = figures.throughput(many, TASK)
     (axes,) = figure.axes
     FigureCanvasAgg(figure).draw()
     for line in axes.lines:
@@ -49,7 +53,7 @@ def test_no_marker_of_throughput_is_cut_off(many, monkeypatch):
 
 
 def test_the_figure_for_a_dark_page_has_its_colours_and_no_others(many):
-    found = drawing.draw(figures.profiles, many, slug="", caption="")
+    found = drawing.draw(partial(figures.profiles, many, TASK), slug="", caption="")
     for light, dark in zip(*drawing.INKS.values(), strict=True):
         assert light in found.svg
         assert light not in found.svg_dark

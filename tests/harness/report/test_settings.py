@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.report.design import make_design
-from harness.report.read_runs import Run
-from harness.report.settings import SOURCE, Plan, arrange
+from harness.report.runs import Run, to_tables
+from harness.report.settings import SOURCE, Plan
+from harness.report.settings import arrange as arranged
 
 BASE = {"algo.name": "ppo", "env.id": "E", "sync.name": "a", "collector.name": "c", "seed": 1}
 
@@ -16,25 +17,32 @@ def run(name: str = "run", state: str = "done", source: str = "sweep", **options
     return Run(name, source, state=state, seed=own["seed"], options=own)
 
 
+def arrange(runs: list[Run], *, by_source: bool = False) -> Plan:
+    return arranged(to_tables(runs).runs, by_source=by_source)
+
+
 def labels(plan: Plan) -> list[str]:
-    return [setting.label for task in plan.tasks for setting in task.settings]
+    return [label for task in plan.tasks for label in plan.labels(task)]
+
+
+def seeds(plan: Plan) -> dict[str, list[int]]:
+    """Setting → the seeds of the runs that count."""
+    (task,) = plan.tasks
+    return plan.counted(task).groupby("setting")["seed"].apply(list).to_dict()
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_setting():
     plan = arrange([run(seed=1), run(seed=2)])
-    (setting,) = plan.tasks[0].settings
-    assert setting.label == "all runs"
-    assert list(setting.done) == [1, 2]
+    assert seeds(plan) == {"all runs": [1, 2]}
     assert plan.differing == {"seed": ["1", "2"]}
 
 
 def test_seeds_of_parts_make_no_settings_either():
     plan = arrange([run(seed=seed, sync__link__seed=seed) for seed in (1, 2)])
-    (setting,) = plan.tasks[0].settings
-    assert list(setting.done) == [1, 2]
+    assert seeds(plan) == {"all runs": [1, 2]}
     assert plan.differing == {"seed": ["1", "2"]}
     plan = arrange([run(sync__link__seed=1), run(seed=2, sync__link__seed=3)])
-    assert len(plan.tasks[0].settings) == 1
+    assert labels(plan) == ["all runs"]
     assert plan.differing == {"seed": ["1", "2"], "sync.link.seed": ["1", "3"]}
 
 
@@ -114,7 +122,7 @@ def test_loggers_and_checkpoints_make_no_setting():
 
 def test_environments_and_algorithms_are_tasks_of_their_own():
     plan = arrange([run(), run(env__id="F"), run(algo__name="sac")])
-    assert [task.name for task in plan.tasks] == ["ppo on E", "ppo on F", "sac on E"]
+    assert plan.tasks == ["ppo on E", "ppo on F", "sac on E"]
 
 
 def test_what_differs_between_tasks_alone_is_left_to_their_names():
@@ -128,16 +136,15 @@ def test_of_two_finished_runs_of_a_seed_the_later_counts_and_the_other_is_named(
     new.manifest = {"started": "2020-01-02"}
     for order in ([old, new], [new, old]):
         plan = arrange(order)
-        assert plan.tasks[0].settings[0].done == {1: new}
+        assert list(plan.counted("ppo on E")["name"]) == ["new"]
         (note,) = plan.notes
         assert note.startswith("old is left out: new ran")
 
 
 def test_unfinished_runs_belong_to_a_setting_but_are_not_done():
     plan = arrange([run(), run(seed=2, state="failed")])
-    (setting,) = plan.tasks[0].settings
-    assert len(setting.runs) == 2
-    assert list(setting.done) == [1]
+    assert list(plan.runs["setting"]) == ["all runs", "all runs"]
+    assert seeds(plan) == {"all runs": [1]}
 
 
 def test_runs_without_a_config_are_in_no_setting_and_are_mentioned():
@@ -159,7 +166,7 @@ def test_an_environments_own_seed_makes_settings_unless_it_is_the_runs():
     runs = [run(seed=seed, env__kwargs__level_seed=level) for level in (7, 8) for seed in (1, 2)]
     plan = arrange(runs)
     assert labels(plan) == ["level_seed=7", "level_seed=8"]
-    assert [list(setting.done) for setting in plan.tasks[0].settings] == [[1, 2], [1, 2]]
+    assert seeds(plan) == {"level_seed=7": [1, 2], "level_seed=8": [1, 2]}
     assert plan.notes == []
     assert make_design(plan, "env.kwargs.level_seed", None, None).values == ["7", "8"]
     same = arrange([run(seed=seed, env__kwargs__level_seed=seed) for seed in (1, 2)])

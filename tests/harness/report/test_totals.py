@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+
 from harness.report.document import write
-from harness.report.findings import WANTED, Findings, analyse, totals
-from harness.report.read_runs import find_runs
-from harness.report.settings import arrange
+from harness.report.scores import totals
 from tests.harness.report.synthetic import make_run
+from tests.harness.report.test_scores import report
 
 
 def make_tasks(root: Path, levels: dict[str, dict[str, float]]) -> Path:
@@ -21,37 +22,30 @@ def make_tasks(root: Path, levels: dict[str, dict[str, float]]) -> Path:
     return root
 
 
-def findings(root: Path, baseline: str | None = None) -> list[Findings]:
-    runs = find_runs([root], WANTED)
-    return analyse(arrange(runs), baseline=baseline)
-
-
 def test_a_setting_is_compared_over_all_tasks_whatever_their_scales(tmp_path):
     levels = {
         "Acrobot-v1": {"a": 4000.0, "b": 9000.0, "c": 4000.0},
         "CartPole-v1": {"a": 50.0, "b": 10.0, "c": 500.0},
     }
-    found = findings(make_tasks(tmp_path / "runs", levels), baseline="a")
-    assert [findings.baseline for findings in found] == ["a", "a"]
-    better = totals(found)
-    assert list(better) == ["b", "c"]
-    b, c = better.values()
-    assert b.value == 0.5  # better in one task, worse in the other
+    found = report(make_tasks(tmp_path / "runs", levels), baseline="a")
+    assert {score.baseline for score in found.scores} == {"a"}
+    b, c = totals(found).itertuples()
+    assert (b.setting, c.setting) == ("b", "c")
+    assert b.p_better == 0.5  # better in one task, worse in the other
     assert (b.low, b.high) == (0.5, 0.5)
-    assert 0.5 <= c.value < 1.0
+    assert 0.5 <= c.p_better < 1.0
 
 
 def test_a_setting_that_lacks_a_task_is_left_out(tmp_path):
     levels = {"Acrobot-v1": {"a": 1.0, "b": 9.0}, "CartPole-v1": {"a": 1.0, "b": 9.0, "c": 5.0}}
-    found = findings(make_tasks(tmp_path / "runs", levels), baseline="a")
-    assert list(totals(found)) == ["b"]
+    found = report(make_tasks(tmp_path / "runs", levels), baseline="a")
+    assert list(totals(found)["setting"]) == ["b"]
 
 
 def test_one_task_has_no_total_and_several_have_a_section(tmp_path):
-    one = findings(make_tasks(tmp_path / "one", {"CartPole-v1": {"a": 1.0, "b": 9.0}}))
-    assert totals(one) == {}
+    one = report(make_tasks(tmp_path / "one", {"CartPole-v1": {"a": 1.0, "b": 9.0}}))
+    assert totals(one).empty
     levels = {"Acrobot-v1": {"a": 1.0, "b": 9.0}, "CartPole-v1": {"a": 1.0, "b": 9.0}}
     place = make_tasks(tmp_path / "two", levels)
-    runs = find_runs([place], WANTED)
-    document = write(arrange(runs), findings(place), runs, "both")
+    document = write(report(place), pd.DataFrame(), "both")
     assert "All tasks together" in document.sections

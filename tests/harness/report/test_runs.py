@@ -8,34 +8,39 @@ import os
 import subprocess
 import sys
 
-import numpy as np
+import pandas as pd
 import pytest
 
-from harness.report.findings import WANTED
-from harness.report.read_runs import Run, find_runs
+from harness.report.runs import read_runs
+from harness.report.scores import TRAINED, WANTED, summaries, with_clocks
 from tests.harness.report.synthetic import make_run, make_sweep
 
 
-def read(*places) -> list[Run]:
-    return find_runs(places, WANTED)
+def read(*places) -> list[pd.Series]:
+    """The rows of the runs."""
+    return [run for _, run in read_runs(places, WANTED).runs.iterrows()]
 
 
-def read_one(place) -> Run:
+def read_one(place) -> pd.Series:
     (run,) = read(place)
     return run
 
 
+def records_of(*places) -> pd.DataFrame:
+    return read_runs(places, WANTED).records
+
+
 def test_a_whole_run_is_read_without_problems(tmp_path):
     run = read_one(make_run(tmp_path / "run", seed=7))
-    assert (run.name, run.state, run.seed, run.problems) == ("run", "done", 7, [])
+    assert (run["name"], run.state, run.seed, run.problems) == ("run", "done", 7, [])
     assert run.options["sync.name"] == "shared_mem"
-    assert run.summary["frames"] == 2000
-    assert run.steps[-1] == 2000
+    assert run["summary.frames"] == run.frames == 2000
+    assert records_of(tmp_path)["step"].tolist() == list(range(100, 2100, 100))
 
 
 def test_a_sweep_is_read_in_order_at_whatever_depth(tmp_path):
     make_sweep(tmp_path / "day" / "sweep", schemes={"a": 1, "b": 2}, seeds=range(2))
-    names = [run.name for run in read(tmp_path / "day")]
+    names = [run["name"] for run in read(tmp_path / "day")]
     assert names == [
         "day/sweep/sync=a,seed=0",
         "day/sweep/sync=a,seed=1",
@@ -55,7 +60,7 @@ def test_earlier_attempts_links_and_reports_are_no_runs(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "run")
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "report.html").touch()
-    assert [run.name for run in read(tmp_path)] == [f"{tmp_path.name}/run"]
+    assert [run["name"] for run in read(tmp_path)] == [f"{tmp_path.name}/run"]
 
 
 def test_an_empty_folder_beside_runs_is_a_lost_run(tmp_path):
@@ -110,8 +115,8 @@ def test_a_damaged_file_is_named_and_the_rest_is_read(tmp_path, name, content):
     assert any(name in problem for problem in run.problems)
     assert run.seed == 1  # the config and the manifest both know it
     assert bool(run.options) == (name != "config.yaml")
-    assert bool(len(run.steps)) == (name != "metrics.jsonl")
-    assert bool(run.summary) == (name != "summary.json")
+    assert bool(run.frames > 0) == (name != "metrics.jsonl")
+    assert ("summary.fps" in run) == (name != "summary.json")
 
 
 def test_a_run_that_did_not_finish_may_lack_what_it_had_not_come_to(tmp_path):
@@ -135,7 +140,7 @@ def test_cut_and_foreign_lines_are_counted_and_the_others_kept(tmp_path):
         stream.write('{"no": "step"}\n\n[]\n{"step": -5}\n{"step": 2100, "episode/return": 4')
     run = read_one(directory)
     assert run.problems == ["metrics.jsonl: 4 damaged lines were left out"]
-    assert len(run.steps) == 20
+    assert len(records_of(directory)) == 20
 
 
 def test_what_is_no_finite_number_is_no_value(tmp_path):
@@ -144,17 +149,15 @@ def test_what_is_no_finite_number_is_no_value(tmp_path):
     (directory / "summary.json").write_text(json.dumps({**summary, "updates": 3}))
     records = ['{"step": 1, "episode/return": NaN}', '{"step": 2, "episode/return": 5}']
     (directory / "metrics.jsonl").write_text("\n".join(records))
-    run = read_one(directory)
-    assert run.summary == {"updates": 3}
-    frames, values = run.curve("episode/return")
-    assert frames.tolist() == [2]
-    assert values.tolist() == [5]
+    runs, records = read_runs([directory], WANTED)
+    assert summaries(runs).loc[0].to_dict() == {"updates": 3}
+    assert records[["step", TRAINED]].dropna().to_numpy().tolist() == [[2, 5]]
 
 
 def test_records_are_read_in_the_order_of_their_frames(tmp_path):
     directory = make_run(tmp_path / "run")
     (directory / "metrics.jsonl").write_text('{"step": 20}\n{"step": 10}\n')
-    assert read_one(directory).steps.tolist() == [10, 20]
+    assert records_of(directory)["step"].tolist() == [10, 20]
 
 
 def test_yaml_cannot_make_objects(tmp_path):
@@ -174,7 +177,7 @@ def test_interpolations_stay_text(tmp_path, monkeypatch):
 def test_a_living_run_is_running_and_a_vanished_one_was_interrupted(tmp_path):
     alive = read_one(make_run(tmp_path / "alive", state="running"))
     assert alive.state == "running"
-    assert alive.summary == {}  # of an earlier part, if at all
+    assert "summary.fps" not in alive  # it would be of an earlier part
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     dead = read_one(make_run(tmp_path / "dead", state="running", pid=gone.pid))
@@ -185,7 +188,7 @@ def test_a_living_run_is_running_and_a_vanished_one_was_interrupted(tmp_path):
 
 
 def test_seconds_are_those_in_the_loop(tmp_path):
-    run = read_one(make_run(tmp_path / "run"))
-    assert run.seconds()[:3].tolist() == [1, 2, 3]  # four phases of a quarter each
-    run.metrics = {"time": np.array([5.0, 7.0, 8.0])}
-    assert run.seconds().tolist() == [0, 2, 3]
+    records = records_of(make_run(tmp_path / "run"))
+    assert with_clocks(records)["seconds"][:3].tolist() == [1, 2, 3]  # four phases of a quarter
+    records = pd.DataFrame({"run": 0, "step": [1, 2, 3], "time": [5.0, 7.0, 8.0]})
+    assert with_clocks(records)["seconds"].tolist() == [0, 2, 3]

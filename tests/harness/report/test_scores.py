@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
-from harness.report.findings import WANTED, Findings, analyse, known_target, primary
-from harness.report.read_runs import find_runs
+from harness.report.comparisons import is_told_apart
+from harness.report.runs import read_runs
+from harness.report.scores import PER_1000, WANTED, Report, Score, analyse, known_target
 from harness.report.settings import arrange
 from harness.report.verdict import open_with
 from tests.harness.report.synthetic import make_run, make_sweep
 
 
-def findings(*places: Path, compare: bool = False, **options) -> Findings:
-    runs = find_runs(places, WANTED)
-    (found,) = analyse(arrange(runs, by_source=compare), by_source=compare, **options)
-    return found
+def report(*places: Path, compare: bool = False, **options) -> Report:
+    runs, records = read_runs(places, WANTED)
+    plan = arrange(runs, by_source=compare)
+    return analyse(plan, records, by_source=compare, **options)
+
+
+def final(*places: Path, **options) -> Score:
+    """The final score of the one task."""
+    return report(*places, **options).scores[0]
+
+
+def by_seed(score: Score, setting: str = "all runs") -> dict[int, float]:
+    return score.scores.loc[setting].dropna().to_dict()
+
+
+def opening(report: Report) -> list:
+    """The blocks of the verdict."""
+    return list(open_with(report, pd.DataFrame()))
 
 
 def change(directory: Path, **summary: float | None) -> None:
@@ -32,129 +47,130 @@ def change(directory: Path, **summary: float | None) -> None:
 def test_scores_are_the_final_evaluations_by_seed(tmp_path):
     for seed in (1, 2, 3):
         change(make_run(tmp_path / str(seed), seed=seed), **{"eval/return": 10.0 * seed})
-    found = findings(tmp_path)
-    assert found.score == "eval/return"
-    assert found.results[0].scores == {1: 10, 2: 20, 3: 30}
-    assert found.results[0].estimates["mean"].value == 20
-    assert found.results[0].estimates["gap"].value == 475 - 20
+    found = final(tmp_path)
+    assert found.metric == "eval/return"
+    assert by_seed(found) == {1: 10, 2: 20, 3: 30}
+    assert found.estimates["all runs", "mean"].value == 20
+    assert found.estimates["all runs", "gap"].value == 475 - 20
 
 
 def test_without_an_evaluation_of_every_run_all_are_scored_by_training(tmp_path):
     change(make_run(tmp_path / "1", seed=1), **{"episode/return": 5.0})
     change(make_run(tmp_path / "2", seed=2), **{"episode/return": 7.0, "eval/return": None})
-    found = findings(tmp_path)
-    assert found.score == "episode/return"
-    assert found.results[0].scores == {1: 5, 2: 7}
+    found = final(tmp_path)
+    assert found.metric == "episode/return"
+    assert by_seed(found) == {1: 5, 2: 7}
 
 
 def test_any_number_of_the_summary_may_be_the_score(tmp_path):
     make_run(tmp_path / "run")
-    found = findings(tmp_path, metric="fps")
-    assert found.results[0].scores == {1: 80}
+    found = final(tmp_path, metric="fps")
+    assert by_seed(found) == {1: 80}
     assert found.target is None  # a return's target is none of frames a second
 
 
 def test_a_score_that_no_run_has_is_refused_by_name(tmp_path):
     make_run(tmp_path / "run")
     with pytest.raises(ValueError, match="--metric is 'evl/return'; did you mean eval/return"):
-        findings(tmp_path, metric="evl/return")
+        report(tmp_path, metric="evl/return")
 
 
 def test_a_run_without_a_score_is_left_out_of_the_scores_alone(tmp_path):
     make_run(tmp_path / "1", seed=1)
     change(make_run(tmp_path / "2", seed=2), **{"eval/return": None, "episode/return": None})
-    found = findings(tmp_path)
-    assert list(found.results[0].scores) == [1]
-    assert found.results[0].curves["frames"].num_seeds == 2
+    found = report(tmp_path)
+    assert list(by_seed(found.scores[0])) == [1]
+    assert set(found.curves["seeds"]) == {2}
 
 
 def test_failed_runs_enter_no_number(tmp_path):
     make_run(tmp_path / "1", seed=1)
     make_run(tmp_path / "2", seed=2, state="failed")
-    (result,) = findings(tmp_path).results
-    assert list(result.scores) == [1]
-    assert result.curves["frames"].num_seeds == 1
-    assert not result.estimates["iqm"].has_interval
+    found = report(tmp_path)
+    assert list(by_seed(found.scores[0])) == [1]
+    assert set(found.curves["seeds"]) == {1}
+    assert not found.scores[0].estimates["all runs", "iqm"].has_interval
 
 
 def test_nothing_finished_is_no_error(tmp_path):
     make_run(tmp_path / "1", state="failed")
-    found = findings(tmp_path)
-    assert found.results[0].scores == {}
-    assert found.baseline is None
-    assert math.isnan(found.results[0].middle("fps"))
+    found = report(tmp_path)
+    (score,) = found.scores
+    assert score.scored == []
+    assert score.baseline is None
+    assert found.medians.isna().all(axis=None)
 
 
 def test_curves_end_with_the_shortest_run_of_a_setting(tmp_path):
     make_run(tmp_path / "long", seed=1, frames=2000, total_frames=1)
     make_run(tmp_path / "short", seed=2, frames=1000, total_frames=1)
-    band = findings(tmp_path).results[0].curves["frames"]
-    shown = band.grid[np.isfinite(band.value)]
-    assert band.grid[-1] == 2000
+    curves = report(tmp_path).curves
+    shown = curves["x"][curves["axis"] == "frames"]
     assert shown.min() >= 100  # where the first record is
     assert shown.max() == 1000
+    assert shown.diff().max() == pytest.approx(20)  # of a grid up to 2000
 
 
 def test_who_learned_sooner_is_told_apart_where_the_final_scores_are_equal(tmp_path):
     make_sweep(tmp_path, schemes={"early": 100, "late": 50}, seeds=range(6))
     for place in tmp_path.iterdir():
         change(place, **{"eval/return": 500.0})
-    found = findings(tmp_path, baseline="late")
-    assert found.comparisons[0].difference.value == 0
-    sooner = found.throughout
-    assert sooner.score == "mean episode/return"
+    at_end, sooner = report(tmp_path, baseline="late").scores
+    assert at_end.comparisons["difference"].tolist() == [0]
+    assert sooner.metric == "mean episode/return"
     assert sooner.baseline == "late"
     # twenty records, from 5 % to all of it
-    assert sooner.result("early").estimates["mean"].value == pytest.approx(52.5, abs=1)
-    assert sooner.comparisons[0].difference.value == pytest.approx(26.25, abs=2)
-    assert sooner.comparisons[0].is_told_apart()
+    assert sooner.estimates["early", "mean"].value == pytest.approx(52.5, abs=1)
+    (comparison,) = sooner.comparisons.itertuples()
+    assert comparison.difference == pytest.approx(26.25, abs=2)
+    assert is_told_apart(comparison)
 
 
 def test_curves_take_evaluations_where_there_are_some_on_the_way(tmp_path):
     directory = make_run(tmp_path / "run")
-    assert findings(tmp_path).curve == "episode/return"
+    assert set(report(tmp_path).curves["metric"]) == {"episode/return"}
     with (directory / "metrics.jsonl").open("a") as stream:
         for step in range(100, 1100, 100):
             stream.write(json.dumps({"step": step, "eval/return": 1.0}) + "\n")
-    assert findings(tmp_path).curve == "eval/return"
+    assert set(report(tmp_path).curves["metric"]) == {"eval/return"}
 
 
 def test_every_setting_is_compared_with_the_baseline_by_seed(tmp_path):
     make_sweep(tmp_path, schemes={"low": 50, "high": 150, "middle": 100}, seeds=range(6))
-    found = findings(tmp_path, baseline="middle")
+    found = final(tmp_path, baseline="middle")
     assert found.baseline == "middle"
-    high, low = found.comparisons
-    assert (high.name, low.name) == ("high", "low")
-    assert high.difference.value == pytest.approx(50, abs=3)
-    assert high.is_told_apart()
-    assert low.is_told_apart()
-    assert found.improvements["high"].value == 1
-    assert found.improvements["low"].value == 0
+    high, low = found.comparisons.itertuples()
+    assert (high.setting, low.setting) == ("high", "low")
+    assert high.difference == pytest.approx(50, abs=3)
+    assert is_told_apart(high)
+    assert is_told_apart(low)
+    assert (high.p_better, low.p_better) == (1, 0)
 
 
 def test_the_baseline_may_be_named_by_a_part_that_only_one_has(tmp_path):
     make_sweep(tmp_path, schemes={"shared_mem": 1, "shared_disk": 2, "none": 3})
-    assert findings(tmp_path, baseline="mem").baseline == "shared_mem"
+    assert final(tmp_path, baseline="mem").baseline == "shared_mem"
     with pytest.raises(ValueError, match="may be shared_disk, shared_mem: name one"):
-        findings(tmp_path, baseline="shared")
+        report(tmp_path, baseline="shared")
     with pytest.raises(ValueError, match="did you mean none"):
-        findings(tmp_path, baseline="nome")
+        report(tmp_path, baseline="nome")
 
 
 def test_two_sweeps_are_compared_setting_by_setting(tmp_path):
     make_sweep(tmp_path / "old", schemes={"a": 50, "b": 60})
     make_sweep(tmp_path / "new", schemes={"a": 70, "b": 80, "c": 90})
-    found = findings(tmp_path / "old", tmp_path / "new", compare=True)
-    pairs = [(c.name, c.baseline, round(c.difference.value, -1)) for c in found.comparisons]
+    found = final(tmp_path / "old", tmp_path / "new", compare=True)
+    rows = found.comparisons.itertuples()
+    pairs = [(row.setting, row.baseline, round(row.difference, -1)) for row in rows]
     assert pairs == [("new · a", "old · a", 20), ("new · b", "old · b", 20)]
 
 
 def test_time_is_told_per_frame_of_this_part_of_a_resumed_run(tmp_path):
     directory = make_run(tmp_path / "run")
     change(directory, frames=1_000_000)  # most of them before it was resumed
-    (result,) = findings(tmp_path).results
-    assert result.seconds_per_1000_frames("train") == pytest.approx(2.5)  # 5 s in 2000 frames
-    assert result.seconds_per_1000_frames("other") == pytest.approx(2.5)
+    (medians,) = report(tmp_path).medians.to_dict("records")
+    assert medians[f"train{PER_1000}"] == pytest.approx(2.5)  # 5 s in 2000 frames
+    assert medians[f"other{PER_1000}"] == pytest.approx(2.5)
 
 
 def test_targets_are_those_that_gymnasium_knows():
@@ -165,25 +181,25 @@ def test_targets_are_those_that_gymnasium_knows():
 
 def test_the_same_runs_give_the_same_numbers(tmp_path):
     make_sweep(tmp_path, schemes={"a": 50, "b": 60})
-    first, second = findings(tmp_path), findings(tmp_path)
-    for one, other in zip(first.results, second.results, strict=True):
+    first, second = report(tmp_path), report(tmp_path)
+    for one, other in zip(first.scores, second.scores, strict=True):
         assert one.estimates == other.estimates
-        assert np.array_equal(one.curves["frames"].low, other.curves["frames"].low, equal_nan=True)
+    assert first.curves.equals(second.curves)
 
 
 def test_the_verdict_is_about_the_mean_over_training_unless_told_otherwise(tmp_path):
     make_run(tmp_path / "run", level=100.0)
     scores = {}
     for name in (None, "last_tenth", "evaluation"):
-        (chosen,) = primary([findings(tmp_path, score=name)])
-        scores[name] = chosen.score, chosen.results[0].scores[1]
+        (chosen,) = report(tmp_path, score=name).primary
+        scores[name] = chosen.metric, by_seed(chosen)[1]
     # twenty records, from 5 to 100
     assert scores[None] == ("mean episode/return", pytest.approx(52.5, abs=1))
     name, value = scores["last_tenth"]
     assert name == "mean episode/return of the last tenth"
     assert value == pytest.approx(97.5, abs=1.5)  # two records, of 95 and 100
     assert scores["evaluation"] == ("eval/return", pytest.approx(100, abs=5))
-    assert primary([findings(tmp_path, metric="fps")])[0].score == "fps"
+    assert report(tmp_path, metric="fps").primary[0].metric == "fps"
 
 
 def returns(directory: Path, frames: int, *records: tuple[int, float | None]) -> Path:
@@ -202,17 +218,16 @@ def test_training_is_scored_over_all_frames_whenever_episodes_end(tmp_path):
     returns(tmp_path / "1", 1000, (200, 10.0), (400, 40.0))  # 200 frames with 10, and 800 with 40
     returns(tmp_path / "2", 1000, (100, None), (500, 10.0), (600, None), (1000, 40.0))
     returns(tmp_path / "3", 1000, (900, 7.0))  # one episode
-    scores = findings(tmp_path).throughout.results[0].scores
-    assert scores == {1: pytest.approx(34), 2: pytest.approx(25), 3: pytest.approx(7)}
+    _, training = report(tmp_path).scores
+    assert by_seed(training) == {1: pytest.approx(34), 2: pytest.approx(25), 3: pytest.approx(7)}
 
 
 def test_every_finished_run_is_scored_or_named_with_the_reason(tmp_path):
     for seed in (1, 2):
         make_run(tmp_path / f"a{seed}", seed=seed)
     returns(tmp_path / "3", 2000, (500, None))
-    found = findings(tmp_path)
-    (opening, left_out, *_) = open_with([found])
-    assert "(2 seeds)" in opening
+    (sentence, left_out, *_) = opening(report(tmp_path))
+    assert "(2 seeds)" in sentence
     assert len(left_out) == 1
     assert left_out[0].endswith("/3 is finished, but no episode ended")
 
@@ -220,10 +235,10 @@ def test_every_finished_run_is_scored_or_named_with_the_reason(tmp_path):
 def test_a_run_without_evaluation_does_not_change_the_score_that_was_asked_for(tmp_path):
     make_sweep(tmp_path, schemes={"a": 50, "b": 60}, seeds=range(5))
     change(tmp_path / "sync=a,seed=3", **{"eval/return": None})
-    found = findings(tmp_path, score="evaluation")
-    assert found.score == "eval/return"
-    assert [len(result.scores) for result in found.results] == [4, 5]
-    sentence, left_out, *_ = open_with([found])
+    found = report(tmp_path, score="evaluation")
+    assert found.scores[0].metric == "eval/return"
+    assert found.scores[0].scores.notna().sum(axis=1).tolist() == [4, 5]
+    sentence, left_out, *_ = opening(found)
     assert sentence.startswith("By eval/return: b scores ")
     assert left_out[0].endswith(
         "sync=a,seed=3 is finished, but no finite eval/return in summary.json"
@@ -234,7 +249,7 @@ def test_a_verdict_that_the_final_evaluation_contradicts_says_so(tmp_path):
     make_sweep(tmp_path, schemes={"a": 100, "b": 50}, seeds=range(6))
     for seed in range(6):
         change(tmp_path / f"sync=b,seed={seed}", **{"eval/return": 200.0 + seed})
-    *_, items, _ = open_with([findings(tmp_path)])
+    *_, items, _ = opening(report(tmp_path))
     assert items[0] == "lower: b"
     assert items[1].startswith(
         "At the end of the runs the order is the opposite: by eval/return, b"
@@ -246,7 +261,7 @@ def test_frames_that_were_not_learned_from_are_in_the_verdict(tmp_path):
     for name, dropped in (("much", 900), ("little", 50), ("none", 0)):
         directory = make_run(tmp_path / name, scheme=name)
         change(directory, **counts, **{"policy/dropped": dropped})
-    *_, items, _ = open_with([findings(tmp_path)])
+    *_, items, _ = opening(report(tmp_path))
     assert items[-2:] == [
         "Warning: much did not learn from 900 (90%) of the frames of a run; its runs made 6 "
         "updates.",
@@ -263,16 +278,16 @@ def test_an_interaction_is_a_difference_of_differences(tmp_path):
             place = tmp_path / f"{lag}-{clip}-{seed}"
             make_run(place, seed=seed, clip=clip, lag=lag)
             change(place, **{"eval/return": 100.0 + effect + next(noise)})
-    found = findings(tmp_path, score="evaluation", interaction="lag*clip")
-    (interaction,) = found.interactions
-    assert interaction.difference.value == pytest.approx(-50 - -10, abs=2)
+    found = final(tmp_path, score="evaluation", interaction="lag*clip")
+    (interaction,) = found.interactions.itertuples()
+    assert interaction.difference == pytest.approx(-50 - -10, abs=2)
     assert interaction.effect == pytest.approx(-50, abs=2)
-    scores = {label: np.array(list(found.result(label).scores.values())) for label in LABELS}
+    scores = {label: found.of(label) for label in LABELS}
     contrasts = scores[LABELS[0]] - scores[LABELS[1]] - scores[LABELS[2]] + scores[LABELS[3]]
     assert interaction.p == pytest.approx(stats.ttest_1samp(contrasts, 0).pvalue)
-    assert "these effects differ" in interaction.sentence()
+    assert "these effects differ" in interaction.finding
     with pytest.raises(ValueError, match="--interaction names 'clp'; did you mean clip"):
-        findings(tmp_path, interaction="lag*clp")
+        report(tmp_path, interaction="lag*clp")
 
 
 LABELS = [f"clip={clip} · lag={lag}" for clip, lag in ((0.3, 6), (0.3, 0), (0.1, 6), (0.1, 0))]
@@ -282,7 +297,7 @@ def test_an_interaction_without_its_four_combinations_is_refused(tmp_path):
     for lag, clip in ((0, 0.1), (6, 0.1), (6, 0.3)):
         make_run(tmp_path / f"{lag}-{clip}", clip=clip, lag=lag)
     with pytest.raises(ValueError, match="--interaction is 'lag\\*clip'; no two values of each"):
-        findings(tmp_path, interaction="lag*clip")
+        report(tmp_path, interaction="lag*clip")
 
 
 def test_an_evaluation_that_shows_what_training_cannot_tell_is_in_the_verdict(tmp_path):
@@ -294,6 +309,6 @@ def test_an_evaluation_that_shows_what_training_cannot_tell_is_in_the_verdict(tm
             (directory / "metrics.jsonl").write_text(f"{returns_of}\n")
             evaluated = 100.0 + seed + (50.0 if scheme == "b" else seed % 2)
             change(directory, **{"eval/return": evaluated})
-    *_, items, _ = open_with([findings(tmp_path)])
+    *_, items, _ = opening(report(tmp_path))
     assert items[0] == "cannot be told: b"
     assert items[1].startswith("At the end of the runs the order is the opposite: by eval/return")

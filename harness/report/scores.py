@@ -1,0 +1,447 @@
+"""Every number of a report, computed from the runs; nothing here draws or writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from gymnasium.envs.registration import registry
+
+from harness.metric_names import PHASES
+from harness.options.errors import suggest
+from harness.report.comparisons import DEFAULT_MARGIN, Margin, compare_pairs, interactions
+from harness.report.curves import band, interpolate, profile, trailing_mean
+from harness.report.design import Design
+from harness.report.progress import show_progress
+from harness.report.settings import SOURCE, Options, Plan, values_of
+from harness.report.statistics import (
+    MEASURES,
+    Estimate,
+    estimate,
+    optimality_gap,
+    probability_of_improvement,
+    student,
+)
+
+EVALUATED, TRAINED, VIRTUAL_TIME = "eval/return", "episode/return", "sim/time_s"
+# The metrics that are read of a run's records.
+WANTED = ("time", VIRTUAL_TIME, EVALUATED, TRAINED, *(f"time/{phase}_s" for phase in PHASES))
+AXES = ("frames", "seconds", "virtual seconds")  # of curves; the last are a simulated cluster's
+POINTS = 101  # of a curve's grid and of a profile
+SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
+FEWEST_EVALUATIONS = 10  # of every run, to be drawn as curves in place of the training's returns
+LAST_TENTH, EVALUATION = "last_tenth", "evaluation"  # scores in place of the mean over training
+PER_1000 = " seconds for 1000 frames"  # ends the name of a phase among the medians
+NO_RECORDS = pd.DataFrame({"step": [], TRAINED: []})
+BAND = ["x", "value", "low", "high", "seeds"]
+CURVES = ["task", "metric", "setting", "axis", *BAND]
+PROFILES = ["task", "metric", "setting", *BAND]
+RESPONSE = ["metric", "panel", "line", "x", "task", "setting", "value", "low", "high", "seeds"]
+RESPONSE += ["verdict"]
+TOTALS = ["setting", "baseline", "tasks", "p_better", "low", "high", "seeds"]
+
+
+@dataclass
+class Score:
+    """What the runs of a task scored by one metric.
+
+    scores       a row for each setting in order, a column for each seed; NaN without a score
+    estimates    (setting, measure) → estimate over the seeds
+    comparisons, interactions    tables of harness/report/comparisons.py
+    """
+
+    task: str
+    metric: str
+    scores: pd.DataFrame
+    unscored: list[str]  # the names of finished runs without this score
+    lacking: str  # why they have none
+    target: float | None = None
+    is_primary: bool = False  # whether the verdict is about this score
+    estimates: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    baseline: str | None = None  # if all are compared with one setting
+    against: str = ""  # what each setting is compared with, in words
+    comparisons: pd.DataFrame = field(default_factory=lambda: compare_pairs(pd.DataFrame(), []))
+    interactions: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def __post_init__(self) -> None:
+        measures = dict(MEASURES)
+        if self.target is not None:
+            measures["gap"] = optimality_gap(self.target)
+        for setting in self.scored:
+            for name, measure in measures.items():
+                self.estimates[setting, name] = estimate(self.of(setting), measure)
+
+    def of(self, setting: str) -> np.ndarray:
+        """The scores of a setting, by ascending seed."""
+        return self.scores.loc[setting].dropna().to_numpy(float)
+
+    @property
+    def scored(self) -> list[str]:
+        """The settings that have scores."""
+        return list(self.scores.index[self.scores.notna().any(axis=1)])
+
+
+@dataclass
+class Report:
+    """All numbers.
+
+    scores      of each task in order: its final score, then that of its training if runs are done
+    curves      task, metric, setting, axis, and the columns of a band
+    profiles    task, metric, setting, and the columns of a band, of the final scores
+    medians     (task, setting) → medians over seeds of the numbers of summaries, and of the seconds
+                for 1000 frames in each phase of the loop
+    """
+
+    plan: Plan
+    scores: list[Score]
+    curves: pd.DataFrame
+    profiles: pd.DataFrame
+    medians: pd.DataFrame
+    margin: Margin
+    design: Design | None = None
+
+    def final(self, task: str) -> Score:
+        return next(score for score in self.scores if score.task == task)
+
+    def throughout(self, task: str) -> Score | None:
+        """The score of training, beside the final one."""
+        several = [score for score in self.scores if score.task == task]
+        return several[1] if len(several) > 1 else None
+
+    @property
+    def primary(self) -> list[Score]:
+        """The score of each task that the verdict is about."""
+        return [score for score in self.scores if score.is_primary]
+
+
+def analyse(
+    plan: Plan,
+    records: pd.DataFrame,
+    *,
+    metric: str | None = None,
+    score: str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    margin: Margin = DEFAULT_MARGIN,
+    by_source: bool = False,
+    design: Design | None = None,
+    interaction: str | None = None,
+) -> Report:
+    """The numbers of every task.
+
+    A `baseline` is a setting, or `option=value`: then each setting is compared with the one that
+    has this value and is otherwise the same. With a `design` it is the first value of x.
+    """
+    numbers = summaries(plan.runs)
+    if metric is not None and len(numbers.columns) and metric not in numbers:
+        raise ValueError(f"--metric is {metric!r}; {suggest(metric, numbers.columns)}")
+    by_run = dict(iter(with_clocks(records).groupby("run")))
+    scores: list[Score] = []
+    curves, profiles = [], []
+    for task in plan.tasks:
+        show_progress(f"statistics of {task}")
+        own = _scores(plan, task, by_run, metric, score, target)
+        scores += own
+        curves.append(_curves(plan, task, by_run, own[0].metric))
+        profiles.append(_profiles(own[0]))
+    report = Report(
+        plan,
+        scores,
+        _stacked(curves, CURVES),
+        _stacked(profiles, PROFILES),
+        _medians(plan),
+        margin,
+        design,
+    )
+    _compare(report, baseline, by_source)
+    if interaction is not None:
+        _interact(report, interaction)
+    return report
+
+
+def _stacked(tables: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=columns)
+
+
+def summaries(runs: pd.DataFrame) -> pd.DataFrame:
+    """The numbers of the runs' summaries, under their own names."""
+    inside = [column for column in runs if column.startswith("summary.")]
+    return runs[inside].rename(columns=lambda column: column.removeprefix("summary."))
+
+
+def with_clocks(records: pd.DataFrame) -> pd.DataFrame:
+    """Records with `AXES` as columns.
+
+    Seconds are those in the learner's loop, without start-up and pauses: of the phases if the
+    records have them.
+    """
+    records = records.reindex(columns=[*dict.fromkeys([*records, *WANTED])])
+    run = records["run"]
+    phases = records[[name for name in WANTED if name.startswith("time/")]]
+    is_timed = phases.notna().any(axis=1).groupby(run).transform("any")
+    spent = phases.sum(axis=1).groupby(run).cumsum()
+    since = records["time"] - records["time"].groupby(run).transform("first")
+    clocks = {"frames": records["step"], "seconds": spent.where(is_timed, since)}
+    return records.assign(**clocks, **{"virtual seconds": records[VIRTUAL_TIME]})
+
+
+def known_target(env: str) -> float | None:
+    """The return at which gymnasium calls an environment solved, if it has one."""
+    spec = registry.get(env)
+    return None if spec is None else spec.reward_threshold
+
+
+# -- scores
+
+Records = Mapping[int, pd.DataFrame]  # by run
+
+
+def _scores(
+    plan: Plan,
+    task: str,
+    records: Records,
+    metric: str | None,
+    primary: str | None,
+    target: float | None,
+) -> list[Score]:
+    """The final score of a task, and that of its training if runs are done."""
+    runs = plan.counted(task)
+    numbers = summaries(runs)
+    evaluated = len(runs) > 0 and EVALUATED in numbers and bool(numbers[EVALUATED].notna().all())
+    is_final = primary == EVALUATION or (primary is None and metric is not None)
+    name = metric or (EVALUATED if evaluated or is_final else TRAINED)
+    if target is None and name in (EVALUATED, TRAINED):
+        target = known_target(plan.settings.loc[task].iloc[0].get("env.id", ""))
+    values = numbers.get(name, pd.Series(math.nan, runs.index))
+    lacking = f"no finite {name} in summary.json"
+    scores = [Score(task, name, *_table(plan, task, values), lacking, target)]
+    if len(runs):
+        share, about = (0.1, " of the last tenth") if primary == LAST_TENTH else (1.0, "")
+        means = [
+            mean_return(records[run], share) if run in records else math.nan for run in runs.index
+        ]
+        table = _table(plan, task, pd.Series(means, runs.index))
+        scores.append(Score(task, f"mean {TRAINED}{about}", *table, "no episode ended"))
+    scores[0 if is_final else -1].is_primary = True
+    return scores
+
+
+def _table(plan: Plan, task: str, scores: pd.Series) -> tuple[pd.DataFrame, list[str]]:
+    """The scores by setting and seed, and the names of the runs that have none."""
+    runs = plan.counted(task).assign(score=scores)
+    table = runs.pivot(index="setting", columns="seed", values="score")
+    return table.reindex(plan.labels(task)), list(runs["name"][scores.isna()])
+
+
+def mean_return(records: pd.DataFrame, share: float = 1.0) -> float:
+    """The mean return of a run's last `share` of frames; NaN if no episode ended in the run.
+
+    A record's `episode/return` is that of the episodes that ended since the record before it, and
+    counts for the frames between the two. Frames without a record of their own count with the next
+    one, since their episodes ended later, and those after the last one with that.
+    """
+    total = records["step"].max()
+    ends, values = records[["step", TRAINED]].dropna().to_numpy().T
+    if not len(ends) or not total:
+        return math.nan
+    edges = np.clip([0.0, *ends[:-1], total], (1.0 - share) * total, total)
+    return float(np.average(values, weights=np.diff(edges)))
+
+
+def _medians(plan: Plan) -> pd.DataFrame:
+    """Medians over seeds, for each setting, of the numbers of summaries and of the phases."""
+    runs = plan.runs[plan.runs["counts"]]
+    numbers = summaries(runs)
+    wall, fps, *phases = (
+        numbers.get(name, pd.Series(math.nan, runs.index))
+        for name in ("wall_s", "fps", *(f"time/{phase}_s" for phase in PHASES))
+    )
+    spent = dict(zip(PHASES, phases, strict=True))
+    spent["other"] = wall - sum(phases)
+    thousands = (wall * fps / 1000).where(lambda frames: frames > 0)
+    shares = {f"{phase}{PER_1000}": s.clip(lower=0) / thousands for phase, s in spent.items()}
+    keys = [runs["task"], runs["setting"]]
+    medians = numbers.assign(**shares).groupby(keys).median()
+    return medians.reindex(plan.settings.index)
+
+
+# -- curves
+
+
+def _curves(plan: Plan, task: str, records: Records, metric: str) -> pd.DataFrame:
+    """Bands of `metric`, if each run has evaluated often, or of the returns of training.
+
+    All are on one grid, so that the figures can be compared point by point.
+    """
+    runs = plan.counted(task)["setting"]
+    lines = [records.get(run, NO_RECORDS) for run in runs.index]
+    points = [line[metric].notna().sum() if metric in line else 0 for line in lines]
+    if not points or min(points) < FEWEST_EVALUATIONS:
+        metric = TRAINED
+    bands: dict[tuple[str, str], pd.DataFrame] = {}
+    for axis in AXES:
+        curves = [line.reindex(columns=[axis, metric]).dropna().to_numpy().T for line in lines]
+        grid = np.linspace(0, max((x[-1] for x, _ in curves if len(x)), default=0), POINTS)
+        by_setting: dict[str, list[np.ndarray]] = {}
+        for setting, (x, y) in zip(runs, curves, strict=True):
+            if len(x):
+                smooth = trailing_mean(x, y, SMOOTHING * (x[-1] - x[0]))
+                by_setting.setdefault(setting, []).append(interpolate(x, smooth, grid))
+        for setting, several in by_setting.items():
+            bands[setting, axis] = band(np.array(several), grid)
+    return _stacked(
+        [
+            bands[setting, axis].assign(task=task, metric=metric, setting=setting, axis=axis)
+            for setting in plan.labels(task)
+            for axis in AXES
+            if (setting, axis) in bands
+        ],
+        CURVES,
+    )
+
+
+def _profiles(score: Score) -> pd.DataFrame:
+    if not score.scored:
+        return pd.DataFrame()
+    low, high = np.nanmin(score.scores), np.nanmax(score.scores)
+    room = 0.05 * (high - low or 1.0)
+    thresholds = np.linspace(low - room, high + room, POINTS)
+    about = {"task": score.task, "metric": score.metric}
+    bands = [
+        profile(score.of(setting), thresholds).assign(setting=setting, **about)
+        for setting in score.scored
+    ]
+    return pd.concat(bands, ignore_index=True)
+
+
+# -- comparisons
+
+
+def _compare(report: Report, baseline: str | None, by_source: bool) -> None:
+    """Every setting with its baseline, by each score."""
+    has_baseline = False
+    for score in report.scores:
+        pairs = _pairs(report, score, baseline, by_source)
+        has_baseline |= pairs is not None
+        score.comparisons = compare_pairs(score.scores, pairs or [], report.margin)
+    if baseline is not None and not has_baseline:
+        labels = [label for task in report.plan.tasks for label in report.plan.labels(task)]
+        raise ValueError(f"--baseline is {baseline!r}; {suggest(baseline, labels)}")
+
+
+def _pairs(
+    report: Report, score: Score, baseline: str | None, by_source: bool
+) -> list[tuple[str, str]] | None:
+    """Each setting and the one that it is compared with; None if there is no such baseline."""
+    settings, design = report.plan.settings.loc[score.task], report.design
+    names = report.plan.names[score.task]
+    fixed: Options = {}
+    if by_source:
+        fixed = {SOURCE: settings[SOURCE].iloc[0]}
+    elif baseline is not None:
+        fixed = _values_named(baseline, settings, names)
+    elif design is not None:
+        fixed = design.first(settings)
+    has = [values == tuple(fixed.values()) for values in values_of(settings, list(fixed))]
+    same = list(settings.index[has])
+    if fixed and (by_source or len(same) != 1):
+        values = " and ".join(f"{key}={value}" for key, value in fixed.items())
+        score.against = f"the setting with {values} that is otherwise the same"
+        others = [key for key in (design.factors if design else names) if key not in fixed]
+        rest = dict(zip(settings.index, values_of(settings, others), strict=True))
+        bases = {rest[label]: label for label in same}
+        pairs = [(label, bases.get(rest[label], label)) for label in settings.index]
+        return [(label, base) for label, base in pairs if label != base] if same else None
+    label = same[0] if fixed else _baseline(report.plan, score, baseline)
+    if label is None:
+        return None
+    score.baseline = score.against = label
+    return [(setting, label) for setting in settings.index if setting != label]
+
+
+def _values_named(baseline: str, settings: pd.DataFrame, names: Sequence[str]) -> Options:
+    """The options in `option=value+option=value`; none if it is the name of a setting."""
+    if baseline in settings.index:
+        return {}
+    values = {}
+    for part in baseline.split("+"):
+        name, sign, value = part.partition("=")
+        keys = [key for key in names if name in (key, key.rsplit(".", 1)[-1])]
+        if not sign or len(keys) != 1:
+            return {}
+        values[keys[0]] = value
+    return values
+
+
+def _baseline(plan: Plan, score: Score, wanted: str | None) -> str | None:
+    """The setting of that name, or whose name alone holds it; else the first with most seeds.
+
+    Finished ones, with a score or without: a run without a score does not move the baseline.
+    """
+    labels = plan.labels(score.task)
+    if wanted is None:
+        finished = plan.counted(score.task)["setting"].value_counts()
+        return max(score.scored, key=lambda label: finished[label], default=None)
+    if wanted in labels:
+        return wanted
+    holding = [label for label in labels if wanted in label]
+    if len(holding) > 1:
+        raise ValueError(f"--baseline {wanted!r} may be {', '.join(holding)}: name one of them")
+    return holding[0] if holding else None
+
+
+def _interact(report: Report, interaction: str) -> None:
+    plan = report.plan
+    for score in report.scores:
+        settings, names = plan.settings.loc[score.task], plan.names[score.task]
+        score.interactions = interactions(settings, names, score.scores, interaction)
+    if not any(len(score.interactions) for score in report.scores):
+        raise ValueError(
+            f"--interaction is {interaction!r}; no two values of each option occur in all four "
+            "combinations"
+        )
+
+
+# -- over settings and tasks
+
+
+def respond(report: Report) -> pd.DataFrame:
+    """The primary score of every setting in its place in the design, panel by panel."""
+    design = report.design
+    if design is None:
+        return pd.DataFrame()
+    rows = []
+    for score in report.primary:
+        verdicts = score.comparisons.set_index("setting")["verdict"]
+        for setting in score.scored:
+            place = design.places.loc[(score.task, setting)].to_dict()
+            place |= {"task": score.task, "metric": score.metric, "setting": setting}
+            place |= {"verdict": verdicts.get(setting)}
+            rows.append({**place, **student(score.of(setting))._asdict()})
+    table = pd.DataFrame(rows, columns=RESPONSE)
+    return table.sort_values(
+        "panel", key=lambda column: column.map(design.panels.index), kind="stable"
+    )
+
+
+def totals(report: Report) -> pd.DataFrame:
+    """Setting → its probability to score more than the baseline, the mean over several tasks.
+
+    For settings that have scores in each of them, beside one baseline.
+    """
+    finals = [report.final(task) for task in report.plan.tasks]
+    baselines = {final.baseline for final in finals}
+    baseline = next(iter(baselines), None)
+    rows = []
+    if len(finals) > 1 and len(baselines) == 1 and baseline is not None:
+        for setting in finals[0].scored:
+            sides = [setting in final.scored and baseline in final.scored for final in finals]
+            if setting != baseline and all(sides):
+                left, right = ([final.of(name) for final in finals] for name in (setting, baseline))
+                better = probability_of_improvement(left, right)
+                rows.append([setting, baseline, len(finals), *better])
+    return pd.DataFrame(rows, columns=TOTALS)
