@@ -2,10 +2,13 @@
 #   PYTHON  the interpreter that environments are made with   make test PYTHON=python3.12
 #   ARGS    handed on to the program                          make test ARGS="-k sync"
 #                                       one file at a time    make test ARGS="-n 0"
+# Packages are installed by uv where it is on the PATH and PYTHON is not named, else by pip; with
+# UV= pip installs them in any case.
 # and for `make bench` a third:
 #   BENCH   which of benchmarks/, all by default              make bench BENCH=collect
 
 PYTHON ?= python3
+UV ?= $(if $(filter file,$(origin PYTHON)),$(shell command -v uv))
 ARGS ?=
 BENCH ?= sync_latency collect train
 
@@ -22,7 +25,9 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 test slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs peers clean
+EXTRAS := test atari minatar minigrid box2d mujoco dm-control optuna sweep ray tensorboard render # in requirements.lock
+
+.PHONY: help run lock test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +80,11 @@ report: $(READY) ## make a report of runs: ARGS=outputs/sync_ablation
 reproduce: $(READY) ## run a run again and compare: ARGS=outputs/2026-01-31/12-00-00-...
 	@$(BIN)/python -m harness.reproduce $(ARGS)
 
+lock: ## pin the newest versions that fit, in uv.lock and requirements.lock; needs uv
+	uv lock --upgrade
+	@{ sed -n '/^#/p' requirements.lock; uv export --quiet --locked --no-hashes --no-header --no-annotate --no-emit-project \
+		$(EXTRAS:%=--extra %) | sed 's/ ;.*//; s/+cpu$$//'; } > requirements.new && mv requirements.new requirements.lock
+
 browser: $(READY) ## look at a report and the site in Chromium, which must be installed
 	$(BIN)/python -m pip install -c requirements.lock -e ".[browser]" --no-build-isolation -q
 	$(BIN)/python -m pytest -m browser $(ARGS)
@@ -97,13 +107,21 @@ define prepare
 @rm -f $@
 endef
 
-# torch comes first, exactly as pinned: a build of that version that pip is offered locally (CPU
+# pip: torch comes first, exactly as pinned: a build of that version that pip is offered locally (CPU
 # only, say) then satisfies whatever follows, and no other is downloaded.
+ifeq ($(UV),)
 $(READY): pyproject.toml requirements.lock
 	$(prepare)
 	$(BIN)/python -m pip install -c requirements.lock torch setuptools
 	$(BIN)/python -m pip install -c requirements.lock --no-build-isolation -e ".[test]"
 	@touch $@
+else
+$(READY): pyproject.toml uv.lock .python-version
+	@test -e $@ || { echo "making $(@D)"; $(UV) venv --seed --clear $(@D); }
+	@rm -f $@
+	$(UV) sync --locked --inexact --extra test
+	@touch $@
+endif
 
 $(PEERS): requirements-peers.lock
 	$(prepare)
