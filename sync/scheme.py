@@ -536,6 +536,11 @@ class WeightSyncScheme:
         return self._need_sender("stats").summary()
 
     @property
+    def mechanism(self) -> str:
+        """How weights travel, in a few words: "shared memory"."""
+        return self._need_sender("mechanism").channel.mechanism
+
+    @property
     def verified_calls(self) -> int:
         """How many policy calls `verify` has checked, up to the workers' last answers."""
         sender = self._need_sender("verified_calls")

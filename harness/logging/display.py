@@ -57,12 +57,18 @@ class Display:
         show_config: bool = True,
         frames: int = 0,
         run: Watched | None = None,
+        sync: str = "",
     ) -> None:
-        """Show what will run. run: what the dashboard looks at while it goes on."""
+        """Show what will run.
+
+        run: what the dashboard looks at while it goes on. sync: how weights travel.
+        """
         self._started = self._first = time.monotonic(), frames
         self._directory = _from_here(Path(directory))
         if show_config:
             self._print(config_tree(options))
+        if sync:
+            self._print(f"sync: {sync}", soft_wrap=True, markup=False)
         self._print(f"writing to {self._directory}", soft_wrap=True, markup=False)
         if self.console.is_terminal:
             collector = options.get("collector")

@@ -52,6 +52,11 @@ class CollectorConfig(Options):
         return 1
 
     @property
+    def place(self) -> str:
+        """Where the workers are, for the line at a run's start."""
+        return "in this process"
+
+    @property
     def nodes(self) -> int:
         """How many nodes the workers are spread over; 0 if all run on this machine."""
         return 0
@@ -155,6 +160,10 @@ class WorkersConfig(CollectorConfig):
     @property
     def workers(self) -> int:
         return self.num_workers
+
+    @property
+    def place(self) -> str:
+        return "on this machine"
 
     @property
     def fills_replay_buffer(self) -> bool:
@@ -271,6 +280,10 @@ class RemoteCollectorConfig(WorkersConfig):
         return self.remote.num_collectors or self.num_workers
 
     @property
+    def place(self) -> str:
+        return f"on this machine (nodes: {self.nodes})"
+
+    @property
     def workers_of_a_batch(self) -> int:
         return self.num_workers // self.nodes if self.asynchronous else self.num_workers
 
@@ -328,6 +341,10 @@ class JoiningCollectorConfig(RemoteCollectorConfig):
             return nodes_started(1)
         return super().nodes
 
+    @property
+    def place(self) -> str:
+        return f"on other hosts (nodes: {self.nodes})" if self.joins_ranks else super().place
+
     def arguments(self, config: Any) -> dict[str, Any]:
         where = ("launcher", "host", "port", "address")
         return super().arguments(config) | {name: getattr(self.remote, name) for name in where}
@@ -379,6 +396,12 @@ class RayCollectorConfig(RemoteCollectorConfig):
 
     name: str = "ray"
     remote: RayConfig = field(default_factory=RayConfig)
+
+    @property
+    def place(self) -> str:
+        if self.remote.address is None:
+            return super().place
+        return f"on the Ray cluster {self.remote.address}"
 
     def arguments(self, config: Any) -> dict[str, Any]:
         takes = {

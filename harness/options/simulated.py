@@ -132,6 +132,10 @@ class SimulatedConfig(CollectorConfig):
         return self.num_workers
 
     @property
+    def place(self) -> str:
+        return "in virtual time"
+
+    @property
     def asynchronous(self) -> bool:
         return True
 

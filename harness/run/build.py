@@ -103,6 +103,15 @@ def make_scheme(config: SyncConfig, *, simulated: bool = False) -> WeightSyncSch
     return schemes.get(config.name).load()(**config.arguments())
 
 
+def describe_sync(config: Config, scheme: WeightSyncScheme) -> str:
+    """How weights travel in this run, in one line."""
+    num_workers = config.collector.workers
+    workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    lag = getattr(config.sync, "lag", 0)
+    lag = lag.get("kind", lag) if isinstance(lag, dict) else lag
+    return f"{scheme.mechanism}, {workers} {config.collector.place}, {scheme.wire}, lag {lag}"
+
+
 def make_collector(
     config: Config, learner: Learner, scheme: WeightSyncScheme, schedule: Path
 ) -> BaseCollector:

@@ -27,7 +27,13 @@ from harness.logging.display import Display
 from harness.measures.sync_meter import SyncMeter
 from harness.options.errors import ConfigError
 from harness.run.batch_sources import make_source
-from harness.run.build import make_collector, make_learner, make_scheme, show_observations
+from harness.run.build import (
+    describe_sync,
+    make_collector,
+    make_learner,
+    make_scheme,
+    show_observations,
+)
 from harness.run.callbacks import make_callbacks
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run.directory import RunDir, RunDirInUse
@@ -243,6 +249,7 @@ class Execution:
                 show_config=self.plan.sweep is None,
                 frames=runner.frames,
                 run=runner,
+                sync=describe_sync(config, scheme),
             )
             try:
                 runner.run()

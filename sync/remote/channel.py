@@ -90,7 +90,7 @@ class RemoteSender(SenderChannel):
 
     def __init__(self, layout: Layout, num_workers: int, engine: Engine):
         super().__init__(layout, num_workers)
-        self.engine = engine
+        self.engine, self.mechanism = engine, engine.mechanism
         self.handout = self.key = uuid.uuid4().hex
         self.bell = Doorbell()
         # By the ids of their blocks, as long as they wait or are on their way.

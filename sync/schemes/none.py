@@ -152,6 +152,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return {**summary, "moved": {}, "workers": {}}
 
     @property
+    def mechanism(self) -> str:
+        return "no weights travel"
+
+    @property
     def verified_calls(self) -> int:
         return 0
 

@@ -128,6 +128,34 @@ def ended(_ended, tmp_path) -> Path:
 # -- what a run leaves
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ((), "shared memory, 2 workers on this machine, float32, lag 0"),
+        (
+            ("collector=single", "sync=multiprocess", "sync.wire=bfloat16", "sync.lag=1"),
+            "messages, 1 worker in this process, bfloat16, lag 1",
+        ),
+        (
+            ("collector=single", "sync=none"),
+            "no weights travel, 1 worker in this process, float32, lag 0",
+        ),
+        (
+            ("collector=simulated", "sync.lag={kind: uniform, low: 0, high: 1}"),
+            "simulated, 8 workers in virtual time, float32, lag uniform",
+        ),
+        (
+            ("collector=distributed", "sync=distributed"),
+            "gloo, 2 workers on this machine (nodes: 2), float32, lag 0",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_run_says_at_its_start_how_weights_travel(options, line, tmp_path, capfd):
+    assert run.main([*SMALL, *options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert f"\nsync: {line}\nwriting to" in capfd.readouterr().out
+
+
 def test_a_run_leaves_its_directory_behind():
     status, directory = start(*SMALL, "collector=single")
     assert status == 0
