@@ -158,20 +158,6 @@ def test_a_version_that_waits_is_fed_when_the_worker_has_answered():
     assert not service_threads()
 
 
-def test_a_worker_that_reads_nothing_holds_up_no_other():
-    with running(scheme := scheme_of(2)) as (idle, busy):
-        for value in range(2, 20):
-            busy.tell(receive, 20)
-            scheme.send(policy(value), worker_ids=1)
-            scheme.send_async(policy(value), worker_ids=0)
-            assert busy.hear()
-            assert busy.do(held) == bits(policy(value))
-        assert scheme.acknowledged[0] == 0
-        while idle.do(receive, 1):
-            pass
-        assert idle.do(held) == bits(policy(19))
-
-
 def test_versions_that_wait_are_fed_while_the_trainer_waits_for_another_worker():
     with running(scheme := scheme_of(2)) as (keen, stuck):
         for value in (2, 3, 4):

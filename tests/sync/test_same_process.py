@@ -50,39 +50,6 @@ def test_a_deep_copy_of_a_sender_is_a_receiver_in_the_same_thread(kind):
 
 
 @EACH
-def test_each_worker_of_one_process_is_addressed_on_its_own(kind):
-    scheme = sender(kind, workers=2, connect_timeout=10)
-    with in_one_thread(scheme, 2) as (one, other):
-        if kind != "hogwild":  # its workers have the trainer's own parameters
-            scheme.send_async(policy(5), worker_ids=[1])
-            assert (one.receive(), other.receive() is None) == (None, False)
-            assert bits(one.model) == bits(policy(1))
-            assert bits(other.model) == bits(policy(5))
-        one.shutdown()
-        scheme.send_async(policy(6), worker_ids=1)
-        assert other.receive() is not None
-        assert bits(other.model) == bits(policy(6))
-
-
-@EACH
-def test_a_worker_of_the_same_process_may_be_replaced(kind):
-    with in_one_thread(scheme := sender(kind)) as (first,):
-        first.shutdown()
-        second = copy.deepcopy(scheme)
-        second.init_on_receiver(model=policy(), worker_idx=0)
-        meeting = threading.Thread(target=scheme.connect, kwargs={"worker_idx": 0})
-        meeting.start()
-        second.connect(background=False)
-        meeting.join(20)
-        scheme.send_async(policy(4))
-        assert second.receive() is not None
-        scheme.wait_async()
-        assert bits(second.model) == bits(policy(4))
-        assert scheme.stats["workers"][0]["restarts"] == 1
-        second.shutdown()
-
-
-@EACH
 @in_own_process
 def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
     def count():

@@ -19,7 +19,6 @@ from tests.sync.support import (
     policy,
     receive,
     running,
-    version,
 )
 
 EACH = pytest.mark.parametrize("kind", KINDS)
@@ -184,19 +183,6 @@ def test_extra_state_that_outgrew_its_room_is_refused_and_no_worker_changes(kind
         scheme.send_async()
         assert worker.do(receive)
         assert worker.do(lambda s, m: (m[0].extra, m[0].weight.sum().item())) == ("y" * 1000, 10.0)
-
-
-@EACH
-def test_of_versions_that_nobody_read_only_the_newest_arrives(kind):
-    with running(scheme := sender(kind)) as (worker,):
-        for value in range(2, 50):
-            scheme.send_async(policy(value))
-        while worker.do(version) != scheme.version:  # the first may be on its way already
-            assert worker.do(receive, 20)
-        assert worker.do(held) == bits(policy(49))
-        assert not worker.do(receive)
-        stats = scheme.stats["workers"][0]
-        assert stats["coalesced"] == stats["addressed"] - stats["applied"] >= 46
 
 
 @EACH

@@ -133,20 +133,6 @@ def test_slots_are_used_again_and_the_pool_stays_small(zero_copy):
         assert slots.memory_bytes <= 6 * (slots.layout.nbytes + 4096)
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
-def test_a_pool_of_slots_suffices_when_every_worker_uses_another_version(zero_copy):
-    scheme = scheme_of(zero_copy=zero_copy, workers=4, per_worker_weights=True)
-    with running(scheme) as workers:
-        for value in range(10, 200, 10):
-            scheme.send_async({w: policy(value + w) for w in range(4)})
-            lucky = value // 10 % 4
-            assert workers[lucky].do(receive)
-            assert workers[lucky].do(held) == bits(policy(value + lucky))
-        for index, worker in enumerate(workers):
-            worker.do(receive)
-            assert worker.do(held) == bits(policy(190 + index))
-
-
 def test_pointing_at_a_snapshot_needs_a_model_in_cpu_memory_and_both_sides_are_told():
     scheme = scheme_of(nn.Linear(2, 2), zero_copy=True, connect_timeout=5)
     says = "zero_copy=True: the model is on meta"

@@ -7,12 +7,10 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from sync import Layout, WorkerDied, WorkerRaised
+from sync import Layout, WorkerDied
 from sync.workers import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
 from tests.sync.support import (
-    Counting,
     Worker,
     connect,
     fill,
@@ -112,51 +110,6 @@ def test_bytes_and_times_of_sends_are_those_of_the_workers_they_went_to(kind):
 
 
 @EACH
-def test_addressed_and_applied_versions_are_counted_by_worker(kind):
-    with running(scheme := sender(kind, workers=2), background=True):
-        scheme.send()
-        scheme.send(worker_ids=1)
-        assert counts(scheme, 0) == counted(2, 2, 0, 0, 0)
-        assert counts(scheme, 1) == counted(3, 3, 0, 0, 0)
-
-
-@EACH
-def test_versions_that_nobody_read_are_counted_as_coalesced_once_they_are_past(kind):
-    with running(scheme := sender(kind)) as (worker,):
-        scheme.send_async(policy(2))
-        assert counts(scheme) == counted(2, 1, 0, 0, 0)  # it is on its way
-        for value in range(3, 7):
-            scheme.send_async(policy(value))
-        while worker.do(version) != 5:
-            assert worker.do(receive, 20)
-        applied = counts(scheme)["applied"]
-        assert counts(scheme) == counted(6, applied, 6 - applied, 0, 0)
-        assert applied <= 3
-
-
-@EACH
-def test_a_version_that_failed_is_counted_as_that_and_not_as_coalesced(kind):
-    scheme = sender(kind, nn.Sequential(Counting()))
-    with running(scheme, lambda: nn.Sequential(Counting())) as (worker,):
-        for _ in range(3):
-            scheme.send_async()
-        while worker.do(version) != 3:
-            assert worker.do(receive, 20)
-        applied = counts(scheme)["applied"]
-        worker.do(lambda s, m: setattr(m[0], "refuses", True))
-        scheme.send_async()
-        with pytest.raises(RuntimeError, match="refuses"):
-            worker.do(receive, 20)
-        assert counts(scheme) == counted(5, applied, 4 - applied, 1, 0)
-        with pytest.raises(WorkerRaised):
-            scheme.wait_async(20)
-        worker.do(lambda s, m: setattr(m[0], "refuses", False))
-        scheme.send_async()
-        assert worker.do(receive, 20)
-        assert counts(scheme) == counted(6, applied + 1, 4 - applied, 1, 0)
-
-
-@EACH
 def test_a_restart_is_counted_and_hides_no_coalesced_version(kind):
     with running(scheme := sender(kind), method="fork") as (worker,):
         worker.tell(lambda s, m: os._exit(1))
@@ -179,25 +132,6 @@ def test_a_restart_is_counted_and_hides_no_coalesced_version(kind):
 
 
 @EACH
-def test_a_newcomer_that_takes_the_same_version_again_hides_no_coalesced_version(kind):
-    with running(scheme := sender(kind), method="fork") as (worker,):
-        worker.tell(lambda s, m: os._exit(1))
-        worker.process.join(20)
-        with Worker(scheme, worker_idx=0) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=0)  # version 0, for the second time
-            newcomer.hear()
-            used = 1
-            for value in range(2, 8):
-                scheme.send_async(policy(value))
-            while newcomer.do(version) != scheme.version:
-                assert newcomer.do(receive, 20)
-                used += 1
-            scheme.wait_async(20)  # until its last answer was read
-            assert counts(scheme)["coalesced"] == 7 - used >= 3
-
-
-@EACH
 def test_recorded_times_are_ordered_and_not_negative(kind):
     with running(scheme := sender(kind, workers=2), background=True):
         for _ in range(20):
@@ -215,12 +149,3 @@ def test_recorded_times_are_ordered_and_not_negative(kind):
         for worker in stats["workers"].values():
             for name in TIMES:
                 assert 0 <= worker[name]["p50"] <= worker[name]["p99"] <= worker[name]["max"]
-
-
-@EACH
-def test_what_a_worker_did_is_measured_also_when_nobody_waited_for_it(kind):
-    with running(scheme := sender(kind)) as (worker,):
-        for value in range(200):
-            scheme.send_async(policy(value))
-            worker.do(receive)
-        assert counts(scheme) == counted(201, 201, 0, 0, 0)

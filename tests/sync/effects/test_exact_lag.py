@@ -18,7 +18,6 @@ from sync import (
 )
 from tests.sync.support import (
     KINDS,
-    ThreadWorker,
     Worker,
     bits,
     connect,
@@ -48,23 +47,6 @@ def take(scheme, model, version):
     return scheme.version, bits(model)
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16", "delta"])
-@EACH
-def test_a_worker_has_the_values_and_the_stamp_of_so_many_versions_ago(kind, wire):
-    if kind == "shared_zero_copy" and wire != "float32":
-        pytest.skip("encoded versions cannot be pointed at")
-    model = policy(0)
-    scheme = lagging(model, kind=kind, wire=wire, workers=2, sync=False)
-    with running(scheme) as workers:
-        for n in range(1, 10):
-            scheme.send(fill(model, n))
-            expected = max(0, n - LAG)
-            for worker in workers:
-                assert worker.do(take, expected) == (expected, bits(policy(expected)))
-        assert scheme.version == 9
-        assert scheme.addressed == scheme.acknowledged == {0: 6, 1: 6}
-
-
 @pytest.mark.parametrize("link", [None, Link(latency_ms=2, jitter_ms=2)], ids=["direct", "linked"])
 @EACH
 def test_a_blocking_send_waits_for_the_version_that_is_delivered(kind, link):
@@ -82,52 +64,6 @@ def test_no_lag_is_no_effect():
             assert scheme.lag is None
             assert scheme._sender.pipeline._effects == []
             assert scheme.history == 0
-
-
-def test_a_version_reaches_only_the_workers_it_was_published_to():
-    model = policy(0)
-    with running(scheme := lagging(model, workers=2, lag=2, sync=False)) as workers:
-        published = [[0, 1], [0], [0], [0], [1], [0, 1], [0, 1], [0, 1]]
-        # Worker 1 was sent 1, 5, 6, 7 and 8.
-        expected = [(0, 0), (0, 0), (1, 0), (2, 0), (2, 1), (4, 1), (4, 5), (6, 6)]
-        for n, (to, versions) in enumerate(zip(published, expected, strict=True), 1):
-            scheme.send(fill(model, n), worker_ids=to)
-            for worker, version in zip(workers, versions, strict=True):
-                assert worker.do(take, version) == (version, bits(policy(version)))
-
-
-def test_each_worker_keeps_its_own_older_weights():
-    scheme = SharedMemWeightSyncScheme(lag=1, per_worker_weights=True, sync=False)
-    scheme.init_on_sender(params_map={0: policy(0), 1: policy(100)})
-    with running(scheme) as workers:
-        for n in (1, 2, 3):
-            scheme.send({0: policy(n), 1: policy(100 + n)})
-            for index, worker in enumerate(workers):
-                expected = bits(policy(100 * index + n - 1))
-                assert worker.do(take, n - 1) == (n - 1, expected)
-
-
-def test_lags_that_are_drawn_by_version_never_bring_older_weights_back():
-    model, values = policy(0), (0, 3, 1, 1, 2, 3, 3, 3, 0)
-    lag = Lag("cycle", values=values)
-    with running(scheme := lagging(model, lag=lag, workers=2, sync=False)) as workers:
-        newest = 0
-        for n in range(1, 20):
-            scheme.send(fill(model, n))
-            newest = max(newest, n - values[n % len(values)])
-            for worker in workers:
-                assert worker.do(take, newest) == (newest, bits(policy(newest)))
-
-
-def test_lags_that_are_drawn_by_worker_stay_the_same():
-    model = policy(0)
-    lag = Lag("cycle", values=(0, 2, 4), per="worker")
-    with running(scheme := lagging(model, lag=lag, workers=4, sync=False)) as workers:
-        for n in range(1, 9):
-            scheme.send(fill(model, n))
-            for worker, k in zip(workers, (0, 2, 4, 0), strict=True):
-                expected = max(0, n - k)
-                assert worker.do(take, expected) == (expected, bits(policy(expected)))
 
 
 def test_a_process_that_takes_a_place_gets_what_its_predecessor_had():
@@ -151,19 +87,6 @@ def test_a_process_that_takes_a_place_gets_what_its_predecessor_had():
                     assert worker.do(take, n - LAG) == (n - LAG, bits(policy(n - LAG)))
 
 
-def test_a_successor_gets_what_lag_delivered_last():
-    model = policy(0)
-    with running(scheme := lagging(model, lag=8, sync=False, connect_timeout=10)) as (worker,):
-        for n in range(1, 6):  # nothing is due
-            scheme.send(fill(model, n))
-        worker.do(lambda s, m: s.shutdown())
-        with ThreadWorker(scheme, worker_idx=0) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=0)
-            newcomer.hear()
-            assert newcomer.do(take, 0) == (0, bits(policy(0)))
-
-
 def test_a_worker_that_died_fails_the_send_that_would_have_reached_it():
     model = policy(0)
     with running(scheme := lagging(model, lag=2), background=True, method="fork") as (worker,):
@@ -173,18 +96,6 @@ def test_a_worker_that_died_fails_the_send_that_would_have_reached_it():
         scheme.send(fill(model, 2))  # nothing is due
         with pytest.raises(WorkerDied):
             scheme.send(fill(model, 3))
-
-
-def test_a_version_that_is_refused_counts_neither_as_published_nor_as_delivered():
-    model = policy(0)
-    with running(scheme := lagging(model, lag=1, sync=False)) as (worker,):
-        scheme.send(fill(model, 1))
-        model[0].weight.data[0] = float("nan")
-        with pytest.raises(ValueError, match="NaN"):
-            scheme.send()
-        scheme.send(fill(model, 2))
-        assert scheme.version == 2
-        assert worker.do(take, 1) == (1, bits(policy(1)))
 
 
 def test_if_the_weights_of_one_worker_are_refused_no_worker_gets_any():

@@ -56,50 +56,6 @@ def test_what_did_not_change_takes_next_to_nothing(kind):
 
 
 @COPYING
-def test_versions_that_nobody_read_are_not_missed(kind):
-    weights = model()
-    with running(scheme := made(kind, "delta", weights), model) as (worker,):
-        for unread in (0, 1, 2, 7, 30):
-            for _ in range(unread + 1):
-                step(weights)
-                scheme.send_async()
-            worker.tell(receive, 20)  # by message, older ones may come first
-            assert worker.hear()
-            while worker.do(version) < scheme.version:
-                worker.do(receive, 20)
-            assert worker.do(held) == bits(weights)
-
-
-@COPYING
-def test_each_worker_is_served_from_what_it_holds(kind):
-    weights = model()
-    scheme = made(kind, "delta", weights, workers=3)
-    with running(scheme, model) as workers:
-        expected = [bits(weights)] * 3
-        for addressed in ([0], [0, 1], [2], [0], [0, 1, 2], [1]):
-            step(weights)
-            scheme.send_async(worker_ids=addressed)
-            for number in addressed:
-                assert workers[number].do(receive, 20)
-                expected[number] = bits(weights)
-            assert [worker.do(held) for worker in workers] == expected
-
-
-def test_each_worker_has_weights_of_its_own():
-    sources = {0: model(), 1: model()}
-    scheme = KINDS["shared_copy"](wire="delta", per_worker_weights=True)
-    scheme.init_on_sender(params_map=sources)
-    with running(scheme, model) as workers:
-        for _ in range(4):
-            for source in sources.values():
-                step(source)
-            scheme.send_async(sources)
-            for number, worker in enumerate(workers):
-                assert worker.do(receive, 20)
-                assert worker.do(held) == bits(sources[number])
-
-
-@COPYING
 def test_a_worker_that_takes_a_dead_ones_place_gets_the_last_version_that_was_sent(kind):
     weights = model()
     scheme = made(kind, "delta", weights, workers=2, timeout=20)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from concurrent.futures import Future
 
 import pytest
@@ -331,22 +329,6 @@ def test_after_the_receiver_has_shut_down_nothing_is_applied():
         with pytest.raises(Exception, match="left"):
             scheme.wait_async()
         assert theirs.number.item() == 0
-
-
-def test_a_successor_in_the_same_process_takes_the_place_of_one_that_left():
-    with joined(Model(), Model()) as (scheme, ours, receiver, theirs):
-        receiver.shutdown()
-        successor = copy.deepcopy(scheme)
-        successor.init_on_receiver(model=theirs, worker_idx=0)
-        meeting = threading.Thread(target=successor.connect)
-        meeting.start()
-        scheme.connect(worker_idx=0)
-        meeting.join()
-        send(scheme, ours, 5)
-        scheme.wait_async()
-        assert theirs.number.item() == 5
-        assert scheme.stats["workers"][0]["restarts"] == 1
-        successor.shutdown()
 
 
 def test_a_scheme_needs_its_engine_before_it_is_initialised():
