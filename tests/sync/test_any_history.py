@@ -5,8 +5,8 @@ was sent to it last, in one piece, and the sender knows it.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,11 +23,12 @@ from sync import (
     WeightSyncScheme,
     WorkerRaised,
 )
+from tests.promises.probe import wait_until
 from tests.sync.remote.support import Threads
 from tests.sync.test_any_model import PROFILE
 
 NUM_WORKERS = 3
-WAIT_S = 20.0
+WAIT_S = 10.0
 
 
 class Numbered(nn.Module):
@@ -78,7 +79,7 @@ class Expected:
     def publish(self, version: int, number: int, lag: int) -> None:
         self.published[version] = number
         due = max((one for one in self.published if one <= version - lag), default=-1)
-        if due > self.due:
+        if due > self.sent[-1]:
             self.due = due
             self.sent.append(due)
 
@@ -87,8 +88,7 @@ class History:
     """A sender and its receivers in this process, and what is expected of them."""
 
     def __init__(self, make: Any, lag: Lag, **options: Any):
-        self.engine, self.lag = Threads(), lag
-        self.engine.num_peers = NUM_WORKERS
+        self.engine, self.lag = Threads(NUM_WORKERS), lag
         self.scheme: WeightSyncScheme = make(lag=lag, connect_timeout=WAIT_S, **options)
         if isinstance(self.scheme, RPCWeightSyncScheme):
             self.scheme.attach(self.engine)
@@ -105,13 +105,12 @@ class History:
             receiver = copy.deepcopy(self.scheme)
             receiver.init_on_receiver(model=Numbered(-1), worker_idx=worker)
             self.receivers[worker : worker + 1] = [receiver]
-        which = workers[0] if len(workers) == 1 else None
-        meeting = threading.Thread(target=self.scheme.connect, kwargs={"worker_idx": which})
-        meeting.start()
-        for worker in workers:
-            self.receivers[worker].connect(background=False)
-        meeting.join(WAIT_S)
-        assert not meeting.is_alive()
+        with ThreadPoolExecutor(1) as thread:
+            which = workers[0] if len(workers) == 1 else None
+            meeting = thread.submit(self.scheme.connect, worker_idx=which)
+            for worker in workers:
+                self.receivers[worker].connect(background=False)
+            meeting.result(WAIT_S)
 
     # -- steps
 
@@ -175,6 +174,9 @@ class History:
         expected = self.expected[worker]
         expected.due = expected.sent[-1]  # also if the predecessor refused it
         self.receivers[worker].shutdown()
+        answered = expected.sent[-1] in expected.applied | expected.refused
+        if isinstance(self.scheme, RPCWeightSyncScheme) and not answered:
+            wait_until(lambda: self.scheme.stats and not self.scheme.synchronized_on_sender)
         self.meet([worker])
         expected.version = expected.due
         expected.applied |= {expected.due} - expected.refused  # which counts as a failure

@@ -16,13 +16,13 @@ from sync.remote.pickled_calls import Outcome
 
 
 class Threads(Engine):
-    """Runs calls in threads of this process."""
+    """Runs calls in threads of this process, one for each delivery that waits for its answer."""
 
-    num_peers = 1
     mechanism = "threads"
 
-    def __init__(self):
-        self.pool = ThreadPoolExecutor(4)
+    def __init__(self, num_peers=1):
+        self.num_peers = num_peers
+        self.pool = ThreadPoolExecutor(8 * num_peers)
 
     def call(self, peer, function, *args):
         future = Future()
