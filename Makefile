@@ -27,7 +27,7 @@ test slow coverage: export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 EXTRAS := test atari minatar minigrid box2d mujoco dm-control optuna sweep ray tensorboard render # in requirements.lock
 
-.PHONY: help run lock test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs peers clean
+.PHONY: help run lock test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -92,6 +92,11 @@ browser: $(READY) ## look at a report and the site in Chromium, which must be in
 docs: $(READY) $(DOCS) ## compose all commands of the pages, and build the site into site/
 	@$(BIN)/python -m pytest -q -m slow tests/docs/test_commands.py
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
+
+publish: $(DOCS) ## add the site of this version to the local branch gh-pages, with mike
+	@.venv-docs/bin/mike deploy --config-file mkdocs-versions.yml --update-aliases \
+		$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) latest $(ARGS)
+	@.venv-docs/bin/mike set-default --config-file mkdocs-versions.yml latest
 
 peers: $(PEERS) ## make the environment of the benchmarks' peers, .venv-peers
 

@@ -209,10 +209,10 @@ def _is_incidental(key: str) -> bool:
 
 
 def _follows_seed(key: str, options: pd.DataFrame) -> bool:
-    """Whether every run has its seed as the value, as with `env.kwargs.level_seed=${seed}`."""
+    """Whether every run that has it has its seed as the value: `env.kwargs.level_seed=${seed}`."""
     if not key.endswith("seed") or "seed" not in options:
         return False
-    return bool((options[key] == options["seed"]).all())
+    return bool((options[key] == options["seed"])[options[key].notna()].all())
 
 
 def _is_of_some_parts(key: str, options: pd.DataFrame) -> bool:
