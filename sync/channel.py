@@ -72,6 +72,7 @@ class SenderChannel(ABC):
 
     mechanism: how versions travel, in a few words; `scheme.stats` reports it.
     handout: what a worker's process needs to create its half; it is pickled with the scheme.
+    moved: versions and bytes by mechanism: {"shared memory": {"versions": 3, "bytes": 54000}}.
     """
 
     mechanism: str = "unnamed"
@@ -81,7 +82,7 @@ class SenderChannel(ABC):
         self.num_workers = num_workers
         self.handout: Any = None
         self._pool: list[Snapshot] = []
-        self._moved: dict[str, dict[str, int]] = {}
+        self.moved: dict[str, dict[str, int]] = {}
 
     def pack(
         self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
@@ -137,13 +138,9 @@ class SenderChannel(ABC):
         """What is known of a worker, besides its answers."""
         return About()
 
-    def moved(self) -> dict[str, dict[str, int]]:
-        """Versions and bytes by mechanism: {"shared memory": {"versions": 3, "bytes": 54000}}."""
-        return {mechanism: dict(counts) for mechanism, counts in self._moved.items()}
-
     def count_moved(self, nbytes: int, mechanism: str = "", times: int = 1) -> None:
         """Count one version that was moved, to one worker or to all at once."""
-        counts = self._moved.setdefault(mechanism or self.mechanism, {"versions": 0, "bytes": 0})
+        counts = self.moved.setdefault(mechanism or self.mechanism, {"versions": 0, "bytes": 0})
         counts["versions"] += times
         counts["bytes"] += nbytes * times
 

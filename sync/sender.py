@@ -7,6 +7,7 @@ send():  pack the weights into a free block     (version n)
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -335,7 +336,7 @@ class Sender:
             "version": self.version,
             **self.stats.summary(),
             "wire": self.stats.wire_summary(),
-            "moved": self.channel.moved(),
+            "moved": copy.deepcopy(self.channel.moved),
             "workers": workers,
         }
 

@@ -235,7 +235,8 @@ class SlowLinkSender(SenderChannel):
 
     def __init__(self, inner: SenderChannel, link: Link):
         super().__init__(inner.layout, inner.num_workers)
-        self.inner, self.handout, self.mechanism = inner, inner.handout, inner.mechanism
+        self.inner, self.handout = inner, inner.handout
+        self.mechanism, self.moved = inner.mechanism, inner.moved
         self.links: dict[int, WorkerLink] = {
             worker: WorkerLink(link, worker) for worker in range(inner.num_workers)
         }
@@ -291,6 +292,3 @@ class SlowLinkSender(SenderChannel):
 
     def meet(self, worker: int) -> None:
         self.inner.meet(worker)
-
-    def moved(self) -> dict[str, dict[str, int]]:
-        return self.inner.moved()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -278,8 +278,12 @@ WAYS = st.tuples(
 )
 
 
+# A history that fails may wait for what does not come, so that a shorter one is not looked for.
+QUICK = {**PROFILE, "phases": [Phase.generate]}
+
+
 @given(WAYS, STEPS)
-@settings(max_examples=200, **PROFILE)
+@settings(max_examples=200, **QUICK)
 def test_each_worker_has_what_it_was_sent_last_and_the_sender_knows_it(way, steps):
     check(*way, steps)
 
@@ -287,6 +291,6 @@ def test_each_worker_has_what_it_was_sent_last_and_the_sender_knows_it(way, step
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @given(WAYS, STEPS)
-@settings(max_examples=2000, **PROFILE)
+@settings(max_examples=2000, **QUICK)
 def test_more_histories(way, steps):
     check(*way, steps)

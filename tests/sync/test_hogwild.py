@@ -168,21 +168,6 @@ def test_a_model_that_is_not_in_cpu_memory_is_refused():
         scheme.connect()
 
 
-def test_tied_parameters_stay_tied_on_both_sides():
-    def tied():
-        model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
-        model["b"].weight = model["a"].weight
-        return model
-
-    model = fill(tied(), 1)
-    with running(scheme_of(model), tied) as (worker,):
-        with torch.no_grad():
-            model["b"].weight.fill_(5)
-        assert (model["a"].weight == 5).all()
-        assert worker.do(parameters) == bits(dict(model.named_parameters()))
-    assert model["b"].weight is model["a"].weight
-
-
 def test_who_takes_a_dead_workers_place_shares_the_same_weights():
     model = policy(1)
     scheme = scheme_of(model)
@@ -195,15 +180,6 @@ def test_who_takes_a_dead_workers_place_shares_the_same_weights():
             newcomer.hear()
             fill(model, 6)
             assert newcomer.do(parameters) == bits(dict(policy(6).named_parameters()))
-
-
-def test_weights_that_are_sent_are_written_over_the_trainers_own():
-    model = policy(1)
-    with running(scheme := scheme_of(model)) as (worker,):
-        scheme.send_async(policy(7))
-        assert worker.do(receive)
-        assert worker.do(parameters) == bits(dict(policy(7).named_parameters()))
-        assert bits(dict(model.named_parameters())) == bits(dict(policy(7).named_parameters()))
 
 
 class Flat(nn.Module):

@@ -28,7 +28,6 @@ from tests.sync.support import (
     receive,
     running,
     tensors,
-    version,
 )
 
 
@@ -53,33 +52,6 @@ def test_what_did_not_change_takes_next_to_nothing(kind):
         assert last_bytes(scheme, lambda: publish(scheme, worker)) < 300
         assert worker.do(held) == bits(weights)
         assert scheme.stats["workers"][0]["bytes"] == scheme.stats["bytes"]
-
-
-@COPYING
-def test_a_worker_that_takes_a_dead_ones_place_gets_the_last_version_that_was_sent(kind):
-    weights = model()
-    scheme = made(kind, "delta", weights, workers=2, timeout=20)
-    with running(scheme, model, method="fork") as (first, second):
-        for _ in range(3):
-            step(weights)
-            scheme.send_async()
-            for worker in (first, second):
-                assert worker.do(receive, 20)
-        sent = bits(weights)
-        second.tell(lambda s, m: os._exit(1))
-        os.waitid(os.P_PID, second.process.pid, os.WEXITED | os.WNOWAIT)
-        step(weights)  # not sent yet
-        with Worker(scheme, model, worker_idx=1) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=1)
-            newcomer.hear()
-            assert (newcomer.do(held), newcomer.do(version)) == (sent, 3)
-            for _ in range(3):
-                scheme.send_async()
-                for worker in (first, newcomer):
-                    assert worker.do(receive, 20)
-                    assert worker.do(held) == bits(weights)
-                step(weights)
 
 
 @COPYING

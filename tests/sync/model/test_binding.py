@@ -183,23 +183,6 @@ def test_an_entry_that_was_added_is_refused_when_weights_are_packed(form):
         binding.pack(private_snapshot(binding.layout), 0, check_finite=True)
 
 
-def test_tied_parameters_stay_tied_however_weights_are_applied():
-    source, model = Parts(), Parts()
-    with torch.no_grad():
-        source.shared.weight.fill_(7)
-    written = snapshot_of(source)
-    binding = bind(model, written.layout)
-    for step in (binding.load, binding.point_at, binding.point_at, binding.load):
-        step(written)
-        assert model.tied.weight is model.shared.weight
-        assert bits(model) == bits(source)
-    binding.detach_from_snapshots()
-    assert model.tied.weight is model.shared.weight
-    with torch.no_grad():
-        model.tied.weight.fill_(1)
-    assert (model.shared.weight == 1).all()
-
-
 def test_pointing_shares_parameters_and_copies_buffers():
     source = fill(policy(), 3)
     written = snapshot_of(source)

@@ -235,7 +235,7 @@ def test_all_workers_share_one_packed_block(sending):
     sending.publish(1, workers=(0, 1))
     assert packed == [0, 0, sending.binding.layout.nbytes]
     nbytes = 2 * sending.binding.layout.nbytes
-    assert sending.channel.moved() == {"unnamed": {"versions": 2, "bytes": nbytes}}
+    assert sending.channel.moved == {"unnamed": {"versions": 2, "bytes": nbytes}}
 
 
 # -- with a worker in this process
@@ -296,30 +296,6 @@ def test_a_model_in_use_is_left_alone_and_has_the_version_afterwards():
             assert (theirs.number.item(), version, receiver.version) == (0, 0, 0)
         scheme.wait_async()
         assert (theirs.number.item(), receiver.version) == (1, 1)
-
-
-def test_without_the_background_thread_nothing_is_applied_until_it_is_asked_for():
-    with joined(Model(), Model(), background=False) as (scheme, ours, receiver, theirs):
-        send(scheme, ours, 1)
-        with pytest.raises(Exception, match="did not acknowledge version 1"):
-            scheme.wait_async(timeout=0.5)
-        assert theirs.number.item() == 0
-        assert receiver.receive(5.0) is not None
-        scheme.wait_async()
-        assert theirs.number.item() == 1
-
-
-def test_what_the_model_raises_reaches_the_sender_and_the_next_version_is_applied():
-    with joined(Model(), Model()) as (scheme, ours, receiver, theirs):
-        theirs.refuses = True
-        send(scheme, ours, 1)
-        with pytest.raises(WorkerRaised, match="no more of these"):
-            scheme.wait_async()
-        assert receiver.version == 0
-        theirs.refuses = False
-        send(scheme, ours, 2)
-        scheme.wait_async()
-        assert (theirs.number.item(), receiver.version) == (2, 2)
 
 
 def test_after_the_receiver_has_shut_down_nothing_is_applied():
