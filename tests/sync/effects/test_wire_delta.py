@@ -28,6 +28,7 @@ from tests.sync.support import (
     receive,
     running,
     tensors,
+    version,
 )
 
 
@@ -52,6 +53,21 @@ def test_what_did_not_change_takes_next_to_nothing(kind):
         assert last_bytes(scheme, lambda: publish(scheme, worker)) < 300
         assert worker.do(held) == bits(weights)
         assert scheme.stats["workers"][0]["bytes"] == scheme.stats["bytes"]
+
+
+@COPYING
+def test_versions_that_nobody_read_are_not_missed(kind):
+    weights = model()
+    with running(scheme := made(kind, "delta", weights), model) as (worker,):
+        for unread in (0, 1, 2, 7, 30):
+            for _ in range(unread + 1):
+                step(weights)
+                scheme.send_async()
+            worker.tell(receive, 20)  # by message, older ones may come first
+            assert worker.hear()
+            while worker.do(version) < scheme.version:
+                worker.do(receive, 20)
+            assert worker.do(held) == bits(weights)
 
 
 @COPYING
