@@ -175,13 +175,12 @@ def test_versions_that_wait_are_fed_while_the_trainer_waits_for_another_worker()
         assert scheme.acknowledged == {0: 3, 1: 4}
 
 
-def test_one_block_is_enough_for_workers_that_keep_up():
+def test_two_blocks_are_enough_for_workers_that_keep_up():
     with running(scheme := scheme_of(4), background=True):
         for value in range(2, 20):
             scheme.send(policy(value))
-        slots = scheme._sender.channel.blocks
-        one_block = slots.memory_bytes
-        assert one_block <= 2 * slots.layout.nbytes + 2 * 4096
+        pool = scheme._sender.channel.blocks
+        assert pool.memory_bytes <= 2 * pool.layout.nbytes + 2 * 4096
 
 
 def test_a_version_that_waits_behind_one_that_timed_out_is_sent_when_the_worker_answers():

@@ -12,11 +12,8 @@ from torch import nn
 
 from sync import (
     HogwildWeightSyncScheme,
-    Link,
     MultiProcessWeightSyncScheme,
-    NoWeightSyncScheme,
     SharedMemWeightSyncScheme,
-    Tear,
     WeightStrategy,
     WeightSyncScheme,
     WorkerTimeout,
@@ -163,45 +160,6 @@ def test_a_receiver_has_nothing_to_take_before_it_connects(kind):
             worker.do(lambda s, m: s.receive())
         with pytest.raises(RuntimeError, match=r"reading\(\) before connect\(\)"):
             worker.do(lambda s, m: s.reading().__enter__())
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"timeout": -1},
-        {"timeout": float("nan")},
-        {"timeout": float("inf")},
-        {"timeout": True},
-        {"connect_timeout": None},
-        {"sync": "no"},
-        {"strategy": None},
-        {"link": 5},
-    ],
-    ids=str,
-)
-def test_an_option_that_makes_no_sense_is_refused_by_name(option):
-    name, value = next(iter(option.items()))
-    with pytest.raises(ValueError, match=f"{name}={value!r}: expected"):
-        SharedMemWeightSyncScheme(**option)
-
-
-@pytest.mark.parametrize("scheme", [HogwildWeightSyncScheme, NoWeightSyncScheme])
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ({"wire": "int8"}, "wire='int8'.*moves no weights"),
-        ({"round_buffers": True}, "round_buffers=True.*moves no weights"),
-        ({"link": "wan"}, "link='wan'.*moves no weights"),
-        ({"lag": 2}, "lag=2.*moves no weights"),
-        ({"tear": Tear(share=0.5)}, "tear=Tear.*moves no weights"),
-        ({"verify": "every"}, "verify='every': .* publishes no weights"),
-    ],
-    ids=str,
-)
-def test_schemes_that_publish_no_weights_refuse_what_would_happen_to_them(scheme, option, says):
-    with pytest.raises(ValueError, match=says):
-        scheme(**option)
-    scheme(wire="float32", link=Link(), lag=0, tear=Tear(share=0.0), verify="off").shutdown()
 
 
 def test_only_a_worker_that_there_is_has_a_transport():

@@ -373,11 +373,6 @@ def test_a_model_that_cannot_hold_what_was_published_is_found(tied):
 # -- what cannot be
 
 
-def test_the_mode_is_checked():
-    with pytest.raises(ValueError, match="verify='always': expected one of off, sampled, every"):
-        SharedMemWeightSyncScheme(verify="always")
-
-
 def test_the_error_names_a_few_tensors_and_can_be_pickled():
     error = WeightsDiffer(3, 17, [f"layer.{i}" for i in range(9)], "changed")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

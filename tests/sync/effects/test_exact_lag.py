@@ -200,36 +200,3 @@ def test_draws_go_on_from_the_first_version():
             scheme.send(fill(model, n))
             newest = max(newest, n - lag.draw(7 + n, 0))
             assert worker.do(take, newest)[0] == worker.do(version_of) == newest
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"lag": -1}, "k=-1: expected a number of versions, 0 or more"),
-        ({"lag": "four"}, "lag='four': expected a number of versions, or a Lag"),
-        ({"lag": True}, "lag=True: expected a number of versions, or a Lag"),
-    ],
-)
-def test_what_is_no_lag_is_refused_by_the_scheme(given, said):
-    with pytest.raises(ValueError, match=said):
-        SharedMemWeightSyncScheme(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"kind": "normal"}, "kind='normal': expected one of constant, uniform"),
-        ({"per": "batch"}, "per='batch': expected version or worker"),
-        ({"kind": "uniform", "k": 2}, "k=2: kind=uniform has no such option; it has low, high"),
-        ({"kind": "uniform", "low": 3, "high": 1}, "high=1: expected at least low=3"),
-        ({"kind": "cycle"}, r"values=\[\]: expected at least one lag"),
-        ({"kind": "cycle", "values": 3}, "values=3: expected a list of lags"),
-        ({"kind": "geometric", "mean": "two"}, "mean=two: expected 0 or more"),
-        ({"kind": "cycle", "values": [1, -2]}, r"values\[1\]=-2: expected a number of versions"),
-        ({"kind": "geometric", "mean": -1.0}, "mean=-1.0: expected 0 or more"),
-        ({"kind": "two_point", "high": 1, "share": 1.5}, "share=1.5: expected a probability"),
-    ],
-)
-def test_what_makes_no_lag_is_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        Lag(**given)

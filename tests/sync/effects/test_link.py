@@ -10,9 +10,7 @@ import pytest
 from torch import nn
 
 from sync import (
-    PRESETS,
     Link,
-    SharedMemWeightSyncScheme,
     WorkerDied,
     WorkerRaised,
 )
@@ -146,30 +144,6 @@ def test_without_a_link_there_is_no_thread_and_no_state():
             assert scheme.links == {}
             assert "link" not in scheme.stats["workers"][0]
             assert "lockstep-send" not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_known_by_name(name):
-    assert SharedMemWeightSyncScheme(link=name).link == PRESETS[name]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"latency_ms": -1}, "latency_ms=-1: expected 0 or more"),
-        ({"jitter_ms": float("nan")}, "jitter_ms=nan: expected 0 or more"),
-        ({"bandwidth_mbps": 0}, "bandwidth_mbps=0: expected more than 0"),
-        ({"loss": 1.0}, "loss=1.0: expected a share"),
-    ],
-)
-def test_what_no_link_can_be_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        Link(**options)
-
-
-def test_an_unknown_preset_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="link='moon': expected one of lan, datacenter, wan"):
-        SharedMemWeightSyncScheme(link="moon")
 
 
 @OTHER

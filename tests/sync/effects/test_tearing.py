@@ -183,16 +183,3 @@ def test_no_share_puts_nothing_around_the_mechanism():
         with tearing(tear) as scheme:
             assert scheme.tear is None
             assert not hasattr(scheme._sender.channel, "inner")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"share": 1.1}, "share=1.1: expected a share, 0 to 1"),
-        ({"share": 0.5, "span": 0}, "span=0: expected a number of versions, 1 or more"),
-        ({"unit": "layer"}, "unit='layer': expected tensor or element"),
-    ],
-)
-def test_what_is_no_tear_is_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        Tear(**given)
