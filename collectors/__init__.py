@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collectors.data.next_observations import next_observations as next_observations
     from collectors.data.next_observations import next_values as next_values
     from collectors.data.replay_buffer import ReplayBuffer as ReplayBuffer
+    from collectors.device_vector import DeviceCollector as DeviceCollector
     from collectors.multi import MultiAsyncCollector as MultiAsyncCollector
     from collectors.multi import MultiCollector as MultiCollector
     from collectors.multi import MultiSyncCollector as MultiSyncCollector
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "BaseCollector": "base",
     "Collector": "single",
+    "DeviceCollector": "device_vector",
     "DistributedCollector": "remote.distributed",
     "MultiAsyncCollector": "multi",
     "MultiCollector": "multi",
