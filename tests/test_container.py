@@ -60,7 +60,7 @@ def test_hadolint_has_no_complaint():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_its_steps_make_an_environment_in_which_its_command_runs(tmp_path):
     """Without an engine: a virtual environment stands for the image, and folders for its own."""
     image = tmp_path / "image"
@@ -109,7 +109,7 @@ def run(
     command: list[str], folder: Path, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500
     )
 
 
