@@ -7,13 +7,10 @@ setuptools finds by itself cannot express.
 from setuptools import find_namespace_packages, setup
 
 CODE = ["collectors*", "harness*", "hydra_plugins*", "sync*"]
+CONF = ["harness.conf", *(f"harness.conf.{name}" for name in find_namespace_packages("conf"))]
 
 setup(
-    packages=[*find_namespace_packages(include=CODE, exclude=["*__pycache__*"]), "harness.conf"],
+    packages=[*find_namespace_packages(include=CODE, exclude=["*__pycache__*"]), *CONF],
     package_dir={"harness.conf": "conf"},
-    package_data={
-        "": ["py.typed"],
-        "harness.report": ["*.jinja", "presets/*.yaml"],
-        "harness.conf": ["**/*.yaml"],
-    },
+    package_data={"": ["py.typed", "*.jinja", "*.yaml"]},
 )
