@@ -35,7 +35,6 @@ SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
 FEWEST_EVALUATIONS = 10  # of every run, to be drawn as curves in place of the training's returns
 LAST_TENTH, EVALUATION = "last_tenth", "evaluation"  # scores in place of the mean over training
 PER_1000 = " seconds for 1000 frames"  # ends the name of a phase among the medians
-NO_RECORDS = pd.DataFrame({"step": [], TRAINED: []})
 BAND = ["x", "value", "low", "high", "seeds"]
 CURVES = ["task", "metric", "setting", "axis", *BAND]
 PROFILES = ["task", "metric", "setting", *BAND]
@@ -278,16 +277,18 @@ def _curves(plan: Plan, task: str, records: Records, metric: str) -> pd.DataFram
     All are on one grid, so that the figures can be compared point by point.
     """
     runs = plan.counted(task)["setting"]
-    lines = [records.get(run, NO_RECORDS) for run in runs.index]
+    lines = [records[run] for run in runs.index if run in records]
     points = [line[metric].notna().sum() if metric in line else 0 for line in lines]
-    if not points or min(points) < FEWEST_EVALUATIONS:
+    if len(lines) < len(runs) or min(points, default=0) < FEWEST_EVALUATIONS:
         metric = TRAINED
+    settings = [runs[line["run"].iloc[0]] for line in lines]
     bands: dict[tuple[str, str], pd.DataFrame] = {}
     for axis in AXES:
-        curves = [line.reindex(columns=[axis, metric]).dropna().to_numpy().T for line in lines]
+        pairs = [line[[axis, metric]].to_numpy().T for line in lines]
+        curves = [pair[:, np.isfinite(pair).all(axis=0)] for pair in pairs]
         grid = np.linspace(0, max((x[-1] for x, _ in curves if len(x)), default=0), POINTS)
         by_setting: dict[str, list[np.ndarray]] = {}
-        for setting, (x, y) in zip(runs, curves, strict=True):
+        for setting, (x, y) in zip(settings, curves, strict=True):
             if len(x):
                 smooth = trailing_mean(x, y, SMOOTHING * (x[-1] - x[0]))
                 by_setting.setdefault(setting, []).append(interpolate(x, smooth, grid))

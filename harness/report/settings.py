@@ -88,8 +88,12 @@ def arrange(runs: pd.DataFrame, *, by_source: bool = False) -> Plan:
     task = pd.Series(map(" on ".join, values_of(values, TASK)), options.index, dtype=object)
     within = {name: rows[_keys(by_run[rows.index])] for name, rows in options.groupby(task)}
     names = {name: _distinguishing(group) for name, group in within.items()}
-    labels = [_label(values.loc[run, names[name]]) for run, name in task.items()]
-    runs = runs.assign(task=task, setting=pd.Series(labels, options.index, dtype=object))
+    labels = {
+        run: _label(names[name], row)
+        for name, rows in within.items()
+        for run, row in zip(rows.index, values_of(values.loc[rows.index], names[name]), strict=True)
+    }
+    runs = runs.assign(task=task, setting=pd.Series(labels, dtype=object))
     runs = runs.fillna({"task": "", "setting": ""})
     counts, notes = _count(runs)
     texts = {key: values[key].unique() for key in values}
@@ -239,15 +243,15 @@ def values_of(options: pd.DataFrame, keys: Sequence[str]) -> list[tuple[str, ...
     return [tuple(row) for row in rows.to_numpy()]
 
 
-def _label(values: pd.Series) -> str:
+def _label(names: Sequence[str], values: Sequence[str]) -> str:
     """A setting's name: parts by their names alone, other options as `option=value`."""
-    last = {key: key.rsplit(".", 1)[-1] for key in values.index}
+    last = {key: key.rsplit(".", 1)[-1] for key in names}
     count = Counter(last.values())
     words = [
         value
         if last[key] in ("name", "id") or key in (SOURCE, FRAMEWORK)
         else f"{last[key] if count[last[key]] == 1 else key}={value}"
-        for key, value in values.items()
+        for key, value in zip(names, values, strict=True)
     ]
     return " · ".join(words) or "all runs"
 
@@ -285,16 +289,12 @@ def _settings(
             for key, value in values.loc[run, names[runs.at[run, "task"]]].items()
         ]
 
-    ordered = runs.loc[sorted(values.index, key=lambda run: _first(runs.loc[run]))]
+    ordered = runs.loc[values.index].sort_values("name", kind="stable")
     firsts = ordered.drop_duplicates(["task", "setting"]).index
     tasks = list(names)
     rows = sorted(firsts, key=lambda run: (tasks.index(runs.at[run, "task"]), place(run)))
     keys = runs.loc[rows, ["task", "setting"]]
     return values.loc[rows].set_index(pd.MultiIndex.from_frame(keys))
-
-
-def _first(run: pd.Series) -> tuple[str, int]:
-    return run["name"], run["seed"] or 0
 
 
 def by_size(value: str) -> tuple[int, float, str]:
