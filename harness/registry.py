@@ -225,7 +225,7 @@ collectors.add("ray", "collectors:RayCollector", collect.RayCollectorConfig)
 
 # Made with (options, run_dir, info): a harness.logging.Logger, or None.
 loggers = Registry("logger", "logger", log.LoggerConfig, several=True)
-loggers.add("jsonl", "harness.logging.base:no_more_loggers", log.JsonlConfig)
+loggers.add("jsonl", "harness.logging:no_more_loggers", log.JsonlConfig)
 loggers.add("wandb", "harness.logging.wandb:make", log.WandbConfig)
 loggers.add("tensorboard", "harness.logging.tensorboard:TensorBoardLogger", log.TensorBoardConfig)
 loggers.add("trackio", "harness.logging.trackio:TrackioLogger", log.TrackioConfig)

@@ -29,7 +29,7 @@ from harness.config.stored import read_options
 from harness.logging.dashboard import WINDOW, Dashboard
 from harness.logging.display import LOOK_S
 from harness.logging.trace import APPLIED, FIRST_WORKER, LEARNER, WORK
-from harness.metric_names import PHASES
+from harness.measures import PHASES
 
 FONT = re.compile(r"@font-face\s*\{[^}]*\}\s*")  # rich's comes from another server
 COLOURS = {

@@ -232,8 +232,7 @@ def job(composed: DictConfig) -> float:
     from harness.config.sweep import Sweep, trial_of
     from harness.config.sweep_progress import is_stopped
     from harness.run.directory import RunDir
-    from harness.run.execution import execute
-    from harness.run.ranks import collects_for_another
+    from harness.run.execution import collects_for_another, execute
 
     config = HydraConfig.get()
     directory = Path(config.runtime.output_dir)

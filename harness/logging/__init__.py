@@ -2,17 +2,125 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
-from harness.logging.base import Histogram, JsonlLogger, Logger, Metrics, RunInfo, Watched
+import numpy as np
+
+from harness.files import plain
 from harness.registry import loggers
 from harness.run.directory import RunDir
 
-__all__ = ["Histogram", "Logger", "Loggers", "Metrics", "RunInfo", "Watched", "make_loggers"]
+log = logging.getLogger(__name__)
+
+Metrics = Mapping[str, float]
+NUM_BINS = 30
+
+
+@dataclass
+class Histogram:
+    """How often values fell between consecutive edges; one more edge than counts."""
+
+    counts: list[int]
+    edges: list[float]
+
+    @classmethod
+    def of(cls, values: Sequence[float] | np.ndarray) -> Histogram:
+        """Of raw values, of which there must be one."""
+        counts, edges = np.histogram(np.asarray(values, dtype=np.float64), bins=NUM_BINS)
+        return cls(counts.tolist(), edges.tolist())
+
+
+@dataclass
+class RunInfo:
+    """Information about the run for loggers."""
+
+    name: str
+    options: dict[str, Any]
+    group: str | None = None  # the sweep
+    job_type: str = ""  # sync/collector
+    wandb_id: str = ""
+    resumed: bool = False
+
+
+class Watched(Protocol):
+    """What a logger may look at while a run goes on: the runner."""
+
+    collector: Any  # of which `policy_version`, `made_batches()` and `worker_stages()` may be read
+    sync: Any  # harness.measures.sync_meter.SyncMeter
+    clock: Any  # harness.measures.metrics.Clock
+    frames: int
+
+
+class Logger(ABC):
+    """Receives what a run measures."""
+
+    def start(self, run: Watched) -> None:
+        """The loop begins."""
+
+    def phase(self, work: str, start_s: float, end_s: float) -> None:
+        """The learner has done something: collect, update, publish, log, evaluate or checkpoint.
+
+        Called several times for every batch, with times of `time.perf_counter()`.
+        """
+
+    @abstractmethod
+    def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
+        """Record metrics after `step` frames. Must not block for long."""
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """The run has ended; write everything out."""
+
 
 log = logging.getLogger(__name__)
+
+
+class JsonlLogger(Logger):
+    """Appends `{"step": frames, "time": seconds, name: value, ...}`, a line each, at once.
+
+    What cannot be written, on a full disk say, is tried again with each record that follows.
+    """
+
+    def __init__(self, file: Path):
+        self._file = file
+        self._stream = open(file, "ab", buffering=0)  # noqa: SIM115
+        self._unwritten = b""
+        self._waits = False
+
+    def log(self, step: int, metrics: Metrics, histograms: Mapping[str, Histogram]) -> None:
+        record = {"step": step, "time": round(time.time(), 3), **metrics}
+        self._unwritten += (json.dumps(plain(record)) + "\n").encode()
+        try:
+            self._write()
+        except OSError as error:
+            if not self._waits:
+                log.error("%s cannot be written, records are kept: %s", self._file, error)
+            self._waits = True
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        with self._stream:
+            self._write()
+            if not os.fstat(self._stream.fileno()).st_nlink:
+                raise OSError(f"{self._file} was removed, and its records are lost")
+
+    def _write(self) -> None:
+        while self._unwritten:
+            written = self._stream.write(self._unwritten)
+            self._unwritten = self._unwritten[written:]
+        if self._waits:
+            log.warning("%s can be written again; no record was lost", self._file)
+            self._waits = False
+
+
+def no_more_loggers(options: Any, run_dir: Any, info: Any) -> None:
+    """`logger=jsonl`: every run has this logger anyway."""
 
 
 class Loggers(Logger):

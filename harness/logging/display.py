@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from harness.logging.base import Watched
+from harness.logging import Watched
 from harness.logging.dashboard import Dashboard
 from harness.logging.numbers import Unused, readable
-from harness.metric_names import PHASES
+from harness.measures import PHASES
 
 
 class Display:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.logging.base import Histogram, Logger, Metrics, RunInfo
+from harness.logging import Histogram, Logger, Metrics, RunInfo
 from harness.options.loggers import TensorBoardConfig
 from harness.run.directory import RunDir
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from collectors import SimulatedCollector
 from collectors.schedule.simulator import Simulator, Span
-from harness.logging.base import Histogram, Logger, Metrics, RunInfo, Watched
+from harness.logging import Histogram, Logger, Metrics, RunInfo, Watched
 from harness.options.loggers import TraceConfig
 from harness.run.directory import RunDir
 

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from harness.logging.base import Histogram, Logger, Metrics, RunInfo
+from harness.logging import Histogram, Logger, Metrics, RunInfo
 from harness.options.loggers import TrackioConfig
 from harness.run.directory import RunDir
 

@@ -14,19 +14,22 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 import signal
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.logging.base import Histogram, Logger, Metrics, RunInfo
-from harness.logging.wandb_files import Files, keep
+from harness.logging import Histogram, Logger, Metrics, RunInfo
 from harness.logging.wandb_report import quiet
 from harness.options.loggers import WandbConfig
 from harness.run.directory import RunDir
+from harness.run.provenance import ROOT
 
 log = logging.getLogger(__name__)
 
@@ -164,3 +167,68 @@ def _tear_down() -> None:
 def make(options: WandbConfig, run_dir: RunDir, info: RunInfo) -> WandbLogger | None:
     """`logger=wandb`; None where it is disabled."""
     return None if options.mode == "disabled" else WandbLogger(options, run_dir, info)
+
+
+# -- the files of a run that W&B keeps as artifacts: manifest, code, last checkpoint
+
+MANIFEST, CODE, CHECKPOINT = "manifest", "code", "checkpoint"
+PACKAGES = ("harness", "collectors", "sync", "conf", "hydra_plugins/lockstep")
+CODE_SUFFIXES = (".py", ".yaml")
+
+
+@dataclass
+class Files:
+    """What is kept of a run."""
+
+    folder: Path
+    chosen: Sequence[str]
+    plugins: Sequence[str] = ()
+
+
+def keep(run: Any, files: Files) -> None:
+    """Log the chosen files; a file that the run does not have is left out."""
+    import wandb
+
+    for kind in files.chosen:
+        found = dict(_found(files, kind))
+        if not found:
+            continue
+        artifact = wandb.Artifact(f"{kind}-{run.id}", type=kind)
+        for name, file in found.items():
+            if kind in (MANIFEST, CODE):  # which may change before the run is sent
+                file = _copied(file, Path(run.dir, "artifacts", kind, name))
+            # Else W&B copies the file into the home directory.
+            artifact.add_file(str(file), name=name, policy="immutable")
+        run.log_artifact(artifact)
+
+
+def _copied(file: Path, place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(file, place))
+
+
+def _found(files: Files, kind: str) -> Iterator[tuple[str, Path]]:
+    """Names and places of the files of one kind."""
+    if kind == MANIFEST:
+        for name in ("manifest.json", "config.yaml"):
+            if (files.folder / name).is_file():
+                yield name, files.folder / name
+    elif kind == CHECKPOINT:
+        saved = sorted((files.folder / "checkpoints").glob("[0-9]*.safetensors"))
+        yield from ((file.name, file) for file in saved[-1:])
+    elif kind == CODE:
+        yield from _code(files.plugins)
+
+
+def _code(plugins: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Lockstep's own files, and those of the plugins that the run named."""
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*")):
+            if file.suffix in CODE_SUFFIXES and file.is_file():
+                yield file.relative_to(ROOT).as_posix(), file
+    if (ROOT / "run.py").is_file():  # a checkout
+        yield "run.py", ROOT / "run.py"
+    for plugin in plugins:
+        source = getattr(sys.modules.get(plugin), "__file__", None)
+        if source is not None:
+            yield f"plugins/{plugin}.py", Path(source)

@@ -17,8 +17,8 @@ from tensordict import TensorDictBase
 
 from harness.algorithms.interface import Ratios
 from harness.environments.own_returns import FIRST, KEY, LENGTH, OVER, RETURN
-from harness.logging.base import Histogram
-from harness.metric_names import PHASES
+from harness.logging import Histogram
+from harness.measures import PHASES
 
 Array = np.ndarray[Any, Any]
 RECENT_EPISODES = 100

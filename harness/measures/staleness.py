@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from harness.algorithms.interface import Ratios
-from harness.logging.base import Histogram
+from harness.logging import Histogram
+from harness.measures import BUCKETS
 from harness.measures.metrics import lag_figures, lag_histogram
-from harness.metric_names import BUCKETS
 
 HIGHEST = (0, 1, 2, 4, 8, 16)  # lag of each bucket but the last
 _HALF = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

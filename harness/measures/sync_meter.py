@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.logging.base import Histogram
+from harness.logging import Histogram
 from harness.measures.metrics import percentiles
 from sync import (
     HogwildWeightSyncScheme,

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness.files import one_line
-from harness.metric_names import BUCKETS, PHASES
+from harness.measures import BUCKETS, PHASES
 from harness.report import drawing, figures, verdict
 from harness.report.pages import Block, Code, Document, Table
 from harness.report.scores import EVALUATED, PER_1000, TRAINED, Report, Score, summaries, totals

@@ -10,20 +10,23 @@ import numpy as np
 import pandas as pd
 from gymnasium.envs.registration import registry
 
-from harness.metric_names import PHASES
+from harness.measures import PHASES
 from harness.options.errors import suggest
 from harness.report.comparisons import DEFAULT_MARGIN, Margin, compare_pairs, interactions
-from harness.report.curves import band, interpolate, profile, trailing_mean
 from harness.report.design import Design
 from harness.report.progress import show_progress
 from harness.report.settings import SOURCE, Options, Plan, values_of
 from harness.report.statistics import (
     MEASURES,
     Estimate,
+    band,
     estimate,
+    interpolate,
     optimality_gap,
     probability_of_improvement,
+    profile,
     student,
+    trailing_mean,
 )
 
 EVALUATED, TRAINED, VIRTUAL_TIME = "eval/return", "episode/return", "sim/time_s"

@@ -11,10 +11,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 LEVEL = 0.95  # of every interval
 NUM_RESAMPLES = 10_000
+BAND_RESAMPLES = 2_000  # bands are read by eye
 FEW_SEEDS = 10  # below this, percentile intervals are known to be too narrow
 ROUNDING = 1e-12  # differences that agree to this share of the scores' size have no spread
 
@@ -192,3 +194,46 @@ def probability_of_improvement(left: Sequence[np.ndarray], right: Sequence[np.nd
     ]
     low, high = interval(np.mean(shares, axis=0))
     return Estimate(value, float(low), float(high), fewest)
+
+
+# -- curves of several seeds, and performance profiles
+
+
+def trailing_mean(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
+    """At each point the mean of the points of the last `width`, including itself."""
+    first = np.searchsorted(x, x - width, side="right")
+    first = np.minimum(first, np.arange(len(x)))
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    upto = np.arange(1, len(x) + 1)
+    return (sums[upto] - sums[first]) / (upto - first)
+
+
+def interpolate(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """`y` on the grid, linear between points; NaN before the first and after the last.
+
+    x ascends. Of several points at one x the last counts.
+    """
+    last = np.append(x[1:] != x[:-1], True)
+    return np.interp(grid, x[last], y[last], left=np.nan, right=np.nan)
+
+
+def band(curves: np.ndarray, grid: np.ndarray) -> pd.DataFrame:
+    """The mean of one setting's curves, [seeds, grid], of which whole ones are resampled.
+
+    Where a seed has no value the band has none: a mean of the longer runs alone would mislead.
+    """
+    covered = np.isfinite(curves).all(axis=0)
+    rows, seeds = curves[:, covered], len(curves)
+    low = high = np.full(rows.shape[1], np.nan)
+    if seeds > 1 and covered.any():
+        (counts,) = draw_counts((seeds,), BAND_RESAMPLES)
+        low, high = interval(counts @ rows / seeds)
+    value = rows.mean(axis=0)
+    return pd.DataFrame(
+        {"x": grid[covered], "value": value, "low": low, "high": high, "seeds": seeds}
+    )
+
+
+def profile(scores: np.ndarray, thresholds: np.ndarray) -> pd.DataFrame:
+    """Performance profile: the share of runs above each threshold."""
+    return band((scores[:, None] > thresholds).astype(float), thresholds)

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from collectors import BaseCollector, ReplayBuffer
 from collectors.schedule.plan import EndOfSchedule
-from harness.algorithms.learners import Learner, OffPolicy
+from harness.algorithms.interface import Learner, OffPolicy
 from harness.options.run import Config
 from sync.local.waiting import awake_s
 

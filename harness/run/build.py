@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Env, Space
 from gymnasium.vector import VectorEnv
+from torch import Tensor
 
 from collectors import BaseCollector, ReplayBuffer
-from harness.algorithms.interface import Setup
-from harness.algorithms.learners import Learner, OffPolicy, OnPolicy
+from collectors.rollout.seeds import untouched_streams
+from harness.algorithms.interface import Learner, OffPolicy, OnPolicy, Setup
 from harness.environments.factory import EnvFactory, alters_returns, single
 from harness.environments.own_returns import KEY, UNKNOWN
-from harness.environments.sample import sample_observations
 from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.run import Config
@@ -134,3 +136,24 @@ def make_collector(
         **config.collector.arguments(config),
     )
     return collector
+
+
+def sample_observations(make_env: Callable[[], Any], num_frames: int, *, seed: int) -> Tensor:
+    """So many observations [N, ...] of one environment, always the same for a seed.
+
+    Nothing here moves a random stream that training draws from.
+    """
+    with untouched_streams():
+        env = make_env()
+        try:
+            env.action_space.seed(seed)
+            observation, _ = env.reset(seed=seed)
+            observations = []
+            for _ in range(num_frames):
+                observations.append(np.array(observation))
+                observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                if terminated or truncated:
+                    observation, _ = env.reset()
+        finally:
+            env.close()
+    return torch.as_tensor(np.stack(observations))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import secrets
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 
 from collectors.rollout.seeds import untouched_streams
-from harness.algorithms.learners import Learner
+from harness.algorithms.interface import Learner
 from harness.config.plan import RunPlan
 from harness.config.search import Pruned, objective
 from harness.environments.evaluate import Evaluator
@@ -25,7 +27,9 @@ from harness.files import one_line, read_json
 from harness.logging import Loggers, RunInfo, make_loggers
 from harness.logging.display import Display
 from harness.measures.sync_meter import SyncMeter
+from harness.options.collectors import JoiningCollectorConfig
 from harness.options.errors import ConfigError
+from harness.options.run import Config
 from harness.run.batch_sources import make_source
 from harness.run.build import (
     describe_sync,
@@ -38,9 +42,7 @@ from harness.run.callbacks import make_callbacks
 from harness.run.checkpoints import CheckpointError, Checkpoints
 from harness.run.directory import RunDir, RunDirInUse
 from harness.run.provenance import manifest
-from harness.run.published_weights import PublishedWeights
-from harness.run.ranks import collect_for_another, collects_for_another
-from harness.run.runner import Runner
+from harness.run.runner import PublishedWeights, Runner
 from harness.run.signals import WRITTEN, Interrupted, Interruption
 from sync import WeightSyncScheme
 from sync.errors import WorkerDied, WorkerTimeout
@@ -363,3 +365,34 @@ class Execution:
         whole = not (self.plan.resume and self.run_dir.schedule.exists())
         self.display.finish(state, self.summary, resumable=resumable, repeatable=whole)
         return Outcome(status, state, self.summary, self.interruption.pending)
+
+
+# -- ranks that a launcher started: all but the first are hosts, which collect for rank 0
+
+
+def collects_for_another(config: Config) -> bool:
+    """Whether this process is a host of the run that rank 0 does."""
+    collector = config.collector
+    joins = isinstance(collector, JoiningCollectorConfig) and collector.joins_ranks
+    return joins and os.environ["RANK"] != "0"
+
+
+def collect_for_another(config: Config) -> None:
+    """Run a host until the trainer stops it or is gone.
+
+    It ignores the signals that launchers send to all ranks, because the trainer needs its hosts to
+    end the run with a checkpoint.
+    """
+    assert isinstance(config.collector, JoiningCollectorConfig)
+    remote = config.collector.remote
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    if config.collector.name == "rpc":
+        from collectors.remote.rpc import serve_rank
+    else:
+        from collectors.remote.distributed import serve_rank
+    serve_rank(
+        address=remote.address,
+        timeout=remote.start_timeout_s,
+        silence_s=config.collector.timeout_s,
+    )

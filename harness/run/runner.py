@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tensordict import TensorDictBase
+from torch import Tensor, nn
 
 from collectors import BaseCollector, SimulatedCollector
 from collectors.rollout.seeds import Streams
-from harness.algorithms.learners import Learner
+from harness.algorithms.interface import Learner
+from harness.algorithms.state import weights
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
 from harness.measures.means import Means
@@ -24,12 +27,49 @@ from harness.options.run import Config
 from harness.run.batch_sources import Source
 from harness.run.callbacks import Callbacks
 from harness.run.checkpoints import Checkpoints
-from harness.run.published_weights import PublishedWeights
 from harness.run.signals import Interruption
 
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[], dict[str, float]]
+
+
+class PublishedWeights:
+    """Copies of the weights with which workers act now or will act, the oldest first.
+
+    A resumed run sends them again.
+
+    kept: how many; zero if workers act with what the learner has when it is saved.
+    """
+
+    def __init__(self, policy: nn.Module, kept: int):
+        self._policy = policy
+        self._versions: deque[dict[str, Tensor]] = deque(maxlen=kept)
+
+    def add(self) -> None:
+        """Note that the policy's weights were published."""
+        if self._versions.maxlen:
+            self._versions.append(weights(self._policy))
+
+    def state(self) -> list[dict[str, Tensor]]:
+        """The copies, for a checkpoint."""
+        return list(self._versions)
+
+    def go_back(self, state: list[dict[str, Tensor]]) -> int:
+        """Give the policy the oldest version of `state`, for a collector that is made with it.
+
+        Returns how many versions follow it, which `publish_again` publishes.
+        """
+        self._versions.extend(state)
+        if self._versions:
+            self._policy.load_state_dict(self._versions[0])
+        return max(0, len(self._versions) - 1)
+
+    def publish_again(self, collector: BaseCollector) -> None:
+        """Publish the versions that follow the oldest, in their order."""
+        for version in list(self._versions)[1:]:
+            self._policy.load_state_dict(version)
+            collector.update_policy_weights_()
 
 
 class Stand(NamedTuple):

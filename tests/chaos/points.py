@@ -42,7 +42,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
     "collecting": [("harness.run.runner:Runner.collect", 15)],
     "updating": [
         ("harness.run.runner:Runner.update", 15),
-        ("harness.algorithms.learners:OnPolicy.learn", 15),
+        ("harness.algorithms.interface:OnPolicy.learn", 15),
     ],
     "publishing": [
         ("harness.run.runner:Runner.publish", 15),
@@ -50,7 +50,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
     ],
     "logging": [
         ("harness.run.runner:Runner.log", 15),
-        ("harness.logging.base:JsonlLogger.log", 15),
+        ("harness.logging:JsonlLogger.log", 15),
         ("harness.run.runner:Runner.attend", 15),
     ],
     "evaluating": [

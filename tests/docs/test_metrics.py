@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.command import main
-from harness.metric_names import BUCKETS
+from harness.measures import BUCKETS
 from tests.docs.pages import read
 
 SMALL = ("model.hidden_sizes=[16]", "evaluation.num_episodes=1", "env.num_envs=4", "logger=jsonl")

@@ -17,8 +17,7 @@ import run
 from collectors import ReplayBuffer
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
 from harness.algorithms.dqn import DQN
-from harness.algorithms.interface import Setup
-from harness.algorithms.learners import OffPolicy
+from harness.algorithms.interface import OffPolicy, Setup
 from harness.files import read_json
 from harness.options import CNNConfig, ConfigError, DQNConfig, LSTMConfig, MLPConfig
 from harness.options.typed import build

@@ -21,7 +21,7 @@ from collectors import Collector
 from harness.config.plan import plan_run
 from harness.environments import evaluate
 from harness.files import read_json
-from harness.logging.base import JsonlLogger
+from harness.logging import JsonlLogger
 from harness.run.checkpoints import Checkpoints
 from harness.run.execution import execute
 from harness.run.runner import Runner

@@ -7,8 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
-from harness.algorithms.interface import ReplayAlgorithm
-from harness.algorithms.learners import OffPolicy, OnPolicy
+from harness.algorithms.interface import OffPolicy, OnPolicy, ReplayAlgorithm
 from harness.options import SACConfig
 
 

@@ -11,8 +11,8 @@ import torch
 import run
 from harness.algorithms.ppo import PPO
 from harness.environments.factory import EnvFactory, single
-from harness.environments.sample import sample_observations
 from harness.options import EnvConfig
+from harness.run.build import sample_observations
 from tests.harness.small import SMALL
 
 FAR = EnvFactory(single(EnvConfig(id="MountainCar-v0")))  # positions about -0.5, speeds of 0.01

@@ -13,8 +13,8 @@ import torch
 import run
 from harness.algorithms.interface import Ratios
 from harness.files import read_json
+from harness.measures import BUCKETS
 from harness.measures.staleness import Health, LagCounts, Publications, Staleness
-from harness.metric_names import BUCKETS
 from harness.run.checkpoints import Checkpoints
 from tests.harness.small import SMALL
 from tests.harness.test_run import SMALL_SAC, records, without_times

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from harness.metric_names import PHASES
+from harness.measures import PHASES
 
 HOSTILE = '<script>alert("x")</script> $\\frac{ | `a` [b](http://evil.example) \x07 ${oc.env:HOME}'
 

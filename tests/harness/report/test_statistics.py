@@ -14,20 +14,23 @@ import pytest
 from scipy import stats
 
 from harness.report.comparisons import Margin, compare_pairs, is_told_apart, pairs_needed
-from harness.report.curves import band, interpolate, profile, trailing_mean
 from harness.report.statistics import (
+    band,
     caution,
     equivalence_test,
     estimate,
     holm,
+    interpolate,
     iqm,
     mean,
     median,
     optimality_gap,
     paired_test,
     probability_of_improvement,
+    profile,
     resample,
     student,
+    trailing_mean,
 )
 
 TEN = np.arange(1.0, 11.0)
