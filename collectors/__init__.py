@@ -3,7 +3,7 @@
 A collector steps gymnasium environments with a policy, in one process or in several workers, and
 stamps every frame with the version of the weights that computed its action. Start with `base.py`
 (what all collectors share), `rollout/loop.py` (which makes frames) and `workers/turns.py` (whose
-frames come next). `workers/channel.py` draws the messages between a worker and the trainer.
+frames come next). `workers/handle.py` draws the messages between a worker and the trainer.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collectors.pooled import PooledCollector, check_alike
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
-from collectors.workers.local_channel import LocalChannel
+from collectors.workers.process_handle import ProcessHandle
 from collectors.workers.start_process import context
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 
@@ -65,16 +65,15 @@ class _LocalCollector(PooledCollector):
         return [self._handle(index, spec) for index, spec in enumerate(self._specs)]
 
     def _handle(self, index: int, spec: WorkerSpec) -> WorkerHandle:
-        channel = LocalChannel(
+        return ProcessHandle(
             index,
+            spec,
+            Trajectories(index, self.num_workers),
             self.publisher,
             ctx=self._ctx,
             timeout=self.options.timeout,
             resume_timeout=self.options.resume_timeout,
         )
-        numbering = Trajectories(index, self.num_workers)
-        device = str(spec.policy_device or "cpu")
-        return WorkerHandle(index, channel, spec, numbering, device=device)
 
 
 class MultiSyncCollector(_LocalCollector):
@@ -103,7 +102,7 @@ class MultiSyncCollector(_LocalCollector):
         check_alike(self.handles, entries, "MultiAsyncCollector")
         batch = self._batch_of(taken)
         for filled, layout in zip(taken, layouts, strict=True):
-            if filled.serial == self.handles[filled.worker].cut:
+            if filled.serial == self.handles[filled.worker].cut_serial:
                 self.preempted += (layout.num_steps - filled.steps) * layout.num_envs
         return self._combined(batch, [layout.num_envs for layout in layouts])
 

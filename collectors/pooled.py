@@ -16,8 +16,7 @@ from collectors.rollout.environment import Restored
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import name_of
 from collectors.schedule.recorder import Recorder
-from collectors.workers.channel import FRAME_COUNTS
-from collectors.workers.handle import WorkerHandle
+from collectors.workers.handle import FRAME_COUNTS, WorkerHandle
 from collectors.workers.pool import WorkerPool
 from collectors.workers.turns import FirstFinished, Together
 from sync.errors import WorkerDied, WorkerError, WorkerTimeout, combine
@@ -103,7 +102,7 @@ class PooledCollector(BaseCollector):
     def _record(self, recorder: Recorder, handles: Sequence[WorkerHandle]) -> None:
         for handle in handles:
             filled = handle.finished[0]
-            stamps = handle.channel.stamps_of_finished(filled)
+            stamps = handle.stamps_of_finished(filled)
             recorder.note(handle.index, filled.generation, stamps, filled.made_s)
 
     def _make_recorder(self) -> Recorder | None:
@@ -152,7 +151,7 @@ class PooledCollector(BaseCollector):
     # -- watching
 
     def worker_stages(self) -> list[str]:
-        return [str(h.channel.frame_counts().get("stage", "")) for h in self.handles]
+        return [str(h.reported_counts().get("stage", "")) for h in self.handles]
 
     def made_batches(self) -> list[Filled]:
         made = self.pool.made
@@ -184,11 +183,10 @@ class PooledCollector(BaseCollector):
         """Record what the worker was doing, so that a replay fails in the same way."""
         if self.shares_batch or self._recorder is None:
             return
-        channel = handle.channel
         for lost in handle.finished:
-            stamps = channel.stamps_of_finished(lost)
+            stamps = handle.stamps_of_finished(lost)
             self._recorder.note_lost(handle.index, lost.generation, stamps)
-        so_far = channel.stamps_so_far(min(handle.ordered)) if handle.ordered else None
+        so_far = handle.stamps_so_far(min(handle.ordered)) if handle.ordered else None
         if so_far is not None:
             self._recorder.note_lost(handle.index, handle.generation, so_far)
         self._recorder = None

@@ -1,1 +1,1 @@
-"""Collectors on several machines. Start with `base.py`, then `node_channel.py` and `node.py`."""
+"""Collectors on several machines. Start with `base.py`, then `node_handle.py` and `node.py`."""

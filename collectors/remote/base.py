@@ -27,7 +27,7 @@ from collectors.pooled import PooledCollector, check_alike
 from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
-from collectors.remote.node_channel import NodeChannel, Pulse
+from collectors.remote.node_handle import NodeHandle, Pulse
 from collectors.remote.options import (
     RemoteArguments,
     RemoteOptions,
@@ -140,20 +140,17 @@ class RemoteCollector(PooledCollector):
         return schemes
 
     def _make_handles(self) -> list[WorkerHandle]:
-        self._pulse = Pulse(self._channels, min(1.0, self.options.timeout / 8))
+        self._pulse = Pulse(self._nodes, min(1.0, self.options.timeout / 8))
         self._sent_policy = _on_cpu(self.policy)
         return [self._handle(self._spec(index)) for index in range(self.num_workers)]
 
-    def _channels(self) -> list[NodeChannel]:
-        channels = [handle.channel for handle in self.handles]
-        return [channel for channel in channels if isinstance(channel, NodeChannel)]
+    def _nodes(self) -> list[NodeHandle]:
+        return [handle for handle in self.handles if isinstance(handle, NodeHandle)]
 
     def _handle(self, spec: NodeSpec) -> WorkerHandle:
         assert self.launcher is not None
-        channel = NodeChannel(spec.index, self.launcher, self.publisher)
-        device = str(spec.policy_device or "cpu")
         numbering = Trajectories(spec.index, self.num_workers)
-        return WorkerHandle(spec.index, channel, spec, numbering, name="collector", device=device)
+        return NodeHandle(spec, numbering, self.launcher, self.publisher)
 
     def _spec(self, index: int) -> NodeSpec:
         """What a node is told."""

@@ -1,6 +1,6 @@
 """A node: a local collector in a remote process, which a trainer calls through an engine.
 
-    trainer (node_channel.py)                   node's process
+    trainer (node_handle.py)                   node's process
     -------------------------                   --------------
     open_node(name, spec)                 ->    make the collector
                                          <-     hello (environments, machine, process)
@@ -45,7 +45,7 @@ from collectors.rollout.seeds import Seeds
 from collectors.single import Collector
 from collectors.weights.models import POLICY, find_model
 from collectors.weights.version_map import VersionMap
-from collectors.workers.channel import FRAME_COUNTS
+from collectors.workers.handle import FRAME_COUNTS
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 from sync import SharedMemWeightSyncScheme, WeightSyncScheme
 

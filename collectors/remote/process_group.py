@@ -14,7 +14,7 @@ from collectors.remote.node import close_all
 from collectors.remote.options import RemoteArguments, taken
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
 from collectors.signatures import takes
-from collectors.workers.channel import CannotReplace
+from collectors.workers.handle import CannotReplace
 from collectors.workers.start_process import ignore_signals
 
 

@@ -19,7 +19,7 @@ from collectors.remote.base import RemoteCollector
 from collectors.remote.launcher import Launcher
 from collectors.remote.options import RemoteArguments, taken
 from collectors.signatures import takes
-from collectors.workers.channel import CannotReplace
+from collectors.workers.handle import CannotReplace
 from sync import RayWeightSyncScheme
 from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authentication
 

@@ -1,57 +1,216 @@
-"""The trainer's record of one worker: its channel, its batches, and its frame counts."""
+"""The trainer's end of one worker: a process on this machine, or a node on another one.
+
+    pool                                handle                           worker
+    ----                                ------                           ------
+    start(spec)                    ->   start it                    ->   make policy, environments
+                                   <-   Hello                       <-
+    meet()                         ->   have it take version 0
+                                   <-   Met                         <-
+    order(serial, versions)        ->   one batch, please           ->   collect
+                                   <-   Filled                      <-
+    ask(number, method, args)      ->   between two steps: do this  ->   do it
+                                   <-   Answer                      <-
+    tell_to_stop(), end(timeout)   ->   stop                        ->   leave
+
+Messages of the worker are queued until the pool calls `receive`, which never waits.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from collectors.data.batch import Filled, Trajectories
-from collectors.workers.channel import Hello, WorkerChannel
+from collectors.rollout.frame_block import FrameLayout
 from sync.errors import WorkerError
 
+# Of a worker: where its frames are, how often it was replaced, and the frames that it was told not
+# to make.
+FRAME_COUNTS = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
 
-@dataclass(eq=False)
-class WorkerHandle:
-    """One worker. A replacement takes over the handle, as its next generation."""
 
-    index: int
-    channel: WorkerChannel
-    spec: Any
-    trajectories: Trajectories
-    name: str = "worker"
-    device: str = "cpu"
-    environment: str = ""
-    num_envs: int = 0
-    first_env: int = -1
-    generation: int = 0
-    numbered: int = 0  # the generation whose trajectories were numbered last
-    hello: Hello | None = None
-    met: bool = False  # it uses the first version of every model
-    failure: WorkerError | None = None
-    serial: int = 0  # of the last batch that was ordered
-    ordered: dict[int, int] = field(default_factory=dict)  # batches that have not come: versions
-    cut: int = -1  # the batch that the worker was told to hand over as it is
-    finished: deque[Filled] = field(default_factory=deque)
-    answers: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-    fresh_from: tuple[int, int] = (0, 0)  # the generation and batch from which on frames count
-    earlier: int = 0  # frames that earlier generations collected
-    taken: int = 0  # frames of this generation that were delivered, or dropped instead
-    delivered: int = 0
-    dropped: int = 0  # of earlier generations, and of before a state was loaded
-    restarts: int = 0
-    last_progress: Any = None
-    moved_at: float = 0.0
+class CannotReplace(RuntimeError):
+    """This process cannot start a replacement for a lost process."""
+
+
+class Hello(NamedTuple):
+    """The worker has created its policy and environments."""
+
+    num_envs: int
+    environment: str
+
+
+class Met(NamedTuple):
+    """The worker uses the first version of every model."""
+
+
+class Blocks(NamedTuple):
+    """The layout of the worker's blocks, which are shared memory now."""
+
+    layout: FrameLayout
+
+
+class Answer(NamedTuple):
+    """What a control call returned, pickled; or, if it raised, the error's text."""
+
+    number: int
+    ok: bool
+    value: Any
+
+
+class Failed(NamedTuple):
+    """The worker raised an error or, with `died`, is gone. Messages add the text to its name."""
+
+    text: str
+    died: bool = False
+
+
+Event = Hello | Met | Filled | Answer | Failed
+
+
+class WorkerHandle(ABC):
+    """One worker: its connection, its batches, and its frame counts.
+
+    A replacement takes over the handle, as its next generation: `start` is called again after
+    `end`.
+
+    device: of the policy, for error messages. where: the worker's place, for the same.
+    """
+
+    name = "worker"
+    where = ""
+
+    def __init__(self, index: int, spec: Any, trajectories: Trajectories, device: str):
+        self.index = index
+        self.spec = spec
+        self.trajectories = trajectories
+        self.device = device
+        self.environment = ""
+        self.num_envs = 0
+        self.first_env = -1
+        self.generation = 0
+        self.numbered = 0  # the generation whose trajectories were numbered last
+        self.hello: Hello | None = None
+        self.met = False  # it uses the first version of every model
+        self.failure: WorkerError | None = None
+        self.serial = 0  # of the last batch that was ordered
+        self.ordered: dict[int, int] = {}  # batches that have not come: versions
+        self.cut_serial = -1  # the batch that the worker was told to hand over as it is
+        self.finished: deque[Filled] = deque()
+        self.answers: dict[int, tuple[bool, Any]] = {}
+        self.fresh_from = (0, 0)  # the generation and batch from which on frames count
+        self.earlier = 0  # frames that earlier generations collected
+        self.taken = 0  # frames of this generation that were delivered, or dropped instead
+        self.delivered = 0
+        self.dropped = 0  # of earlier generations, and of before a state was loaded
+        self.restarts = 0
+        self.last_progress: Any = None
+        self.moved_at = 0.0
 
     def __str__(self) -> str:
         known = self.environment or f"environment made by {_name(self.spec.create_env_fn)}"
-        parts = [part for part in (self.channel.where, self.device, known) if part]
+        parts = [part for part in (self.where, self.device, known) if part]
         return f"{self.name} {self.index} ({', '.join(parts)}, seed {self.spec.seeds.seed})"
 
     @property
     def described(self) -> str:
         """The same without its name, for errors of schemes, which number workers themselves."""
-        return ", ".join(part for part in (self.channel.where, self.environment) if part)
+        return ", ".join(part for part in (self.where, self.environment) if part)
+
+    # -- messages
+
+    @abstractmethod
+    def start(self, spec: Any) -> None:
+        """Start the worker that `spec` describes; returns at once."""
+
+    def meet(self) -> None:
+        """Have the worker connect its schemes, if it does not do so by itself."""
+
+    @abstractmethod
+    def order(self, serial: int, versions: Mapping[str, int]) -> None:
+        """Request one batch, with weights no older than these versions, by model."""
+
+    def release(self, filled: Filled) -> None:
+        """The batch is no longer needed: its memory can be overwritten."""
+
+    def cut(self, serial: int) -> None:
+        """Have the worker hand over this batch as it is."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        """Call a method of the worker between two steps."""
+
+    @abstractmethod
+    def receive(self) -> list[Event]:
+        """All events since the last call."""
+
+    @abstractmethod
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there may be something to receive."""
+
+    # -- watching
+
+    @abstractmethod
+    def gone(self) -> str | None:
+        """How the worker's process ended, as it follows "died" in a message; None while it runs."""
+
+    def must_look(self) -> bool:
+        """Whether the process may be gone without any descriptor showing it."""
+        return True
+
+    @abstractmethod
+    def progress(self) -> Hashable:
+        """Something that changes while the worker makes progress."""
+
+    def is_busy(self) -> bool:
+        """Whether the worker is known to be busy with something other than a batch."""
+        return False
+
+    @abstractmethod
+    def activity(self) -> str:
+        """What the worker does, as it follows "it" in a message."""
+
+    def patience(self, timeout: float) -> float:
+        """How long the worker may go on with its current activity without progress."""
+        return timeout
+
+    @abstractmethod
+    def stuck(self, timeout: float) -> str:
+        """The error text for a worker without progress, as it follows its name."""
+
+    @abstractmethod
+    def stamps_of_finished(self, filled: Filled) -> Tensor:
+        """The versions [envs, steps] of a batch, also of steps in which environments only reset."""
+
+    def stamps_so_far(self, serial: int) -> Tensor | None:
+        """The same for the current batch, including the current step; None if not known here."""
+        return None
+
+    # -- ending
+
+    @abstractmethod
+    def tell_to_stop(self, timeout: float, close_env: bool) -> None:
+        """Ask the worker to end; returns at once."""
+
+    @abstractmethod
+    def end(self, timeout: float) -> None:
+        """Wait so long for the worker's end, then force it."""
+
+    def make_way(self) -> None:
+        """End what is left of a worker that failed, so that another can be started."""
+        self.end(0.0)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the connection itself holds."""
+
+    # -- its batches
 
     @property
     def owed(self) -> int:
@@ -63,14 +222,27 @@ class WorkerHandle:
         """How many batches were ordered and not taken."""
         return len(self.ordered) + len(self.finished)
 
-    @property
-    def collected(self) -> int:
-        """The frames that it collected, in all its generations."""
-        return self.earlier + int(self.channel.frame_counts()["collected"])
-
     def is_current(self, filled: Filled) -> bool:
         """Whether the batch's frames count: they were made after the last state was loaded."""
         return (filled.generation, filled.serial) >= self.fresh_from
+
+    # -- its frame counts
+
+    @abstractmethod
+    def reported_counts(self) -> dict[str, Any]:
+        """Frames of this generation, as far as the worker has reported, and what else is known."""
+
+    def refresh(self) -> None:
+        """Ask for counts of this moment, unless they are at hand."""
+
+    def is_fresh(self) -> bool:
+        """Whether the counts that `refresh` asked for have come, or are not to be waited for."""
+        return True
+
+    @property
+    def collected(self) -> int:
+        """The frames that it collected, in all its generations."""
+        return self.earlier + int(self.reported_counts()["collected"])
 
     def count(self, filled: Filled) -> None:
         """Count the frames of a batch that leaves `finished` as delivered, or as dropped."""
@@ -90,14 +262,14 @@ class WorkerHandle:
 
     def start_generation(self) -> None:
         """The worker is gone: frames that it collected but did not deliver are dropped."""
-        counts = self.channel.frame_counts()
+        counts = self.reported_counts()
         waiting = sum(f.num_frames for f in self.finished if f.generation == self.generation)
         self.earlier += counts["collected"]
         self.dropped += counts["collected"] - self.taken - waiting
         self.restarts += counts["restarts"]
         self.taken = self.serial = 0
         self.ordered.clear()
-        self.cut = -1
+        self.cut_serial = -1
         self.hello, self.met = None, False
         self.answers.clear()
         self.generation += 1
@@ -106,7 +278,7 @@ class WorkerHandle:
 
     def frame_counts(self) -> dict[str, Any]:
         """Where the frames of all its generations are."""
-        counts = self.channel.frame_counts()
+        counts = self.reported_counts()
         old = sum(f.num_frames for f in self.finished if f.generation != self.generation)
         return {
             **counts,

@@ -18,8 +18,15 @@ from typing import Any
 
 from collectors.data.batch import Filled
 from collectors.weights.publisher import Publisher
-from collectors.workers.channel import Answer, CannotReplace, Event, Failed, Hello, Met
-from collectors.workers.handle import WorkerHandle
+from collectors.workers.handle import (
+    Answer,
+    CannotReplace,
+    Event,
+    Failed,
+    Hello,
+    Met,
+    WorkerHandle,
+)
 from sync import NoWeightSyncScheme
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
@@ -58,7 +65,7 @@ class WorkerPool:
             self._start(handles)
         except BaseException:
             for handle in handles:
-                handle.channel.tell_to_stop(0.0, True)
+                handle.tell_to_stop(0.0, True)
             for handle in handles:
                 self._end(handle, 0.0)
             with self._news:
@@ -70,7 +77,7 @@ class WorkerPool:
             with self._news:
                 self._raise_if_closed()
                 handle.failure, handle.moved_at = None, awake_s()
-                handle.channel.start(self._spec(handle), handle.generation)
+                handle.start(self._spec(handle))
         self._await(handles, lambda handle: handle.hello is not None)
         for handle in handles:
             self._number_environments(handle)
@@ -88,7 +95,7 @@ class WorkerPool:
     def _connect(self, handles: Sequence[WorkerHandle]) -> None:
         """Meet the workers' receivers; the worker's own error comes before the scheme's."""
         for handle in handles:
-            handle.channel.meet()
+            handle.meet()
         schemes = [
             scheme
             for scheme in self.publisher.schemes.values()
@@ -117,7 +124,7 @@ class WorkerPool:
         self._raise_if_closed()
         for handle in handles:
             if handle.failure is None and not done(handle):
-                activity = handle.channel.activity()
+                activity = handle.activity()
                 text = f"{handle} was not ready within start_timeout={timeout:g} s: it {activity}"
                 handle.failure = WorkerTimeout(handle.index, text)
         if failures := self._failures(handles):
@@ -128,7 +135,7 @@ class WorkerPool:
         self._raise_if_closed()
         try:
             with self._ending:
-                handle.channel.make_way(handle.failure)
+                handle.make_way()
                 self._receive_the_rest(handle)
         except CannotReplace as error:
             assert handle.failure is not None
@@ -179,14 +186,14 @@ class WorkerPool:
                 self._news.wait(max(0.0, timeout))
                 return unless()
             self._listener = me
-            fds = [self._wake.fd, *(fd for handle in self.handles for fd in handle.channel.fds())]
+            fds = [self._wake.fd, *(fd for handle in self.handles for fd in handle.fds())]
         try:
             ready.update(wait_for(fds, timeout))  # without the lock: others may ask meanwhile
         finally:
             with self._news:
                 self._listener = None
                 for handle in self.handles:
-                    if handle.channel.must_look() or not ready.isdisjoint(handle.channel.fds()):
+                    if handle.must_look() or not ready.isdisjoint(handle.fds()):
                         self._take_in(handle)
                 self._news.notify_all()
         with self._news:
@@ -194,8 +201,8 @@ class WorkerPool:
 
     def _take_in(self, handle: WorkerHandle) -> None:
         try:
-            how = handle.channel.gone()  # before what it said last is read
-            for event in handle.channel.receive():
+            how = handle.gone()  # before what it said last is read
+            for event in handle.receive():
                 self._handle(handle, event)
         except Exception:  # noqa: BLE001 - an engine may raise anything
             text = f"{handle} cannot be watched:\n{traceback.format_exc().rstrip()}"
@@ -244,15 +251,14 @@ class WorkerPool:
         """Mark workers that owe a batch but make no progress as failed."""
         now = awake_s()
         for handle in self.handles:
-            channel = handle.channel
             if handle.failure is not None or not handle.met:
                 continue
-            progress = channel.progress()
-            rests = not channel.is_busy() and (self.held or not handle.owed)
+            progress = handle.progress()
+            rests = not handle.is_busy() and (self.held or not handle.owed)
             if progress != handle.last_progress or rests:
                 handle.last_progress, handle.moved_at = progress, now
-            elif now - handle.moved_at > (limit := channel.patience(self._timeout)):
-                text = f"{handle} {channel.stuck(limit)}"
+            elif now - handle.moved_at > (limit := handle.patience(self._timeout)):
+                text = f"{handle} {handle.stuck(limit)}"
                 handle.failure = WorkerTimeout(handle.index, text)
 
     def look(self) -> None:
@@ -317,7 +323,7 @@ class WorkerPool:
             handle.serial += 1
             handle.ordered[handle.serial] = self.publisher.version
             versions = dict(self.publisher.promised[handle.index])
-            self._send(handle, lambda: handle.channel.order(handle.serial, versions))
+            self._send(handle, lambda: handle.order(handle.serial, versions))
 
     def versions_under_way(self) -> list[int]:
         """The version at the order of every batch that was not taken yet, the oldest first."""
@@ -348,12 +354,12 @@ class WorkerPool:
         with self._news:
             handle = self.handles[filled.worker]
             if filled.generation == handle.generation:
-                handle.channel.release(filled)
+                handle.release(filled)
 
     def cut(self, handle: WorkerHandle) -> None:
         """Have the worker hand over its current batch as it is."""
-        handle.channel.cut(handle.serial)
-        handle.cut = handle.serial
+        handle.cut(handle.serial)
+        handle.cut_serial = handle.serial
 
     def drop_before(self, handle: WorkerHandle, serial: int) -> None:
         """From now on only this batch of the worker's counts, and those after it."""
@@ -375,9 +381,9 @@ class WorkerPool:
         """Where the frames of every worker are, as of this moment where they can say so at once."""
         handles = list(self.handles)
         for handle in handles:
-            handle.channel.refresh()
+            handle.refresh()
         self.wait(
-            lambda: all(handle.channel.is_fresh() for handle in handles),
+            lambda: all(handle.is_fresh() for handle in handles),
             min(_REFRESH_S, self._timeout),
         )
         self.listen()
@@ -402,7 +408,7 @@ class WorkerPool:
                 self._numbers += 1
                 number, args = self._numbers, arguments(handle)
                 asked.append((handle, handle.generation, number))
-                self._send(handle, lambda: handle.channel.ask(number, method, args))  # noqa: B023
+                self._send(handle, lambda: handle.ask(number, method, args))  # noqa: B023
 
         def is_settled(handle: WorkerHandle, generation: int, number: int) -> bool:
             answered = number in handle.answers
@@ -423,7 +429,7 @@ class WorkerPool:
                     failures[handle.index] = handle.failure
                 else:
                     text = f"{handle} did not answer {method!r} within timeout={limit:g} s"
-                    activity = handle.channel.activity()
+                    activity = handle.activity()
                     failures[handle.index] = WorkerTimeout(handle.index, f"{text}: it {activity}")
         if failures:
             raise combine(failures)
@@ -439,7 +445,7 @@ class WorkerPool:
         except ConnectionError:
             return
         except TimeoutError as error:  # half of it is sent: the connection is of no more use
-            text = f"{handle} reads no messages; it {handle.channel.activity()}: {error}"
+            text = f"{handle} reads no messages; it {handle.activity()}: {error}"
             handle.failure = handle.failure or WorkerTimeout(handle.index, text)
 
     # -- ending
@@ -453,7 +459,7 @@ class WorkerPool:
             self._news.notify_all()
         try:
             for handle in self.handles:
-                handle.channel.tell_to_stop(timeout / 2, close_env)
+                handle.tell_to_stop(timeout / 2, close_env)
             for handle in self.handles:
                 self._end(handle, max(0.0, deadline - time.monotonic()))
         except BaseException:  # an interrupt: wait no longer
@@ -463,12 +469,12 @@ class WorkerPool:
 
     def _end(self, handle: WorkerHandle, timeout: float) -> None:
         with self._ending:
-            handle.channel.end(timeout)
+            handle.end(timeout)
             self._receive_the_rest(handle)
             if self.closed:
-                handle.channel.close()
+                handle.close()
 
     def _receive_the_rest(self, handle: WorkerHandle) -> None:
         with self._news:
-            for event in handle.channel.receive():
+            for event in handle.receive():
                 self._handle(handle, event)

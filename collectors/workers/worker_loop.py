@@ -43,7 +43,7 @@ from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams
 from collectors.weights.models import find_model
 from collectors.weights.receiver import SchemeReceiver, WeightReceiver
-from collectors.workers.channel import Answer, Blocks, Failed, Hello, Met
+from collectors.workers.handle import Answer, Blocks, Failed, Hello, Met
 from collectors.workers.pipe import Pipe, PipeClosed, dumps
 from collectors.workers.shared_counters import (
     CUT,

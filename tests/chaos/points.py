@@ -32,7 +32,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
     "starting workers": [
         ("collectors.workers.start_process:context", 1),
         ("collectors.workers.pool:WorkerPool.start", 1),
-        ("collectors.workers.local_channel:LocalChannel.start", 2),
+        ("collectors.workers.process_handle:ProcessHandle.start", 2),
         ("collectors.workers.pool:WorkerPool._await", 1),
     ],
     "connecting": [
@@ -70,7 +70,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
         ("harness.run.runner:Runner.summary", 1),
         ("collectors.base:BaseCollector.shutdown", 1),
         ("collectors.workers.pool:WorkerPool.close", 1),
-        ("collectors.workers.local_channel:LocalChannel.end", 2),
+        ("collectors.workers.process_handle:ProcessHandle.end", 2),
         ("sync.sender:Sender.close", 1),
         ("harness.run.execution:Execution._end", 1),
         ("harness.logging:Loggers.finish", 1),

@@ -361,7 +361,7 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
     chance = random.Random(stage)
     with make("async", model, on_worker_failure="restart", max_restarts=2) as collector:
         for kill in range(2):
-            channel = collector.handles[kill % 2].channel
+            handle = collector.handles[kill % 2]
             killed = False
             numbers = iter(range(1 + 10_000 * kill, 10_000 * (kill + 1)))
             while not killed and (number := next(numbers, None)):
@@ -369,8 +369,8 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
                     hold(model, collector.policy_version + 1)
                     collector.update_policy_weights_()
                 for _ in range(200):
-                    if channel.counters.stage == stage or number == 2_000:  # too short to be seen
-                        os.kill(channel.process.pid, signal.SIGKILL)
+                    if handle.counters.stage == stage or number == 2_000:  # too short to be seen
+                        os.kill(handle.process.pid, signal.SIGKILL)
                         killed = True
                         break
                 check(collector.next(), seen, set())
@@ -521,7 +521,7 @@ def test_a_lack_of_descriptors_for_a_workers_frames_is_an_error_that_says_so():
             with pytest.raises(WorkerError, match="Too many open files"):
                 collector.next()
             for handle in collector.pool.handles:  # its frames have come as well, and are no error
-                wait_until(lambda handle=handle: not handle.channel.is_busy())
+                wait_until(lambda handle=handle: not handle.is_busy())
         finally:
             for fd in taken:
                 os.close(fd)

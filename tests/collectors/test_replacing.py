@@ -128,8 +128,8 @@ def _collect_for_ever(collector: Any) -> None:
 
 
 def kill(handle: Any) -> None:
-    handle.channel.process.kill()
-    handle.channel.process.join()
+    handle.process.kill()
+    handle.process.join()
 
 
 def test_a_worker_that_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
@@ -152,11 +152,11 @@ def test_shutdown_while_another_thread_ends_a_worker_is_silent(tmp_path):
     with make(tmp_path) as collector, ThreadPoolExecutor() as threads:
         collector.next()
         member = collector.pool.handles[0]
-        process = member.channel.process
+        process = member.process
         kill(member)
-        member.channel.process = Slow(process)
+        member.process = Slow(process)
         replaced = threads.submit(collector.pool.replace, member)
-        assert member.channel.process.joined.wait(10.0)
+        assert member.process.joined.wait(10.0)
         collector.shutdown()
         with pytest.raises(RuntimeError, match="shut down"):
             replaced.result()
@@ -212,7 +212,7 @@ def test_a_dropped_batch_of_a_dead_worker_frees_no_memory_of_its_successor(tmp_p
         wait_until(lambda: bool(collector.stats()) and bool(collector.pool.failed()))
         collector.getattr_env("worker")  # which replaces it
         collector.load_state_dict(state)
-        free = collector.handles[0].channel._free
+        free = collector.handles[0]._free
         assert len(free) == len(set(free)) == 2
         for _ in range(6):
             collector.next()

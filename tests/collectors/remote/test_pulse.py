@@ -127,13 +127,13 @@ def test_a_report_from_before_a_host_was_replaced_does_not_count_afterwards(aske
 def test_counts_that_arrive_late_do_not_replace_newer_ones():
     with here() as collector:
         gather(collector, 1)
-        channel, engine = collector.handles[0].channel, collector.launcher.engine
+        handle, engine = collector.handles[0], collector.launcher.engine
         engine.asker = "MainThread"
         collector.stats()
         assert engine.held_back.wait(30.0)
         gather(collector, 2)
         engine.release()
-        assert channel.frame_counts()["collected"] == 120
+        assert handle.reported_counts()["collected"] == 120
 
 
 def test_an_error_in_the_pulse_is_told_and_the_pulse_goes_on():

@@ -10,16 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from collectors.data.batch import Filled
+from collectors.data.batch import Filled, Trajectories
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.weights.publisher import Publisher
-from collectors.workers.channel import (
-    FRAME_COUNTS,
-    Blocks,
-    Event,
-    Failed,
-    WorkerChannel,
-)
+from collectors.workers.handle import FRAME_COUNTS, Blocks, Event, Failed, WorkerHandle
 from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.shared_counters import (
     CUT,
@@ -46,17 +40,28 @@ _NOT_IMPORTED = (
 )
 
 
-class LocalChannel(WorkerChannel):
+class ProcessHandle(WorkerHandle):
     """One worker process.
 
+    publisher: of the weights that it receives. ctx: starts the process.
     timeout: how long a message may wait to be read.
     resume_timeout: how long the worker may replay episodes, beside that.
     """
 
+    spec: WorkerSpec
+
     def __init__(
-        self, index: int, publisher: Publisher, *, ctx: Any, timeout: float, resume_timeout: float
+        self,
+        index: int,
+        spec: WorkerSpec,
+        trajectories: Trajectories,
+        publisher: Publisher,
+        *,
+        ctx: Any,
+        timeout: float,
+        resume_timeout: float,
     ):
-        self._index = index
+        super().__init__(index, spec, trajectories, str(spec.policy_device or "cpu"))
         self._publisher = publisher
         self._ctx = ctx
         self._timeout, self._resume_timeout = timeout, resume_timeout
@@ -67,9 +72,9 @@ class LocalChannel(WorkerChannel):
         self._memory: SharedFd | None = None  # of the blocks
         self._blocks: list[FrameBlock] = []
         self._free: list[int] = []
-        self._ordered: dict[int, int] = {}  # blocks by the serials of batches that have not come
+        self._block_of: dict[int, int] = {}  # by the serials of batches that have not come
 
-    def start(self, spec: WorkerSpec, generation: int) -> None:
+    def start(self, spec: WorkerSpec) -> None:
         self.close()
         near, far = Pipe.pair()
         self.counters.memory.close()  # it stays mapped for whoever still has it
@@ -77,10 +82,10 @@ class LocalChannel(WorkerChannel):
         self._memory = SharedFd(anonymous_file())
         self._num_blocks = spec.num_blocks
         self._blocks, self._free = [], list(range(spec.num_blocks))
-        self._ordered = {}
+        self._block_of = {}
         self._made_before = 0  # frames of the batches that have come
         setup = Setup(
-            worker_idx=self._index,
+            worker_idx=self.index,
             trainer_pid=os.getpid(),
             pipe=far,
             counters=self.counters,
@@ -90,14 +95,14 @@ class LocalChannel(WorkerChannel):
             start_method=default_start_method(),
             version_base=self._publisher.base,
         )
-        name = f"lockstep-worker-{self._index}"
+        name = f"lockstep-worker-{self.index}"
         with sigint_blocked():
             process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
             try:
                 process.start()
             except (EOFError, ConnectionError, ChildProcessError) as error:
                 raise RuntimeError(
-                    f"worker {self._index} could not be started: the fork server, which starts "
+                    f"worker {self.index} could not be started: the fork server, which starts "
                     f"workers, has died, or belongs to the process that this one was forked from "
                     f"({type(error).__name__}: {error}); start_method='spawn' does not need it"
                 ) from error
@@ -106,20 +111,16 @@ class LocalChannel(WorkerChannel):
         far.close()
         setup.spec.close()
 
-    def meet(self) -> None:
-        """The worker connects its schemes by itself, after its hello."""
-
     # -- messages
 
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
-        number = self._ordered[serial] = self._free.pop(0)
+        number = self._block_of[serial] = self._free.pop(0)
         self._send("collect", number, serial, versions)
 
     def release(self, filled: Filled) -> None:
         self._free.append(filled.block)
 
     def cut(self, serial: int) -> None:
-        """Have the worker hand over this batch as it is."""
         self.counters.values[CUT] = serial
 
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
@@ -144,7 +145,7 @@ class LocalChannel(WorkerChannel):
         if isinstance(message, Filled):
             if not self._blocks:  # they could not be mapped, which was a failure
                 return None
-            del self._ordered[message.serial]
+            del self._block_of[message.serial]
             self._made_before += message.num_frames
             message.content = self._blocks[message.block]
         return message
@@ -205,16 +206,16 @@ class LocalChannel(WorkerChannel):
         return filled.frames.stamps(filled.steps)
 
     def stamps_so_far(self, serial: int) -> Tensor | None:
-        if not self._blocks or serial not in self._ordered:
+        if not self._blocks or serial not in self._block_of:
             return None
-        values, block = self.counters.values, self._blocks[self._ordered[serial]]
+        values, block = self.counters.values, self._blocks[self._block_of[serial]]
         done = (values[FRAMES] - self._made_before) // block.layout.num_envs
         stamps = block.stamps(done + 1).clone()
         if stamps[0, max(0, done - 1)] >= 0 or stamps[0, -1] >= 0:  # else its actions are random
             stamps[:, done:] = values[VERSION]
         return stamps
 
-    def frame_counts(self) -> dict[str, Any]:
+    def reported_counts(self) -> dict[str, Any]:
         values = self.counters.values
         made = values[FRAMES]
         return {

@@ -22,22 +22,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from collectors.data.batch import Filled, frames_of
+from collectors.data.batch import Filled, Trajectories, frames_of
 from collectors.remote import node as far
 from collectors.remote.batches import from_entries
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec, Reply
 from collectors.weights.publisher import Publisher
-from collectors.workers.channel import (
-    FRAME_COUNTS,
-    Answer,
-    Event,
-    Failed,
-    Hello,
-    Met,
-    WorkerChannel,
-)
-from sync.errors import WorkerError, WorkerRaised
+from collectors.workers.handle import FRAME_COUNTS, Answer, Event, Failed, Hello, Met, WorkerHandle
+from sync.errors import WorkerRaised
 from sync.local.waiting import Doorbell
 from sync.remote.engine import PeerDied
 
@@ -56,11 +48,16 @@ class NodeBatch(NamedTuple):
     stamps: np.ndarray[Any, Any] | None
 
 
-class NodeChannel(WorkerChannel):
+class NodeHandle(WorkerHandle):
     """One node, which hosts a collector."""
 
-    def __init__(self, index: int, launcher: Launcher, publisher: Publisher):
-        self._index = index
+    name = "collector"
+    spec: NodeSpec
+
+    def __init__(
+        self, spec: NodeSpec, trajectories: Trajectories, launcher: Launcher, publisher: Publisher
+    ):
+        super().__init__(spec.index, spec, trajectories, str(spec.policy_device or "cpu"))
         self._launcher = launcher
         self._publisher = publisher
         self._token = secrets.token_hex(4)
@@ -71,7 +68,7 @@ class NodeChannel(WorkerChannel):
         self._begin(_ENDED)
 
     def _begin(self, generation: int) -> None:
-        self._generation = generation
+        self._answering = generation
         self._events.clear()
         self._early: dict[int, Filled] = {}  # batches that arrived before an older one
         self._next_number = 1
@@ -79,15 +76,15 @@ class NodeChannel(WorkerChannel):
         self._beat: Future[Any] | None = None  # the last call for counts
         self._awaited: Future[Any] | None = None  # the one that `refresh` waits for
         self._doing = "starting"
-        self.name, self.where, self.pid = "", "", 0
+        self.node_name, self.where, self.pid = "", "", 0
 
     # -- calls
 
-    def start(self, spec: NodeSpec, generation: int) -> None:
+    def start(self, spec: NodeSpec) -> None:
         with self._lock:
-            self._begin(generation)
-            self.name = f"{self._token}-{self._index}-{generation}"
-            self.where = self._launcher.engine.describe(self._index)
+            self._begin(self.generation)
+            self.node_name = f"{self._token}-{self.index}-{self.generation}"
+            self.where = self._launcher.engine.describe(self.index)
         spec = dataclasses.replace(
             spec, schemes=self._publisher.schemes, version_base=self._publisher.base
         )
@@ -121,9 +118,6 @@ class NodeChannel(WorkerChannel):
 
         self._call("collecting", note_batch, far.call_node, "next_batch", versions)
 
-    def release(self, filled: Filled) -> None:
-        """The batch has memory of its own."""
-
     def stamps_of_finished(self, filled: Filled) -> Tensor:
         return torch.from_numpy(filled.content.stamps)
 
@@ -145,11 +139,11 @@ class NodeChannel(WorkerChannel):
         on_error: Callable[[str], None] | None = None,
     ) -> Future[Any]:
         """Call a function of the node; `accept` takes its value, `on_error` the error's text."""
-        generation = self._generation
+        generation = self._answering
 
         def note(answer: Future[Any]) -> None:
             with self._lock:
-                if not answer.cancelled() and generation == self._generation:
+                if not answer.cancelled() and generation == self._answering:
                     take(answer)
             self._bell.ring()
 
@@ -172,7 +166,7 @@ class NodeChannel(WorkerChannel):
             else:
                 self._events.append(Failed(f"raised {reply.error} while {doing}:\n{reply.value}"))
 
-        answer = self._launcher.engine.call(self._index, function, self.name, *args)
+        answer = self._launcher.engine.call(self.index, function, self.node_name, *args)
         answer.add_done_callback(note)
         return answer
 
@@ -190,7 +184,7 @@ class NodeChannel(WorkerChannel):
 
     def beat(self) -> None:
         """Ask for the node's counts, if it has said hello and answered the last call."""
-        if self._generation == _ENDED or not self.pid:
+        if self._answering == _ENDED or not self.pid:
             return
         try:
             if self.gone() is not None:
@@ -207,19 +201,13 @@ class NodeChannel(WorkerChannel):
             self._counts = counts
 
     def gone(self) -> str | None:
-        if self._generation == _ENDED:
+        if self._answering == _ENDED:
             return None
-        why = self._launcher.engine.gone(self._index)
+        why = self._launcher.engine.gone(self.index)
         return None if why is None else f": {why}"
-
-    def must_look(self) -> bool:
-        return True
 
     def progress(self) -> Hashable:
         return tuple(self._counts[name] for name in ("collected", "version", "restarts"))
-
-    def is_busy(self) -> bool:
-        return False
 
     def activity(self) -> str:
         return f"is {self._doing}"
@@ -233,7 +221,7 @@ class NodeChannel(WorkerChannel):
         text = f"hangs: it owes a batch and has made no frame for more than timeout={timeout:g} s"
         return f"{text}; {stages}" if stages else text
 
-    def frame_counts(self) -> dict[str, Any]:
+    def reported_counts(self) -> dict[str, Any]:
         return {**self._counts, "where": self.where}
 
     def refresh(self) -> None:
@@ -251,9 +239,9 @@ class NodeChannel(WorkerChannel):
         self._closing = None
         with contextlib.suppress(Exception):
             engine, limit = self._launcher.engine, max(0.2, timeout)
-            if self.name and engine.gone(self._index) is None:
+            if self.node_name and engine.gone(self.index) is None:
                 self._closing = engine.call(
-                    self._index, far.call_node, self.name, "close", limit, close_env
+                    self.index, far.call_node, self.node_name, "close", limit, close_env
                 )
 
     def end(self, timeout: float) -> None:
@@ -261,28 +249,28 @@ class NodeChannel(WorkerChannel):
         if self._closing is not None:
             with contextlib.suppress(Exception):
                 self._closing.result(timeout)
-        self._generation = _ENDED
+        self._answering = _ENDED
 
-    def make_way(self, failure: WorkerError | None) -> None:
+    def make_way(self) -> None:
         try:
-            if isinstance(failure, WorkerRaised) and self.gone() is None:
+            if isinstance(self.failure, WorkerRaised) and self.gone() is None:
                 self.tell_to_stop(1.0, True)
                 self.end(2.0)
             else:
-                self._launcher.replace(self._index)
+                self._launcher.replace(self.index)
         finally:
-            self._generation = _ENDED
+            self._answering = _ENDED
 
     def close(self) -> None:
         self._bell.close()
 
 
 class Pulse(threading.Thread):
-    """Calls `beat` of all channels of a collector every `every_s` seconds, until it is stopped."""
+    """Calls `beat` of all nodes of a collector every `every_s` seconds, until it is stopped."""
 
-    def __init__(self, channels: Callable[[], list[NodeChannel]], every_s: float):
+    def __init__(self, handles: Callable[[], list[NodeHandle]], every_s: float):
         super().__init__(name="lockstep-pulse", daemon=True)
-        self._channels, self._every_s = channels, every_s
+        self._handles, self._every_s = handles, every_s
         self._stopped = threading.Event()
         self.start()
 
@@ -290,8 +278,8 @@ class Pulse(threading.Thread):
         while True:
             if self._stopped.wait(self._every_s):
                 return
-            for channel in self._channels():
-                channel.beat()
+            for handle in self._handles():
+                handle.beat()
 
     def stop(self) -> None:
         self._stopped.set()
