@@ -39,6 +39,9 @@ from collectors.weights.models import POLICY, check_apart, find_model, sends_wei
 from collectors.weights.publisher import Publisher
 from collectors.weights.version_map import VersionMap
 from collectors.workers.fair_lock import FairLock
+from collectors.workers.handle import WorkerHandle
+from collectors.workers.supervised_pool import SupervisedPool
+from collectors.workers.turns import FirstFinished, Together
 from sync import WeightSyncScheme
 
 Result = TypeVar("Result")
@@ -69,9 +72,19 @@ class BaseCollector(ABC):
         of the weights that `update_policy_weights_` publishes; workers have copies.
 
     `options.py` describes the other arguments.
+
+    next()
+      turns.next()          orders batches, and waits for those whose turn it is
+      pool.take(worker)     counted as delivered
+      _assemble(...)        one batch of all, or of one
+      pool.release(filled)  its memory can be written again
     """
 
     kind = "Collector"
+    shares_batch = True  # workers make batches together, or else each its own
+    pool: SupervisedPool
+    turns: Together | FirstFinished
+    _frames_of: Sequence[int]  # of each worker in a batch
 
     @property
     def _like(self) -> str:
@@ -144,43 +157,41 @@ class BaseCollector(ABC):
     def _make_publisher(self) -> Publisher:
         """The sending side of the weights."""
 
-    @abstractmethod
+    def _make_handles(self) -> list[WorkerHandle]:
+        """What the pool starts."""
+        raise NotImplementedError
+
     def _open(self) -> None:
         """Start everything."""
+        options = self.options
+        self.pool = SupervisedPool(
+            self.publisher, options, check_open=self._raise_error, shares_batch=self.shares_batch
+        )
+        self._check_equal_frames()
+        self.pool.start(self._make_handles())
+        if options.record_schedule is not None:
+            self.pool.record(options.record_schedule, self.seed)
+        if self.shares_batch:
+            self.turns = Together(self.pool, options.preemptive_threshold)
+        else:
+            self.turns = FirstFinished(self.pool, options.batches_ahead, options.max_lag)
 
-    @abstractmethod
-    def _gather(self) -> TensorDict:
-        """The next batch."""
-
-    @abstractmethod
-    def _attributes(self, name: str) -> list[Any]:
-        """This attribute of each worker's environments, in worker order."""
-
-    @abstractmethod
-    def _reseed(self) -> None:
-        """Seed everything from `self.seeds`, and start new episodes."""
-
-    @abstractmethod
-    def _worker_states(self) -> list[dict[str, Any]]:
-        """The state of each worker, and the numbering of its trajectories, for `state_dict`."""
-
-    @abstractmethod
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
-        """Restore each worker's state, with versions counted from `base`; whether each one was
-        restored to the bit."""
-
-    @abstractmethod
-    def _counters(self) -> dict[str, Any]:
-        """How many frames were collected, delivered or dropped, or are in flight."""
-
-    @abstractmethod
-    def _close(self, timeout: float, close_env: bool) -> None:
-        """End everything."""
+    def _check_equal_frames(self) -> None:
+        if self.options.record_schedule is not None and len(set(self._frames_of)) > 1:
+            raise ValueError(
+                f"frames_per_batch={list(self._frames_of)}: workers are not equal, so there is no "
+                "replay of them; leave record_schedule out, or give one number"
+            )
 
     @property
-    @abstractmethod
+    def num_envs(self) -> int:
+        """The environments of all workers."""
+        return self.pool.num_envs
+
+    @property
     def frames_per_batch(self) -> int:
         """The frames of one batch, if none are masked."""
+        return sum(self._frames_of) if self.shares_batch else max(self._frames_of)
 
     # -- iteration
 
@@ -283,6 +294,25 @@ class BaseCollector(ABC):
         for t in range(batch.batch_size[-1]):
             buffer.extend(batch[..., t])
 
+    def _gather(self) -> TensorDict:
+        """The next batch: of those workers whose turn it is."""
+        taken = [self.pool.take(worker) for worker in self.turns.next()]
+        try:
+            batch = self._assemble(taken)
+        except BaseException:
+            for filled in taken:
+                self.pool.discard(filled)
+            raise
+        finally:
+            for filled in taken:
+                self.pool.release(filled)
+        self.turns.taken()
+        return batch
+
+    def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
+        """One batch of these, copied."""
+        return self._batch_of(taken)
+
     # -- weights
 
     def skip_update(self) -> None:
@@ -312,7 +342,7 @@ class BaseCollector(ABC):
         self._publish(by_model, worker_ids)
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
-        self.publisher.publish(by_model, worker_ids)
+        self.pool.publish(by_model, worker_ids)
 
     @property
     def policy_version(self) -> int:
@@ -415,8 +445,10 @@ class BaseCollector(ABC):
                 if not self._pauses and not self._shut:
                     self._hold(False)
 
+    @ends_on_interrupt
     def _hold(self, still: bool) -> None:
-        """Stop asynchronous workers, or let them continue."""
+        """Have workers rest, or go on."""
+        self.pool.pause(still)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -473,11 +505,29 @@ class BaseCollector(ABC):
         self._reseed()
         return next_seed(self.seed)
 
+    def _reseed(self) -> None:
+        """Seed everything from `self.seeds`, and start new episodes."""
+        self.pool.reseed(self.seeds)
+
+    @ends_on_interrupt
+    def reset(self, reset_idx: Any = None) -> None:
+        """Start new episodes in all environments, or in some, counted over all workers."""
+        self._raise_if_shut()
+        self._restart(None if reset_idx is None else as_mask(reset_idx, self.num_envs))
+
+    def _restart(self, which: np.ndarray[Any, Any] | None) -> None:
+        """Start new episodes in these environments."""
+        self.pool.reset(which)
+
     @ends_on_interrupt
     def getattr_env(self, name: str) -> list[Any]:
         """An attribute of the environments, for each worker."""
         self._raise_if_shut()
         return self._attributes(name)
+
+    def _attributes(self, name: str) -> list[Any]:
+        """This attribute of each worker's environments, in worker order."""
+        return self.pool.attributes(name)
 
     def getattr_policy(self, name: str) -> Any:
         """An attribute of the policy, by its path."""
@@ -494,11 +544,12 @@ class BaseCollector(ABC):
 
         Does not wait. "" for workers that do not report it; empty without worker processes.
         """
-        return []
+        return self.pool.stages()
 
     def made_batches(self) -> list[Filled]:
         """The batches that arrived since the last call, without their frames; only the newest."""
-        return []
+        made = self.pool.made
+        return [made.popleft() for _ in range(len(made))]
 
     # -- saving
 
@@ -549,7 +600,25 @@ class BaseCollector(ABC):
         _warn_of_lost([text for restored in workers for text in restored.lost])
         return all(restored.is_exact for restored in workers)
 
+    def _worker_states(self) -> list[dict[str, Any]]:
+        """The state of each worker, and the numbering of its trajectories, for `state_dict`."""
+        return self.pool.states()
+
+    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
+        """Restore each worker's state, with versions counted from `base`; whether each one was
+        restored to the bit."""
+        return self.pool.load_states(states, base)
+
+    def _counters(self) -> dict[str, Any]:
+        """How many frames were collected, delivered or dropped, or are in flight."""
+        return self.pool.counters()
+
     # -- ending
+
+    def _close(self, timeout: float, close_env: bool) -> None:
+        """End everything."""
+        if hasattr(self, "pool"):
+            self.pool.close(timeout, close_env=close_env)
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True

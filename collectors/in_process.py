@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from collectors.base import BaseCollector, as_mask, ends_on_interrupt
+from collectors.base import BaseCollector
 from collectors.data.batch import Filled, Trajectories
 from collectors.options import per_worker
 from collectors.rollout.environment import Environments, Restored
@@ -130,7 +131,16 @@ class InProcessCollector(BaseCollector):
     def frames_per_batch(self) -> int:
         return int(self.options.frames_per_batch)  # type: ignore[arg-type]
 
+    def worker_stages(self) -> list[str]:
+        return []
+
+    def made_batches(self) -> list[Filled]:
+        return []
+
     # -- control
+
+    def _hold(self, still: bool) -> None:
+        """Nothing runs between two calls."""
 
     def _reseed(self) -> None:
         with self._lock:
@@ -139,11 +149,7 @@ class InProcessCollector(BaseCollector):
                 with worker.active():
                     worker.rollout.reseed(seeds)
 
-    @ends_on_interrupt
-    def reset(self, reset_idx: Any = None) -> None:
-        """Start new episodes in all environments, or in some, counted over all workers."""
-        self._raise_if_shut()
-        which = None if reset_idx is None else as_mask(reset_idx, self.num_envs)
+    def _restart(self, which: np.ndarray[Any, Any] | None) -> None:
         with self._lock:
             for worker in self._workers.values():
                 first, count = worker.first_env, worker.environments.num_envs

@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from collectors.base import BaseCollector
 from collectors.data.batch import Filled, Trajectories
 from collectors.options import ASYNC, SYNC, per_worker, share_frames
-from collectors.pooled import PooledCollector, check_alike
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.process_handle import ProcessHandle
 from collectors.workers.start_process import context
+from collectors.workers.supervised_pool import check_alike
 from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
 
 
-class _LocalCollector(PooledCollector):
+class _LocalCollector(BaseCollector):
     """Workers are processes of this machine, which collect into shared memory."""
 
     def _make_publisher(self) -> Publisher:
@@ -86,7 +87,7 @@ class MultiSyncCollector(_LocalCollector):
 
     def _open(self) -> None:
         super()._open()
-        how, counts = self.options.cat_results, [handle.num_envs for handle in self.handles]
+        how, counts = self.options.cat_results, [handle.num_envs for handle in self.pool.handles]
         if how not in (None, 0) and len(set(counts)) > 1:
             raise ValueError(
                 f"cat_results={how!r} needs the same number of environments in each worker, "
@@ -99,11 +100,11 @@ class MultiSyncCollector(_LocalCollector):
             {key: (field.shape, field.dtype) for key, field in layout.fields.items()}
             for layout in layouts
         ]
-        check_alike(self.handles, entries, "MultiAsyncCollector")
+        check_alike(self.pool.handles, entries, "MultiAsyncCollector")
         batch = self._batch_of(taken)
         for filled, layout in zip(taken, layouts, strict=True):
-            if filled.serial == self.handles[filled.worker].cut_serial:
-                self.preempted += (layout.num_steps - filled.steps) * layout.num_envs
+            if filled.serial == self.pool.handles[filled.worker].cut_serial:
+                self.pool.preempted += (layout.num_steps - filled.steps) * layout.num_envs
         return self._combined(batch, [layout.num_envs for layout in layouts])
 
     def _combined(self, batch: TensorDict, counts: list[int]) -> TensorDict:

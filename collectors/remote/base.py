@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from collectors.base import BaseCollector
 from collectors.data.batch import Filled, Trajectories
 from collectors.options import (
     ASYNC,
@@ -23,7 +24,6 @@ from collectors.options import (
     per_worker,
     share_frames,
 )
-from collectors.pooled import PooledCollector, check_alike
 from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
@@ -40,11 +40,12 @@ from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
+from collectors.workers.supervised_pool import check_alike
 from collectors.workers.worker_spec import PASSED_ON
 from sync import WeightSyncScheme
 
 
-class RemoteCollector(PooledCollector):
+class RemoteCollector(BaseCollector):
     """Nodes, each with a local collector, make batches together (sync) or separately.
 
     `worker_ids`, `stats()["workers"]`, errors and a frame's ("collector", "worker") all count
@@ -145,7 +146,7 @@ class RemoteCollector(PooledCollector):
         return [self._handle(self._spec(index)) for index in range(self.num_workers)]
 
     def _nodes(self) -> list[NodeHandle]:
-        return [handle for handle in self.handles if isinstance(handle, NodeHandle)]
+        return [handle for handle in self.pool.handles if isinstance(handle, NodeHandle)]
 
     def _handle(self, spec: NodeSpec) -> WorkerHandle:
         assert self.launcher is not None
@@ -178,12 +179,12 @@ class RemoteCollector(PooledCollector):
     # -- batches
 
     def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
-        parts = [self._numbered(self.handles[filled.worker], filled) for filled in taken]
+        parts = [self._numbered(self.pool.handles[filled.worker], filled) for filled in taken]
         entries = [
             {key: (value.shape[2:], value.dtype) for key, value in part.items(True, True)}
             for part in parts
         ]
-        check_alike([self.handles[filled.worker] for filled in taken], entries, "sync=False")
+        check_alike([self.pool.handles[filled.worker] for filled in taken], entries, "sync=False")
         return stack(parts)
 
     def _numbered(self, handle: WorkerHandle, filled: Filled) -> TensorDict:

@@ -105,7 +105,7 @@ class Simulator:
             made=self._made,
         )
         self._transfers = Transfers(self.network, self.link, n, clock, pool.arrive)
-        self._turns = FirstFinished(pool, pool.attend, self.batches_ahead, self.max_lag)
+        self._turns = FirstFinished(pool, self.batches_ahead, self.max_lag)
         self._learner = LearnerTimes(self.costs, self.seed)
         self._names = [0]  # by number, the versions as they were given
         self._calls = Calls()

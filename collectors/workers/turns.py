@@ -4,28 +4,26 @@
     FirstFinished  each worker runs ahead; the first to finish is the next
 
 A pool is a `WorkerPool`, or that of a simulation. Turns use its `handles`, `arrived` (a worker for
-each finished batch, in the order in which they came), `version`, `order`, `wait`, `look`, `failed`
-and `versions_under_way`; and of a worker `serial`, `owed`, `under_way` and `finished`, whose
-entries have the `version` that was the newest when they were ordered.
+each finished batch, in the order in which they came), `version`, `order`, `wait`, `look`, `attend`
+(replaces workers that have failed, or raises), `failed` and `versions_under_way`; and of a worker
+`serial`, `owed`, `under_way` and `finished`, whose entries have the `version` that was the newest
+when they were ordered.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 
 class Together:
     """Each batch has frames of all workers.
 
-    attend: replaces workers that have failed, or raises.
     share: as soon as this share of the workers has finished, the others hand over what they have.
     """
 
-    def __init__(self, pool: Any, attend: Callable[[], None], share: float | None = None):
+    def __init__(self, pool: Any, share: float | None = None):
         self._pool = pool
-        self._attend = attend
         self._share = share
 
     def start(self) -> None:
@@ -56,7 +54,7 @@ class Together:
             return [h for h in pool.handles if not h.finished and not h.owed]
 
         while not has_enough() or pool.failed():
-            self._attend()
+            pool.attend()
             for handle in idle():
                 pool.order(handle)
             pool.wait(lambda: bool(has_enough() or pool.failed() or idle()))
@@ -65,17 +63,13 @@ class Together:
 class FirstFinished:
     """Each batch has frames of one worker.
 
-    attend: as in `Together`.
     batches_ahead: how many a worker may finish before the learner takes one.
     max_lag: how many versions old a batch may be when it is taken, if one version is published for
         each batch. None for any number.
     """
 
-    def __init__(
-        self, pool: Any, attend: Callable[[], None], batches_ahead: int, max_lag: int | None
-    ):
+    def __init__(self, pool: Any, batches_ahead: int, max_lag: int | None):
         self._pool = pool
-        self._attend = attend
         self._batches_ahead = batches_ahead
         self._max_lag = max_lag
 
@@ -88,7 +82,7 @@ class FirstFinished:
         pool = self._pool
         pool.look()  # workers may deliver so fast that no call ever waits
         while True:
-            self._attend()
+            pool.attend()
             self._order()
             if handle := self._first():
                 return [handle]

@@ -424,7 +424,7 @@ def test_an_async_collector_goes_on_with_whole_episodes_of_its_own(found, made, 
         wait_until(lambda: second.stats()["in_flight"] == 2 * made)
         second.policy.load_state_dict(first.policy.state_dict())
         second.update_policy_weights_()
-        counters = [handle.counters.values for handle in second.handles]
+        counters = [handle.counters.values for handle in second.pool.handles]
         heard = [(values, values[MESSAGES]) for values in counters]
 
         def open_when_told():

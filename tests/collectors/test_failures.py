@@ -361,7 +361,7 @@ def test_workers_killed_in_a_given_stage_are_replaced(stage):
     chance = random.Random(stage)
     with make("async", model, on_worker_failure="restart", max_restarts=2) as collector:
         for kill in range(2):
-            handle = collector.handles[kill % 2]
+            handle = collector.pool.handles[kill % 2]
             killed = False
             numbers = iter(range(1 + 10_000 * kill, 10_000 * (kill + 1)))
             while not killed and (number := next(numbers, None)):

@@ -212,7 +212,7 @@ def test_a_dropped_batch_of_a_dead_worker_frees_no_memory_of_its_successor(tmp_p
         wait_until(lambda: bool(collector.stats()) and bool(collector.pool.failed()))
         collector.getattr_env("worker")  # which replaces it
         collector.load_state_dict(state)
-        free = collector.handles[0]._free
+        free = collector.pool.handles[0]._free
         assert len(free) == len(set(free)) == 2
         for _ in range(6):
             collector.next()

@@ -324,7 +324,7 @@ def test_a_stopped_worker_ends_though_its_fork_server_died():
     workers = pids(collector)
     os.kill(workers[0], signal.SIGSTOP)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-    process = collector.handles[0].process
+    process = collector.pool.handles[0].process
     wait_until(lambda: not process.is_alive())  # so it seems from here
     collector.shutdown(timeout=0.5)
     wait_until(lambda: all(is_gone(pid) for pid in workers))

@@ -247,7 +247,7 @@ def test_a_host_that_owes_an_account_is_not_waited_for_again_before_it_gave_it(m
     collector, _ = build("distributed", sync=False)
     with collector:
         collector.next()
-        silent, engine = collector.handles[1], collector.launcher.engine
+        silent, engine = collector.pool.handles[1], collector.launcher.engine
         stop(silent.pid)
         collector.stats()
         asked: list[int] = []

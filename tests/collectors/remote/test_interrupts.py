@@ -8,7 +8,12 @@ from tests.collectors.remote.support import KINDS, build
 from tests.conftest import child_processes
 from tests.interrupts import Interrupt, places
 
-CODE = ("sync/remote", "collectors/remote", "collectors/base.py", "collectors/pooled.py")
+CODE = (
+    "sync/remote",
+    "collectors/remote",
+    "collectors/base.py",
+    "collectors/workers/supervised_pool.py",
+)
 MOST = [1, pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 
 

@@ -110,7 +110,7 @@ def test_a_host_waits_for_a_learner_that_sleeps():
     with build("distributed", policy=VersionPolicy(), sync=False) as collector:
         for _ in range(4):
             collector.next()
-            while any(handle.owed for handle in collector.handles):
+            while any(handle.owed for handle in collector.pool.handles):
                 collector.stats()
             stats = collector.stats()
             assert stats["in_flight"] == 2 * 2 * 200

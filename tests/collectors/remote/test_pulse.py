@@ -28,7 +28,7 @@ def test_a_pause_may_be_longer_than_what_counts_as_hanging():
         gather(collector, 2)
         pid = host_pids(collector)[1]
         with collector.pause():
-            assert any(handle.owed for handle in collector.handles)
+            assert any(handle.owed for handle in collector.pool.handles)
             over = time.monotonic() + 1.1 * TIMEOUT_S
             wait_until(lambda: time.monotonic() > over)
             os.kill(pid, signal.SIGSTOP)  # it hears late that the pause is over
@@ -108,7 +108,7 @@ def here(**options):
 def test_a_report_from_before_a_host_was_replaced_does_not_count_afterwards(asker):
     with here() as collector:
         gather(collector, 3)
-        handle, engine = collector.handles[0], collector.launcher.engine
+        handle, engine = collector.pool.handles[0], collector.launcher.engine
         for _ in range(9):  # its accounts are numbered, and so are its successor's
             collector.stats()
         engine.asker = asker
@@ -127,7 +127,7 @@ def test_a_report_from_before_a_host_was_replaced_does_not_count_afterwards(aske
 def test_counts_that_arrive_late_do_not_replace_newer_ones():
     with here() as collector:
         gather(collector, 1)
-        handle, engine = collector.handles[0], collector.launcher.engine
+        handle, engine = collector.pool.handles[0], collector.launcher.engine
         engine.asker = "MainThread"
         collector.stats()
         assert engine.held_back.wait(30.0)
@@ -141,6 +141,6 @@ def test_an_error_in_the_pulse_is_told_and_the_pulse_goes_on():
         for times in (1, 2):
             collector.launcher.engine.fault = "cannot feel it"
             wait_until(lambda: bool(collector.stats()) and bool(collector.pool.failed()))
-            assert "RuntimeError: cannot feel it" in str(collector.handles[0].failure)
+            assert "RuntimeError: cannot feel it" in str(collector.pool.handles[0].failure)
             gather(collector, 1)
             assert collector.stats()["restarts"] == times

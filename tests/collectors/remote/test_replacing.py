@@ -85,7 +85,7 @@ def _interrupt(handles):
 
 def test_a_host_makes_no_batch_before_it_has_taken_weights():
     with here() as collector:
-        name = collector.handles[0].node_name
+        name = collector.pool.handles[0].node_name
         host = far._NODES[name]
         receiver, host.receiver = host.receiver, None
         assert "no weights were handed over" in far.call_node(name, "next_batch", {}).value

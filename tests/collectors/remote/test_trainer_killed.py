@@ -22,7 +22,7 @@ if __name__ == "__main__":
         frames_per_batch=40,
     )
     collector.next()
-    nodes = [handle.pid for handle in collector.handles]
+    nodes = [handle.pid for handle in collector.pool.handles]
     workers = [one["pid"] for node in collector.stats()["workers"] for one in node["workers"]]
     print(*nodes, *workers, flush=True)
     signal.pause()
