@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from collectors.remote.base import RemoteCollector
+from collectors.options import Options
 from collectors.remote.launcher import Launcher
 from collectors.remote.local_processes import Processes
 from collectors.remote.node import close_all
 from collectors.remote.options import RemoteArguments, taken
 from collectors.remote.torchrun_ranks import Ranks, check_launcher
-from collectors.signatures import takes
 from collectors.workers.handle import CannotReplace
 from collectors.workers.start_process import ignore_signals
 
@@ -104,14 +103,10 @@ class JoiningArguments(RemoteArguments, JoiningOptions):
     """What collectors in processes that join take."""
 
 
-class ProcessGroupCollector(RemoteCollector):
-    """Collectors in processes that join this one, as `JoiningOptions` say."""
+class Joining:
+    """Takes `JoiningOptions` out of a collector's options, and starts what they describe."""
 
-    _make_engine: ClassVar[Callable[..., Any]]
-    _serve: ClassVar[Callable[..., Any]]  # for the engine's peers
-
-    @takes(JoiningArguments)
-    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
+    def __init__(self, options: dict[str, Any]):
         joining = taken(JoiningOptions, options)
         if not 0 <= joining.port <= 65535:
             raise ValueError(f"port={joining.port}: expected 0 to 65535")
@@ -129,16 +124,20 @@ class ProcessGroupCollector(RemoteCollector):
                     f"{ranks.num_nodes} ranks besides the trainer's"
                 )
             self._host, self._port = ranks.address, ranks.own_port()
-        super().__init__(create_env_fn, policy, **options)
 
-    def _launch(self, num_nodes: int) -> Launcher:
-        timeout = self.options.start_timeout
-        options = {"address": self._address, "silence_s": self.options.timeout}
-        engine = self._make_engine(
-            num_nodes, host=self._host, port=self._port, timeout=timeout, **options
-        )
+    def launch(
+        self,
+        make_engine: Callable[..., Any],
+        serve: Callable[..., Any],
+        num_nodes: int,
+        options: Options,
+    ) -> Launcher:
+        """Start the nodes, whose processes call `serve`, or connect to the ranks."""
+        timeout = options.start_timeout
+        shared = {"address": self._address, "silence_s": options.timeout}
+        engine = make_engine(num_nodes, host=self._host, port=self._port, timeout=timeout, **shared)
         return ProcessGroupLauncher(
-            engine, self._serve, ranks=self._ranks, timeout=timeout, options=options
+            engine, serve, ranks=self._ranks, timeout=timeout, options=shared
         )
 
 

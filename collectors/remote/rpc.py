@@ -5,18 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from collectors.remote import process_group
-from collectors.remote.process_group import ProcessGroupCollector
+from collectors.remote.base import RemoteCollector
+from collectors.remote.launcher import Launcher
+from collectors.remote.process_group import Joining, JoiningArguments
+from collectors.signatures import takes
 from sync import RPCWeightSyncScheme
 from sync.remote import rpc
 
 
-class RPCCollector(ProcessGroupCollector):
-    """Collectors in processes that torch.distributed.rpc joins to this one."""
+class RPCCollector(RemoteCollector):
+    """Collectors in processes that torch.distributed.rpc joins to this one.
+
+    `JoiningOptions` say how.
+    """
 
     kind = "RPCCollector"
     _scheme_class = RPCWeightSyncScheme
-    _make_engine = rpc.RPCEngine
     _serve = staticmethod(rpc.serve)
+
+    @takes(JoiningArguments)
+    def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
+        self._joining = Joining(options)
+        super().__init__(create_env_fn, policy, **options)
+
+    def _launch(self, num_nodes: int) -> Launcher:
+        return self._joining.launch(rpc.RPCEngine, self._serve, num_nodes, self.options)
 
 
 def serve_rank(**options: Any) -> str:
