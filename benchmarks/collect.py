@@ -8,7 +8,9 @@ All contestants of one environment and size stand ready in processes of their ow
 round after round, so that a ratio within a round compares what the machine did at that time.
 Weights are published once a batch where there are workers. Where a library has several settings,
 all are tried first and the fastest takes part. Then start-up: from construction to first batch.
-All of it takes about an hour.
+All of it takes about an hour. Only Lockstep has the modes simulated and distributed, which must be
+asked for: `--modes single,multi_sync,multi_async,simulated,distributed --no-peers` measures each of
+its collectors.
 
 Not here: sample-factory. Its 2.x requires numpy<2 and gymnasium<1, which no environment can have
 beside the other peers, and its 1.x is for gym, before gymnasium.
@@ -32,7 +34,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.collect_case import ENVS, MODES, SIZES, WORKERS, Case  # noqa: E402
+from benchmarks.collect_case import ENVS, MODES, OUR_MODES, SIZES, WORKERS, Case  # noqa: E402
 from benchmarks.collect_contestants import (  # noqa: E402
     CONTESTANTS,
     PEER_PYTHON,
@@ -139,7 +141,7 @@ def measure(
     """All cases and contestants in turns within one another."""
     entries, rows = [], []
     for case in cases:
-        for name in names:
+        for name in [name for name in names if CONTESTANTS[name].has(case.mode)]:
             entry, tried = fastest(case, name, seconds)
             entries.append(entry)
             rows.append(Row(case, name, label(entry.options), tried=tried))
@@ -195,14 +197,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one turn")
-    for option, known in (
-        ("envs", ENVS),
-        ("sizes", SIZES),
-        ("modes", MODES),
-        ("contestants", CONTESTANTS),
+    for option, known, default in (
+        ("envs", ENVS, ENVS),
+        ("sizes", SIZES, SIZES),
+        ("modes", (*MODES, *OUR_MODES), MODES),
+        ("contestants", CONTESTANTS, CONTESTANTS),
     ):
-        names = ",".join(map(str, known))
-        parser.add_argument(f"--{option}", type=of(known), default=names, help=f"of {names}")
+        names, chosen = ",".join(map(str, known)), ",".join(map(str, default))
+        parser.add_argument(f"--{option}", type=of(known), default=chosen, help=f"of {names}")
     parser.add_argument("--no-peers", action="store_true", help="measure only ourselves")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "benchmarks")
     arguments = parser.parse_args()
@@ -248,7 +250,8 @@ def main() -> int:
         if mode != "single" and starters:
             say(f"start-up, {mode}, {rounds} rounds")
             case = Case(arguments.envs[0], int(arguments.sizes[0]), mode)
-            starts += measure_start(case, starters, rounds=rounds)
+            those = [name for name in starters if CONTESTANTS[name].has(mode)]
+            starts += measure_start(case, those, rounds=rounds)
     show(Rows(rows), starts)
     save(Rows(rows), starts, about, file)
     return 0

@@ -20,6 +20,7 @@ from torch import nn
 ENVS = ("CartPole-v1", "Pendulum-v1")
 SIZES = (1, 8, 64)
 MODES = ("single", "multi_sync", "multi_async")
+OUR_MODES = ("simulated", "distributed")  # which only we have
 WORKERS = 2
 NATIVE_FROM = 64  # environments from which on gymnasium's native vector is taken, if there is one
 
@@ -49,7 +50,7 @@ class Case:
     @property
     def batch_frames(self) -> int:
         """Frames of a batch: of all workers where they wait for each other, else of one."""
-        return self.worker_frames * (WORKERS if self.mode == "multi_sync" else 1)
+        return self.worker_frames * (WORKERS if self.mode in ("multi_sync", "distributed") else 1)
 
     def message(self) -> dict[str, Any]:
         return asdict(self)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collect_case import Case
+from benchmarks.collect_case import OUR_MODES, Case
 from benchmarks.collect_remote import ROOT
 
 OUR_PYTHON = Path(sys.executable)
+OURS = "benchmarks.collect_ours"
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MAX_PROCESSES = 8  # of environments, in settings that want one for each
 
@@ -30,6 +31,10 @@ class Contestant:
     @property
     def is_peer(self) -> bool:
         return self.python == PEER_PYTHON
+
+    def has(self, mode: str) -> bool:
+        """Whether it takes part in cases of this mode."""
+        return mode not in OUR_MODES or self.module == OURS
 
 
 def only(options: Options) -> Callable[[Case], list[Options]]:
@@ -65,11 +70,9 @@ CONTESTANTS = {
     "bare": Contestant(
         "benchmarks.collect_bare", OUR_PYTHON, "environment and policy, no collector", only({})
     ),
-    "lockstep": Contestant(
-        "benchmarks.collect_ours", OUR_PYTHON, "our collectors, default settings", only({})
-    ),
+    "lockstep": Contestant(OURS, OUR_PYTHON, "our collectors, default settings", only({})),
     "lockstep_views": Contestant(
-        "benchmarks.collect_ours",
+        OURS,
         OUR_PYTHON,
         "the same with copy=False: a batch is valid until the next",
         only({"copy": False}),

@@ -13,6 +13,15 @@ import torch
 
 from benchmarks.collect_case import WORKERS, Case, build_policy, make_env, step_weights
 from benchmarks.collect_host import LeftOut, Session, serve, take_batches
+from collectors import (
+    BaseCollector,
+    Collector,
+    DistributedCollector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    SimulatedCollector,
+    Simulator,
+)
 from sync import SharedMemWeightSyncScheme
 
 
@@ -20,35 +29,34 @@ class Lockstep(Session):
     """A collector with its default settings, but for `options`."""
 
     def __init__(self, case: Case, options: dict[str, Any]):
-        try:
-            from collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-        except ImportError as error:
-            raise LeftOut(f"absent: {error.name} does not have it yet") from None
         self.policy, self.published = build_policy(case.env), 0
         make = functools.partial(make_env, case.env, case.num_envs)
         begun = time.perf_counter()
-        if case.mode == "single":
-            self.workers = 0
-            self.collector = Collector(
-                make, self.policy, frames_per_batch=case.batch_frames, total_frames=-1, **options
-            )
-        else:
-            self.workers = WORKERS
-            waits = case.mode == "multi_sync"
-            kind = MultiSyncCollector if waits else MultiAsyncCollector
-            self.collector = kind(
-                [make] * WORKERS,
-                self.policy,
-                frames_per_batch=case.batch_frames,
-                total_frames=-1,
-                weight_sync_schemes={"policy": SharedMemWeightSyncScheme(sync=waits)},
-                **options,
-            )
+        self.workers = 0 if case.mode == "single" else WORKERS
+        self.collector = self._collector(case, make, options)
         self.batches = iter(self.collector)
         first = next(self.batches)
         self.first_batch_s = time.perf_counter() - begun
         assert first.numel() >= case.batch_frames, (first.shape, case.batch_frames)
         assert "action_log_prob" in first.keys()  # noqa: SIM118  (a TensorDict iterates its rows)
+
+    def _collector(self, case: Case, make: Any, options: dict[str, Any]) -> BaseCollector:
+        common = {"frames_per_batch": case.batch_frames, "total_frames": -1, **options}
+        if case.mode == "single":
+            return Collector(make, self.policy, **common)
+        if case.mode == "simulated":
+            schedule = Simulator(num_workers=WORKERS, num_steps=case.steps)
+            return SimulatedCollector(
+                make, self.policy, num_workers=WORKERS, schedule=schedule, **common
+            )
+        if case.mode == "distributed":
+            if not common.get("copy", True):
+                raise LeftOut("batches of nodes have memory of their own")
+            return DistributedCollector(make, self.policy, num_collectors=WORKERS, **common)
+        waits = case.mode == "multi_sync"
+        kind = MultiSyncCollector if waits else MultiAsyncCollector
+        schemes = {"policy": SharedMemWeightSyncScheme(sync=waits)}
+        return kind([make] * WORKERS, self.policy, weight_sync_schemes=schemes, **common)
 
     def next_batch(self) -> int:
         """The frames of one more batch, which goes with an update of the workers' weights."""
