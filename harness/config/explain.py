@@ -85,6 +85,12 @@ def explain(error: BaseException, overrides: Sequence[str]) -> str:
             return _no_option(str(error.__cause__.full_key), overrides)
         case MarkedYAMLError():
             return _no_yaml(error)
+        case RecursionError():
+            return (
+                "a config's defaults list leads back to the config itself: name another file of "
+                "its group without the group, `- ppo_cartpole` in place of "
+                "`- /experiment: ppo_cartpole`"
+            )
     if "Could not override" in str(error) and "@experiment." in str(error):
         return f"{_first_line(error)} Its first line must be '# @package _global_'"
     if "--multirun" in str(error):

@@ -359,3 +359,14 @@ def test_options_may_be_typed_as_an_agent_of_wandb_types_them(capsys):
     assert composed["collector"]["name"] == "single"
     assert run.main(["--sead=7"]) == 2
     assert "did you mean seed?" in capsys.readouterr().err
+
+
+def test_an_experiment_that_leads_back_to_itself_is_explained(tmp_path, capsys):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - /experiment: ppo_cartpole\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    assert run.main(["--config-dir", str(tmp_path), "experiment=mine"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "leads back to the config itself" in error
+    assert "`- ppo_cartpole` in place of" in error
