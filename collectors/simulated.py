@@ -26,8 +26,7 @@ from collectors.in_process import InProcessCollector, InProcessWorker, closed_on
 from collectors.option_checks import is_list
 from collectors.options import SIMULATED, steps_of
 from collectors.rollout.policy import PolicyCaller, shift_worker
-from collectors.schedule.plan import PlannedBatch
-from collectors.schedule.recording import RecordedSchedule
+from collectors.schedule.recording import PlannedBatch, RecordedSchedule
 from collectors.schedule.simulator import Simulator
 from collectors.schedule.versions import PlannedReceiver, Versions, random_steps
 from collectors.signatures import Arguments, takes

@@ -1,20 +1,93 @@
-"""A recorded schedule, to be replayed."""
+"""A schedule, recorded and replayed: one line of JSON for each batch that a learner takes.
+
+    {"format": 1, "num_workers": 2, "num_steps": 128, "num_envs": 4, "seed": 7}
+    {"worker": 0, "generation": 0, "versions": [[0, 3], [17, 4]], "made_s": 0.0213, "at_s": 1.204}
+
+generation: how often the worker was replaced before.
+lost: true in the last lines of a run that ended since this worker failed over this batch or the
+next.
+versions: pairs (step, version), as the frames' stamps say; -1 are random actions.
+made_s: how long the worker took to make the batch, once it had the weights that it waits for.
+at_s: when the learner took it, in seconds since the workers had started.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from collectors.schedule.plan import EndOfSchedule, PlannedBatch
-from collectors.schedule.recorder import FORMAT
+import numpy as np
+from torch import Tensor
 
+FORMAT = 1
 MOST_BYTES = 1 << 28
 _NEVER = 1 << 62  # newer than any version
+
+
+class PlannedBatch(NamedTuple):
+    """One batch of one worker.
+
+    generation: how often the worker was replaced before.
+    versions: pairs (step, version): from this step on, this is the newest version that the worker
+        can take; -1 for random actions. The first pair is for step 0.
+    lost: whether the learner never got it, since the worker failed over it, or soon after it.
+    steps_before: how many steps the worker made in earlier generations; only for random frames at
+        first, of which a recording itself says how many are left.
+    """
+
+    worker: int
+    generation: int
+    versions: tuple[tuple[int, int], ...]
+    lost: bool = False
+    steps_before: int = 0
+
+
+class EndOfSchedule(Exception):
+    """A recording has no more batches."""
+
+
+class Recorder:
+    """Appends to the file, a whole line at a time; a second collector begins with a new header."""
+
+    def __init__(self, path: str | Path, **header: Any):
+        self._path = Path(path).absolute()
+        self._began = time.monotonic()
+        self._header = {"format": FORMAT, **header}
+        self._write(self._header)
+
+    def note(self, worker: int, generation: int, stamps: Tensor, made_s: float) -> None:
+        """The learner takes this batch now. stamps: the version of each frame [envs, steps]."""
+        self._note(worker, generation, stamps, made_s=round(made_s, 6))
+
+    def note_lost(self, worker: int, generation: int, stamps: Tensor) -> None:
+        """The worker failed, and the run ends: this batch was made, or begun, and not taken."""
+        self._note(worker, generation, stamps, lost=True)
+
+    def note_resumed(self) -> None:
+        """The workers go on from a saved state: what follows has no replay."""
+        self._write(self._header)
+
+    def _note(self, worker: int, generation: int, stamps: Tensor, **more: Any) -> None:
+        at_s = round(time.monotonic() - self._began, 6)
+        line = {"worker": worker, "generation": generation, "versions": runs(stamps)}
+        self._write({**line, **more, "at_s": at_s})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def runs(stamps: Tensor) -> list[list[int]]:
+    """Pairs (step, version) for stamps [envs, steps], which are the same for all environments."""
+    versions = stamps[0].numpy()
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
+    return [[int(step), int(versions[step])] for step in starts]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from collectors.schedule.costs import Costs, LearnerTimes, StepTimes
 from collectors.schedule.network import Network, Transfers, Version
-from collectors.schedule.plan import PlannedBatch
+from collectors.schedule.recording import PlannedBatch
 from collectors.schedule.simulated_pool import (
     ApplyAt,
     Failure,

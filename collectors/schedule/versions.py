@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from collectors.rollout.loop import RANDOM_VERSION, Rollout
-from collectors.schedule.plan import PlannedBatch
+from collectors.schedule.recording import PlannedBatch
 from collectors.weights.models import POLICY, copied, parameters_of
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import WeightReceiver

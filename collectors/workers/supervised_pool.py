@@ -14,7 +14,7 @@ from collectors.options import Options
 from collectors.rollout.environment import Restored
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import name_of
-from collectors.schedule.recorder import Recorder
+from collectors.schedule.recording import Recorder
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import FRAME_COUNTS, WorkerHandle
 from collectors.workers.pool import WorkerPool

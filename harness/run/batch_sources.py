@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tensordict import TensorDictBase
 
 from collectors import BaseCollector, ReplayBuffer
-from collectors.schedule.plan import EndOfSchedule
+from collectors.schedule.recording import EndOfSchedule
 from harness.algorithms.interface import Learner, OffPolicy
 from harness.options.run import Config
 from sync.local.waiting import awake_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from collectors.schedule.plan import PlannedBatch
+from collectors.schedule.recording import PlannedBatch
 
 
 class Taken(NamedTuple):

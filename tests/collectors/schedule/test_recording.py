@@ -7,9 +7,13 @@ import json
 import pytest
 import torch
 
-from collectors.schedule.plan import EndOfSchedule, PlannedBatch
-from collectors.schedule.recorder import Recorder, runs
-from collectors.schedule.recording import RecordedSchedule
+from collectors.schedule.recording import (
+    EndOfSchedule,
+    PlannedBatch,
+    RecordedSchedule,
+    Recorder,
+    runs,
+)
 
 HEADER = {"num_workers": 2, "num_steps": 8, "num_envs": 1, "seed": 3}
 

@@ -13,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv
 from torch import nn
 
 from collectors import MultiAsyncCollector, RecordedSchedule, SimulatedCollector
-from collectors.schedule.plan import EndOfSchedule
+from collectors.schedule.recording import EndOfSchedule
 from sync import (
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from collectors.schedule.recorder import FORMAT
+from collectors.schedule.recording import FORMAT
 from harness.config.compose import compose_run
 from harness.config.sweep import jobs_of
 from harness.options.simulated import SCHEDULE
