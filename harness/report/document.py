@@ -470,6 +470,6 @@ def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "changes on top", count(files, "changed file") if files else "none"
     if manifest.get("python"):
         yield "python", _told(manifest["python"])
-    known = {name: value for name, value in hardware.items() if value not in (None, [], "")}
-    for name, value in [*packages.items(), *known.items()]:
+    stated = {name: value for name, value in hardware.items() if value not in (None, [], "")}
+    for name, value in [*packages.items(), *stated.items()]:
         yield _told(name), _told(value)

@@ -145,10 +145,10 @@ def analyse(
     curves, profiles = [], []
     for task in plan.tasks:
         show_progress(f"statistics of {task}")
-        own = _scores(plan, task, by_run, metric, score, target)
-        scores += own
-        curves.append(_curves(plan, task, by_run, own[0].metric))
-        profiles.append(_profiles(own[0]))
+        scores_of_task = _scores(plan, task, by_run, metric, score, target)
+        scores += scores_of_task
+        curves.append(_curves(plan, task, by_run, scores_of_task[0].metric))
+        profiles.append(_profiles(scores_of_task[0]))
     report = Report(
         plan,
         scores,
