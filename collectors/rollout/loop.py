@@ -19,6 +19,7 @@ from torch import Tensor
 
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
+from collectors.rollout.history import History
 from collectors.rollout.policy import (
     ACTION,
     IS_INIT,
@@ -78,9 +79,10 @@ class Rollout:
         counters: SharedCounters | None = None,
         poll_control: Callable[[], bool] | None = None,
     ):
-        if options.state_on_update == "zero" and not (acting and acting.state_keys):
+        on_update = options.state_on_update
+        if on_update != "keep" and not (acting and acting.state_keys):
             raise ValueError(
-                "state_on_update='zero' is for a policy that carries state: it returns "
+                f"state_on_update={on_update!r} is for a policy that carries state: it returns "
                 "('next', key) for a key that it takes, and this policy does not"
             )
         self.environments = environments
@@ -100,6 +102,7 @@ class Rollout:
         self.frames: FrameBlock | None = None  # the current block
         self.t = 0  # its current row
         self.state: dict[Key, Tensor] = {}
+        self.history = History(environments.num_envs) if on_update == "recompute" else None
         # The policy's outputs for the next row, and the random streams before it was called.
         self._first: tuple[dict[Key, Tensor], Streams] | None = None
         self._observed = [leaf.key for leaf in environments.observations]
@@ -171,11 +174,11 @@ class Rollout:
         if acting is None:
             return {}
         self.counters[STAGE] = COMPILING if self.options.compile_policy else ACTING
-        self._use(self.weights.version)
-        streams = Streams()
         rows = [torch.from_numpy(array) for array in self.environments.current]
         fresh = self.environments.fresh
         with torch.no_grad(), exploring(self.exploration):
+            self._use(self.weights.version)
+            streams = Streams()
             if acting.state_keys and not self.state:
                 self.state = self._initial_state(acting, rows)
             given = {key: value.clone() for key, value in self.state.items()}
@@ -254,6 +257,8 @@ class Rollout:
                 self.frames = None
         steps = self.t
         environments.end(frames, steps)
+        if self.history is not None:
+            self.history.trim()
         if self.options.set_truncated and steps:
             self._truncate(frames, steps - 1)
         self.counters[STEPS] += 1
@@ -299,6 +304,20 @@ class Rollout:
                 self._first = None
             if self.options.state_on_update == "zero":
                 self._clear_state(None)
+            elif self.history is not None and self.state:
+                self._recompute_state(self.history)
+
+    def _recompute_state(self, history: History) -> None:
+        """The state as it would be if the current episodes had begun with the present weights."""
+        assert self.acting is not None
+        streams = Streams()
+        for step in history.steps:
+            self._zero_state(step.zeroed)
+            inputs = self._inputs(self.acting, step.observations, self.state, step.is_init)
+            outputs = self.acting(inputs)
+            self.state = {key: outputs[(NEXT, *key)] for key in self.acting.state_keys}
+        self._zero_state(history.zeroed)
+        streams.resume()
 
     def _act_randomly(self, frames: FrameBlock, t: int) -> None:
         frames.actions[t] = self.random_actions.sample()
@@ -329,6 +348,8 @@ class Rollout:
         for key, value in outputs.items():
             _write(key, targets[key], value)
         self.state = {key: outputs[(NEXT, *key)] for key in acting.state_keys}
+        if self.history is not None:
+            self.history.add(frames.observation_rows[t], frames.is_init[t])
         frames.version[t] = self._used_version
 
     def _inputs(
@@ -343,8 +364,13 @@ class Rollout:
         return [known[key] for key in acting.in_keys]
 
     def _clear_state(self, which: Array | None) -> None:
-        """Zero the state of these environments, or of all."""
+        """Begin with a state of zero in these environments, or in all."""
         self._first = None
+        if self.history is not None:
+            self.history.zero(which)
+        self._zero_state(which)
+
+    def _zero_state(self, which: Array | None) -> None:
         for key, value in self.state.items():
             if which is None:
                 self.state[key] = torch.zeros_like(value)
@@ -368,6 +394,7 @@ class Rollout:
             "environments": self.environments.state_dict() if self._begun else {},
             "state": {name_of(key): value.clone() for key, value in self.state.items()},
             "policy": self.policy_state.state_dict(),
+            "history": None if self.history is None else self.history.state_dict(),
         }
 
     def load_state_dict(
@@ -399,6 +426,8 @@ class Rollout:
         self.state = saved or self.state
         if not restored.under_way or not saved:
             self._clear_state(None)
+        elif self.history is not None:
+            self.history.load_state_dict(state["history"])
         return Restored(restored.under_way, [*lost, *restored.lost])
 
     def _truncate(self, frames: FrameBlock, t: int) -> None:

@@ -33,4 +33,4 @@ class RolloutOptions:
     # When new weights are applied; "episode": only between two episodes
     apply_at: Literal["step", "batch", "episode"] = option("step", NeedsPolicy())
     # The policy's recurrent state
-    state_on_update: Literal["keep", "zero"] = option("keep", NeedsPolicy())
+    state_on_update: Literal["keep", "zero", "recompute"] = option("keep", NeedsPolicy())

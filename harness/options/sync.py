@@ -77,8 +77,9 @@ class SyncConfig(Options):
     interval: Count = 1  # publish after this many updates
     # when workers look for a new version: before each step, batch or episode (env.num_envs=1)
     apply_at: Literal["step", "batch", "episode"] = "step"
-    # the state of a recurrent policy when new weights are applied during an episode
-    state_on_update: Literal["keep", "zero"] = "keep"
+    # the state of a recurrent policy when new weights are applied during an episode: kept, zero, or
+    # computed anew by them from all observations of the episode
+    state_on_update: Literal["keep", "zero", "recompute"] = "keep"
     max_lag: NonNegativeInt | None = None  # the largest lag of frames to train on, in versions
     # how max_lag is enforced: drop such frames, keep them without weight in the loss (mask), or let
     # asynchronous workers wait
@@ -116,10 +117,10 @@ class SyncConfig(Options):
                 f"sync.apply_at=episode sync={self.name}: its weights change at once, also during "
                 "an episode; use sync=shared_mem"
             )
-        if self.state_on_update == "zero" and not config.model.recurrent:
+        if self.state_on_update != "keep" and not config.model.recurrent:
             raise ImpossiblePair(
-                f"sync.state_on_update=zero model={config.model.name}: it has no state; "
-                "use model=lstm"
+                f"sync.state_on_update={self.state_on_update} model={config.model.name}: it has "
+                "no state; use model=lstm"
             )
         if self.on_stale == "mask" and self.max_lag is None:
             raise ConfigError(

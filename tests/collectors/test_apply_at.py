@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -188,21 +189,117 @@ def test_new_weights_leave_a_policys_state_or_zero_it(kind, env, how):
     assert (mid_episode > 0) == (how == "zero")
 
 
-def cart_pole():
-    return gym.make("CartPole-v1")
+class Sums(torch.nn.Module):
+    """Adds its weight times the step of the episode to its state, and shows the state."""
+
+    in_keys = ("observation", "sum", "is_init")
+    out_keys = ("action", "weights", "shown", ("next", "sum"))
+
+    def __init__(self):
+        super().__init__()
+        self.number = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation, sum, is_init):
+        if sum is None:
+            sum = torch.zeros(len(observation))
+        assert not sum[is_init].any()
+        action = torch.zeros(len(observation), dtype=torch.int64)
+        weights = self.number.expand(len(action)).clone()
+        return action, weights, sum.clone(), sum + self.number * (1 + observation[:, 3])
 
 
-def test_a_state_is_zeroed_by_new_weights_also_after_it_was_saved():
+@pytest.mark.parametrize(
+    ("kind", "env"),
+    [("single", "one"), ("single", "sync_same_step"), ("sync", "one"), ("async", "sync_same_step")],
+)
+def test_new_weights_compute_a_policys_state_anew_from_the_whole_episode(kind, env):
+    collector, _ = build(kind, env, steps=5, policy=Sums, state_on_update="recompute")
+    with collector:
+        mixed = 0
+        for number in range(24):
+            batch = collector.next()
+            steps, version = batch["observation"][..., 3], batch["policy_version"].float()
+            # All steps of the episode so far were added with the present weight.
+            assert torch.equal(batch["shown"], version * steps * (steps + 1) / 2)
+            assert torch.equal(batch["sum"], batch["shown"])
+            mixed += int((steps[:, 0] > 0).sum())
+            if number % 3 == 0:
+                publish(collector)
+        assert mixed > 0
+
+
+class Heedless(gym.Env):
+    """Observations that actions do not change; episodes of 9 and more steps."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(9, 20))
+        return self._observation(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self._observation(), 1.0, self.left == 0, False, {}
+
+    def _observation(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+
+class Recalls(torch.nn.Module):
+    """An LSTM whose actions are drawn."""
+
+    in_keys = ("observation", "state")
+    out_keys = ("action", ("next", "state"))
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.cell, self.head = torch.nn.LSTMCell(3, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, observation, state):
+        if state is None:
+            state = observation.new_zeros(len(observation), 16)
+        hidden, cell = self.cell(observation, state.chunk(2, -1))
+        action = torch.multinomial(self.head(hidden).softmax(-1), 1).squeeze(-1)
+        return action, torch.cat([hidden, cell], -1)
+
+
+def test_a_recomputed_state_has_the_bits_of_a_worker_that_began_with_the_new_weights():
+    """Random streams included: the calls that compute it draw nothing that counts."""
+
+    def frames(first, second=None):
+        policy = Recalls(first)
+        make = partial(gym.vector.SyncVectorEnv, [Heedless] * 3)
+        options = {"frames_per_batch": 18, "seed": 4, "state_on_update": "recompute"}
+        with Collector(make, policy, **options) as collector:
+            batches = [collector.next(), collector.next()]
+            if second is not None:
+                policy.load_state_dict(Recalls(second).state_dict())
+                collector.update_policy_weights_()
+            return torch.cat([*batches, collector.next(), collector.next()], 1)
+
+    changed, always = frames(1, 2), frames(2)
+    assert not changed["is_init"][:, 12].all()  # in the middle of episodes
+    assert not torch.equal(changed["action"][:, :12], always["action"][:, :12])
+    for key in ("observation", "state", "action"):
+        assert torch.equal(changed[key][:, 12:], always[key][:, 12:]), key
+
+
+@pytest.mark.parametrize(("how", "policy"), [("zero", Counts), ("recompute", Sums)])
+def test_what_new_weights_make_of_a_state_they_also_make_of_a_saved_one(how, policy):
     def run(save):
         def make():
-            return Collector(cart_pole, Counts(), frames_per_batch=3, state_on_update="zero")
+            options = {"frames_per_batch": 3, "state_on_update": how}
+            return Collector(partial(CodeEnv, endless=True), policy(), **options)
 
         shown = []
         collector = make()
         collector.set_seed(1)
         for number in range(12):
             shown.append(collector.next()["shown"])
-            if number == 5:
+            if number in (2, 5):
                 publish(collector)
             if save and number in (4, 5, 8):
                 state, weights = collector.state_dict(), collector.policy.state_dict()
@@ -217,6 +314,7 @@ def test_a_state_is_zeroed_by_new_weights_also_after_it_was_saved():
     assert torch.equal(run(save=True), run(save=False))
 
 
-def test_a_policy_that_carries_no_state_has_none_to_zero():
-    with pytest.raises(ValueError, match=r"state_on_update='zero' is for a policy that carries"):
-        Collector(CodeEnv, CodePolicy(), frames_per_batch=4, state_on_update="zero")
+@pytest.mark.parametrize("how", ["zero", "recompute"])
+def test_a_policy_that_carries_no_state_has_none_to_change(how):
+    with pytest.raises(ValueError, match=f"state_on_update='{how}' is for a policy that carries"):
+        Collector(CodeEnv, CodePolicy(), frames_per_batch=4, state_on_update=how)

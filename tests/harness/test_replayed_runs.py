@@ -46,6 +46,7 @@ def here(tmp_path, monkeypatch):
 CASES = {
     "PPO, each step": PPO,
     "PPO, LSTM, zeroed": (*PPO, *LSTM, "sync.state_on_update=zero"),
+    "PPO, LSTM, recomputed": (*PPO, *LSTM, "sync.state_on_update=recompute"),
     "PPO, episodes": (*PPO, *EPISODE, "collector.num_workers=3"),
     "PPO, a restart": (*PPO, *restarts("MortalCartPole")),
     "PPO, waiting": (*PPO, *WAITING),

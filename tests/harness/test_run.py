@@ -59,7 +59,7 @@ OPTIONS = {
     ),
     ("multi_sync", "multiprocess"): (
         *("sync.apply_at=batch", "sync.check_finite=false", "collector.on_worker_failure=restart"),
-        *("model=lstm", "sync.state_on_update=zero", "collector.devices.policy=[cpu,cpu]"),
+        *("model=lstm", "sync.state_on_update=recompute", "collector.devices.policy=[cpu,cpu]"),
     ),
     ("multi_sync", "hogwild"): ("collector.preemptive_threshold=0.5",),
     ("multi_async", "shared_mem"): (

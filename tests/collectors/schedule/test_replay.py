@@ -155,6 +155,7 @@ CASES = {
     "two environments": (Chance, two, 2, {}),
     "state": (Remembering, one, 1, {}),
     "state, zeroed": (Remembering, two, 2, {"state_on_update": "zero"}),
+    "state, recomputed": (Remembering, two, 2, {"state_on_update": "recompute"}),
     "random first": (Chance, one, 1, {"init_random_frames": 100}),
     "waiting": (Chance, one, 1, {"max_lag": 2}),
     "one ahead": (Chance, one, 1, {"batches_ahead": 1}),

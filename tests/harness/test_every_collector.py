@@ -1,0 +1,50 @@
+"""What a run asks of its workers and of old frames, under every collector."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from harness.files import read_json
+from tests.collectors.remote.support import needs_ray
+from tests.harness.test_every_algorithm import ASYNCHRONOUS, SYNCHRONOUS, start
+from tests.harness.test_run import records
+
+PPO = ("algo=ppo", "algo.minibatch_size=16", "algo.epochs=1")
+STALE = ("sync.lag={kind: cycle, values: [0, 3, 3, 3]}", "sync.max_lag=2", "sync.on_stale=mask")
+CASES = {
+    "stale frames of trajectories": (*STALE, "algo.objective=gspo"),
+    "states computed anew": (
+        *("model=lstm", "model.lstm_size=8", "model.sequence_length=4"),
+        *("sync.state_on_update=recompute", "algo.objective=a3po", "algo.clip_high=0.28"),
+    ),
+}
+COLLECTORS = SYNCHRONOUS | ASYNCHRONOUS | {"single": ("collector=single",)}
+QUICK = {"single", "multi_sync", "multi_async", "simulated", "distributed"}
+
+
+def each():
+    for name in COLLECTORS:
+        marks = [needs_ray] if name.startswith("ray") else []
+        yield pytest.param(
+            COLLECTORS[name],
+            marks=[*marks, *([] if name in QUICK else [pytest.mark.slow])],
+            id=name,
+        )
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("collector", each())
+def test_a_small_run_learns(collector, case):
+    directory = start(*PPO, *collector, *CASES[case], into="run")
+    losses = [one["train/policy_loss"] for one in records(directory) if "train/policy_loss" in one]
+    assert len(losses) >= 3
+    assert all(map(math.isfinite, losses))
+    masked = read_json(directory / "summary.json")["policy/dropped"]
+    assert (masked > 0) == ("on_stale" in str(CASES[case]))
