@@ -123,6 +123,8 @@ class BaseCollector(ABC):
         self._receivers: dict[str, WeightSyncScheme] = {}
         self._above = VersionMap()
         self._wait_s = 0.0
+        # The newest version when the last batch was finished; None if that is not known.
+        self.newest_at_end: int | None = None
         self._shut = False
         _OPEN.add(self)
         try:
@@ -297,6 +299,7 @@ class BaseCollector(ABC):
     def _gather(self) -> TensorDict:
         """The next batch: of those workers whose turn it is."""
         taken = [self.pool.take(worker) for worker in self.turns.next()]
+        self.newest_at_end = max(filled.newest for filled in taken)
         try:
             batch = self._assemble(taken)
         except BaseException:

@@ -170,6 +170,7 @@ class SimulatedCollector(InProcessCollector):
         while (plan := self.schedule.next_batch()).lost:
             self._dropped += frames_of(self._collect(plan))
         batch = self._collect(plan)
+        self.newest_at_end = plan.newest
         self._delivered += frames_of(batch)
         in_use = {worker.receiver.version for worker in self._workers.values()}
         self._versions.forget(self.schedule.oldest_needed(), in_use)

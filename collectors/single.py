@@ -104,6 +104,7 @@ class Collector(InProcessCollector):
 
     def _gather(self) -> TensorDict:
         in_background = threading.current_thread() is self._thread
+        self.newest_at_end = self.publisher.version
         with contextlib.nullcontext() if in_background else self._one.active():
             return self._collect(self._one)
 

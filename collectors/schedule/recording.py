@@ -1,13 +1,15 @@
 """A schedule, recorded and replayed: one line of JSON for each batch that a learner takes.
 
     {"format": 1, "num_workers": 2, "num_steps": 128, "num_envs": 4, "seed": 7}
-    {"worker": 0, "generation": 0, "versions": [[0, 3], [17, 4]], "made_s": 0.0213, "at_s": 1.204}
+    {"worker": 0, "generation": 0, "versions": [[0, 3], [17, 4]], "made_s": 0.0213, "newest": 5,
+     "at_s": 1.204}
 
 generation: how often the worker was replaced before.
 lost: true in the last lines of a run that ended since this worker failed over this batch or the
 next.
 versions: pairs (step, version), as the frames' stamps say; -1 are random actions.
 made_s: how long the worker took to make the batch, once it had the weights that it waits for.
+newest: the newest version when the batch was finished.
 at_s: when the learner took it, in seconds since the workers had started.
 """
 
@@ -37,6 +39,7 @@ class PlannedBatch(NamedTuple):
     versions: pairs (step, version): from this step on, this is the newest version that the worker
         can take; -1 for random actions. The first pair is for step 0.
     lost: whether the learner never got it, since the worker failed over it, or soon after it.
+    newest: the newest version when the batch was finished; None if that is not known.
     steps_before: how many steps the worker made in earlier generations; only for random frames at
         first, of which a recording itself says how many are left.
     """
@@ -45,6 +48,7 @@ class PlannedBatch(NamedTuple):
     generation: int
     versions: tuple[tuple[int, int], ...]
     lost: bool = False
+    newest: int | None = None
     steps_before: int = 0
 
 
@@ -61,9 +65,11 @@ class Recorder:
         self._header = {"format": FORMAT, **header}
         self._write(self._header)
 
-    def note(self, worker: int, generation: int, stamps: Tensor, made_s: float) -> None:
+    def note(
+        self, worker: int, generation: int, stamps: Tensor, made_s: float, newest: int | None
+    ) -> None:
         """The learner takes this batch now. stamps: the version of each frame [envs, steps]."""
-        self._note(worker, generation, stamps, made_s=round(made_s, 6))
+        self._note(worker, generation, stamps, made_s=round(made_s, 6), newest=newest)
 
     def note_lost(self, worker: int, generation: int, stamps: Tensor) -> None:
         """The worker failed, and the run ends: this batch was made, or begun, and not taken."""
@@ -135,6 +141,7 @@ class RecordedSchedule:
             versions = tuple((step, version) for step, version in line["versions"])
             numbers = [worker, generation, *(number for pair in versions for number in pair)]
             at_s, made_s = float(line["at_s"]), float(line.get("made_s", math.nan))
+            newest = line.get("newest")  # recordings of earlier versions lack it
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: this is no batch of a schedule: {error!r}") from None
         steps, whole = [step for step, _ in versions], all(type(one) is int for one in numbers)
@@ -146,10 +153,11 @@ class RecordedSchedule:
             or steps != sorted(set(steps))
             or steps[-1] >= self.header.num_steps
             or any(version < -1 for _, version in versions)
+            or not (newest is None or type(newest) is int)
         ):
             raise ValueError(f"{where}: this is no batch of a schedule: {line}")
         lost = line.get("lost") is True
-        return PlannedBatch(worker, generation, versions, lost), at_s, made_s
+        return PlannedBatch(worker, generation, versions, lost, newest), at_s, made_s
 
     @property
     def num_workers(self) -> int:

@@ -72,6 +72,7 @@ class SimulatedBatch:
     begun_ns: int
     ends: list[int]  # since its begin
     versions: list[tuple[int, int]]  # pairs (step, version)
+    newest: int = 0  # the newest published when it was finished
 
     def step_at(self, now: int) -> int:
         """The first step that begins now or later; the number of steps if there is none."""
@@ -200,6 +201,7 @@ class SimulatedPool:
             return  # it was lost
         worker.batch = None
         worker.steps += self._num_steps
+        batch.newest = self.version
         worker.finished.append(batch)
         self.arrived.append(worker)
         self._made(worker, batch)

@@ -137,7 +137,11 @@ class Simulator:
         self._owes_update = self._owes_log = True
         versions = tuple((step, self._names[number]) for step, number in batch.versions)
         return PlannedBatch(
-            worker.index, batch.generation, versions, steps_before=batch.steps_before
+            worker.index,
+            batch.generation,
+            versions,
+            newest=self._names[batch.newest],
+            steps_before=batch.steps_before,
         )
 
     def skip_update(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from sync import (
 from sync.errors import WorkerError, combine
 from sync.model.block import NEVER
 from sync.model.strategy import Weights
+
+MOST_TIMES = 1_000
 
 
 class Publisher:
@@ -42,6 +46,8 @@ class Publisher:
         self.updater = updater
         self.base = 0  # versions of an earlier run that this one continues
         self._own_updates = 0
+        # When each was published, less `base`; times are those of time.perf_counter_ns().
+        self._published: deque[tuple[int, int]] = deque(maxlen=MOST_TIMES)
         if isinstance(updater, MultiProcessedRemoteWeightUpdate):
             updater.serve(devices)
         if schemes is None:
@@ -71,6 +77,15 @@ class Publisher:
     def version(self) -> int:
         """The version last published."""
         return self.base + self._own_updates + (self._main.version if self._main else 0)
+
+    def newest_at(self, at_ns: int) -> int:
+        """The newest version at that time, of this machine; the oldest known if it is earlier."""
+        later = self._own_updates + (self._main.version if self._main else 0)
+        for published_ns, version in reversed(self._published):
+            if published_ns <= at_ns:
+                return self.base + version
+            later = version - 1
+        return self.base + max(0, later)
 
     @property
     def _main_id(self) -> str:
@@ -137,6 +152,7 @@ class Publisher:
             for worker, version in scheme.addressed.items():
                 if version > before[worker]:  # not for those that get nothing new
                     self.promised[worker][model_id] = version
+        self._published.append((time.perf_counter_ns(), self.version - self.base))
         if failures:
             raise combine(failures)
 

@@ -337,6 +337,7 @@ class WorkerPool:
         """The oldest finished batch of a worker, which counts as delivered to the learner now."""
         with self._news:
             filled = handle.finished.popleft()
+            filled.newest = self.publisher.newest_at(filled.ended_ns)
             self.arrived.remove(handle)
             handle.count(filled)
             if filled.generation != handle.numbered:

@@ -68,11 +68,12 @@ class SupervisedPool(WorkerPool):
         )
 
     def take(self, handle: WorkerHandle) -> Filled:
+        filled = super().take(handle)
         if self._recorder is not None:
-            filled = handle.finished[0]
             stamps = handle.stamps_of_finished(filled)
-            self._recorder.note(handle.index, filled.generation, stamps, filled.made_s)
-        return super().take(handle)
+            generation, newest = filled.generation, filled.newest
+            self._recorder.note(handle.index, generation, stamps, filled.made_s, newest)
+        return filled
 
     def counters(self) -> dict[str, Any]:
         """Where all frames are, in all and by worker."""

@@ -3,9 +3,13 @@
 An update is one batch that the learner learns from. The lag of a frame is the number of updates
 between the weights that computed its action and those of the learner that consumes it:
 
-    version that acted --- queue ---> newest version --- publish ---> learner --- train ---> ...
+    version that acted -- collect --> newest -- wait --> newest -- publish --> learner -- train
+                                      at the end         at its use
+                                      of its batch
 
-queue    from the version that acted to the newest published one
+collect  from the version that acted to the newest one when the batch was finished
+wait     from there to the newest one when the learner takes the batch
+queue    both together
 publish  from there to the learner: updates that are not published yet
 train    on top: the gradient steps of the update itself, which use the frame one after another
 """
@@ -75,16 +79,27 @@ class LagCounts:
     def __init__(self) -> None:
         self.counts = np.zeros(1, np.int64)  # by lag
         self.unpublished = 0  # summed over frames
+        self.waited = 0  # summed over frames
+        self.num_waited = 0  # frames of which that is known
         self.trained = 0.0  # summed over frames
         self.num_trained = 0  # frames of which that is known
 
-    def add(self, counts: np.ndarray, unpublished: int, gradient_steps: float | None) -> None:
+    def add(
+        self,
+        counts: np.ndarray,
+        unpublished: int,
+        gradient_steps: float | None,
+        waited: int | None = None,
+    ) -> None:
         """Take in the frames of one update."""
         if missing := max(0, len(counts) - len(self.counts)):
             self.counts = np.pad(self.counts, (0, missing))
         self.counts[: len(counts)] += counts
         num_frames = int(counts.sum())
         self.unpublished += unpublished * num_frames
+        if waited is not None:
+            self.waited += waited * num_frames
+            self.num_waited += num_frames
         if gradient_steps:  # the n-th of them uses frames that are n / gradient_steps older
             self.trained += num_frames * (gradient_steps - 1) / (2 * gradient_steps)
             self.num_trained += num_frames
@@ -94,9 +109,13 @@ class LagCounts:
         if not (lags := self.by_lag()):
             return {}
         metrics = lag_figures(lags, "policy/lag_updates")
-        publish = self.unpublished / int(self.counts.sum())
-        metrics["policy/lag_publish_mean"] = publish
-        metrics["policy/lag_queue_mean"] = metrics["policy/lag_updates_mean"] - publish
+        num_frames = int(self.counts.sum())
+        publish = self.unpublished / num_frames
+        queue = metrics["policy/lag_updates_mean"] - publish
+        metrics |= {"policy/lag_publish_mean": publish, "policy/lag_queue_mean": queue}
+        if self.num_waited == num_frames:
+            wait = self.waited / num_frames
+            metrics |= {"policy/lag_wait_mean": wait, "policy/lag_collect_mean": queue - wait}
         if self.num_trained:
             metrics["policy/lag_train_mean"] = self.trained / self.num_trained
         return metrics
@@ -110,6 +129,8 @@ class LagCounts:
         return {
             "counts": torch.from_numpy(self.counts.copy()),
             "unpublished": self.unpublished,
+            "waited": self.waited,
+            "num_waited": self.num_waited,
             "trained": self.trained,
             "num_trained": self.num_trained,
         }
@@ -117,6 +138,8 @@ class LagCounts:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.counts = state["counts"].numpy().copy()
         self.unpublished = int(state["unpublished"])
+        # States of earlier versions lack these.
+        self.waited, self.num_waited = int(state.get("waited", 0)), int(state.get("num_waited", 0))
         self.trained, self.num_trained = float(state["trained"]), int(state["num_trained"])
 
 
@@ -206,16 +229,21 @@ class Staleness:
         *,
         gradient_steps: float | None = None,
         ratios: Ratios | None = None,
+        newest_at_end: int | None = None,
     ) -> None:
         """Take in what one update used, as the learner had done `updates` before it.
 
         versions: behind each frame; negative ones are of random actions and do not count.
+        newest_at_end: the newest version when the batch was finished.
         """
         lags = self._lags(versions[versions >= 0], updates)
         if len(lags):
-            counts, unpublished = np.bincount(lags), updates - self.publications.newest
+            counts, newest = np.bincount(lags), self.publications.newest
+            waited = None
+            if newest_at_end is not None:
+                waited = newest - int(self.publications.updates(np.array(newest_at_end)))
             for window in (self._fresh, self._all):
-                window.add(counts, unpublished, gradient_steps)
+                window.add(counts, updates - newest, gradient_steps, waited)
         if ratios is not None and len(ratios.version):
             log_ratio = ratios.log_ratio.detach().cpu().double().numpy()
             health = Health.of(log_ratio, self._lags(ratios.version, updates))

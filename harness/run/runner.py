@@ -22,6 +22,7 @@ from harness.logging.display import Display
 from harness.measures.means import Means
 from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
 from harness.measures.staleness import Staleness
+from harness.measures.state_age import StateAge
 from harness.measures.sync_meter import SyncMeter
 from harness.options.run import Config
 from harness.run.batch_sources import Source
@@ -106,6 +107,7 @@ class Runner:
         self.episodes = Episodes()
         self.lags = Lags()
         self.staleness = Staleness()
+        self.state_age = StateAge(carried=self.config.sync.state_on_update == "keep")
         self._trained = Means()
         self._evaluated: dict[str, float] = {}  # not in a record yet
         self._last_evaluation: dict[str, float] = {}
@@ -168,10 +170,13 @@ class Runner:
             self.updates,
             gradient_steps=metrics.get("train/gradient_steps"),
             ratios=self.learner.ratios,
+            newest_at_end=None if self.config.algo.replays else self.collector.newest_at_end,
         )
         self.callbacks.call("on_update", self, metrics)
         self._trained.add(metrics)
         self.lags.add(batch, version, self.learner.ratios)
+        if self.config.model.recurrent:
+            self.state_age.add(batch)
         dropped = int(metrics.get("train/dropped", 0))
         self.dropped += dropped
         num_steps = metrics.get("train/gradient_steps")
@@ -274,6 +279,7 @@ class Runner:
             "policy/version": float(self.collector.policy_version),
             **lags,
             **in_updates,
+            **self.state_age.read(),
             "policy/dropped": float(self.dropped),
             "collector/fps": frames / max(elapsed_s, 1e-9),
             "collector/wait_ms": times["time/collect_s"] * 1e3,
@@ -314,6 +320,7 @@ class Runner:
             **self.sync.summary(),
             **lags,
             **self.staleness.summary(),
+            **self.state_age.summary(),
             "policy/dropped": self.dropped,
             "policy/mixed_batches": self.lags.mixed_batches,
             "policy/version": int(self.collector.policy_version),
@@ -343,6 +350,7 @@ class Runner:
             "episodes": self.episodes.state_dict(),
             "lags": self.lags.state_dict(),
             "staleness": self.staleness.state_dict(),
+            "state_age": self.state_age.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -367,6 +375,8 @@ class Runner:
         self.episodes.load_state_dict(state["episodes"])
         self.lags.load_state_dict(state["lags"])
         self.staleness.load_state_dict(state["staleness"])
+        if "state_age" in state:  # checkpoints of earlier versions lack it
+            self.state_age.load_state_dict(state["state_age"])
         streams = Streams()
         streams.load_state_dict(state["streams"])
         streams.resume()

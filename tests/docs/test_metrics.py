@@ -25,7 +25,7 @@ RUNS = (
         *("sync.link.preset=lan", "sync.wire=int8", "sync.verify=every"),
         "algo.objective=vaco",
     ),
-    (*PPO, "collector=simulated", "algo.objective=geometric"),
+    (*PPO, "collector=simulated", "algo.objective=geometric", "model=lstm"),
     (*SMALL, "total_frames=384", "collector.frames_per_batch=128", "algo=impala"),
     (*REPLAY, "algo=sac", "env=pendulum"),
     (*REPLAY, "algo=dqn"),

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import run
 from harness.algorithms.interface import Ratios
 from harness.files import read_json
 from harness.measures import BUCKETS
 from harness.measures.staleness import Health, LagCounts, Publications, Staleness
+from harness.measures.state_age import StateAge
 from harness.run.checkpoints import Checkpoints
 from tests.harness.small import SMALL
 from tests.harness.test_run import SMALL_SAC, records, without_times
@@ -83,6 +85,83 @@ def test_lag_is_counted_in_updates_and_has_parts():
     assert histograms["histogram/lag_updates"].counts == [2, 0, 0, 0, 0, 0, 0, 0, 1]
     assert found.read() == ({}, {})
     assert found.summary() == metrics
+
+
+def test_what_lies_between_acting_and_use_is_split_at_the_end_of_the_batch():
+    found = stale((1, 8), (2, 16), (3, 24))
+    found.add(versions(1, 1, 2, 2), 25, newest_at_end=2)
+    figures, _ = found.read()
+    assert figures["policy/lag_updates_mean"] == (17 + 9) / 2
+    assert figures["policy/lag_publish_mean"] == 1
+    assert figures["policy/lag_queue_mean"] == 12
+    assert figures["policy/lag_wait_mean"] == 24 - 16
+    assert figures["policy/lag_collect_mean"] == 12 - 8
+    found.add(versions(3, 3), 25, newest_at_end=3)
+    found.add(versions(3, 3), 25)  # when its batch was finished is not known
+    figures, _ = found.read()
+    assert figures["policy/lag_queue_mean"] == 0
+    assert not {"policy/lag_wait_mean", "policy/lag_collect_mean"} & set(figures)
+
+
+ONE_AHEAD = ("collector=simulated", "collector.num_workers=1", "collector.batches_ahead=2")
+
+
+@pytest.mark.parametrize(
+    ("costs", "collect", "wait"),
+    [
+        # The worker finishes a batch as soon as the learner takes the last but one.
+        ("{step_ms: 0.01, update_ms: 1000}", 0, 2),
+        # It begins a batch when it has finished the last one, of which no version is made yet.
+        ("{step_ms: 100, update_ms: 0.01}", 1, 0),
+    ],
+    ids=["a slow learner", "a slow worker"],
+)
+def test_frames_age_while_they_wait_or_while_their_batch_is_made(costs, collect, wait):
+    options = ("sync.apply_at=batch", f"collector.costs={costs}", "total_frames=2560")
+    directory = start(*SMALL, *ONE_AHEAD, *options)
+    figures = records(directory)[-1]
+    assert figures["policy/lag_collect_mean"] == collect
+    assert figures["policy/lag_wait_mean"] == wait
+    assert figures["policy/lag_queue_mean"] == collect + wait
+
+
+# -- the age of a recurrent state
+
+
+def frames(ids, stamps, done=(), mask=None):
+    """A batch [E, T] of trajectories; done: those whose last frame here ends them."""
+    ids, stamps = torch.tensor(ids), torch.tensor(stamps)
+    ends = torch.zeros_like(ids, dtype=torch.bool)
+    for traj in done:
+        row, t = (ids == traj).nonzero()[-1].tolist()
+        ends[row, t] = True
+    mask = torch.ones_like(ends) if mask is None else torch.tensor(mask)
+    content = {"policy_version": stamps, ("next", "done"): ends, ("collector", "traj_ids"): ids}
+    return TensorDict({**content, ("collector", "mask"): mask}, list(ids.shape))
+
+
+def test_a_carried_state_is_as_old_as_its_episode():
+    age = StateAge(carried=True)
+    age.add(frames([[0, 0, 0], [1, 1, 2]], [[3, 3, 4], [3, 4, 4]], done=[1]))
+    assert age.read() == {"policy/state_age_mean": 2 / 6, "policy/state_age_max": 1}
+    age.add(frames([[0, 0, 3], [2, 2, 2]], [[7, -1, 7], [7, 7, 9]], done=[0]))
+    # 0 began with version 3, 2 with 4, 3 is new; a random action does not count
+    assert age.read() == {
+        "policy/state_age_mean": (4 + 0 + 3 + 3 + 5) / 5,
+        "policy/state_age_max": 5,
+    }
+    again = StateAge(carried=True)
+    again.load_state_dict(age.state_dict())
+    for one in (age, again):
+        one.add(frames([[3, 3], [2, 2]], [[9, 9], [9, 9]], mask=[[True, False], [True, True]]))
+        assert one.read()["policy/state_age_mean"] == (2 + 5 + 5) / 3
+    assert age.summary() == again.summary()
+
+
+def test_a_state_that_new_weights_compute_has_no_age():
+    age = StateAge(carried=False)
+    age.add(frames([[0, 0, 0]], [[3, 4, 5]]))
+    assert age.summary() == {"policy/state_age_mean": 0, "policy/state_age_max": 0}
 
 
 def test_a_mean_weighs_each_frame_of_the_window_alike():

@@ -39,13 +39,13 @@ def test_runs_of_versions():
 
 def test_a_recording_is_read_as_it_was_written(tmp_path):
     recorder = Recorder(tmp_path / "schedule.jsonl", **HEADER)
-    recorder.note(1, 0, stamps(0, 0, 2), 0.5)
-    recorder.note(0, 1, stamps(1, 1, 1), 0.5)
+    recorder.note(1, 0, stamps(0, 0, 2), 0.5, 3)
+    recorder.note(0, 1, stamps(1, 1, 1), 0.5, None)
     schedule = RecordedSchedule(tmp_path / "schedule.jsonl")
     assert schedule.header.num_workers == 2
     assert schedule.header.seed == 3
     assert schedule.oldest_needed() == 0
-    assert schedule.next_batch() == PlannedBatch(1, 0, ((0, 0), (2, 2)))
+    assert schedule.next_batch() == PlannedBatch(1, 0, ((0, 0), (2, 2)), newest=3)
     assert schedule.oldest_needed() == 1
     assert schedule.counts() == {"collected": 8, "dropped": 0, "in_flight": 0, "restarts": 0}
     assert schedule.next_batch() == PlannedBatch(0, 1, ((0, 1),))
