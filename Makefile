@@ -25,9 +25,8 @@ SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 test slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-EXTRAS := test atari minatar minigrid box2d mujoco dm-control optuna sweep ray tensorboard render # in requirements.lock
 
-.PHONY: help run lock test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
+.PHONY: help run test slow mutants coverage check chaos soak load conformance bench report reproduce browser docs publish peers clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,11 +79,6 @@ report: $(READY) ## make a report of runs: ARGS=outputs/sync_ablation
 reproduce: $(READY) ## run a run again and compare: ARGS=outputs/2026-01-31/12-00-00-...
 	@$(BIN)/python -m harness.reproduce $(ARGS)
 
-lock: ## pin the newest versions that fit, in uv.lock and requirements.lock; needs uv
-	uv lock --upgrade
-	@{ sed -n '/^#/p' requirements.lock; uv export --quiet --locked --no-hashes --no-header --no-annotate --no-emit-project \
-		$(EXTRAS:%=--extra %) | sed 's/ ;.*//; s/+cpu$$//'; } > requirements.new && mv requirements.new requirements.lock
-
 browser: $(READY) ## look at a report and the site in Chromium, which must be installed
 	$(BIN)/python -m pip install -c requirements.lock -e ".[browser]" --no-build-isolation -q
 	$(BIN)/python -m pytest -m browser $(ARGS)
@@ -121,10 +115,11 @@ $(READY): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install -c requirements.lock --no-build-isolation -e ".[test]"
 	@touch $@
 else
-$(READY): pyproject.toml uv.lock .python-version
+$(READY): pyproject.toml requirements.lock
 	@test -e $@ || { echo "making $(@D)"; $(UV) venv --seed --clear $(@D); }
 	@rm -f $@
-	$(UV) sync --locked --inexact --extra test
+	$(UV) pip install --python $(BIN)/python -c requirements.lock torch setuptools
+	$(UV) pip install --python $(BIN)/python -c requirements.lock --no-build-isolation -e ".[test]"
 	@touch $@
 endif
 
