@@ -40,7 +40,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("collector", each())
+@pytest.mark.parametrize("collector", list(each()))
 def test_a_small_run_learns(collector, case):
     directory = start(*PPO, *collector, *CASES[case], into="run")
     losses = [one["train/policy_loss"] for one in records(directory) if "train/policy_loss" in one]
