@@ -477,7 +477,7 @@ class RayRemoteWeightUpdater(_SchemeUpdater):
                 "RayCollector as weight_updater"
             )
         if self.collector is not None:  # it may have places without an actor
-            return [handle.index for handle in self.collector.handles]
+            return [handle.index for handle in self.collector.pool.handles]
         return range(self.scheme.num_workers)
 
     def _get_server_weights(self) -> Weights:

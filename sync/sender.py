@@ -165,7 +165,7 @@ class Sender:
     def _publish(self, plan: Plan, version: int) -> None:
         """Write everything first: if some weights are refused, nothing is sent."""
         begun = now_ns()
-        taken = self.pipeline.taken(self._blocks_to_keep())
+        taken = self.pipeline.taken(self._blocks_to_keep(plan))
         parcels = []
         for weights, workers in _distinct(plan):
             parcels.append(Parcel(self.pipeline.free_block(taken), workers))
@@ -183,17 +183,18 @@ class Sender:
                 self.workers[worker].sent(block)
                 self.workers[worker].stats.saved_bytes += self.layout.nbytes - nbytes
 
-    def _blocks_to_keep(self) -> list[Snapshot]:
-        """Those that a worker, or a process that replaces it, may still need.
-
-        Also of workers that are sent the next version, since that may be refused. Weights that
-        differ by worker are not kept, to save their memory.
-        """
-        keeps_all = self.form.same_for_all or self.pipeline.may_hold_back
+    def _blocks_to_keep(self, plan: Plan) -> list[Snapshot]:
+        """Those that a worker, or a process that replaces it, may still need."""
+        addressed = {worker for _, workers in plan for worker in workers}
         return [
             record.last
             for record in self.workers
-            if record.last is not None and (keeps_all or record.waiting)
+            if record.last is not None
+            and (
+                record.waiting
+                or self.pipeline.may_hold_back
+                or (self.form.same_for_all and record.index not in addressed)
+            )
         ]
 
     def _pack(self, weights: Weights, block: Snapshot, version: int) -> None:

@@ -41,7 +41,10 @@ def runner(learner: Any, **config: Any) -> Runner:
     names = ("collector", "source", "sync", "published", "play", "checkpoints", "loggers")
     parts = {name: MagicMock() for name in (*names, "display", "interruption", "callbacks")}
     parts["collector"].policy_version = 0
+    parts["collector"].newest_at_end = None
     config.setdefault("algo", SimpleNamespace(replays=False))
+    config.setdefault("model", SimpleNamespace(recurrent=False))
+    config["sync"] = SimpleNamespace(state_on_update="keep", **config.get("sync", {}))
     return Runner(config=SimpleNamespace(**config), directory=Path(), learner=learner, **parts)
 
 
@@ -69,7 +72,7 @@ def test_a_batch_that_only_fills_the_replay_buffer_is_no_update(metrics, learned
 
 
 def test_weights_are_published_at_multiples_of_the_interval():
-    made = runner(Learner(0, 1), sync=SimpleNamespace(interval=3))
+    made = runner(Learner(0, 1), sync={"interval": 3})
     for _ in range(7):
         made.update(BATCH)
         made.publish()

@@ -142,6 +142,7 @@ class Scripted:
     """An engine that notes what is posted; the test answers."""
 
     hint = ""
+    mechanism = "scripted"
     port = PORT
 
     def __init__(self):
