@@ -21,6 +21,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from collectors.rollout.seeds import Seeds, Streams, untouched_streams
+
 OBSERVATION, ACTION, NEXT = "observation", "action", "next"
 Observation = dict[str, Tensor]
 
@@ -164,15 +166,16 @@ class DeviceCollector:
             raise ValueError(f"lag={lag}: expected 0 or more updates")
         self.frames_per_batch, self.total_frames, self.lag = frames_per_batch, total_frames, lag
         self.policy, self.policy_version, self.frames = policy, 0, 0
-        torch.manual_seed(seed)
-        self._observation = self.environments.reset(seed)
+        with untouched_streams():
+            Seeds(seed).seed_streams()
+            self._observation = self.environments.reset(seed)
+            self._streams = Streams()
         self.device = self.environments.device
         self.acting = copy.deepcopy(policy).to(self.device).requires_grad_(False)
         self._version = 0  # of the weights that act
         self._waiting: deque[tuple[int, list[Tensor]]] = deque()  # published, and not due yet
         self._starts = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._trajectory = torch.arange(self.num_envs, device=self.device) - self.num_envs
-        self._streams = _read_streams(self.device)
 
     def __iter__(self) -> Iterator[TensorDict]:
         while not 0 <= self.total_frames <= self.frames:
@@ -202,13 +205,12 @@ class DeviceCollector:
     @torch.no_grad()
     def next(self) -> TensorDict:
         """The next batch, [environments, time], on the device."""
-        outer = _read_streams(self.device)
-        _write_streams(self._streams, self.device)
-        try:
-            columns = [self._step() for _ in range(self.frames_per_batch // self.num_envs)]
-        finally:
-            self._streams = _read_streams(self.device)
-            _write_streams(outer, self.device)
+        with untouched_streams():
+            self._streams.resume()
+            try:
+                columns = [self._step() for _ in range(self.frames_per_batch // self.num_envs)]
+            finally:
+                self._streams.keep()
         batch = TensorDict.stack(columns, dim=1)
         mask = batch["collector", "mask"]
         self.frames += int(mask.sum())
@@ -292,15 +294,3 @@ def _choose(which: Tensor, one: Observation, other: Observation) -> Observation:
         name: torch.where(which.reshape(-1, *[1] * (value.ndim - 1)), one[name], value)
         for name, value in other.items()
     }
-
-
-def _read_streams(device: torch.device) -> list[Tensor]:
-    """The states of torch's random streams, of the host and of the device."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _write_streams(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)

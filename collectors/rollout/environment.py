@@ -181,7 +181,7 @@ class Environments(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment is in its episode, and how to replay it up to there."""
-        own = self._saves_itself()
+        own = self._self_saving()
         return {
             "own": None if own is None else saved(own.state_dict()),
             "current": [torch.from_numpy(array.copy()) for array in self.current],
@@ -194,7 +194,7 @@ class Environments(ABC):
 
         An environment that has saved itself goes on without a replay.
         """
-        own = self._saves_itself()
+        own = self._self_saving()
         if own is not None and state.get("own") is not None:
             own.load_state_dict(restored(None, state["own"]))
             self._go_on(state)
@@ -207,8 +207,8 @@ class Environments(ABC):
         self.reset()
         return Restored(False, [])
 
-    def _saves_itself(self) -> Any:
-        """The environment if it has `state_dict` and `load_state_dict`; else None.
+    def _self_saving(self) -> Any:
+        """The environment, if it has `state_dict` and `load_state_dict`; else None.
 
         Wrappers may have a state of their own: then it is None as well.
         """

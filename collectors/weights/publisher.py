@@ -79,13 +79,11 @@ class Publisher:
         return self.base + self._own_updates + (self._main.version if self._main else 0)
 
     def newest_at(self, at_ns: int) -> int:
-        """The newest version at that time, of this machine; the oldest known if it is earlier."""
-        later = self._own_updates + (self._main.version if self._main else 0)
-        for published_ns, version in reversed(self._published):
-            if published_ns <= at_ns:
-                return self.base + version
-            later = version - 1
-        return self.base + max(0, later)
+        """The newest version at a time of this machine, as far as the last `MOST_TIMES` tell."""
+        if not self._published:
+            return self.version
+        before = (v for published_ns, v in reversed(self._published) if published_ns <= at_ns)
+        return self.base + next(before, self._published[0][1] - 1)
 
     @property
     def _main_id(self) -> str:

@@ -173,7 +173,9 @@ def end(processes: Sequence[BaseProcess]) -> None:
         if process.is_alive():
             deadline = time.monotonic()
             assert process.pid is not None
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has no session of its own yet
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.join()
 
 

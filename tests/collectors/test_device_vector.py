@@ -210,6 +210,15 @@ def test_the_same_seed_gives_the_same_bits_whatever_else_draws(kind, device):
     assert (batches[0] == batches[1]).all()
 
 
+def test_a_collector_leaves_the_random_streams_of_its_process_alone():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    with DeviceCollector(lambda: SameStep("cpu"), Policy(), frames_per_batch=6, seed=1) as one:
+        one.next()
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_tensordict_modules_act_and_environments_are_closed():
     module = TensorDictModule(nn.Linear(1, 1), in_keys=["observation"], out_keys=["action"])
     with DeviceCollector(lambda: SameStep("cpu"), module, frames_per_batch=9) as frames:
