@@ -193,8 +193,9 @@ class MPTransport(_Transport):
             self._binding = Binding(weights, self.strategy)
         layout = self._binding.layout
         block = private_snapshot(layout)
+        self._binding.check(check_finite=True)
         self.addressed += 1
-        self._binding.pack(block, self.addressed, check_finite=True)
+        self._binding.pack(block, self.addressed)
         _newest(self.weight_queue)  # remove an unread version, which the new one replaces
         self.weight_queue.put((layout, block.buffer.numpy().tobytes()))
 

@@ -56,7 +56,6 @@ class Sender:
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._check_finite: CheckFinite = check_finite
         first = Binding(form.weights_for(0), strategy)
-        self._verify = verify
         self.layout = first.layout = first.layout.with_checksums() if verify else first.layout
         self._registered = first if form.same_for_all else None
         for worker in form.by_worker or ():
@@ -163,13 +162,17 @@ class Sender:
         return [(self.form.weights_for(worker, weights), [worker]) for worker in workers]
 
     def _publish(self, plan: Plan, version: int) -> None:
-        """Write everything first: if some weights are refused, nothing is sent."""
+        """Check everything first: if some weights are refused, every block keeps what it holds."""
         begun = now_ns()
+        bindings = [(self._bind(weights), workers) for weights, workers in _distinct(plan)]
+        for binding, _ in bindings:
+            binding.check(self.pipeline.finite_check(self._check_finite))
         taken = self.pipeline.taken(self._blocks_to_keep(plan))
         parcels = []
-        for weights, workers in _distinct(plan):
+        for binding, workers in bindings:
             parcels.append(Parcel(self.pipeline.free_block(taken), workers))
-            self._pack(weights, parcels[-1].block, version)
+            own = binding is self._registered
+            self.channel.pack(binding, parcels[-1].block, version, own=own)
         outgoing = self.pipeline.prepare(parcels, taken)
         self.version = version
         pack_ns = (now_ns() - begun) // max(1, len(outgoing))
@@ -192,16 +195,10 @@ class Sender:
             if record.last is not None
             and (
                 record.waiting
-                or self.pipeline.may_hold_back
+                or not self.pipeline.is_direct
                 or (self.form.same_for_all and record.index not in addressed)
             )
         ]
-
-    def _pack(self, weights: Weights, block: Snapshot, version: int) -> None:
-        binding, check = self._bind(weights), self.pipeline.finite_check(self._check_finite)
-        self.channel.pack(binding, block, version, check=check, own=binding is self._registered)
-        if self._verify:
-            block.seal()
 
     def _bind(self, weights: Weights) -> Binding:
         for known in (self._registered, self._recent):

@@ -32,7 +32,7 @@ bytes that are not zero, whichever is shorter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ class DeltaFormat:
         self.whole_bytes = model.extra_offset - HEADER_BYTES
         room = max_changes_bytes(self.whole_bytes)
         layout = Layout.of({"changes": torch.empty(room, dtype=torch.uint8, device="meta")})
-        self.layout = replace(layout, extra_capacity=model.extra_capacity)
+        self.layout = layout.with_tail_of(model)
 
     def numbers(self, whole: Snapshot) -> Array:
         """The bytes of a model's leaves."""

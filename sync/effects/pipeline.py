@@ -68,6 +68,8 @@ class Pipeline:
 
     layout: of whole models.
     encoder: writes them into the blocks of the channel; None if they are copied.
+    is_direct: whether models are packed straight into these blocks. If not, a version may still be
+        refused when it is packed, and a worker may get none of it.
     """
 
     def __init__(
@@ -81,13 +83,8 @@ class Pipeline:
         self._layout = layout
         self._effects = effects
         self._encoder = encoder
-        self._is_direct = not effects and encoder is None
+        self.is_direct = not effects and encoder is None
         self._pool: list[Snapshot] = []
-
-    @property
-    def may_hold_back(self) -> bool:
-        """Whether a worker may get no block when a version is published to it."""
-        return bool(self._effects)
 
     def finite_check(self, check: CheckFinite) -> CheckFinite:
         """What to check while a model is packed: an encoder may check parameters itself."""
@@ -101,7 +98,7 @@ class Pipeline:
 
     def free_block(self, taken: list[Snapshot]) -> Snapshot:
         """A block for a whole model; from now on it is among `taken`."""
-        if self._is_direct:
+        if self.is_direct:
             block = self.channel.free_block(taken)
         else:
             block = free_private(self._pool, self._layout, taken)
@@ -124,7 +121,7 @@ class Pipeline:
 
     def write(self, parcel: Parcel, others: Sequence[Outgoing] = ()) -> list[Outgoing]:
         """Write a whole model into blocks of the channel, other than those of `others`."""
-        if self._is_direct:
+        if self.is_direct:
             return [Outgoing(parcel.block, parcel)]
         encoder, written = self._encoder, list(others)
         groups = [parcel.workers] if encoder is None else encoder.split(parcel.workers)

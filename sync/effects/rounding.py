@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import compress
 
 import torch
@@ -56,7 +55,7 @@ class RoundedFormat:
             else:
                 tensors[leaf.name] = _meta(leaf.shape, leaf.dtype)
         layout = Layout.of(tensors, alignment=ALIGNMENT)
-        self.layout = replace(layout, extra_capacity=model.extra_capacity)
+        self.layout = layout.with_tail_of(model)
         self._index = {leaf.name: i for i, leaf in enumerate(self.layout.leaves)}
 
     def _encoded_tensors(self, leaf: Leaf) -> dict[str, Tensor]:

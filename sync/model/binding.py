@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from sync.model.block import CheckFinite, Layout, Snapshot, checksum
-from sync.model.copying import copy_leaves
+from sync.model.copying import copy_leaves, may_be_infinite, require_finite
 from sync.model.cuda import CudaCopies
 from sync.model.strategy import (
     Flat,
@@ -105,31 +106,38 @@ class Binding:
 
     # -- packing and loading
 
-    def pack(self, snapshot: Snapshot, version: int, *, check_finite: CheckFinite) -> None:
-        """Write the model into `snapshot` as `version`.
+    def check(self, check_finite: CheckFinite) -> None:
+        """Raise if the model, as it is now, cannot be sent. Call it before `pack`.
 
-        Until this is done, the block holds no version. If the weights are refused, it stays so.
+        A block may hold a version that somebody still needs, so it is not touched until the next
+        one is known to be sendable.
         """
+        leaves, checked = self.leaves(), self._checked[check_finite]
+        self.layout.check_extra(self.extra())
+        if may_be_infinite(compress(leaves, checked)):
+            for leaf, tensor in compress(zip(self.layout.leaves, leaves, strict=True), checked):
+                require_finite(leaf.name, tensor)
+
+    def pack(self, snapshot: Snapshot, version: int) -> None:
+        """Write the model into `snapshot` as `version`. Until done, the block holds no version."""
         leaves, extra = self.leaves(), self.extra()
-        checked = self._checked[check_finite]
         snapshot.begin()
         if self._cuda_devices:
-            finite = self._cuda.copy(snapshot, snapshot.views, leaves, checked)
+            self._cuda.copy(snapshot, snapshot.views, leaves)
         else:
-            finite = copy_leaves(snapshot.views, leaves, checked)
-        if not finite:
-            snapshot.refuse_non_finite(checked)
+            copy_leaves(snapshot.views, leaves)
         snapshot.stamp(version, extra)
+        if self.layout.checksum_room:
+            snapshot.seal()
 
     def load(self, snapshot: Snapshot) -> None:
         """Copy `snapshot` into the model's own memory. Addresses stay the same."""
         leaves = self.leaves()
         self._load_extra(snapshot)
-        unchecked = self._checked[False]
         if self._cuda_devices:
-            self._cuda.copy(snapshot, leaves, snapshot.views, unchecked)
+            self._cuda.copy(snapshot, leaves, snapshot.views)
         else:
-            copy_leaves(leaves, snapshot.views, unchecked)
+            copy_leaves(leaves, snapshot.views)
 
     def after_use(self) -> None:
         """Let the next `load` wait for the work that this thread has queued on the devices.
@@ -185,7 +193,7 @@ class Binding:
         self._load_extra(snapshot)
         for i, (slot, view) in enumerate(zip(self._slots, snapshot.views, strict=True)):
             if slot.is_buffer:
-                copy_leaves([self._leaves[i]], [view], [False])
+                copy_leaves([self._leaves[i]], [view])
             else:
                 slot.tensor.data = self._leaves[i] = view
                 self._places[i] = _place(slot)

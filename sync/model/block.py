@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sync.model.copying import copy_leaves, require_finite
+from sync.model.copying import copy_leaves
 
 ALIGNMENT = 64
 HEADER_BYTES = 64
@@ -57,6 +57,9 @@ class Leaf:
 class Layout:
     """The order of the leaves in a block: a header, then one segment per dtype, then extra state.
 
+    extra_capacity: bytes for extra state.
+    checksum_room: bytes for the checksums of `Snapshot.seal`, behind it; 0 if there are none.
+
     Grouping by dtype keeps all floats of a model in one contiguous segment. The padding between
     leaves is never written and stays zero.
     """
@@ -64,6 +67,7 @@ class Layout:
     leaves: tuple[Leaf, ...]
     extra_offset: int
     extra_capacity: int
+    checksum_room: int = 0
 
     @classmethod
     def of(
@@ -92,13 +96,16 @@ class Layout:
         return cls(tuple(leaves), offset, capacity)
 
     def with_checksums(self) -> Layout:
-        """The same with room for the checksums of `Snapshot.seal`, behind the extra state."""
-        room = aligned(CHECKSUM_BYTES * (len(self.leaves) + 1))
-        return replace(self, extra_capacity=self.extra_capacity + room)
+        """The same with room for a checksum of each leaf, and one of the rest."""
+        return replace(self, checksum_room=aligned(CHECKSUM_BYTES * (len(self.leaves) + 1)))
+
+    def with_tail_of(self, other: Layout) -> Layout:
+        """The same with the room that another layout has behind its leaves."""
+        return replace(self, extra_capacity=other.extra_capacity, checksum_room=other.checksum_room)
 
     @cached_property
     def nbytes(self) -> int:
-        return self.extra_offset + self.extra_capacity
+        return self.extra_offset + self.extra_capacity + self.checksum_room
 
     def checked(self, check_finite: CheckFinite) -> list[bool]:
         """For each leaf, whether its values must be finite."""
@@ -108,6 +115,14 @@ class Layout:
             and (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
             for leaf in self.leaves
         ]
+
+    def check_extra(self, extra: bytes) -> None:
+        """Raise if a block has no room for this extra state."""
+        if len(extra) > self.extra_capacity:
+            raise ValueError(
+                f"extra state takes {len(extra)} bytes, but the block was laid out for at most "
+                f"{self.extra_capacity}; nothing was sent"
+            )
 
     def check(self, tensors: Mapping[str, Tensor], *, whose: str) -> None:
         """Raise, naming the key, unless `tensors` are exactly the leaves of this layout."""
@@ -224,25 +239,15 @@ class Snapshot:
         self._header[_FILLED] = filled
 
     def begin(self) -> None:
-        """Mark the block as holding no version, while it is written and if it is refused."""
+        """Mark the block as holding no version, while it is written."""
         self._header[_VERSION] = NEVER
-
-    def refuse_non_finite(self, checked: Sequence[bool]) -> None:
-        """Raise if one of the leaves that are to be checked holds a NaN or infinite value."""
-        for leaf, view, check in zip(self.layout.leaves, self.views, checked, strict=True):
-            if check:
-                require_finite(leaf.name, view)
 
     def stamp(self, version: int, extra: bytes, published_ns: int = 0) -> None:
         """Mark the block, whose leaves are written, as holding `version`.
 
         published_ns: when it was published, if that was not now.
         """
-        if len(extra) > self.layout.extra_capacity:
-            raise ValueError(
-                f"extra state takes {len(extra)} bytes, but the block was laid out for at most "
-                f"{self.layout.extra_capacity}; nothing was sent"
-            )
+        self.layout.check_extra(extra)
         if extra:
             start = self.layout.extra_offset
             self.buffer[start : start + len(extra)].copy_(
@@ -263,11 +268,6 @@ class Snapshot:
         """
         data = np.array(self.current_checksums() if checksums is None else checksums, "<u4")
         start = self.layout.extra_offset + self._header[_EXTRA_BYTES]
-        if start + data.nbytes > self.layout.nbytes:
-            raise ValueError(
-                f"extra state takes {self._header[_EXTRA_BYTES]} bytes, which leaves no room for "
-                "checksums; nothing was sent"
-            )
         self.buffer[start : start + data.nbytes] = torch.from_numpy(data.view(np.uint8))
         self._header[_CHECKSUMS] = len(data)
 
@@ -276,7 +276,7 @@ class Snapshot:
         self.begin()
         self._header[_VERSION + 1 :] = other._header[_VERSION + 1 :]
         ours, theirs = (block.buffer[HEADER_BYTES:].view(torch.int64) for block in (self, other))
-        copy_leaves([ours], [theirs], [False])
+        copy_leaves([ours], [theirs])
         self._header[_VERSION] = other._header[_VERSION]
 
 

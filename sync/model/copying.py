@@ -1,7 +1,6 @@
 """Copies of a model's tensors in CPU memory, on one thread, in pieces that fit into its cache.
 
-Packing and loading both copy in this way. While a piece is packed, it can also be checked for NaN
-and infinite values, so that memory is read only once.
+Packing and loading both copy in this way.
 """
 
 from __future__ import annotations
@@ -21,25 +20,15 @@ from torch.autograd.graph import increment_version
 PIECE = 32_000
 
 
-def copy_leaves(
-    targets: Sequence[Tensor], sources: Sequence[Tensor], checked: Sequence[bool]
-) -> bool:
-    """Copy every source into its target. False if one of the `checked` may not be finite.
-
-    "May" because a sum decides, which overflows if the numbers are large enough. Then the caller
-    has to look at each number.
-    """
-    finite = True
-    for target, source, check in zip(targets, sources, checked, strict=True):
-        if not check and target.numel() > PIECE and _is_plain(target) and _is_plain(source):
+def copy_leaves(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy every source into its target."""
+    for target, source in zip(targets, sources, strict=True):
+        if target.numel() > PIECE and _is_plain(target) and _is_plain(source):
             np.copyto(_bytes(target), _bytes(source))  # as fast as memory, and on one thread
             increment_version(target)
             continue
         for target_piece, source_piece in _pieces(target, source):
-            if check and not cmath.isfinite(widened(source_piece).sum().item()):
-                finite = False
             target_piece.copy_(source_piece)
-    return finite
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -67,6 +56,25 @@ def _split(tensor: Tensor) -> list[Tensor]:
     if row > PIECE:
         return [piece for part in tensor for piece in _split(part)]
     return list(tensor.split(PIECE // row))
+
+
+def may_be_infinite(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of the tensors may hold NaN or infinity.
+
+    "May" because a sum decides, which overflows if the numbers are large enough. Then the caller
+    has to look at each number. On a device there is one sum for all tensors: to check each by
+    itself would take five more kernels for each.
+    """
+    sums: dict[torch.device, Tensor] = {}
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            total = widened(tensor.resolve_conj().resolve_neg()).sum()
+            sums[tensor.device] = total + sums.get(tensor.device, 0)
+            continue
+        pieces = [tensor] if tensor.numel() <= PIECE else _split(tensor)
+        if not all(cmath.isfinite(widened(piece).sum().item()) for piece in pieces):
+            return True
+    return not all(cmath.isfinite(total.item()) for total in sums.values())
 
 
 def count_non_finite(tensor: Tensor) -> int:

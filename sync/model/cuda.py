@@ -10,7 +10,6 @@ Nothing here touches CUDA before the first copy, so workers of a CPU model may b
 
 from __future__ import annotations
 
-import cmath
 import contextlib
 import os
 import weakref
@@ -20,11 +19,11 @@ import torch
 from torch import Tensor
 
 from sync.model.block import Snapshot
-from sync.model.copying import copy_leaves, widened
+from sync.model.copying import copy_leaves
 
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: needed for memory that is mapped read-only
 _USES: weakref.WeakKeyDictionary[Snapshot, int] = weakref.WeakKeyDictionary()
-_Copy = tuple[Tensor, Tensor, bool]  # target, source, whether to check
+_Copy = tuple[Tensor, Tensor]  # target, source
 
 
 class CudaCopies:
@@ -45,43 +44,35 @@ class CudaCopies:
         block: Snapshot,
         targets: Sequence[Tensor],
         sources: Sequence[Tensor],
-        checked: Sequence[bool],
-    ) -> bool:
+    ) -> None:
         """Like `copy_leaves`, between the views of a block and leaves that may be on a device."""
         on_device: dict[torch.device, list[_Copy]] = {}
         on_cpu: list[_Copy] = []
-        for copy in zip(targets, sources, checked, strict=True):
-            device = next((t.device for t in copy[:2] if t.is_cuda), None)
+        for copy in zip(targets, sources, strict=True):
+            device = next((t.device for t in copy if t.is_cuda), None)
             (on_cpu if device is None else on_device.setdefault(device, [])).append(copy)
         page_lock(block, next(iter(on_device)))
         try:
-            sums = [self._launch(device, copies) for device, copies in on_device.items()]
-            cpu_finite = copy_leaves(*zip(*on_cpu, strict=True)) if on_cpu else True
+            for device, copies in on_device.items():
+                self._launch(device, copies)
+            if on_cpu:
+                copy_leaves(*zip(*on_cpu, strict=True))
         finally:
             for device in on_device:
                 self._stream(device).synchronize()
             self._uses.clear()
-        return cpu_finite and all(cmath.isfinite(one.item()) for one in sums)
 
-    def _launch(self, device: torch.device, copies: list[_Copy]) -> Tensor:
-        """Queue the copies of one device; returns, on it, the sum of what is to be checked.
-
-        It is finite only if all numbers are. To check each tensor by itself would take five more
-        kernels for each, and most of the time of packing a small model.
-        """
+    def _launch(self, device: torch.device, copies: list[_Copy]) -> None:
+        """Queue the copies of one device."""
         side = self._stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         for event in self._uses.values():
             side.wait_event(event)
         with torch.cuda.stream(side):
-            total = torch.zeros((), device=device)
-            for target, source, check in copies:
+            for target, source in copies:
                 # Torch would do this on the host, without waiting for the copy.
                 plain = source.resolve_conj().resolve_neg()
-                if check:
-                    total = total + widened(plain).sum()
                 target.copy_(plain, non_blocking=True)
-        return total
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sync.model.binding import Binding
-from sync.model.block import HEADER_BYTES, CheckFinite, Layout, Snapshot
+from sync.model.block import HEADER_BYTES, Layout, Snapshot
 from sync.model.strategy import WeightStrategy, check_movable, flatten
 from sync.registry import register
 from sync.scheme import WeightSyncScheme
@@ -37,9 +37,7 @@ class HogwildSender(SharedMemSender):
     def free_block(self, keep: Collection[Snapshot]) -> Snapshot:
         return self.blocks[0]
 
-    def pack(
-        self, binding: Binding, block: Snapshot, version: int, *, check: CheckFinite, own: bool
-    ) -> None:
+    def pack(self, binding: Binding, block: Snapshot, version: int, *, own: bool) -> None:
         """Copy what is not yet in the block, and make the block the model's memory."""
         moves = own and not (self._shared is binding and binding.points_at(block))
         if moves:
@@ -50,7 +48,6 @@ class HogwildSender(SharedMemSender):
                 if leaf.data_ptr() != view.data_ptr() or not view.numel():
                     view.copy_(leaf)
                     self._nbytes += view.nbytes
-        block.refuse_non_finite(binding.layout.checked(check))
         block.stamp(version, binding.extra())
         if moves:
             binding.point_at(block)  # also when the trainer has replaced parameters

@@ -257,8 +257,6 @@ def check(mechanism: str, wire: str, lag: Any, verify: str, steps: list[tuple[st
     history = History(MECHANISMS[mechanism], lag, wire=wire, verify=verify)
     try:
         for step, argument in steps:
-            if step == "refuse_to_send" and mechanism not in ("shared_mem", "zero_copy"):
-                continue  # the refused version takes the only block: a successor has no other
             if step == "send_by_worker":
                 history.send(argument, by_worker=True)
             else:
@@ -296,3 +294,34 @@ def test_each_worker_has_what_it_was_sent_last_and_the_sender_knows_it(way, step
 @settings(max_examples=2000, **QUICK)
 def test_more_histories(way, steps):
     check(*way, steps)
+
+
+def with_long_extra_state():
+    model = Numbered(3)
+    model.extra = "x" * 100_000
+    return model
+
+
+@pytest.mark.parametrize("mechanism", ["shared_mem", "multiprocess", "remote"])
+@pytest.mark.parametrize(
+    ("refused", "wire", "why"),
+    [
+        (lambda: Numbered(float("nan")), "float32", "NaN"),
+        (with_long_extra_state, "float32", "extra state takes"),
+        (lambda: Numbered(1e6), "float16", "too large"),  # it is packed before that is noticed
+    ],
+    ids=["infinite", "long_extra_state", "too_large"],
+)
+def test_a_successor_gets_what_was_sent_before_a_version_was_refused(mechanism, refused, wire, why):
+    history = History(MECHANISMS[mechanism], LAGS[0], wire=wire)
+    try:
+        history.send([0, 1, 2])
+        for worker in range(NUM_WORKERS):
+            history.receive(worker)
+        history.scheme.wait_async(WAIT_S)
+        with pytest.raises(ValueError, match=why):
+            history.scheme.send_async({0: Numbered(2), 1: refused(), 2: Numbered(2)})
+        history.succeed(0)
+        history.end()
+    finally:
+        history.close()

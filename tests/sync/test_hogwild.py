@@ -220,6 +220,11 @@ def test_weights_that_are_not_finite_are_refused_although_workers_have_seen_them
         with pytest.raises(ValueError, match=r"send refused: '0.weight' holds 3 NaN or infinite"):
             scheme.send()
         assert not worker.do(receive)
+        model[0].weight.data[0] = 1
+        expected = bits(model)
+        with pytest.raises(ValueError, match=r"send refused: '0.bias' holds"):
+            scheme.send({**fill(policy(), 2).state_dict(), "0.bias": torch.full((4,), torch.nan)})
+        assert bits(model) == expected
     model = policy(1)
     with running(scheme := scheme_of(model, check_finite=False)) as (worker,):
         model[0].weight.data[0] = torch.nan

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from sync.model.binding import Binding
-from sync.model.block import NEVER, private_snapshot
+from sync.model.block import private_snapshot
 from sync.model.strategy import WeightStrategy
 from tests.sync.model.test_strategy import Parts
 from tests.sync.support import Counting, bits, fill, policy
@@ -28,7 +28,8 @@ def bind(target, layout=None):
 def snapshot_of(source, version=0):
     binding = bind(source)
     written = private_snapshot(binding.layout)
-    binding.pack(written, version, check_finite=True)
+    binding.check(check_finite=True)
+    binding.pack(written, version)
     return written
 
 
@@ -37,7 +38,7 @@ def test_layouts_follow_the_model_whatever_the_order_of_its_keys():
     backward = {"b": torch.ones(3), "a": torch.ones(2)}
     binding = bind(forward)
     written = private_snapshot(binding.layout)
-    bind(backward, binding.layout).pack(written, 0, check_finite=True)
+    bind(backward, binding.layout).pack(written, 0)
     binding.load(written)
     assert bits(forward) == bits({"a": torch.ones(2), "b": torch.ones(3)})
 
@@ -83,9 +84,9 @@ def test_a_sender_packs_what_the_model_holds_now(change):
     model = numbered()
     binding = bind(model)
     written = private_snapshot(binding.layout)
-    binding.pack(written, 0, check_finite=True)
+    binding.pack(written, 0)
     change(model)
-    binding.pack(written, 1, check_finite=True)
+    binding.pack(written, 1)
     arrived = numbered()
     bind(arrived, binding.layout).load(written)
     assert bits(arrived) == bits(model)
@@ -111,10 +112,10 @@ def test_an_entry_that_was_replaced_is_found_again(form):
     written = private_snapshot(binding.layout)
     weights["c"] = torch.ones(2)
     weights["a"]["b"] = torch.ones(2)
-    binding.pack(written, 0, check_finite=True)
+    binding.pack(written, 0)
     assert all((view == 1).all() for view in written.views)
     weights["a"] = form({"b": torch.full((2,), 2.0)})
-    binding.pack(written, 1, check_finite=True)
+    binding.pack(written, 1)
     assert {view.sum().item() for view in written.views} == {2.0, 4.0}
 
 
@@ -152,11 +153,10 @@ def test_a_model_that_no_longer_fits_is_refused_when_it_is_packed(change, text):
     model = policy()
     model[2] = nn.Linear(4, 2, bias=False)
     binding = bind(model)
-    written = private_snapshot(binding.layout)
     change(model)
     for _ in range(2):
         with pytest.raises((KeyError, ValueError), match=text):
-            binding.pack(written, 0, check_finite=True)
+            binding.check(check_finite=True)
 
 
 def test_what_a_model_keeps_for_itself_alone_may_come_later():
@@ -168,7 +168,7 @@ def test_what_a_model_keeps_for_itself_alone_may_come_later():
     model[1].empty = torch.zeros(1)
     with torch.no_grad():
         model[0].weight.fill_(3)
-    binding.pack(written, 0, check_finite=True)
+    binding.pack(written, 0)
     assert (
         written.views[[leaf.name for leaf in binding.layout.leaves].index("0.weight")].eq(3).all()
     )
@@ -180,7 +180,7 @@ def test_an_entry_that_was_added_is_refused_when_weights_are_packed(form):
     binding = bind(weights)
     weights["a"]["c"] = torch.zeros(2)
     with pytest.raises(KeyError, match=r"has 'a\.c', which is not expected"):
-        binding.pack(private_snapshot(binding.layout), 0, check_finite=True)
+        binding.check(check_finite=True)
 
 
 def test_pointing_shares_parameters_and_copies_buffers():
@@ -255,7 +255,7 @@ binding = Binding(model, WeightStrategy())
 block = private_snapshot(binding.layout)
 before = threads()
 torch.set_num_threads(3)
-binding.pack(block, 0, check_finite=True)
+binding.pack(block, 0)
 binding.load(block)
 assert threads() == before, "packing or loading used several threads"
 torch.ones(1_000_000).mul_(2)
@@ -302,13 +302,13 @@ def test_buffers_are_checked_if_all_are_to_be(name):
     model = fill(Masked(), 1)
     binding = bind(model)
     written = private_snapshot(binding.layout)
-    binding.pack(written, 0, check_finite="all")
+    binding.pack(written, 0)
     with torch.no_grad():
         getattr(model, name)[0] = float("nan")
     with pytest.raises(ValueError, match=f"'{name}' holds 1 NaN"):
-        binding.pack(written, 1, check_finite="all")
-    assert written.version == NEVER
-    binding.pack(written, 1, check_finite=False)
+        binding.check(check_finite="all")
+    assert written.version == 0
+    binding.check(check_finite=False)
 
 
 def test_parameters_are_checked_beside_buffers_that_are_not():
@@ -317,7 +317,7 @@ def test_parameters_are_checked_beside_buffers_that_are_not():
     with torch.no_grad():
         model.weight[1:] = float("inf")
     with pytest.raises(ValueError, match="'weight' holds 2 NaN or infinite"):
-        binding.pack(private_snapshot(binding.layout), 0, check_finite=True)
+        binding.check(check_finite=True)
 
 
 @pytest.mark.parametrize("form", ["tensordict", "state_dict"])
@@ -327,10 +327,10 @@ def test_weights_of_another_form_are_checked_like_the_model(form):
     weights = strategy.extract_weights(Masked())
     binding = Binding(weights, strategy, layout)
     written = private_snapshot(layout)
-    binding.pack(written, 0, check_finite=True)
+    binding.pack(written, 0)
     weights["weight"][0] = float("nan")
     with pytest.raises(ValueError, match="'weight' holds 1 NaN"):
-        binding.pack(written, 1, check_finite=True)
+        binding.check(check_finite=True)
 
 
 def test_all_of_a_dict_counts_as_parameters():
@@ -357,7 +357,7 @@ def test_an_owner_that_refuses_leaves_everything_as_it_is_now_not_as_it_was_boun
 def test_a_snapshot_without_the_extra_state_that_a_model_needs_is_refused_by_name():
     layout = bind(Counting("some")).layout
     written = private_snapshot(layout)
-    bind({"weight": torch.ones(2)}, layout).pack(written, 0, check_finite=True)
+    bind({"weight": torch.ones(2)}, layout).pack(written, 0)
     model = Counting("before")
     with pytest.raises(KeyError, match="'_extra_state'"):
         bind(model, layout).load(written)

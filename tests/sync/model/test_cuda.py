@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sync.model.binding import Binding
-from sync.model.block import NEVER, private_snapshot
+from sync.model.block import private_snapshot
 from sync.model.strategy import WeightStrategy
 from tests.sync.model.test_strategy import Everything
 from tests.sync.support import bits, fill
@@ -37,7 +37,8 @@ def bind(model, layout=None):
 def snapshot_of(model, version=0):
     binding = bind(model)
     written = private_snapshot(binding.layout)
-    binding.pack(written, version, check_finite=True)
+    binding.check(check_finite=True)
+    binding.pack(written, version)
     return written
 
 
@@ -79,7 +80,7 @@ def test_a_model_that_moves_to_a_device_is_followed():
     assert binding.accelerator is None
     model.to("cuda")
     fill(model, 2)
-    binding.pack(written, 0, check_finite=True)
+    binding.pack(written, 0)
     assert values(written) == {2}
     assert binding.accelerator == model.weight.device
 
@@ -88,13 +89,11 @@ def test_a_model_that_moves_to_a_device_is_followed():
 def test_a_value_that_is_not_finite_is_found_on_the_device(bad):
     model = Mixed(1)
     binding = bind(model)
-    written = private_snapshot(binding.layout)
     with torch.no_grad():
         model.weight[3, 4] = bad
     with pytest.raises(ValueError, match="'weight' holds 1 NaN or infinite"):
-        binding.pack(written, 0, check_finite=True)
-    assert written.version == NEVER
-    binding.pack(written, 0, check_finite=False)
+        binding.check(check_finite=True)
+    binding.check(check_finite=False)
 
 
 @pytest.mark.parametrize("name", ["mean", "steps"])
@@ -103,9 +102,9 @@ def test_buffers_are_checked_if_all_are_to_be(name):
     getattr(model, name)[5] = float("-inf")
     binding = bind(model)
     written = private_snapshot(binding.layout)
-    binding.pack(written, 0, check_finite=True)
+    binding.pack(written, 0)
     with pytest.raises(ValueError, match=f"'{name}' holds 1 NaN or infinite"):
-        binding.pack(written, 1, check_finite="all")
+        binding.check(check_finite="all")
 
 
 def test_large_finite_values_are_accepted():
@@ -120,7 +119,7 @@ def test_packing_comes_after_what_the_caller_has_queued():
     with torch.cuda.stream(torch.cuda.Stream()):
         keep_busy()
         fill(model, 2)
-        binding.pack(written, 0, check_finite=True)
+        binding.pack(written, 0)
     assert values(written) == {2}
 
 
@@ -130,7 +129,7 @@ def test_what_follows_a_pack_does_not_change_the_block():
     written = private_snapshot(binding.layout)
     for version in range(3):
         fill(model, version)
-        binding.pack(written, version, check_finite=True)
+        binding.pack(written, version)
         fill(model, 100)
         torch.cuda.synchronize()
         assert values(written) == {version}
@@ -190,7 +189,7 @@ def test_a_block_is_page_locked_while_it_is_used_and_released_with_it():
     written = private_snapshot(binding.layout)
     memory = written.buffer
     for version in range(3):
-        binding.pack(written, version, check_finite=True)
+        binding.pack(written, version)
         assert memory.is_pinned() == (version > 0)
     del written
     gc.collect()
@@ -204,7 +203,7 @@ def test_memory_that_cannot_be_page_locked_is_copied_all_the_same():
     second = type(first)(first.layout, first.buffer)  # the same memory: locked once already
     for block in (first, second):
         for version in range(3):
-            binding.pack(block, version, check_finite=True)
+            binding.pack(block, version)
     assert values(second) == {3}
     torch.ones(3, device="cuda").add_(1)  # the failure is not reported here
     torch.cuda.synchronize()
@@ -214,10 +213,10 @@ def test_packing_takes_no_second_model_on_the_device():
     model = nn.Linear(4096, 4096, device="cuda")
     binding = bind(model)
     written = private_snapshot(binding.layout)
-    binding.pack(written, 0, check_finite=True)
+    binding.pack(written, 0)
     binding.load(written)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    binding.pack(written, 1, check_finite=True)
+    binding.pack(written, 1)
     binding.load(written)
     assert torch.cuda.max_memory_allocated() - before < written.layout.nbytes // 4

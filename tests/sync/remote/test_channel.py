@@ -60,7 +60,7 @@ class Sending:
 
     def publish(self, version, workers=(0,), keep=()):
         block = self.channel.free_block(keep)
-        self.binding.pack(block, version, check_finite=True)
+        self.binding.pack(block, version)
         self.channel.publish(block, workers)
         return block
 
