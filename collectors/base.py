@@ -41,7 +41,7 @@ from collectors.weights.version_map import VersionMap
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.supervised_pool import SupervisedPool
-from collectors.workers.turns import FirstFinished, Together
+from collectors.workers.turns import Turns
 from sync import WeightSyncScheme
 
 Result = TypeVar("Result")
@@ -83,7 +83,7 @@ class BaseCollector(ABC):
     kind = "Collector"
     shares_batch = True  # workers make batches together, or else each its own
     pool: SupervisedPool
-    turns: Together | FirstFinished
+    turns: Turns
     _frames_of: Sequence[int]  # of each worker in a batch
 
     @property
@@ -170,13 +170,13 @@ class BaseCollector(ABC):
             self.publisher, options, check_open=self._raise_error, shares_batch=self.shares_batch
         )
         self._check_equal_frames()
-        self.pool.start(self._make_handles())
+        handles = self._make_handles()
+        self.pool.start([tuple(handles)] if self.shares_batch else [(one,) for one in handles])
         if options.record_schedule is not None:
             self.pool.record(options.record_schedule, self.seed)
-        if self.shares_batch:
-            self.turns = Together(self.pool, options.preemptive_threshold)
-        else:
-            self.turns = FirstFinished(self.pool, options.batches_ahead, options.max_lag)
+        ahead = 0 if self.shares_batch else options.batches_ahead
+        self.turns = Turns(self.pool, ahead, options.max_lag, options.preemptive_threshold)
+        self.turns.start()
 
     def _check_equal_frames(self) -> None:
         if self.options.record_schedule is not None and len(set(self._frames_of)) > 1:

@@ -127,10 +127,6 @@ class MultiAsyncCollector(_LocalCollector):
     kind = ASYNC
     shares_batch = False
 
-    def _open(self) -> None:
-        super()._open()
-        self.turns.start()
-
 
 @function_takes(MultiArguments)
 def MultiCollector(

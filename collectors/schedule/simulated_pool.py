@@ -105,6 +105,10 @@ class SimulatedWorker:
     orders: deque[Order] = field(default_factory=deque)
     batch: SimulatedBatch | None = None
     finished: deque[SimulatedBatch] = field(default_factory=deque)
+    group: tuple[SimulatedWorker] = field(init=False)  # each makes a batch alone
+
+    def __post_init__(self) -> None:
+        self.group = (self,)
 
 
 class SimulatedPool:
@@ -129,7 +133,7 @@ class SimulatedPool:
     ):
         self.workers = [SimulatedWorker(index, one) for index, one in enumerate(times)]
         self.handles = list(self.workers)  # that are up
-        self.arrived: deque[SimulatedWorker] = deque()
+        self.arrived: deque[tuple[SimulatedWorker]] = deque()
         self.version = 0
         self.changed = False  # whether a worker failed or came back since orders were given
         self.dropped = self.restarts = 0  # steps, workers
@@ -152,7 +156,7 @@ class SimulatedPool:
         """Orders will be given to the workers that are up now."""
         self.changed = False
 
-    def wait(self, done: Callable[[], bool]) -> None:
+    def await_batch(self, done: Callable[[], bool]) -> None:
         """Let time pass until `done()`, or until a worker fails or comes back."""
         while not done() and not self.changed:
             self._clock.step()
@@ -173,7 +177,7 @@ class SimulatedPool:
         """The oldest finished batch of a worker."""
         batch = worker.finished.popleft()
         worker.under_way -= 1
-        self.arrived.remove(worker)
+        self.arrived.remove(worker.group)
         self._under_way.remove(batch.version)
         return batch
 
@@ -203,7 +207,7 @@ class SimulatedPool:
         worker.steps += self._num_steps
         batch.newest = self.version
         worker.finished.append(batch)
-        self.arrived.append(worker)
+        self.arrived.append(worker.group)
         self._made(worker, batch)
         self._begin(worker)
 

@@ -35,7 +35,7 @@ from collectors.schedule.simulated_pool import (
     checked,
 )
 from collectors.schedule.virtual_clock import VirtualClock
-from collectors.workers.turns import FirstFinished
+from collectors.workers.turns import Turns
 from sync.effects.slow_link import Link
 
 
@@ -56,7 +56,7 @@ class Simulator:
     costs: the time that everything takes.
     network, link: how versions come to workers.
     failures: when workers die. The batch under way is lost; finished ones stay.
-    batches_ahead, max_lag: of `FirstFinished`.
+    batches_ahead, max_lag: of `Turns`.
     blocking: `publish` waits until all workers that are up use the version.
 
     waited_s: how long the learner waited for the last batch.
@@ -105,7 +105,7 @@ class Simulator:
             made=self._made,
         )
         self._transfers = Transfers(self.network, self.link, n, clock, pool.arrive)
-        self._turns = FirstFinished(pool, self.batches_ahead, self.max_lag)
+        self._turns = Turns(pool, self.batches_ahead, self.max_lag)
         self._learner = LearnerTimes(self.costs, self.seed)
         self._names = [0]  # by number, the versions as they were given
         self._calls = Calls()

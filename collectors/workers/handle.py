@@ -90,6 +90,7 @@ class WorkerHandle(ABC):
         self.spec = spec
         self.trajectories = trajectories
         self.device = device
+        self.group: tuple[WorkerHandle, ...] = (self,)  # that make a batch together
         self.environment = ""
         self.num_envs = 0
         self.first_env = -1

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from collectors.data.batch import Filled
@@ -36,17 +38,19 @@ KEPT = 1000
 _REFRESH_S = 0.5
 
 
+Group = tuple[WorkerHandle, ...]
+
+
 class WorkerPool:
     """All workers of one collector. Its methods may be called from several threads."""
 
     def __init__(self, publisher: Publisher, *, timeout: float, start_timeout: float):
         self.publisher = publisher
         self.handles: list[WorkerHandle] = []
-        self.arrived: deque[WorkerHandle] = (
-            deque()
-        )  # one entry for each finished batch, in their order
+        self.arrived: deque[Group] = deque()  # one for each batch that a group has finished
         self.made: deque[Filled] = deque(maxlen=KEPT)  # the newest, until somebody reads them
         self.held = False  # whether no frames are expected
+        self.changed = False  # whether a worker was replaced since `attend`
         self._timeout, self._start_timeout = timeout, start_timeout
         self._news = threading.Condition(threading.RLock())
         self._ending = threading.RLock()  # one thread at a time ends a worker
@@ -57,8 +61,16 @@ class WorkerPool:
 
     # -- starting
 
-    def start(self, handles: Sequence[WorkerHandle]) -> None:
-        """Start these workers, and wait until each has its environments and version 0."""
+    def start(self, groups: Iterable[Group]) -> None:
+        """Start these workers, and wait until each has its environments and version 0.
+
+        groups: workers that make batches together.
+        """
+        groups = list(groups)
+        handles = [handle for group in groups for handle in group]
+        for group in groups:
+            for handle in group:
+                handle.group = group
         with self._news:
             self.handles = list(handles)
         try:
@@ -144,17 +156,20 @@ class WorkerPool:
         except Exception as error:  # noqa: BLE001 - whatever an engine raises: it costs a restart
             text = f"{handle} could not be replaced: {type(error).__name__}: {error}"
             with self._news:
-                handle.start_generation()
-                handle.restarts += 1
+                self._start_generation(handle)
                 handle.failure = WorkerDied(handle.index, text)
             return
         with self._news:  # threads that wait for an answer ask the new generation again
-            handle.start_generation()
-            handle.restarts += 1
+            self._start_generation(handle)
         try:
             self._start([handle])
         except WorkerError as error:
             handle.failure = handle.failure or error
+
+    def _start_generation(self, handle: WorkerHandle) -> None:
+        handle.start_generation()
+        handle.restarts += 1
+        self.changed = True
 
     def _raise_if_closed(self) -> None:
         if self.closed:
@@ -175,6 +190,10 @@ class WorkerPool:
             if remaining <= 0 or self.closed:
                 return False
             self._watch()
+
+    def await_batch(self, done: Callable[[], bool]) -> None:
+        """Listen until `done()`, or until a worker has failed or was replaced since `attend`."""
+        self.wait(lambda: bool(self.failed() or self.changed or done()))
 
     def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
         """Receive messages of workers, waiting up to `timeout`; not if `unless()` is true."""
@@ -242,10 +261,18 @@ class WorkerPool:
     def _deliver(self, handle: WorkerHandle, filled: Filled) -> None:
         if handle.is_current(filled):
             handle.finished.append(filled)
-            self.arrived.append(handle)
+            self._note_arrivals(handle.group)
             return
         handle.count(filled)
         self.release(filled)
+
+    def _note_arrivals(self, group: Group) -> None:
+        """Have `arrived` say how many batches the group has finished."""
+        finished = min(len(handle.finished) for handle in group)
+        arrived = self.arrived.count(group)
+        self.arrived.extend([group] * (finished - arrived))
+        for _ in range(arrived - finished):
+            self.arrived.remove(group)
 
     def _watch(self) -> None:
         """Mark workers that owe a batch but make no progress as failed."""
@@ -328,17 +355,15 @@ class WorkerPool:
     def versions_under_way(self) -> list[int]:
         """The version at the order of every batch that was not taken yet, the oldest first."""
         with self._news:
-            handles = list(self.handles)
-            ordered = [version for handle in handles for version in handle.ordered.values()]
-            finished = [one.version for handle in handles for one in handle.finished]
-            return sorted([*ordered, *finished])
+            groups = dict.fromkeys(handle.group for handle in self.handles)
+            return sorted(version for group in groups for version in _versions(group))
 
     def take(self, handle: WorkerHandle) -> Filled:
         """The oldest finished batch of a worker, which counts as delivered to the learner now."""
         with self._news:
             filled = handle.finished.popleft()
             filled.newest = self.publisher.newest_at(filled.ended_ns)
-            self.arrived.remove(handle)
+            self._note_arrivals(handle.group)
             handle.count(filled)
             if filled.generation != handle.numbered:
                 handle.trajectories.restart()
@@ -367,7 +392,7 @@ class WorkerPool:
         with self._news:
             handle.fresh_from = handle.generation, serial
             waiting, handle.finished = list(handle.finished), deque()
-            self.arrived = deque(other for other in self.arrived if other is not handle)
+            self._note_arrivals(handle.group)
             for filled in waiting:
                 self._deliver(handle, filled)
 
@@ -479,3 +504,12 @@ class WorkerPool:
         with self._news:
             for event in handle.receive():
                 self._handle(handle, event)
+
+
+def _versions(group: Group) -> list[int]:
+    """The version at the order of each batch of a group that was not taken, the oldest first."""
+    of_each = [
+        [*(filled.version for filled in handle.finished), *handle.ordered.values()]
+        for handle in group
+    ]
+    return [min(of_one) for of_one in zip_longest(*of_each, fillvalue=sys.maxsize)]

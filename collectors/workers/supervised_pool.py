@@ -91,6 +91,7 @@ class SupervisedPool(WorkerPool):
     def attend(self) -> None:
         """Replace failed workers if `on_worker_failure` says so; else raise their failures."""
         self._check_open()
+        self.changed = False
         self._see_to_failures()
 
     def _see_to_failures(self) -> None:
