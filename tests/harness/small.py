@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
+import run
 from harness.files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,14 +38,44 @@ def states(sweep: str) -> dict[str, str]:
     return {file.parent.name: read_json(file)["state"] for file in files}
 
 
-def start(*arguments: str, folder: Path, stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """The command, in a process of its own."""
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(ROOT / "run.py"), *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=stdout, text=True)
+class Command:
+    """The command, forked from this process, which has imported everything that it needs."""
+
+    def __init__(self, *arguments: str, folder: Path):
+        folder.mkdir(exist_ok=True)
+        self.status: int | None = None  # exit status, or minus the signal that killed it
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status = 1
+        try:
+            os.chdir(folder)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(nowhere, stream)
+            status = run.main(list(arguments))
+        finally:
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        status = self._wait(0)
+        assert status is not None
+        return status
+
+    def send_signal(self, signum: int) -> None:
+        os.kill(self.pid, signum)
+
+    def _wait(self, options: int) -> int | None:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def wait_until(condition: Callable[[], object], process: Command | Popen[bytes]) -> None:
     """Wait for it, as long as the process lives."""
     while not condition():
         assert process.poll() is None, "the sweep ended early"

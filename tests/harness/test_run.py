@@ -463,28 +463,6 @@ def test_an_environment_that_cannot_be_made_is_a_mistake_in_the_config(capsys):
 # -- sweeps
 
 
-def test_a_sweep_runs_all_jobs_and_leaves_out_what_is_done(capsys):
-    given = ("-m", *SMALL, "collector=single", "sync=none,shared_mem", "sweep=mine")
-    assert run.main([*given]) == 0
-    jobs = sorted(path for path in Path("outputs/mine").iterdir() if path.is_dir())
-    assert [job.name for job in jobs] == ["seed=1,sync=none", "seed=1,sync=shared_mem"]
-    assert {read_json(job / "manifest.json")["sweep"] for job in jobs} == {"mine"}
-    before = {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in jobs}
-    assert run.main([*given, "skip_done=true"]) == 0
-    assert {job: (job / "metrics.jsonl").stat().st_mtime_ns for job in jobs} == before
-    assert "2 done" in capsys.readouterr().out
-
-
-def test_a_failed_job_does_not_stop_the_others_and_is_reported(capsys):
-    rates = "algo.learning_rate=1e30,1e-3"
-    assert run.main(["-m", *SMALL, "collector=multi_sync", rates, "sweep=mine"]) == 1
-    states = [read_json(f)["state"] for f in sorted(Path("outputs/mine").glob("*/status.json"))]
-    assert sorted(states) == ["done", "failed"]
-    captured = capsys.readouterr()
-    assert "1 failed" in captured.out
-    assert "failed: outputs/mine/" in captured.err
-
-
 @pytest.mark.parametrize("wrong", ["env.kwargs={},{nonsense:1}", "model=mlp,minatar_cnn"])
 def test_a_sweep_is_refused_for_each_job_that_would_be_refused_by_itself(wrong, capsys):
     assert run.main(["-m", *SMALL, "collector=single", wrong, "sweep=mine"]) == 2
