@@ -15,7 +15,7 @@ from harness.report.runs import Run
 SAMPLES = Path(__file__).with_name("samples")
 SEEDED = {  # what the logs do not say of themselves
     "sb3": 'path: "seed{seed}"\noptions: {algo.name: ppo, env.id: CartPole-v1}',
-    "torchrl": "options: {algo.name: ppo}\nsettings: {env.env_name: env.id}",
+    "torchrl": 'path: "{algo.name}_seed{seed}_{env.id}_{_}"',
     "verl": 'path: "{env.id}_seed{seed}"',
     "prime-rl": 'path: "seed{seed}"\noptions: {env.id: sorting}',
 }
@@ -78,14 +78,26 @@ def test_sb3s_csv_json_and_tensorboard_files_hold_the_same_run(tmp_path):
 
 
 def test_torchrls_csv_logger_keeps_a_file_for_each_metric(tmp_path):
-    one, two = imported(tmp_path, "torchrl")
-    assert (one.seed, two.seed) == (1, 2)
-    assert one.options["env.id"] == "CartPole-v1"
-    assert one.options["optim.lr"] == 0.0003
-    assert one.records["step"].tolist() == [512.0 * n for n in range(1, 9)]
-    assert one.records["episode/return"].tolist() == [21.0 + 10 * n for n in range(1, 9)]
-    assert one.summary["policy/lag_mean"] == pytest.approx((0 + 1 + 2 * 6) / 8)
-    assert one.summary["eval/return"] == 240
+    dqn, one, two = imported(tmp_path, "torchrl")
+    assert [run.seed for run in (dqn, one, two)] == [1, 1, 2]
+    assert (dqn.options["algo.name"], dqn.options["env.id"]) == ("DQN", "CartPole-v1")
+    assert dqn.records["episode/return"].iloc[0] == 20.8125
+    assert one.options["env.id"] == "Pendulum-v1"
+    assert one.records["step"].tolist() == [1024.0 * n for n in range(1, 9)]
+    assert one.records["episode/return"].iloc[0] == pytest.approx(-1077.9357)
+    assert one.summary["eval/return"] == pytest.approx(-1192.3337)
+
+
+def test_settings_that_torchrls_logger_was_given_are_options(tmp_path):
+    (tmp_path / "one/texts").mkdir(parents=True)
+    (tmp_path / "one/scalars/train").mkdir(parents=True)
+    (tmp_path / "one/texts/hparams0.txt").write_text(
+        "env.env_name: CartPole-v1\noptim.lr: 0.0003\nseed: 1"
+    )
+    (tmp_path / "one/scalars/train/reward.csv").write_text("512,21.0\n1024,31.0\n")
+    more = "options: {algo.name: ppo}\nsettings: {env.env_name: env.id}"
+    (run,) = imported(tmp_path, "torchrl", tmp_path / "one", more)
+    assert (run.seed, run.options["env.id"], run.options["optim.lr"]) == (1, "CartPole-v1", 0.0003)
 
 
 @pytest.mark.parametrize(("preset", "lag"), [("verl", 2.4), ("prime-rl", 2.0)])
