@@ -1,12 +1,13 @@
-"""Frames a second of PPO's updates alone: ours, eager and compiled, beside bare loops in torch.
+"""Frames a second of PPO's updates alone: ours, eager and compiled, beside bare loops.
 
     .venv/bin/python benchmarks/update.py [--rounds 5] [--updates 20]
 
 CartPole's size: batches of 8 x 128 frames, minibatches of 256, 4 epochs, two networks of 64 x 64
 with tanh, one torch thread. The bare loops compute the same loss from prepared frames: no
-advantages, no metrics, no sequences, only shuffling, loss, gradient, clipping and Adam (torch's,
-fused). All four take turns. Beside wall time stands the time of the process on the processor,
-which other processes disturb less.
+advantages, no metrics, no sequences, only shuffling, loss, gradient, clipping and Adam. Two are in
+torch, with its fused Adam; the third, the limit, is update_limit.cpp, whose gradient is checked
+against autograd's first. All take turns. Ratios are of the time of the process on the processor,
+which other processes disturb less than the time that passes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,12 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.update_limit import Limit  # noqa: E402
 from harness.algorithms.interface import Setup  # noqa: E402
 from harness.algorithms.ppo import PPO  # noqa: E402
 from harness.options import MLPConfig, PPOConfig  # noqa: E402
@@ -36,6 +39,7 @@ from harness.options import MLPConfig, PPOConfig  # noqa: E402
 ENVS, STEPS, MINIBATCH, EPOCHS = 8, 128, 256, 4
 FRAMES = ENVS * STEPS
 OBSERVATIONS, ACTIONS = Box(-1, 1, (4,), np.float32), Discrete(2)
+LEARNING_RATE = 2.5e-4
 CONFIG = {"minibatch_size": MINIBATCH, "epochs": EPOCHS, "anneal_learning_rate": False}
 
 Update = Callable[[], object]
@@ -84,13 +88,10 @@ def ours(batch: TensorDict, *, compiled: bool) -> Update:
     return lambda: ppo.update(batch, 0)
 
 
-def bare(batch: TensorDict, *, compiled: bool) -> Update:
-    """The gradient steps alone."""
-    policy, critic = _network(2), _network(1)
-    parameters = [*policy.parameters(), *critic.parameters()]
-    optimiser = torch.optim.Adam(parameters, 2.5e-4, eps=1e-5, fused=True)
+def columns(batch: TensorDict) -> list[Tensor]:
+    """What the bare loops learn from: inputs, actions, and what `loss` makes of them."""
     target = torch.randn(FRAMES)
-    columns = [
+    return [
         batch["observation"].flatten(0, 1),
         batch["action"].flatten(),
         batch["action_log_prob"].flatten(),
@@ -99,37 +100,72 @@ def bare(batch: TensorDict, *, compiled: bool) -> Update:
         target + 0.1 * torch.randn(FRAMES),
     ]
 
-    def loss_of(
-        seen: Tensor, action: Tensor, old: Tensor, gain: Tensor, target: Tensor, before: Tensor
-    ) -> Tensor:
-        log_probs = policy(seen).log_softmax(-1)
-        ratio = (log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1) - old).exp()
-        gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-        policy_loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-        value = critic(seen).squeeze(-1)
-        held = before + (value - before).clamp(-0.2, 0.2)
-        errors = torch.max((value - target).square(), (held - target).square())
-        entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-        return policy_loss + 0.25 * errors.mean() - 0.01 * entropy
 
-    compute = torch.compile(loss_of) if compiled else loss_of
+def network(outputs: int) -> nn.Module:
+    """One of the two."""
+    return nn.Sequential(
+        *(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+    )
+
+
+def loss(policy: nn.Module, critic: nn.Module, columns: Sequence[Tensor]) -> Tensor:
+    """PPO's, of a minibatch."""
+    inputs, action, old_log_prob, advantage, target, old_value = columns
+    log_probs = policy(inputs).log_softmax(-1)
+    ratio = (log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1) - old_log_prob).exp()
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    policy_loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    value = critic(inputs).squeeze(-1)
+    clipped = old_value + (value - old_value).clamp(-0.2, 0.2)
+    errors = torch.max((value - target).square(), (clipped - target).square())
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    return policy_loss + 0.25 * errors.mean() - 0.01 * entropy
+
+
+def in_minibatches(batch: TensorDict, step: Callable[..., object]) -> Update:
+    """An update of gradient steps alone."""
+    prepared = columns(batch)
 
     def update() -> None:
         for _ in range(EPOCHS):
             order = torch.randperm(FRAMES)
-            for part in zip(*(column[order].split(MINIBATCH) for column in columns), strict=True):
-                optimiser.zero_grad()
-                compute(*part).backward()
-                nn.utils.clip_grad_norm_(parameters, 0.5)
-                optimiser.step()
+            for part in zip(*(x[order].split(MINIBATCH) for x in prepared), strict=True):
+                step(*part)
 
     return update
 
 
-def _network(outputs: int) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
-    )
+def bare(batch: TensorDict, *, compiled: bool) -> Update:
+    """Gradient steps in plain torch."""
+    policy, critic = network(2), network(1)
+    parameters = [*policy.parameters(), *critic.parameters()]
+    optimiser = torch.optim.Adam(parameters, LEARNING_RATE, eps=1e-5, fused=True)
+    compute = torch.compile(loss) if compiled else loss
+
+    def step(*part: Tensor) -> None:
+        optimiser.zero_grad()
+        compute(policy, critic, part).backward()
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimiser.step()
+
+    return in_minibatches(batch, step)
+
+
+def limit(batch: TensorDict) -> Update:
+    """Gradient steps in C++."""
+    weights = parameters_to_vector([*network(2).parameters(), *network(1).parameters()])
+    return in_minibatches(batch, Limit(weights.detach(), LEARNING_RATE).step)
+
+
+def limit_error(batch: TensorDict) -> float:
+    """How far the limit's first gradient is from autograd's, over the largest number in that."""
+    policy, critic = network(2), network(1)
+    parameters = [*policy.parameters(), *critic.parameters()]
+    part = [column[:MINIBATCH].contiguous() for column in columns(batch)]
+    expected = parameters_to_vector(torch.autograd.grad(loss(policy, critic, part), parameters))
+    loop = Limit(parameters_to_vector(parameters).detach(), LEARNING_RATE)
+    loop.step(*part)
+    return float((loop.gradient - expected).abs().max() / expected.abs().max())
 
 
 def speed(update: Update, updates: int) -> Speed:
@@ -149,11 +185,13 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     batch = made_batch()
+    print(f"gradient of the limit: {limit_error(batch):.1e} from autograd's, of the largest")
     contestants = {
-        "bare, compiled": bare(batch, compiled=True),
+        "limit, C++": limit(batch),
+        "bare, loss compiled": bare(batch, compiled=True),
         "bare, eager": bare(batch, compiled=False),
         "lockstep, algo.compile=true": ours(batch, compiled=True),
-        "lockstep": ours(batch, compiled=False),
+        "lockstep, eager": ours(batch, compiled=False),
     }
     for update in contestants.values():
         speed(update, 3)
@@ -165,14 +203,14 @@ def main() -> int:
         name: Speed(*map(statistics.median, zip(*speeds, strict=True)))
         for name, speeds in found.items()
     }
-    most = medians["bare, compiled"]
+    most, least = medians["limit, C++"], medians["bare, eager"]
     print(f"torch {torch.__version__}, {platform.machine()}; medians of {arguments.rounds} rounds")
-    print("| | frames/s | of the fastest | frames/s of processor time | of the fastest |")
+    print("| | frames/s | frames/s of processor time | of the limit | times bare, eager |")
     print("|---|---:|---:|---:|---:|")
     for name, (wall, process) in medians.items():
         print(
-            f"| {name} | {wall:,.0f} | {wall / most.wall:.2f} "
-            f"| {process:,.0f} | {process / most.process:.2f} |"
+            f"| {name} | {wall:,.0f} | {process:,.0f} | {process / most.process:.2f} "
+            f"| {process / least.process:.2f} |"
         )
     return 0
 
