@@ -17,8 +17,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
-
 from harness.config.plan import RunPlan, to_config
 from harness.config.search import objective
 from harness.config.stored import add_import_flags, changed, trusted_options
@@ -27,7 +25,6 @@ from harness.logging.numbers import readable
 from harness.options.base import defaults
 from harness.options.run import Config
 from harness.options.simulated import SCHEDULE, SimulatedConfig
-from harness.report.statistics import LEVEL
 from harness.run.checkpoints import CheckpointError
 from harness.run.provenance import hardware, manifest
 from harness.run_comparison import Difference, compare_records, compare_weights, is_repeatable
@@ -319,9 +316,11 @@ def within(score: float, again: Sequence[float]) -> Verdict:
     if len(again) < 2 or not all(map(math.isfinite, (score, *again))):
         why = f"{what}: too few numbers for an interval; --repeats 3 makes more"
         return Verdict("undecided", why, DIFFERENT)
+    from harness.report.statistics import LEVEL, student_quantile  # takes time to import
+
     middle = statistics.fmean(again)
     spread = statistics.stdev(again) * math.sqrt(1 + 1 / len(again))
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, len(again) - 1)) * spread
+    reach = student_quantile((1 + LEVEL) / 2, len(again) - 1) * spread
     low, high = readable(middle - reach, 6), readable(middle + reach, 6)
     interval = f"95 % interval for one more run {low} to {high}"
     if abs(score - middle) <= reach:

@@ -4,48 +4,45 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 
-@dataclass
-class Upload:
-    """What goes there."""
+def upload(
+    page: Path,
+    *,
+    mode: str,
+    project: str,
+    name: str,
+    group: str | None,
+    numbers: Mapping[str, float],
+    figures: Mapping[str, bytes],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+) -> None:
+    """Write the run beside the page, and online to the server; `RuntimeError` if that cannot be.
 
-    name: str
-    group: str | None
-    numbers: Mapping[str, float]  # for the run's summary
-    figures: Mapping[str, bytes]  # PNG
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]  # of the table of results
-    page: Path
-
-
-def upload(report: Upload, folder: Path, *, mode: str, project: str) -> None:
-    """Write the run to `folder`, and online to the server; `RuntimeError` if that cannot be."""
+    numbers: for the run's summary. figures: PNG. columns, rows: of the table of results.
+    """
     import wandb
 
     try:
         with wandb.init(
-            dir=str(folder),
+            dir=str(page.parent),
             mode=mode,  # type: ignore[arg-type]
             project=project,
-            name=report.name,
-            group=report.group,
+            name=name,
+            group=group,
             job_type="report",
             settings=quiet(),
         ) as run:
             pictures = {
-                f"figures/{name}": wandb.Image(open_png(png))
-                for name, png in report.figures.items()
+                f"figures/{slug}": wandb.Image(open_png(png)) for slug, png in figures.items()
             }
-            table = wandb.Table(
-                columns=list(report.columns), data=[list(row) for row in report.rows]
-            )
+            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
             run.log({"results": table, **pictures})
-            run.summary.update(dict(report.numbers))
-            run.save(str(report.page), base_path=str(report.page.parent), policy="now")
+            run.summary.update(dict(numbers))
+            run.save(str(page), base_path=str(page.parent), policy="now")
     except (wandb.Error, OSError) as error:
         raise RuntimeError(f"W&B did not take the report: {error}") from error
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = line.parse_intermixed_args(arguments)
     if not options.places and not options.imports:
         line.error("expected a directory of runs, or --import")
+    # Threads of numpy's, which its small products only wait for. Read when it loads.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from harness.report.make import make  # after the options, whose mistakes are told at once
 
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from harness.options.errors import suggest
 from harness.report.settings import by_size
@@ -19,6 +19,7 @@ from harness.report.statistics import (
     holm,
     paired_test,
     probability_of_improvement,
+    student_quantile,
 )
 from harness.report.text import number, signed
 
@@ -173,11 +174,11 @@ def pairs_needed(comparison: Any, num_tests: int) -> int | None:
     pairs, width = comparison.pairs, comparison.high - comparison.low
     if pairs < 2 or not comparison.margin > 0 or width == 0:
         return None
-    deviation = width / 2 * math.sqrt(pairs) / stats.t.ppf((1 + LEVEL) / 2, pairs - 1)
+    deviation = width / 2 * math.sqrt(pairs) / student_quantile((1 + LEVEL) / 2, pairs - 1)
     counts = np.arange(2, MOST_PAIRS + 1)
-    critical = stats.t.ppf(1 - (1 - LEVEL) / num_tests / 2, counts - 1)
+    critical = special.stdtrit(counts - 1, 1 - (1 - LEVEL) / num_tests / 2)
     shift = comparison.margin * np.sqrt(counts) / deviation
-    enough = counts[stats.nct.sf(critical, counts - 1, shift) >= POWER]
+    enough = counts[1 - special.nctdtr(counts - 1, shift, critical) >= POWER]
     return int(enough[0]) if len(enough) else None
 
 

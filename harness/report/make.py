@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from harness.files import write_atomic
-from harness.logging.wandb_report import Upload, upload
 from harness.report import tables
 from harness.report.comparisons import Margin
 from harness.report.design import make_design
@@ -50,6 +49,7 @@ def make(options: argparse.Namespace) -> bool:
         by_source=options.compare,
         interaction=options.interaction,
     )
+    del records  # the largest table, which nothing below needs
     cells = respond(report)
     title = options.title or "Report on " + ", ".join(runs["source"].unique())
     document = write(report, cells, title)
@@ -59,8 +59,7 @@ def make(options: argparse.Namespace) -> bool:
     damaged = runs["problems"].map(bool).sum()
     print(f"{out / MARK}: {count(len(runs), 'run')}, {done} done, {damaged} with damaged files")
     if options.wandb and not (running and options.watch):
-        contents = to_upload(out, document, report)
-        upload(contents, out, mode=options.wandb, project=options.project)
+        upload(out / MARK, document, report, mode=options.wandb, project=options.project)
     return bool(running)
 
 
@@ -81,12 +80,17 @@ def save(out: Path, document: Document, data: dict[str, str]) -> None:
         write_atomic(out / DATA / name, content)
 
 
-def to_upload(out: Path, document: Document, report: Report) -> Upload:
-    """What W&B gets: figures, the table of results, and each setting's score as a number."""
+def upload(page: Path, document: Document, report: Report, *, mode: str, project: str) -> None:
+    """Hand W&B the figures, the table of results, and each setting's score as a number."""
+    from harness.logging import wandb_report  # takes time to import
+
     table = tables.results(report)
     sweeps = [manifest.get("sweep") for manifest in report.plan.runs["manifest"]]
     finals = [report.final(task) for task in report.plan.tasks]
-    return Upload(
+    wandb_report.upload(
+        page,
+        mode=mode,
+        project=project,
         name=document.title,
         group=next((sweep for sweep in sweeps if isinstance(sweep, str)), None),
         numbers={
@@ -98,5 +102,4 @@ def to_upload(out: Path, document: Document, report: Report) -> Upload:
         figures={picture.slug: picture.png for picture in document.pictures()},
         columns=list(table.columns),
         rows=table.to_numpy(object).tolist(),
-        page=out / MARK,
     )

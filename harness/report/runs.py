@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from harness.files import (
@@ -160,7 +161,6 @@ def _is_place(path: Path) -> bool:
 def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str) -> Run:
     """What can be read of a run; of its records the `wanted` metrics."""
     run = Run(name, source)
-    run.records = _to_records([], wanted)
     if not any((directory / file).exists() for file in FILES):
         run.problems.append("it has no file of a run")
         return run
@@ -177,8 +177,9 @@ def read_run(directory: Path, wanted: Collection[str], *, name: str, source: str
         run.problems.append("its seed is not known")
     if run.state != "running":  # its summary would be of the part before it was resumed
         summary = _read_mapping(run, directory / "summary.json")
-        run.summary = _numbers(summary, summary)
-    run.records = _to_records(_read_records(run, directory / "metrics.jsonl", wanted), wanted)
+        numbers = {name: _number(value) for name, value in summary.items()}
+        run.summary = {name: number for name, number in numbers.items() if not math.isnan(number)}
+    run.records = _read_records(run, directory / "metrics.jsonl", wanted)
     return run
 
 
@@ -236,11 +237,11 @@ def _read_mapping(run: Run, file: Path) -> dict[str, Any]:
     return {}
 
 
-def _read_records(run: Run, file: Path, wanted: Collection[str]) -> list[dict[str, float]]:
-    """The records. Lines that are none are counted."""
-    records: list[dict[str, float]] = []
+def _read_records(run: Run, file: Path, wanted: Collection[str]) -> pd.DataFrame:
+    """The records as a table, frames ascending. Lines that are none are counted."""
+    names = ["step", *sorted({*wanted} - {"step"})]
+    records: list[list[float]] = []
     damaged = 0
-    names = ("step", *wanted)
     text = _read_text(run, file, MOST_BYTES_METRICS)
     for line in io.StringIO(text):
         record = _record(line, names)
@@ -254,33 +255,27 @@ def _read_records(run: Run, file: Path, wanted: Collection[str]) -> list[dict[st
         run.problems.append("metrics.jsonl holds no record")
     if len(records) == MOST_RECORDS:
         run.problems.append(f"metrics.jsonl: records beyond {MOST_RECORDS} were left out")
-    return records
+    rows = np.array(records, dtype=float).reshape(-1, len(names))
+    return pd.DataFrame(rows[np.argsort(rows[:, 0], kind="stable")], columns=names)
 
 
-def _to_records(records: Sequence[dict[str, float]], wanted: Collection[str]) -> pd.DataFrame:
-    """A run's records as a table, frames ascending."""
-    table = pd.DataFrame(records, columns=["step", *sorted({*wanted} - {"step"})], dtype=float)
-    return table.sort_values("step", kind="stable", ignore_index=True)
-
-
-def _record(line: str, names: Collection[str]) -> dict[str, float] | None:
+def _record(line: str, names: Sequence[str]) -> list[float] | None:
+    """The numbers of these names, of which the first is the step."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    numbers = _numbers(value, names) if isinstance(value, dict) else {}
-    return numbers if numbers.get("step", -1.0) >= 0 else None
+    if not isinstance(value, dict):
+        return None
+    numbers = [_number(value.get(name)) for name in names]
+    return numbers if numbers[0] >= 0 else None
 
 
-def _numbers(value: dict[str, Any], names: Collection[str]) -> dict[str, float]:
-    """Those of the names that have a finite number; a flag is none."""
-    numbers = {}
-    for name in names:
-        number = value.get(name)
-        if type(number) is float or type(number) is int:
-            try:
-                if math.isfinite(number):
-                    numbers[name] = float(number)
-            except OverflowError:
-                continue
-    return numbers
+def _number(value: object) -> float:
+    """A finite number as it is, anything else as NaN; a flag is no number."""
+    if type(value) is float or type(value) is int:
+        try:
+            return float(value) if math.isfinite(value) else math.nan
+        except OverflowError:
+            return math.nan
+    return math.nan

@@ -246,8 +246,9 @@ def mean_return(records: pd.DataFrame, share: float = 1.0) -> float:
     counts for the frames between the two. Frames without a record of their own count with the next
     one, since their episodes ended later, and those after the last one with that.
     """
-    total = records["step"].max()
-    ends, values = records[["step", TRAINED]].dropna().to_numpy().T
+    pairs = records[["step", TRAINED]].to_numpy()
+    total = pairs[:, 0].max(initial=0.0)
+    ends, values = pairs[~np.isnan(pairs).any(axis=1)].T
     if not len(ends) or not total:
         return math.nan
     edges = np.clip([0.0, *ends[:-1], total], (1.0 - share) * total, total)

@@ -65,11 +65,9 @@ class Page(HTMLParser):
 @pytest.mark.parametrize(
     ("module", "large"),
     [
-        (
-            "harness.report",
-            ["numpy", "scipy", "matplotlib", "gymnasium", "pandas"],
-        ),  # the command line
-        ("harness.report.make", ["torch", "sync", "collectors"]),
+        ("harness.report", ["numpy", "scipy", "matplotlib", "gymnasium", "pandas"]),  # --help
+        ("harness.report.make", ["torch", "sync", "collectors", "scipy.stats", "wandb"]),
+        ("harness.reproduce", ["pandas", "scipy", "matplotlib"]),
     ],
 )
 def test_a_report_imports_nothing_large_that_it_does_not_need(module, large):
