@@ -21,7 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import sync.model.cuda  # noqa: E402
+import sync.model.copying  # noqa: E402
 from benchmarks.models import MODEL_WIDTHS, build_model, timed_ms  # noqa: E402
 from benchmarks.sync_latency import (  # noqa: E402
     SENDS_A_ROUND,
@@ -50,7 +50,7 @@ DEVICE = "cuda"
 
 def without_page_locks() -> None:
     """From here on, this process copies from and to memory as it is."""
-    sync.model.cuda.page_lock = lambda block, device: None
+    sync.model.copying.page_lock = lambda block, device: None
 
 
 def receive_idle(scheme: WeightSyncScheme, worker: int, model: str, page_locked: bool) -> None:
@@ -80,7 +80,7 @@ class Lockstep:
         self.scheme.connect()
 
     def times_ms(self, count: int) -> list[float]:
-        kept = sync.model.cuda.page_lock
+        kept = sync.model.copying.page_lock
         if not self.page_locked:
             without_page_locks()
         try:
@@ -93,7 +93,7 @@ class Lockstep:
                 times += timed_ms(self.scheme.send, 1)
             return times
         finally:
-            sync.model.cuda.page_lock = kept
+            sync.model.copying.page_lock = kept
 
     def close(self) -> None:
         for process in self.processes:

@@ -22,8 +22,8 @@ from sync.effects.wire import WIRES
 from sync.errors import WeightsDiffer, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
 from sync.model.block import Layout, Snapshot
 from sync.model.strategy import WeightStrategy
-from sync.registry import SCHEMES, register
 from sync.scheme import WeightSyncScheme
+from sync.schemes import SCHEMES, register
 from sync.schemes.hogwild import HogwildWeightSyncScheme
 from sync.schemes.multiprocess import MultiProcessWeightSyncScheme
 from sync.schemes.none import NoWeightSyncScheme

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sync.channel import APPLIED, FAILED, Answer, ReceiverChannel, now_ns
-from sync.effects.formats import Decoder
+from sync.effects.pipeline import Decoder
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 from sync.model.binding import Binding
 from sync.model.block import NEVER, Layout, Snapshot

@@ -35,7 +35,7 @@ from sync.local.waiting import LONGEST_S
 from sync.model.block import NEVER, CheckFinite, Layout
 from sync.model.strategy import Weights, WeightStrategy
 from sync.receiver import Receiver
-from sync.registry import scheme_class
+from sync.schemes import scheme_class
 from sync.sender import Sender, is_by_worker
 from sync.sources import SenderForm, resolve_model
 from sync.verify import Verifier, check_verify
@@ -489,7 +489,7 @@ class WeightSyncScheme:
     def weights(self) -> Any:
         """The model's weights in the strategy's form, sharing its memory."""
         if self._is_sender and self._sender is not None:
-            return self.strategy.extract_weights(self._sender.form.weights_for(0))
+            return self.strategy.extract_weights(self._sender.weights_for(0))
         return None if self._receiver is None else self._receiver.weights
 
     @property
@@ -545,7 +545,7 @@ class WeightSyncScheme:
         """How many policy calls `verify` has checked, up to the workers' last answers."""
         sender = self._need_sender("verified_calls")
         sender.collect()
-        return sum(record.stats.verified_calls for record in sender.workers)
+        return sum(record.verified_calls for record in sender.workers)
 
     @property
     def links(self) -> dict[int, Any]:

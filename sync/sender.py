@@ -50,16 +50,17 @@ class Sender:
         verify: bool = False,
     ):
         self.form = form
+        self._same_for_all = form.same_for_all
         self.version = NEVER
         self.workers = [WorkerRecord(i, device) for i, device in enumerate(form.devices)]
         self._strategy = strategy
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._check_finite: CheckFinite = check_finite
-        first = Binding(form.weights_for(0), strategy)
+        first = Binding(self.weights_for(0), strategy)
         self.layout = first.layout = first.layout.with_checksums() if verify else first.layout
-        self._registered = first if form.same_for_all else None
+        self._registered = first if self._same_for_all else None
         for worker in form.by_worker or ():
-            Binding(form.weights_for(worker), strategy, self.layout)  # raises if it does not fit
+            Binding(self.weights_for(worker), strategy, self.layout)  # raises if it does not fit
         self._recent: Binding | None = None
         self.stats = SendStats(self.layout.nbytes)
         self._lock = threading.RLock()
@@ -111,7 +112,7 @@ class Sender:
         self, workers: list[int], weights: Weights | None, connecting: list[int], deadline: float
     ) -> None:
         version = self.version + 1
-        if self.form.same_for_all:
+        if self._same_for_all:
             self._publish(self._plan(workers, weights), version)
             return
         # Each worker has its own weights. They are created and sent one after the other, so that
@@ -140,9 +141,7 @@ class Sender:
                     raise ValueError(
                         f"worker_ids={worker_ids} and weights for workers {workers} disagree"
                     )
-                plan = [
-                    (self.form.weights_for(worker, weights[worker]), [worker]) for worker in workers
-                ]
+                plan = [(self.weights_for(worker, weights[worker]), [worker]) for worker in workers]
             else:
                 workers = self.chosen(worker_ids)
                 plan = self._plan(workers, weights)
@@ -155,11 +154,19 @@ class Sender:
                     raise combine(failures)
             return workers
 
+    def weights_for(self, worker: int, weights: Weights | None = None) -> Weights:
+        """The weights for `worker`: its registered ones, or its part of `weights`."""
+        form = self.form
+        if weights is None:
+            weights = form.source if form.by_worker is None else form.by_worker[worker]
+        assert weights is not None, "a form without by_worker has a source"
+        return weights if form.device_map_fn is None else form.device_map_fn(worker, weights)
+
     def _plan(self, workers: list[int], weights: Weights | None) -> Plan:
         """The weights for each of these workers."""
-        if self.form.same_for_all:
-            return [(self.form.weights_for(0, weights), workers)]
-        return [(self.form.weights_for(worker, weights), [worker]) for worker in workers]
+        if self._same_for_all:
+            return [(self.weights_for(0, weights), workers)]
+        return [(self.weights_for(worker, weights), [worker]) for worker in workers]
 
     def _publish(self, plan: Plan, version: int) -> None:
         """Check everything first: if some weights are refused, every block keeps what it holds."""
@@ -183,8 +190,7 @@ class Sender:
             errors = one.max_error, one.relative_error
             self.stats.add(Sent(block.version, nbytes, *times, workers, *errors))
             for worker in workers:
-                self.workers[worker].sent(block)
-                self.workers[worker].stats.saved_bytes += self.layout.nbytes - nbytes
+                self.workers[worker].sent(block, self.layout.nbytes - nbytes)
 
     def _blocks_to_keep(self, plan: Plan) -> list[Snapshot]:
         """Those that a worker, or a process that replaces it, may still need."""
@@ -196,7 +202,7 @@ class Sender:
             and (
                 record.waiting
                 or not self.pipeline.is_direct
-                or (self.form.same_for_all and record.index not in addressed)
+                or (self._same_for_all and record.index not in addressed)
             )
         ]
 
@@ -323,9 +329,7 @@ class Sender:
         self.collect()
         sent = self.stats.worker_summaries(len(self.workers))
         workers = {
-            record.index: record.stats.summary(
-                self.layout.nbytes, waiting=record.answered < record.addressed
-            )
+            record.index: record.summary(self.layout.nbytes)
             | sent[record.index]
             | dict(self.channel.about(record.index).statistics)
             for record in self.workers

@@ -64,15 +64,6 @@ class SenderForm:
     def same_for_all(self) -> bool:
         return self.by_worker is None and self.device_map_fn is None
 
-    def weights_for(self, worker: int, weights: Weights | None = None) -> Weights:
-        """The weights for `worker`: its registered ones, or its part of the given ones."""
-        found: Any = weights
-        if found is None:
-            found = self.source if self.by_worker is None else self.by_worker[worker]
-        if self.device_map_fn is not None:
-            found = self.device_map_fn(worker, found)
-        return found
-
     def _check_start_method(self, ctx: Any) -> None:
         if ctx is None or not hasattr(ctx, "get_start_method"):
             return

@@ -21,7 +21,7 @@ KEPT = 2_000  # how many sends, and answers of each worker, percentiles cover
 class Sent(NamedTuple):
     """One published block: the time to pack it, and then to hand it to the channel.
 
-    max_error, relative_error: the error of the wire format (`effects/formats.py`).
+    max_error, relative_error: the error of the wire format (`effects/pipeline.py`).
     """
 
     version: int
@@ -45,56 +45,6 @@ class Applied(NamedTuple):
     acknowledge_ns: int
     retries: int
     published_ns: int = 0
-
-
-class WorkerStats:
-    """Counts and times of the versions that one worker was sent.
-
-    saved_bytes: how many bytes the wire format saved.
-    verified_calls: policy calls that `verify` had checked when it last applied a version.
-    """
-
-    def __init__(self) -> None:
-        self.addressed = 0
-        self.saved_bytes = 0
-        self.applied = 0
-        self.retries = 0
-        self.failures = 0
-        self.restarts = 0
-        self.verified_calls = 0
-        self._recent: deque[Applied] = deque(maxlen=KEPT)
-
-    def add(self, applied: Applied, *, again: bool) -> None:
-        """`again`: a new process applied a version that its predecessor had answered."""
-        self.applied += not again
-        self.retries += applied.retries
-        self._recent.append(applied)
-
-    @property
-    def recent(self) -> list[Applied]:
-        return list(self._recent)
-
-    def since(self, version: int) -> Iterator[Applied]:
-        """The answers to later versions, the newest first."""
-        for applied in reversed(self.recent):
-            if applied.version <= version:
-                return
-            yield applied
-
-    def summary(self, whole_bytes: int, *, waiting: bool) -> dict[str, Any]:
-        recent = self.recent
-        return {
-            "addressed": self.addressed,
-            "bytes": self.addressed * whole_bytes - self.saved_bytes,
-            "applied": self.applied,
-            "coalesced": max(0, self.addressed - self.applied - self.failures - waiting),
-            "retries": self.retries,
-            "failures": self.failures,
-            "restarts": self.restarts,
-            "wake_ms": percentiles([a.wake_ns for a in recent]),
-            "apply_ms": percentiles([a.apply_ns for a in recent]),
-            "ack_ms": percentiles([a.acknowledge_ns for a in recent]),
-        }
 
 
 class SendStats:
@@ -168,17 +118,22 @@ def percentiles(values_ns: list[int]) -> dict[str, float]:
 
 
 class WorkerRecord:
-    """The versions that a worker was sent and has acknowledged, and its failure.
+    """The versions that a worker was sent and has acknowledged, its failure, counts and times.
 
     addressed, acknowledged: the version it was sent last, and the newest that it is known to use.
     last: the block of the version it was sent last, for a process that replaces it.
+    sends: how many versions it was sent; applied, failures: how many of them it used or refused.
+    saved_bytes: how many bytes the wire format saved.
+    verified_calls: policy calls that `verify` had checked when it last applied a version.
     """
 
     def __init__(self, index: int, device: torch.device | None):
         self.index = index
         self.device = device
         self.label = ""
-        self.stats = WorkerStats()
+        self.sends = self.applied = self.failures = self.restarts = self.retries = 0
+        self.saved_bytes = self.verified_calls = 0
+        self._recent: deque[Applied] = deque(maxlen=KEPT)
         self.addressed = self.answered = self.acknowledged = NEVER
         self.connected = False
         self.pid = 0
@@ -220,15 +175,16 @@ class WorkerRecord:
         """
         if not self._joined:  # no process has served as this worker yet
             self._dead = None
-        died_after_another = bool(self.stats.applied) and self._raised is None
+        died_after_another = bool(self.applied) and self._raised is None
         if self._served or self._reported or died_after_another:
             self.connected &= self._dead is None
             self._raised = self._dead = None
             self._reported = False
 
-    def sent(self, block: Snapshot) -> None:
+    def sent(self, block: Snapshot, saved_bytes: int) -> None:
         self.last, self.addressed = block, block.version
-        self.stats.addressed += 1
+        self.sends += 1
+        self.saved_bytes += saved_bytes
 
     def last_block_is_intact(self) -> bool:
         """Whether the block sent last still holds what was sent."""
@@ -237,14 +193,14 @@ class WorkerRecord:
     def book(self, answer: Answer) -> None:
         """Record an answer of the worker."""
         if answer.kind == JOINED:
-            self.stats.restarts += self.acknowledged != NEVER
+            self.restarts += self.acknowledged != NEVER
             self._joined, self._served, self._reported = True, False, False
             self.acknowledged, self.connected, self.pid = NEVER, False, answer.pid
             self._raised = self._dead = None
         elif answer.kind == APPLIED:
             self._book_applied(answer)
         elif answer.kind == FAILED:
-            self.stats.failures += answer.version > self.answered
+            self.failures += answer.version > self.answered
             self.answered = max(self.answered, answer.version)
             text = f"{self} raised while applying weights:\n{answer.text.rstrip()}"
             self._raised = WorkerRaised(self.index, text)
@@ -263,9 +219,10 @@ class WorkerRecord:
         version = answer.version
         self.connected = self._served = True
         self.acknowledged = max(self.acknowledged, version)
-        again = version <= self.answered
+        self.applied += version > self.answered  # else its predecessor had answered it
         self.answered = max(self.answered, version)
-        self.stats.verified_calls += answer.verified_calls
+        self.retries += answer.retries
+        self.verified_calls += answer.verified_calls
         applied = Applied(
             version,
             wake_ns=answer.seen_ns - answer.published_ns,
@@ -274,7 +231,34 @@ class WorkerRecord:
             retries=answer.retries,
             published_ns=answer.published_ns,
         )
-        self.stats.add(applied, again=again)
+        self._recent.append(applied)
+
+    @property
+    def recent(self) -> list[Applied]:
+        return list(self._recent)
+
+    def since(self, version: int) -> Iterator[Applied]:
+        """The answers to later versions, the newest first."""
+        for applied in reversed(self.recent):
+            if applied.version <= version:
+                return
+            yield applied
+
+    def summary(self, whole_bytes: int) -> dict[str, Any]:
+        """Its part of `scheme.stats`. `whole_bytes`: the size of a block without a wire format."""
+        recent, waiting = self.recent, self.answered < self.addressed
+        return {
+            "addressed": self.sends,
+            "bytes": self.sends * whole_bytes - self.saved_bytes,
+            "applied": self.applied,
+            "coalesced": max(0, self.sends - self.applied - self.failures - waiting),
+            "retries": self.retries,
+            "failures": self.failures,
+            "restarts": self.restarts,
+            "wake_ms": percentiles([a.wake_ns for a in recent]),
+            "apply_ms": percentiles([a.apply_ns for a in recent]),
+            "ack_ms": percentiles([a.acknowledge_ns for a in recent]),
+        }
 
     def overdue(self, seconds: float, who: str, hint: str) -> WorkerTimeout:
         """The error if it did not answer in time. `who` and `hint` come from the channel."""

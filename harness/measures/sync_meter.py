@@ -135,7 +135,7 @@ class SyncMeter:
         found = []
         for worker in self._workers:
             last = seen.get(worker, -1)
-            for applied in self._scheme.worker(worker).stats.since(last):
+            for applied in self._scheme.worker(worker).since(last):
                 found.append((worker, applied))
                 seen[worker] = max(seen.get(worker, -1), applied.version)
         return found
@@ -148,7 +148,7 @@ class SyncMeter:
         acknowledged = self._scheme.acknowledged if self._workers else {}
         for worker in self._workers:
             record = self._scheme.worker(worker)
-            recent = record.stats.recent
+            recent = record.recent
             ack_ms += [applied.acknowledge_ns * MS for applied in recent]
             apply_ms += [applied.apply_ns * MS for applied in recent]
             workers[str(worker)] = {

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 
 from sync.channel import APPLIED, FAILED, JOINED, LEFT, LOST, Answer
-from sync.effects.formats import Decoder, Encoder
+from sync.effects.pipeline import Decoder, Encoder
 from sync.model.block import HEADER_BYTES, NEVER, Layout, Snapshot, private_snapshot
 
 Array = np.ndarray[Any, Any]

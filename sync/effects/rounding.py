@@ -17,7 +17,7 @@ from itertools import compress
 import torch
 from torch import Tensor, nn
 
-from sync.effects.formats import Decoder, Encoder
+from sync.effects.pipeline import Decoder, Encoder
 from sync.model.block import Layout, Leaf, Snapshot, checksum, private_snapshot
 from sync.model.copying import count_non_finite, widened
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import difflib
 
 from sync.effects.delta import DeltaDecoder, DeltaEncoder, DeltaFormat
-from sync.effects.formats import Decoder, Encoder
+from sync.effects.pipeline import Decoder, Encoder
 from sync.effects.rounding import RoundingDecoder, RoundingEncoder, rounded_format
 from sync.model.block import Layout
 

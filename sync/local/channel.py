@@ -11,6 +11,7 @@ import select
 import threading
 import weakref
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sync.channel import (
@@ -51,7 +52,7 @@ class WorkerProcess:
     worker: int
     connection: Connection
     watch: Watch
-    polled: list[int]  # the descriptors of both
+    fds: set[int]  # those of both that are polled
     left: bool = False  # it announced that it leaves
 
 
@@ -75,7 +76,8 @@ class LocalSender(SenderChannel):
         self._dying: dict[int, int] = {}
         self._closed = False
         self._poll = select.poll()
-        self._poll.register(self._listener.fd, select.POLLIN)
+        self._polled: set[int] = set()
+        self._start_polling([self._listener.fd])
         _SENDERS.add(self)
 
     # -- what a scheme defines
@@ -94,12 +96,7 @@ class LocalSender(SenderChannel):
     # -- the same for all
 
     def fds(self) -> list[int]:
-        if self._closed:
-            return []
-        fds = [self._listener.fd, *self._unidentified]
-        for process in self._processes.values():
-            fds += process.polled
-        return fds
+        return list(self._polled)
 
     def poll(self) -> list[Answer]:
         answers: list[Answer] = []
@@ -109,10 +106,10 @@ class LocalSender(SenderChannel):
         if self._listener.fd in ready:
             for unidentified in self._listener.accept():
                 self._unidentified[unidentified.fd] = unidentified
-                self._poll.register(unidentified.fd, select.POLLIN)
+                self._start_polling([unidentified.fd])
                 ready.add(unidentified.fd)
-        if ready or self._dying:
-            for process in list(self._processes.values()):
+        for process in list(self._processes.values()):
+            if process.worker in self._dying or not ready.isdisjoint(process.fds):
                 self._read_process(process, ready, answers)
         for fd in ready & set(self._unidentified):
             self._meet(fd, answers)
@@ -124,14 +121,16 @@ class LocalSender(SenderChannel):
     def _read_process(self, process: WorkerProcess, ready: set[int], answers: list[Answer]) -> None:
         """Read a worker's messages, then check whether its process still runs."""
         worker, connection, watch = process.worker, process.connection, process.watch
-        watch.notice(ready)
+        if ready - {connection.fd}:
+            watch.notice(ready)
         if not connection.ended and (connection.fd in ready or watch.gone):
             for message in connection.receive():
                 self._to_answer(process, message, answers)
             if connection.ended:
                 patience_s = _DYING_S if watch.pid else 0.0
                 self._dying[worker] = now_ns() + int(patience_s * 1e9)
-                self._stop_polling(process, connection.fd)
+                process.fds.discard(connection.fd)
+                self._stop_polling([connection.fd])
         if process.left or watch.gone:
             self._drop(process)
             self._reset(worker)
@@ -167,14 +166,19 @@ class LocalSender(SenderChannel):
     def _drop(self, process: WorkerProcess) -> None:
         del self._processes[process.worker]
         self._dying.pop(process.worker, None)
-        for fd in list(process.polled):
-            self._stop_polling(process, fd)
+        self._stop_polling(process.fds)
         process.connection.close()
         process.watch.close()
 
-    def _stop_polling(self, process: WorkerProcess, fd: int) -> None:
-        process.polled.remove(fd)
-        self._poll.unregister(fd)
+    def _start_polling(self, fds: Iterable[int]) -> None:
+        for fd in fds:
+            self._polled.add(fd)
+            self._poll.register(fd, select.POLLIN)
+
+    def _stop_polling(self, fds: Iterable[int]) -> None:
+        for fd in fds:
+            self._polled.discard(fd)
+            self._poll.unregister(fd)
 
     def _meet(self, fd: int, answers: list[Answer]) -> None:
         """Accept a process that says which worker it is."""
@@ -183,7 +187,7 @@ class LocalSender(SenderChannel):
         if not messages and not connection.ended:
             return
         del self._unidentified[fd]
-        self._poll.unregister(fd)
+        self._stop_polling([fd])
         if not messages:
             connection.close()
             return
@@ -200,12 +204,10 @@ class LocalSender(SenderChannel):
             return
         worker = hello.numbers[0]
         self._reset(worker)
-        process = self._processes[worker] = WorkerProcess(
-            worker, connection, watch, [fd, *watch.fds()]
-        )
+        process = WorkerProcess(worker, connection, watch, {fd, *watch.fds()})
+        self._processes[worker] = process
         connection.send(WELCOME, fds=self._shared_fds())
-        for polled in process.polled:
-            self._poll.register(polled, select.POLLIN)
+        self._start_polling(process.fds)
         answers.append(Answer(worker, JOINED, pid=watch.pid))
         for message in messages[1:]:
             self._to_answer(process, message, answers)
@@ -250,6 +252,7 @@ class LocalSender(SenderChannel):
             unidentified.close()
         self._processes.clear()
         self._unidentified.clear()
+        self._polled.clear()
 
 
 _SENDERS: weakref.WeakSet[LocalSender] = weakref.WeakSet()
@@ -272,7 +275,7 @@ class LocalReceiver(ReceiverChannel):
     def __init__(self, handout: Address, layout: Layout, worker: int):
         super().__init__(handout, layout, worker)
         self._connection: Connection | None = None
-        self._watch: Watch | None = None
+        self._fds: list[int] = []  # of the connection, and of the sender's process
         self._welcome = False
         self._gone = ""
         self._reading = threading.Lock()  # a background thread may read as well
@@ -292,15 +295,23 @@ class LocalReceiver(ReceiverChannel):
         self.close()
         self._welcome, self._gone = False, ""
         self._connection = connect(self.handout, self.worker)
-        self._watch = Watch(self._connection.pid)
+        self._sender = Watch(self._connection.pid)
+        if self._sender.gone:
+            self._gone = "the sender is gone"
+        self._fds = [self._connection.fd, *self._sender.fds()]
         self._poll = select.poll()
-        self._poll.register(self._connection.fd, select.POLLIN)
+        for fd in self._fds:
+            self._poll.register(fd, select.POLLIN)
 
     def listen(self) -> None:
-        """Read the sender's messages."""
+        """Read the sender's messages, and notice its end."""
         with self._reading:
-            if not self._gone and self._connection is not None and self._poll.poll(0):
+            if self._gone or self._connection is None or not (ready := self._poll.poll(0)):
+                return
+            if self._connection.fd in (fd for fd, _ in ready):
                 self._read(self._connection)
+            else:
+                self._gone = "the sender is gone"
 
     def _read(self, connection: Connection) -> None:
         if self._welcome:
@@ -330,14 +341,10 @@ class LocalReceiver(ReceiverChannel):
             self._connection.send(FAIL, answer.version, text=answer.text)
 
     def fds(self) -> list[int]:
-        if self._connection is None or self._watch is None:
-            return []
-        return [self._connection.fd, *self._watch.fds()]
+        return [] if self._connection is None else self._fds
 
     def sender_gone(self) -> str:
         self.listen()
-        if not self._gone and self._watch is not None and self._watch.look():
-            self._gone = "the sender is gone"
         return self._gone
 
     def close(self) -> None:

@@ -23,26 +23,26 @@ LONGEST_S = 1e9  # every wait is bounded, and clocks overflow not far beyond thi
 SLICE_S = 1.0  # code that measures how long others are silent waits in slices of this length
 
 
-class AwakeClock:
+_clock_lock = threading.RLock()  # several threads read the clock
+_awake_s, _read_at = 0.0, time.monotonic()
+
+
+def awake_s() -> float:
     """Seconds like `time.monotonic`, of which at most `SLICE_S` count for a pause."""
-
-    def __init__(self) -> None:
-        self._awake_s, self._read_at = 0.0, time.monotonic()
-        self._lock = threading.Lock()  # several threads read it
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
-
-    def __call__(self) -> float:
-        with self._lock:
-            now = time.monotonic()
-            step, self._read_at = now - self._read_at, now
-            self._awake_s += step if step <= 2 * SLICE_S else SLICE_S
-            return self._awake_s
+    global _awake_s, _read_at
+    with _clock_lock:
+        now = time.monotonic()
+        step, _read_at = now - _read_at, now
+        _awake_s += step if step <= 2 * SLICE_S else SLICE_S
+        return _awake_s
 
 
-awake_s = AwakeClock()
+def _after_fork() -> None:
+    global _clock_lock
+    _clock_lock = threading.RLock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def wait_for(fds: Iterable[int], timeout_s: float) -> list[int]:

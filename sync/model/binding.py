@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from sync.model.block import CheckFinite, Layout, Snapshot, checksum
-from sync.model.copying import copy_leaves, may_be_infinite, require_finite
-from sync.model.cuda import CudaCopies
+from sync.model.copying import CudaCopies, copy_leaves, may_be_infinite, require_finite
 from sync.model.strategy import (
     Flat,
     Slot,

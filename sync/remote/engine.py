@@ -5,11 +5,14 @@ The remote schemes and collectors are written once, on this interface.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
+import torch
 from torch import Tensor
 
 
@@ -80,3 +83,29 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what the engine itself started, within a bounded time; may be called twice."""
+
+
+# -- memory that blocks are received into, used again once a worker has answered
+
+# New memory costs a page fault for every 4 KiB, which takes longer than receiving into it.
+_MOST_FREE = 4  # kept in a process, for all its workers
+_memory_lock = threading.Lock()  # guards both
+_free: list[Tensor] = []
+_lent: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by id
+
+
+def lend_block(nbytes: int) -> Tensor:
+    """Memory of this size; what is in it is not defined."""
+    with _memory_lock:
+        fitting = [place for place, block in enumerate(_free) if block.numel() == nbytes]
+        block = _free.pop(fitting[0]) if fitting else torch.empty(nbytes, dtype=torch.uint8)
+        _lent[id(block)] = block
+    return block
+
+
+def give_back(block: Tensor) -> None:
+    """Nobody reads this memory any more. Memory that was not lent here is left alone."""
+    with _memory_lock:
+        if _lent.pop(id(block), None) is block:
+            _free.append(block)
+            del _free[:-_MOST_FREE]

@@ -33,8 +33,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sync.remote.blocks import lend_block
-from sync.remote.engine import PeerDied
+from sync.remote.engine import PeerDied, lend_block
 from sync.remote.pickled_calls import (
     Outcome,
     Packed,

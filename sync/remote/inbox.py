@@ -29,7 +29,7 @@ from torch import Tensor
 from sync.channel import FAILED, JOINED, LEFT, Answer, ReceiverChannel
 from sync.local.waiting import Doorbell
 from sync.model.block import NEVER, Layout, Snapshot
-from sync.remote.blocks import give_back
+from sync.remote.engine import give_back
 
 SUPERSEDED = "superseded"  # a newer version came before the worker took this one
 MISSING = "missing"  # the version has not arrived here

@@ -36,9 +36,8 @@ from torch import Tensor
 
 from sync.channel import APPLIED, FAILED, About, Answer, now_ns
 from sync.model.block import Layout
-from sync.remote.blocks import give_back
 from sync.remote.channel import Delivery, RemoteSender, Version
-from sync.remote.engine import PeerDied
+from sync.remote.engine import PeerDied, give_back
 from sync.remote.gloo import DistributedEngine, connection_to
 from sync.remote.inbox import MISSING, Reply, deliver, finished
 

@@ -18,8 +18,8 @@ import torch
 from sync.model.binding import Binding
 from sync.model.block import HEADER_BYTES, Layout, Snapshot
 from sync.model.strategy import WeightStrategy, check_movable, flatten
-from sync.registry import register
 from sync.scheme import WeightSyncScheme
+from sync.schemes import register
 from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
 from sync.sources import SenderForm
 
@@ -123,7 +123,8 @@ class HogwildWeightSyncScheme(WeightSyncScheme):
     def _check_form(self, form: SenderForm) -> None:
         if not form.same_for_all:
             raise ValueError("hogwild workers all read the trainer's own weights")
-        check_movable(flatten(form.weights_for(0)), range(0))
+        assert form.source is not None
+        check_movable(flatten(form.source), range(0))
 
     def _check_by_worker(self) -> None:
         raise ValueError("hogwild workers all read the trainer's own weights")

@@ -22,8 +22,8 @@ from sync.local.channel import LocalReceiver, LocalSender
 from sync.local.memory import BlockPool
 from sync.local.rendezvous import VERSION, Message
 from sync.model.block import Layout, Snapshot
-from sync.registry import register
 from sync.scheme import WeightSyncScheme
+from sync.schemes import register
 
 
 class MultiProcessSender(LocalSender):

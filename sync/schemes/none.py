@@ -10,8 +10,8 @@ from typing import Any
 from sync.local.waiting import wait_for
 from sync.model.block import NEVER
 from sync.model.strategy import Weights, refuse_non_finite
-from sync.registry import register
 from sync.scheme import WeightSyncScheme
+from sync.schemes import register
 from sync.sender import chosen_workers, is_by_worker
 from sync.sources import SenderForm, resolve_model
 from sync.workers import SendStats

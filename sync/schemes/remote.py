@@ -25,12 +25,12 @@ from typing import Any, ClassVar
 from sync.channel import SenderChannel
 from sync.model.block import Layout
 from sync.model.strategy import WeightStrategy
-from sync.registry import register
 from sync.remote.channel import RemoteSender
 from sync.remote.engine import Engine
 from sync.remote.inbox import Inbox
 from sync.remote.tree import TreeSender
 from sync.scheme import WeightSyncScheme
+from sync.schemes import register
 
 
 class RemoteWeightSyncScheme(WeightSyncScheme):

@@ -2,31 +2,158 @@
 
     trainer: send()                       worker: receive()
     ---------------                       -----------------
-    write a free block  (one pass)
-    announce it on the board              has_news(): is `latest` another word?
-    wake the workers that sleep   ---->   pin the block; copy it, or point at it
-    wait for all  <------------- DONE     unpin it
+    block = one that is not pinned
+    write the version into it ; fence
+    latest = (version, block) ; fence     has_news(): is `latest` another word?
+    asleep? wake the worker               word = latest ; pin = block of word ; fence
+                                          latest is still word? else again
+                                          copy the block, or point at it ; fence
+    wait for all  <------------- DONE     pin = FREE
 
-`local/notice_board.py` has the protocol word by word.
+`latest`, `asleep` and the pins are words of the notice board: a few 64-bit words for each worker.
+`latest` names the block that holds the newest version. The pins name the blocks that the worker
+reads, so that the sender does not overwrite them. Every word has a single writer, except `asleep`,
+which the sender clears when it wakes the worker. Reads and writes of an aligned 64-bit word are
+atomic. `fence` orders a store before a later load of another word.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from sync.channel import Answer, SenderChannel
 from sync.local.channel import LocalReceiver, LocalSender
-from sync.local.memory import AnonymousMemory, BlockPool
-from sync.local.notice_board import Board, Fence, Row, version_and_block
+from sync.local.memory import AnonymousMemory, BlockPool, SharedFd, as_bytes
 from sync.local.rendezvous import WAKE
 from sync.model.block import Layout, Snapshot
 from sync.model.strategy import WeightStrategy
-from sync.registry import register
 from sync.scheme import WeightSyncScheme
+from sync.schemes import register
+
+FREE = -1
+_LATEST, _PINS, _ASLEEP, _CHECKED, _TORN = 0, 1, 3, 4, 5
+_ROW_WORDS = 8  # 64 bytes: no two workers write to one cache line
+
+
+def word_of(version: int, block: int) -> int:
+    """A version and the number of its block, in one 64-bit word, as `latest` holds them."""
+    return (version + 1) << 16 | block
+
+
+def version_and_block(word: int) -> tuple[int, int]:
+    """The opposite of `word_of`."""
+    return (word >> 16) - 1, word & 0xFFFF
+
 
 SEGFAULT_HINT = "; did it write to its parameters? With zero_copy=True they are read-only there"
+
+
+class Board:
+    """One row of words for each worker, in memory that the sender shares with them.
+
+    fds: the descriptors of another process's board.
+    """
+
+    def __init__(self, num_workers: int, fds: tuple[int, int] | None = None):
+        memory, fence = fds or (None, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._memory = AnonymousMemory(num_workers * _ROW_WORDS * 8, memory)
+        self._eventfd = SharedFd(fence)
+        words = as_bytes(self._memory.map(0, self._memory.nbytes, writable=True)).cast("q")
+        self.rows = [
+            Row(words[i * _ROW_WORDS : (i + 1) * _ROW_WORDS], self.fence)
+            for i in range(num_workers)
+        ]
+
+    def fds(self) -> tuple[int, int]:
+        """What another process needs to open the board."""
+        return self._memory.fd, self._eventfd.fd
+
+    def fence(self) -> None:
+        """A store-load barrier between processes.
+
+        It orders memory accesses on every kind of processor: all earlier writes of this process
+        to shared memory are visible to other processes before its later reads. Python has no such
+        instruction. Writing to an eventfd that all processes share takes the kernel's lock of that
+        object, and a process that takes the lock sees what earlier holders wrote. A process that is
+        stopped or killed cannot keep that lock.
+        """
+        os.eventfd_write(self._eventfd.fd, 1)  # its 64-bit counter does not fill up
+
+    def close(self) -> None:
+        self.rows.clear()
+        self._memory.close()
+
+
+class Row:
+    """One worker's words. Methods are grouped by the side that calls them."""
+
+    def __init__(self, words: memoryview, fence: Callable[[], None]):
+        self._words = words
+        self._fence = fence
+
+    # -- the sender's side
+
+    def clear(self) -> None:
+        """Prepare the row for another process: nothing is announced or pinned."""
+        self._words[_PINS] = self._words[_PINS + 1] = FREE
+        self._words[_LATEST] = self._words[_ASLEEP] = 0
+
+    def announce(self, block: Snapshot) -> None:
+        self._words[_LATEST] = word_of(block.version, block.number)
+
+    def clear_asleep(self) -> bool:
+        """Clear the word `asleep`; returns whether the worker was asleep and has to be woken."""
+        asleep = bool(self._words[_ASLEEP])
+        if asleep:
+            self._words[_ASLEEP] = 0
+        return asleep
+
+    def held(self) -> set[int]:
+        """The blocks that this worker reads or may be about to read."""
+        words = self._words
+        held = {words[_PINS], words[_PINS + 1]}
+        if words[_LATEST]:
+            held.add(version_and_block(words[_LATEST])[1])
+        return held
+
+    @property
+    def uses(self) -> tuple[int, int]:
+        """How many uses of the model were checked for tearing, and how many were torn."""
+        return self._words[_CHECKED], self._words[_TORN]
+
+    # -- the worker's side
+
+    @property
+    def latest(self) -> int:
+        return self._words[_LATEST]
+
+    def pin(self, which: int) -> tuple[int, int]:
+        """Pin the newest block; returns its word, and how often that changed meanwhile."""
+        words = self._words
+        for retries in range(1_000_000):
+            word = words[_LATEST]
+            words[_PINS + which] = word & 0xFFFF
+            self._fence()
+            if words[_LATEST] == word:
+                return word, retries
+        raise AssertionError("`latest` changed a million times while one word was read")
+
+    def unpin(self, which: int) -> None:
+        self._fence()  # all reads of the block come before this store
+        self._words[_PINS + which] = FREE
+
+    def sleep(self, asleep: bool) -> None:
+        """Ask the sender to wake this worker by a message, or not. Check for news afterwards."""
+        self._words[_ASLEEP] = int(asleep)
+        if asleep:
+            self._fence()
+
+    def count_use(self, *, torn: bool) -> None:
+        self._words[_CHECKED] += 1
+        self._words[_TORN] += torn
 
 
 class SharedMemSender(LocalSender):
@@ -44,7 +171,7 @@ class SharedMemSender(LocalSender):
             row.clear()
 
     def _shared_fds(self) -> list[int]:
-        return [self.blocks.fd, self.board.memory.fd, self.board.fence.fd]
+        return [self.blocks.fd, *self.board.fds()]
 
     def _reset(self, worker: int) -> None:
         self.board.rows[worker].clear()
@@ -84,10 +211,9 @@ class SharedMemReceiver(LocalReceiver):
         self._retries = 0
 
     def _map(self, fds: list[int]) -> None:
-        blocks, board, fence = fds
+        blocks, memory, fence = fds
         self._blocks = BlockPool(self.layout, 0, blocks)
-        memory = AnonymousMemory((self.worker + 1) * 64, board)
-        self._board = Board(self.worker + 1, memory, Fence(fence))
+        self._board = Board(self.worker + 1, (memory, fence))
         self._row = self._board.rows[self.worker]
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sync.registry import SCHEMES
+from sync.schemes import SCHEMES
 from tests.promises.probe import CALLS, STOP, VALUE, VERSION, flood, read, trial, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sync import SharedMemWeightSyncScheme, WorkerRaised
-from sync.local.notice_board import FREE
+from sync.schemes.shared_mem import FREE
 from tests.sync.support import Worker, bits, connect, fill, held, policy, receive, running
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sync import Layout, WorkerDied
-from sync.workers import KEPT, Applied, SendStats, Sent, WorkerStats, percentiles
+from sync.channel import APPLIED, Answer
+from sync.workers import KEPT, SendStats, Sent, WorkerRecord, percentiles
 from tests.sync.support import (
     Worker,
     connect,
@@ -55,11 +56,10 @@ def test_packing_and_publishing_are_told_apart():
 
 
 def test_counts_go_on_when_old_times_are_forgotten():
-    stats, worker = SendStats(), WorkerStats()
+    stats, worker = SendStats(), WorkerRecord(0, None)
     for number in range(KEPT + 10):
         stats.add(Sent(number, 8, pack_ns=1, publish_ns=number, workers=[0]))
-        answer = {"wake_ns": 1, "apply_ns": 1, "acknowledge_ns": 2, "retries": 1}
-        worker.add(Applied(number, **answer), again=False)
+        worker.book(Answer(0, APPLIED, number, retries=1))
     assert (stats.sends, stats.nbytes, len(stats.recent)) == (KEPT + 10, 8 * (KEPT + 10), KEPT)
     assert (worker.applied, worker.retries, len(worker.recent)) == (KEPT + 10, KEPT + 10, KEPT)
     assert stats.recent[0].version == worker.recent[0].version == 10
@@ -136,7 +136,7 @@ def test_recorded_times_are_ordered_and_not_negative(kind):
     with running(scheme := sender(kind, workers=2), background=True):
         for _ in range(20):
             scheme.send()
-        recent = scheme.worker(0).stats.recent
+        recent = scheme.worker(0).recent
         assert [applied.version for applied in recent] == list(range(21))
         for applied in recent:
             assert 0 <= applied.wake_ns <= applied.acknowledge_ns

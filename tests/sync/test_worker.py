@@ -12,8 +12,8 @@ def test_a_process_that_takes_a_place_has_acknowledged_nothing():
     record.book(Answer(0, JOINED, pid=1))
     record.addressed = 3
     record.book(Answer(0, APPLIED, 3))
-    assert (record.acknowledged, record.waiting, record.stats.restarts) == (3, False, 0)
+    assert (record.acknowledged, record.waiting, record.restarts) == (3, False, 0)
     record.book(Answer(0, LOST))
     record.book(Answer(0, JOINED, pid=2))
-    assert (record.acknowledged, record.waiting, record.stats.restarts) == (NEVER, True, 1)
+    assert (record.acknowledged, record.waiting, record.restarts) == (NEVER, True, 1)
     assert (record.connected, record.failure, record.pid) == (False, None, 2)

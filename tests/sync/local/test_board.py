@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from multiprocessing.reduction import DupFd
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -13,11 +14,19 @@ import torch
 
 from sync import Layout
 from sync.channel import APPLIED, Answer
-from sync.local.memory import AnonymousMemory, BlockPool
-from sync.local.notice_board import _ROW_WORDS, FREE, Board, Fence, Row, version_and_block, word_of
+from sync.local.memory import BlockPool
 from sync.local.waiting import Watch
 from sync.model.block import NEVER
-from sync.schemes.shared_mem import SharedMemReceiver, SharedMemSender
+from sync.schemes.shared_mem import (
+    _ROW_WORDS,
+    FREE,
+    Board,
+    Row,
+    SharedMemReceiver,
+    SharedMemSender,
+    version_and_block,
+    word_of,
+)
 from tests.sync.local.simulated_memory import Position, Side, World, explore
 from tests.sync.support import Handed, Worker
 
@@ -39,8 +48,8 @@ def block(number, version):
 
 
 def as_a_worker_sees(board, workers):
-    memory = AnonymousMemory(board.memory.nbytes, os.dup(board.memory.fd))
-    return Board(workers, memory, Fence(os.dup(board.fence.fd)))
+    memory, fence = map(os.dup, board.fds())
+    return Board(workers, (memory, fence))
 
 
 def test_a_word_holds_a_version_and_a_block():
@@ -206,23 +215,23 @@ def test_a_worker_reads_whole_versions_in_every_order_of_steps(zero_copy):
 
 
 def test_a_fence_is_shared_with_another_process():
-    fence = Fence()
+    board = Board(1)
 
     def use(handed, model):
-        twin = Fence(os.dup(handed.fence.fd))
+        theirs = Board(1, tuple(fd.detach() for fd in handed.fds))
         for _ in range(1000):
-            twin()
+            theirs.fence()
         return True
 
-    with Worker(Handed(fence=fence), None) as worker:
+    with Worker(Handed(fds=[DupFd(fd) for fd in board.fds()]), None) as worker:
         worker.tell(use)
         for _ in range(1000):
-            fence()
+            board.fence()
         assert worker.hear()
 
 
 def test_a_process_that_is_stopped_or_forked_in_a_fence_keeps_nobody_out():
-    fence, stop = Fence(), threading.Event()
+    fence, stop = Board(1).fence, threading.Event()
 
     def use():
         while not stop.is_set():

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from sync.local import waiting
-from sync.local.waiting import AwakeClock, Doorbell, Watch, wait_for
+from sync.local.waiting import Doorbell, Watch, awake_s, wait_for
 from tests.sync.support import Handed, Worker
 
 
@@ -22,30 +21,28 @@ def now(monkeypatch):
 
 
 def test_time_for_which_the_process_was_stopped_counts_as_one_slice(now):
-    clock = AwakeClock()
-    before = clock()
+    before = awake_s()
     now[0] += 31.0
-    assert clock() - before == pytest.approx(1.0)
+    assert awake_s() - before == pytest.approx(1.0)
     for _ in range(4):  # other threads saw the same stop
-        assert clock() - before == pytest.approx(1.0)
+        assert awake_s() - before == pytest.approx(1.0)
 
 
 def test_every_wait_counts_that_is_at_most_a_second_late(now):
-    clock = AwakeClock()
-    before = clock()
+    before = awake_s()
     for _ in range(10):
         now[0] += 2.0
-        clock()
-    assert clock() - before == pytest.approx(20.0)
+        awake_s()
+    assert awake_s() - before == pytest.approx(20.0)
 
 
 def test_a_process_that_was_stopped_in_a_wait_does_not_count_that_time():
     def wait(handed, model):
-        begun, awake = time.monotonic(), waiting.awake_s()
+        begun, awake = time.monotonic(), awake_s()
         while time.monotonic() - begun < 3.0:
             wait_for([], 0.5)
-            waiting.awake_s()
-        return time.monotonic() - begun, waiting.awake_s() - awake
+            awake_s()
+        return time.monotonic() - begun, awake_s() - awake
 
     with Worker(Handed(), None) as worker:
         worker.tell(wait)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sync.remote.blocks import give_back, lend_block
+from sync.remote.engine import give_back, lend_block
 
 SIZE = 12_345  # that no other test receives
 
