@@ -20,8 +20,8 @@ import torch
 
 from sync.channel import APPLIED, FAILED
 from sync.errors import WorkerRaised, WorkerTimeout
-from sync.model.binding import Binding
-from sync.model.block import NEVER, Layout, Snapshot, private_snapshot
+from sync.model.binding import Binding, load_extra
+from sync.model.block import NEVER, Snapshot, private_snapshot
 from sync.model.strategy import Weights, WeightStrategy
 from sync.scheme import WeightSyncScheme
 from sync.schemes.remote import RayWeightSyncScheme
@@ -29,11 +29,6 @@ from sync.schemes.shared_mem import SharedMemWeightSyncScheme
 from sync.sources import resolve_model
 
 # -- spellings
-
-
-def _itself(scheme: WeightSyncScheme) -> WeightSyncScheme:
-    """The scheme, which is its own sender and receiver."""
-    return scheme
 
 
 def _prepare_weights(
@@ -64,7 +59,9 @@ _SPELLINGS: dict[str, Callable[..., Any]] = {
     "update_weights": lambda scheme, weights=None, workers=None: scheme.send(weights, workers),
     "prepare_weights": _prepare_weights,
     "create_transport": _create_transport,
-    **dict.fromkeys(("create_sender", "create_receiver", "get_sender", "get_receiver"), _itself),
+    **dict.fromkeys(
+        ("create_sender", "create_receiver", "get_sender", "get_receiver"), lambda scheme: scheme
+    ),
 }
 for _name, _spelling in _SPELLINGS.items():
     setattr(WeightSyncScheme, _name, _spelling)
@@ -74,33 +71,34 @@ for _name, _spelling in _SPELLINGS.items():
 
 @runtime_checkable
 class TransportBackend(Protocol):
-    """The methods of every transport."""
+    """The methods of every transport.
+
+    into: the `model` or the `weights` to receive into; returned if there are neither. `strategy`
+        may say how.
+    """
 
     def send_weights(self, weights: Weights) -> None: ...
 
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Weights | None = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any: ...
+    def receive_weights(self, timeout: float | None = None, **into: Any) -> Any: ...
 
     def setup_connection_and_weights_on_sender(self) -> None: ...
 
-    def setup_connection_and_weights_on_receiver(
-        self,
-        *,
-        worker_idx: int,
-        weights: Weights | None = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any: ...
+    def setup_connection_and_weights_on_receiver(self, *, worker_idx: int, **into: Any) -> Any: ...
 
 
-class _Transport:
-    """Sends versions to one worker; `wait_ack` waits until the newest is in use."""
+def _target(
+    weights: Weights | None = None, model: Any = None, strategy: WeightStrategy | None = None
+) -> tuple[Weights | None, WeightStrategy | None]:
+    """What the keyword arguments of a transport say: what to receive into, and how."""
+    return model if model is not None else weights, strategy
+
+
+class SchemeTransport:
+    """Presents a scheme as the transport of one of its workers."""
+
+    def __init__(self, scheme: Any, worker_idx: int):
+        self.scheme = scheme
+        self.worker_idx = worker_idx
 
     def send_weights(self, weights: Weights) -> None:
         """Send one version to this worker and wait until it is in use."""
@@ -109,68 +107,40 @@ class _Transport:
 
     def send_weights_async(self, weights: Weights) -> None:
         """Send one version to this worker and return at once."""
-        raise NotImplementedError
-
-    def wait_ack(self) -> None:
-        """Wait until the worker uses what it was sent last."""
-        raise NotImplementedError
-
-
-class SchemeTransport(_Transport):
-    """Presents a scheme as the transport of one of its workers."""
-
-    def __init__(self, scheme: Any, worker_idx: int):
-        self.scheme = scheme
-        self.worker_idx = worker_idx
-
-    def send_weights_async(self, weights: Weights) -> None:
         self.scheme.send_async(weights, worker_ids=[self.worker_idx])
 
     def wait_ack(self) -> None:
+        """Wait until the worker uses what it was sent last."""
         self.scheme.wait_async(worker_ids=[self.worker_idx])
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Connect to the worker and send it the current weights."""
         self.scheme.connect(worker_idx=self.worker_idx)
 
-    def setup_connection_and_weights_on_receiver(
-        self,
-        *,
-        worker_idx: int,
-        weights: Weights | None = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any:
+    def setup_connection_and_weights_on_receiver(self, *, worker_idx: int, **into: Any) -> Any:
         """Connect, and take the first version into `model` or `weights`."""
+        target, strategy = _target(**into)
         self.worker_idx = worker_idx
-        target = model if model is not None else weights
         self.scheme.strategy = strategy or self.scheme.strategy
         self.scheme.init_on_receiver(model=target, worker_idx=worker_idx)
         self.scheme.connect(background=False)
         return self.scheme.weights
 
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Weights | None = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any:
+    def receive_weights(self, timeout: float | None = None, **into: Any) -> Any:
         """Apply the newest version and return it; None if there is none.
 
         It is applied to the model or weights given when the connection was set up, and also to
         `model` or `weights` if they are different objects.
         """
+        target, strategy = _target(**into)
         received = self.scheme.receive(timeout)
-        target = model if model is not None else weights
-        if received is not None and target is not None and target is not self.scheme.model:
-            (strategy or self.scheme.strategy).apply_weights(target, received)
-            return target
-        return received
+        if received is None or target is None or target is self.scheme.model:
+            return received
+        (strategy or self.scheme.strategy).apply_weights(target, received)
+        return target
 
 
-class MPTransport(_Transport):
+class MPTransport(SchemeTransport):
     """One worker's weights over queues, without a scheme. Messages carry the bytes themselves.
 
     weight_queue: any queue with `put` and `get`; a newer version replaces an unread one.
@@ -178,11 +148,9 @@ class MPTransport(_Transport):
     """
 
     def __init__(self, weight_queue: Any, ack_queue: Any = None, timeout: float = 10.0):
-        self.weight_queue = weight_queue
-        self.ack_queue = ack_queue
+        super().__init__(None, worker_idx=0)
+        self.weight_queue, self.ack_queue = weight_queue, ack_queue
         self.timeout = timeout
-        self.worker_idx = 0
-        self.strategy = WeightStrategy()
         self.addressed = self.acknowledged = NEVER
         self._binding: Binding | None = None
 
@@ -190,14 +158,13 @@ class MPTransport(_Transport):
 
     def send_weights_async(self, weights: Weights) -> None:
         if self._binding is None or self._binding.target is not weights:
-            self._binding = Binding(weights, self.strategy)
-        layout = self._binding.layout
-        block = private_snapshot(layout)
+            self._binding = Binding(weights, WeightStrategy())
         self._binding.check(check_finite=True)
+        block = private_snapshot(self._binding.layout)
         self.addressed += 1
         self._binding.pack(block, self.addressed)
         _newest(self.weight_queue)  # remove an unread version, which the new one replaces
-        self.weight_queue.put((layout, block.buffer.numpy().tobytes()))
+        self.weight_queue.put((block.layout, block.buffer.numpy().tobytes()))
 
     def wait_ack(self) -> None:
         deadline = time.monotonic() + self.timeout
@@ -221,43 +188,29 @@ class MPTransport(_Transport):
     # -- the receiver's end
 
     def setup_connection_and_weights_on_receiver(self, *, worker_idx: int, **into: Any) -> Any:
-        """Take the first version into `model` or `weights`."""
         self.worker_idx = worker_idx
         return self.receive_weights(self.timeout, **into)
 
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Weights | None = None,
-        model: Any = None,
-        strategy: WeightStrategy | None = None,
-    ) -> Any:
+    def receive_weights(self, timeout: float | None = None, **into: Any) -> Any:
         """Apply the newest version to `model` or `weights` and return it; None if there is none."""
+        target, strategy = _target(**into)
         newest = _newest(self.weight_queue, timeout)
         if newest is None:
             return None
         layout, data = newest
         block = Snapshot(layout, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        strategy = strategy or WeightStrategy()
+        if target is None:
+            names = [leaf.name for leaf in layout.leaves]
+            target = dict(zip(names, block.views, strict=True)) | load_extra(block.extra)
         try:
-            target = model if model is not None else weights
-            binding = self._bind(layout, target, strategy or self.strategy)
+            binding = Binding(target, strategy, layout)
             binding.load(block)
         except Exception:
             self._answer(FAILED, block.version, traceback.format_exc())
             raise
         self._answer(APPLIED, block.version, "")
         return binding.weights()
-
-    def _bind(self, layout: Layout, target: Weights | None, strategy: WeightStrategy) -> Binding:
-        own = target is None
-        if target is None:
-            target = {
-                leaf.name: torch.zeros(leaf.shape, dtype=leaf.dtype) for leaf in layout.leaves
-            }
-        if self._binding is None or self._binding.target is not target:
-            self._binding = Binding(target, strategy, layout, any_extra=own)
-        return self._binding
 
     def _answer(self, kind: str, version: int, text: str) -> None:
         if self.ack_queue is not None:

@@ -157,10 +157,10 @@ class Sender:
     def weights_for(self, worker: int, weights: Weights | None = None) -> Weights:
         """The weights for `worker`: its registered ones, or its part of `weights`."""
         form = self.form
-        if weights is None:
-            weights = form.source if form.by_worker is None else form.by_worker[worker]
-        assert weights is not None, "a form without by_worker has a source"
-        return weights if form.device_map_fn is None else form.device_map_fn(worker, weights)
+        source: Any = weights
+        if source is None:
+            source = form.source if form.by_worker is None else form.by_worker[worker]
+        return source if form.device_map_fn is None else form.device_map_fn(worker, source)
 
     def _plan(self, workers: list[int], weights: Weights | None) -> Plan:
         """The weights for each of these workers."""

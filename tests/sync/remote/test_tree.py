@@ -10,7 +10,7 @@ import torch
 
 from sync.channel import APPLIED, JOINED, Answer
 from sync.model.block import Layout, private_snapshot
-from sync.remote import blocks, gloo, tree
+from sync.remote import engine, gloo, tree
 from sync.remote.engine import PeerDied
 from sync.remote.inbox import MISSING, Inbox, Reply, close_inbox, deliver
 from sync.remote.tree import Branch, TreeSender, pass_on
@@ -62,7 +62,7 @@ def no_hurry(monkeypatch):
 def block(version=3, nbytes=LAYOUT.nbytes):
     whole = private_snapshot(LAYOUT)
     whole.stamp(version, b"")
-    memory = blocks.lend_block(nbytes)
+    memory = engine.lend_block(nbytes)
     memory[: LAYOUT.nbytes] = whole.buffer
     return memory
 
@@ -120,10 +120,10 @@ def test_memory_is_not_given_back_before_it_was_passed_on(node, no_hurry):
     lent = block(nbytes=nbytes)
     node.send(lent)
     node.apply()
-    other = blocks.lend_block(nbytes)
+    other = engine.lend_block(nbytes)
     assert other is not lent  # a node below may not have read it
     node.below[0].set_result({4: OTHER})
-    assert blocks.lend_block(nbytes) is lent
+    assert engine.lend_block(nbytes) is lent
 
 
 def test_memory_that_a_lost_node_may_still_be_sent_is_never_given_back(node, no_hurry):
@@ -132,7 +132,7 @@ def test_memory_that_a_lost_node_may_still_be_sent_is_never_given_back(node, no_
     node.send(lent)
     node.apply()
     node.below[0].set_exception(ConnectionError("it is gone"))
-    assert blocks.lend_block(nbytes) is not lent
+    assert engine.lend_block(nbytes) is not lent
 
 
 # -- the trainer's side
