@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from harness.options import Options
+from harness.options.base import Options
 from harness.registry import callbacks
 from harness.run.callbacks import Callback
 
@@ -40,7 +40,8 @@ class UsedEpisodes(Callback):
                 counts[0] += int((here & mask[row]).sum())
                 counts[1] += int((here & used[row]).sum())
                 if bool((here & done[row]).any()):
-                    self.ended.append(tuple(self.frames.pop(number)))
+                    made, of_use = self.frames.pop(number)
+                    self.ended.append((made, of_use))
 
     def on_log(self, run: Any, metrics: dict[str, float]) -> None:
         if not self.ended:
