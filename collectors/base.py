@@ -28,7 +28,7 @@ from torch import Tensor
 from collectors.data.batch import Filled, assemble, buffer_for, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.option_checks import shown
-from collectors.options import Options, check_factory, count_workers, per_worker
+from collectors.options import ASYNC, Options, check_factory, count_workers, per_worker
 from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
@@ -40,7 +40,7 @@ from collectors.weights.publisher import Publisher
 from collectors.weights.version_map import VersionMap
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import WorkerHandle
-from collectors.workers.supervised_pool import SupervisedPool
+from collectors.workers.supervised_pool import SupervisedPool, check_alike
 from collectors.workers.turns import Turns
 from sync import WeightSyncScheme
 
@@ -82,6 +82,7 @@ class BaseCollector(ABC):
 
     kind = "Collector"
     shares_batch = True  # workers make batches together, or else each its own
+    _apart = ASYNC  # what returns the frames of workers separately
     pool: SupervisedPool
     turns: Turns
     _frames_of: Sequence[int]  # of each worker in a batch
@@ -109,7 +110,7 @@ class BaseCollector(ABC):
         self._storing_device = self.options.storing()
         self.policy = policy
         seed = fresh_seed() if self.options.seed is None else self.options.seed
-        self.seeds = seed if isinstance(seed, Seeds) else Seeds(int(seed))  # of the first worker
+        self.seeds = Seeds(int(seed))  # of the first worker
         self.worker_idx = self.options.worker_idx
         self.frames = self.batches = 0  # delivered, also before a resumed run
         self._lock = FairLock()
@@ -171,7 +172,7 @@ class BaseCollector(ABC):
         )
         self._check_equal_frames()
         handles = self._make_handles()
-        self.pool.start([tuple(handles)] if self.shares_batch else [(one,) for one in handles])
+        self.pool.start([tuple(handles[group]) for group in self._groups])
         if options.record_schedule is not None:
             self.pool.record(options.record_schedule, self.seed)
         ahead = 0 if self.shares_batch else options.batches_ahead
@@ -193,7 +194,18 @@ class BaseCollector(ABC):
     @property
     def frames_per_batch(self) -> int:
         """The frames of one batch, if none are masked."""
-        return sum(self._frames_of) if self.shares_batch else max(self._frames_of)
+        return max(sum(self._frames_of[group]) for group in self._groups)
+
+    @property
+    def _group_size(self) -> int:
+        """How many workers make a batch together."""
+        return self.num_workers if self.shares_batch else 1
+
+    @property
+    def _groups(self) -> list[slice]:
+        """Which workers make batches together."""
+        size = self._group_size
+        return [slice(first, first + size) for first in range(0, self.num_workers, size)]
 
     # -- iteration
 
@@ -314,6 +326,12 @@ class BaseCollector(ABC):
 
     def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
         """One batch of these, copied."""
+        if len(taken) > 1:
+            check_alike(
+                [self.pool.handles[filled.worker] for filled in taken],
+                [filled.frames.layout for filled in taken],
+                self._apart,
+            )
         return self._batch_of(taken)
 
     # -- weights

@@ -76,7 +76,7 @@ class InProcessWorker:
             serial=0,
             block=0,
             steps=steps,
-            num_frames=0,
+            num_frames=int(np.count_nonzero(frames.live[:steps])),
             content=frames,
             worker=self.index,
             first_env=self.first_env,

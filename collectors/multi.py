@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,7 @@ from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.process_handle import ProcessHandle
 from collectors.workers.start_process import context
-from collectors.workers.supervised_pool import check_alike
-from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
+from collectors.workers.worker_spec import WorkerSpec, worker_specs
 
 
 class _LocalCollector(BaseCollector):
@@ -41,26 +39,20 @@ class _LocalCollector(BaseCollector):
     def _make_specs(self) -> list[WorkerSpec]:
         options, n = self.options, self.num_workers
         self._frames_of = share_frames(options.frames_per_batch, n, each=not self.shares_batch)
-        factories = per_worker(self.create_env_fn, n, "create_env_fn")
+        specs = worker_specs(
+            options,
+            self.seeds,
+            factories=per_worker(self.create_env_fn, n, "create_env_fn"),
+            env_kwargs=per_worker(options.create_env_kwargs, n, "create_env_kwargs"),
+            frames=self._frames_of,
+            num_blocks=1 if self.shares_batch else options.batches_ahead,
+            devices=options.devices(n),
+        )
         policies = per_worker(options.policy_factory, n, "policy_factory")
-        kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
-        devices = options.devices(n)
-        shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
-        return [
-            WorkerSpec(
-                create_env_fn=factories[i],
-                create_env_kwargs=kwargs[i],
-                policy=None if policies[i] is not None else self.policy,
-                policy_factory=policies[i],
-                seeds=self.seeds.of_worker(i),
-                frames=self._frames_of[i],
-                num_blocks=1 if self.shares_batch else options.batches_ahead,
-                policy_device=devices[i],
-                num_threads=options.num_sub_threads,
-                options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
-            )
-            for i in range(n)
-        ]
+        for spec, factory in zip(specs, policies, strict=True):
+            spec.policy_factory = factory
+            spec.policy = None if factory is not None else self.policy
+        return specs
 
     def _make_handles(self) -> list[WorkerHandle]:
         return [self._handle(index, spec) for index, spec in enumerate(self._specs)]
@@ -95,13 +87,8 @@ class MultiSyncCollector(_LocalCollector):
             )
 
     def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
+        batch = super()._assemble(taken)
         layouts = [filled.frames.layout for filled in taken]
-        entries = [
-            {key: (field.shape, field.dtype) for key, field in layout.fields.items()}
-            for layout in layouts
-        ]
-        check_alike(self.pool.handles, entries, "MultiAsyncCollector")
-        batch = self._batch_of(taken)
         for filled, layout in zip(taken, layouts, strict=True):
             if filled.serial == self.pool.handles[filled.worker].cut_serial:
                 self.pool.preempted += (layout.num_steps - filled.steps) * layout.num_envs

@@ -26,7 +26,6 @@ from collectors.option_checks import (
 )
 from collectors.rollout.policy import interaction_type
 from collectors.rollout.rollout_options import RolloutOptions
-from collectors.rollout.seeds import Seeds
 from sync import (
     HogwildWeightSyncScheme,
     LocalWeightUpdaterBase,
@@ -66,8 +65,8 @@ class Options(RolloutOptions):
     # Of all workers (async: of one)
     frames_per_batch: int | Sequence[int] = option(200, at_least(1))
     total_frames: int = -1  # -1: no end
-    # Of all random streams, also those of factories; None: drawn. `Seeds`: of a node's first worker
-    seed: int | Seeds | None = option(None, at_least(0))
+    # Of all random streams, also those of factories; None: drawn
+    seed: int | None = option(None, at_least(0))
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None
     # For TorchRL's users: workers run a Collector
     collector_class: Callable[..., Any] | None = option(None, _WORKERS)
@@ -196,7 +195,6 @@ class Options(RolloutOptions):
             (not (stores or self.extend_buffer), "extend_buffer=False needs a replay_buffer"),
             (raises and self.max_restarts != 10, 'max_restarts is for on_worker_failure="restart"'),
             (kind in (ASYNC, SIMULATED) and endless, NEVER_DONE.format(kind)),
-            (kind in REMOTE and finals, _LOCAL_FINALS.format(kind)),
             (
                 self.record_schedule is not None and self.track_policy_version is False,
                 "record_schedule needs versions, but track_policy_version=False turns them off",
@@ -272,7 +270,6 @@ NEVER_DONE = (
 )
 _NO_RESETS = "and reset_when_done=False forbids resets"
 _NOT_WITH_FINALS = 'next_observation="final" and {} exclude each other: it needs whole frames'
-_LOCAL_FINALS = 'next_observation="final" is for collectors of this machine, not for {}'
 NO_POLICY = "there is no policy, actions are random"
 
 

@@ -21,10 +21,11 @@ from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import ends_on_interrupt
-from collectors.data.batch import frames_of
+from collectors.data.batch import Filled, frames_of
 from collectors.in_process import InProcessCollector, InProcessWorker, closed_on_error
 from collectors.option_checks import is_list
-from collectors.options import SIMULATED, steps_of
+from collectors.options import SIMULATED, share_frames, steps_of
+from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.schedule.recording import PlannedBatch, RecordedSchedule
 from collectors.schedule.simulator import Simulator
@@ -80,10 +81,13 @@ class SimulatedCollector(InProcessCollector):
         self._versions = Versions(self.publisher, policy)
         self._versions.take_published()  # version 0, which all workers start with
         self._random_frames = [-(-options.init_random_frames // n)] * n
+        together = self.schedule.group_size
+        self._blocks_of: list[dict[FrameLayout, FrameBlock]] = [{} for _ in range(together)]
         self._empty = 0  # steps of environments that made no frame, for instance a reset
         self._check_schedule()
         each = self._worker(0, 0).environments.num_envs
-        self._steps = steps_of(self.frames_per_batch, each)
+        together = self.schedule.group_size
+        self._steps = steps_of(share_frames(self.frames_per_batch, together, each=False)[0], each)
         self._check_batches(each)
         self.num_envs = each * n
 
@@ -114,7 +118,7 @@ class SimulatedCollector(InProcessCollector):
             raise ValueError(
                 f"frames_per_batch={self.frames_per_batch}: a batch of the schedule has "
                 f"{schedule.num_steps} steps of {num_envs} environments per worker, so "
-                f"{schedule.num_steps * num_envs} frames"
+                f"{schedule.num_steps * num_envs * schedule.group_size} frames"
             )
 
     # -- workers
@@ -167,31 +171,36 @@ class SimulatedCollector(InProcessCollector):
     # -- batches
 
     def _gather(self) -> TensorDict:
-        while (plan := self.schedule.next_batch()).lost:
-            self._dropped += frames_of(self._collect(plan))
-        batch = self._collect(plan)
-        self.newest_at_end = plan.newest
+        taken: list[Filled] = []
+        while len(taken) < self.schedule.group_size:
+            plan = self.schedule.next_batch()
+            filled = self._collect(plan, self._blocks_of[len(taken)])
+            if plan.lost:
+                self._dropped += filled.num_frames
+                continue
+            self.newest_at_end = plan.newest
+            taken.append(filled)
+        batch = self._batch_of(taken)
         self._delivered += frames_of(batch)
         in_use = {worker.receiver.version for worker in self._workers.values()}
         self._versions.forget(self.schedule.oldest_needed(), in_use)
         return batch
 
-    def _collect(self, plan: PlannedBatch) -> TensorDict:
+    def _collect(self, plan: PlannedBatch, blocks: dict[FrameLayout, FrameBlock]) -> Filled:
         self._empty += self._steps * self.num_envs // self.num_workers  # until there are frames
         try:
             worker = self._worker(plan.worker, plan.generation, plan.steps_before)
             with worker.active():
                 self._begin(worker, plan)
-                filled = worker.collect(self._steps, self._blocks)
+                filled = worker.collect(self._steps, blocks)
         except Exception as error:
             error.add_note(
                 f"raised by virtual worker {plan.worker}, generation {plan.generation}, at "
                 f"{self.schedule.time_s:.6g} s of virtual time"
             )
             raise
-        batch = self._batch_of([filled])
-        self._empty -= frames_of(batch)
-        return batch
+        self._empty -= filled.num_frames
+        return filled
 
     def _begin(self, worker: InProcessWorker, plan: PlannedBatch) -> None:
         """Have the worker take the versions that the plan says, at its steps."""

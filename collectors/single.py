@@ -68,7 +68,7 @@ class Collector(InProcessCollector):
                 take_at_start=self._take_due,
                 poll_control=lambda: not self._stopping,
             )
-        if options.compile_policy:  # now, while an outer collector allows time for it
+        if options.compile_policy:
             with self._one.active():
                 self._one.rollout.plan(self._steps)
 
@@ -113,19 +113,15 @@ class Collector(InProcessCollector):
             worker.receiver.take()
         try:
             blocks = {} if self.options.use_buffers is False else self._blocks
-            self._last = worker.collect(self._steps, blocks)
+            filled = worker.collect(self._steps, blocks)
             self._raise_error()  # if another thread shut down, the block was cut short
-            batch = self._batch_of([self._last])
+            batch = self._batch_of([filled])
         except BaseException:
             worker.rollout.lose()
             self._dropped = worker.rollout.counters[FRAMES] - self._delivered
             raise
         self._delivered += frames_of(batch)
         return batch
-
-    def last_stamps(self) -> torch.Tensor:
-        """The versions [environments, steps] of all steps of the last batch."""
-        return self._last.frames.stamps(self._last.steps)
 
     def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.publisher.publish(by_model, worker_ids, wait=False)

@@ -253,6 +253,11 @@ def read_recording(directory: Path) -> Recording:
     """The schedule that a run recorded. `ValueError` if it cannot be read, or was resumed."""
     schedule = SimulatedConfig.recording(str(directory))
     header, made_s, at_s = schedule.header, np.array(schedule.made_s), np.array(schedule.at_s)
+    if header.group_size > 1:
+        raise ValueError(
+            f"{directory / SCHEDULE}: {header.group_size} workers made each batch together, and "
+            "simulated workers make batches alone"
+        )
     times = np.concatenate([made_s, at_s])
     wrong = ~np.isfinite(times).all() or (made_s <= 0).any() or (np.diff(at_s) < 0).any()
     if wrong or (len(at_s) > 1 and at_s[-1] <= at_s[0]):

@@ -153,7 +153,7 @@ def replaying(original: Path, options: dict[str, Any]) -> dict[str, Any]:
         "name": "simulated",
         "replay": str(original),
         "num_workers": header.num_workers,
-        "frames_per_batch": header.num_steps * header.num_envs,
+        "frames_per_batch": header.frames_per_batch,
     }
 
 

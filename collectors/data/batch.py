@@ -55,14 +55,6 @@ class Trajectories:
         self._current = ids[-1].copy()
         return ids[1:]
 
-    def adopt(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Global numbers from those of a node's collector, which start at 0 when it is made."""
-        if self._current is None:
-            self._current = np.array([self.count])
-        own = ids + int(self._current[0])
-        self.count = max(self.count, int(own.max(initial=-1)) + 1)
-        return own * self.num_workers + self.worker
-
     def state_dict(self) -> dict[str, Any]:
         current = None if self._current is None else self._current.tolist()
         return {"count": self.count, "current": current}

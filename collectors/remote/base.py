@@ -8,64 +8,60 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from tensordict import TensorDict
 from torch import nn
 
 from collectors.base import BaseCollector
-from collectors.data.batch import Filled, Trajectories
+from collectors.data.batch import Trajectories
 from collectors.options import (
     ASYNC,
     NEVER_DONE,
     NO_POLICY,
-    SINGLE,
     SYNC,
     check_graphs,
     per_worker,
     share_frames,
 )
-from collectors.remote.batches import stack
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec
-from collectors.remote.node_handle import NodeHandle, Pulse
+from collectors.remote.node_handle import NodeConnection, NodeHandle, Pulse
 from collectors.remote.options import (
     RemoteArguments,
     RemoteOptions,
     kind_of,
     places,
-    share,
+    spread,
     taken,
 )
 from collectors.signatures import takes
 from collectors.weights.models import POLICY, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
-from collectors.workers.supervised_pool import check_alike
-from collectors.workers.worker_spec import PASSED_ON
+from collectors.workers.worker_spec import worker_specs
 from sync import WeightSyncScheme
 
 
 class RemoteCollector(BaseCollector):
-    """Nodes, each with a local collector, make batches together (sync) or separately.
+    """Workers on nodes make batches all together (sync), or those of each node separately.
 
-    `worker_ids`, `stats()["workers"]`, errors and a frame's ("collector", "worker") all count
-    nodes; environments are counted over all of them. `num_collectors`, `num_workers_per_collector`,
-    `sync` and `collector_class` are explained in `remote/options.py`, all other
-    options in `collectors/options.py`.
+    `worker_ids` counts nodes, because a node gets weights once for all of its workers. Everything
+    else counts workers. `num_collectors`, `num_workers_per_collector`, `sync` and
+    `collector_class` are explained in `remote/options.py`, all other options in
+    `collectors/options.py`.
     """
 
     _scheme_class: type[WeightSyncScheme]  # of the engine that reaches the nodes
+    _apart = "sync=False"
     launcher: Launcher | None = None
 
     @takes(RemoteArguments)
     def __init__(self, create_env_fn: Any, policy: Any = None, **options: Any):
         self.remote = remote = taken(RemoteOptions, options)
         per_node = remote.num_workers_per_collector
-        n = remote.num_collectors or _count_nodes(create_env_fn, per_node)
+        self.num_nodes = n = remote.num_collectors or _count_nodes(create_env_fn, per_node)
         self.sync = self.shares_batch = remote.sync
-        factories = share(create_env_fn, n, per_node, "create_env_fn")
+        factories = spread(create_env_fn, n, per_node, "create_env_fn")
         kwargs = options.pop("create_env_kwargs", None)
-        self._env_kwargs = share(kwargs, n, per_node, "create_env_kwargs")
+        self._env_kwargs = spread(kwargs, n, per_node, "create_env_kwargs")
         device, name = options.pop("policy_device", None), "policy_device"
         if device is None:
             device, name = options.get("device"), "device"
@@ -79,19 +75,20 @@ class RemoteCollector(BaseCollector):
                 raise ValueError(message.format(kind=self.kind, value=options[name]))
         if not remote.sync and options.get("reset_when_done") is False:
             raise ValueError(NEVER_DONE.format(f"{self.kind} with sync=False"))
-        several = kind_of(remote.hosted()) != SINGLE
-        if options.get("record_schedule") is not None and several:
-            raise ValueError(
-                f"record_schedule with num_workers_per_collector={per_node}: the schedule of "
-                "several workers on one node is not recorded; use one worker per node"
-            )
         if options.get("copy") is False:
             raise ValueError("copy=False reuses the memory of a batch: it needs local workers")
-        super().__init__(factories, policy, num_workers=n, **options)
+        super().__init__(factories, policy, num_workers=n * per_node, **options)
 
     @property
     def _like(self) -> str:
         return SYNC if self.sync else ASYNC
+
+    @property
+    def _group_size(self) -> int:
+        if self.sync:
+            return self.num_workers
+        alone = kind_of(self.remote.collector_class) == ASYNC
+        return 1 if alone else self.remote.num_workers_per_collector
 
     @abstractmethod
     def _launch(self, num_nodes: int) -> Launcher:
@@ -100,11 +97,8 @@ class RemoteCollector(BaseCollector):
     # -- opening
 
     def _make_publisher(self) -> Publisher:
-        options, n = self.options, self.num_workers
-        self._frames_of = share_frames(options.frames_per_batch, n, each=not self.sync)
-        if self.remote.collector_class is None:
-            for frames in self._frames_of:
-                share_frames(frames, self.remote.num_workers_per_collector, each=False)
+        options, n = self.options, self.num_nodes
+        self._frames_of = self._share_frames()
         self._factories = per_worker(options.policy_factory, n, "policy_factory")
         schemes = self._given_schemes()
         source = self._source()
@@ -120,6 +114,16 @@ class RemoteCollector(BaseCollector):
             timeout=options.timeout,
             updater=options.weight_updater,
         )
+
+    def _share_frames(self) -> list[int]:
+        """The frames of each worker in a batch, from those of all nodes, or of each (async)."""
+        per_node = self.remote.num_workers_per_collector
+        frames_of: list[int] = []
+        for frames in share_frames(
+            self.options.frames_per_batch, self.num_nodes, each=not self.sync
+        ):
+            frames_of += share_frames(frames, per_node, each=self._group_size == 1)
+        return frames_of
 
     def _given_schemes(self) -> Any:
         """The schemes that were given, or the updater's; None if there is neither."""
@@ -141,67 +145,42 @@ class RemoteCollector(BaseCollector):
         return schemes
 
     def _make_handles(self) -> list[WorkerHandle]:
-        self._pulse = Pulse(self._nodes, min(1.0, self.options.timeout / 8))
-        self._sent_policy = _on_cpu(self.policy)
-        return [self._handle(self._spec(index)) for index in range(self.num_workers)]
-
-    def _nodes(self) -> list[NodeHandle]:
-        return [handle for handle in self.pool.handles if isinstance(handle, NodeHandle)]
-
-    def _handle(self, spec: NodeSpec) -> WorkerHandle:
-        assert self.launcher is not None
-        numbering = Trajectories(spec.index, self.num_workers)
-        return NodeHandle(spec, numbering, self.launcher, self.publisher)
-
-    def _spec(self, index: int) -> NodeSpec:
-        """What a node is told."""
-        assert self.launcher is not None
-        options, n = self.options, self.num_workers
-        factory = self._factories[index]
-        names = (*PASSED_ON, "start_timeout", "on_worker_failure", "max_restarts")
-        shared = {name: getattr(options, name) for name in names}
-        return NodeSpec(
-            index=index,
-            create_env_fn=per_worker(self.create_env_fn, n, "create_env_fn")[index],
-            create_env_kwargs=per_worker(self._env_kwargs, n, "create_env_kwargs")[index],
-            policy=None if factory is not None else self._sent_policy,
-            policy_factory=factory,
-            collector_class=self.remote.hosted(),
-            num_workers=self.remote.num_workers_per_collector,
-            frames=self._frames_of[index],
-            seeds=self.seeds.of_worker(index * self.remote.num_workers_per_collector),
-            policy_device=self.policy_devices[index],
-            num_threads=options.num_sub_threads,
-            as_arrays=self.launcher.as_arrays,
-            options={**shared, "random_frames": math.ceil(options.init_random_frames / n)},
+        per_node, sent = self.remote.num_workers_per_collector, _on_cpu(self.policy)
+        self.nodes = [self._node(index, sent) for index in range(self.num_nodes)]
+        self._pulse = Pulse(self.nodes, min(1.0, self.options.timeout / 8))
+        specs = worker_specs(
+            self.options,
+            self.seeds,
+            factories=self.create_env_fn,
+            env_kwargs=self._env_kwargs,
+            frames=self._frames_of,
+            num_blocks=1 if self.sync else self.options.batches_ahead,
+            devices=[device for device in self.policy_devices for _ in range(per_node)],
         )
-
-    # -- batches
-
-    def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
-        parts = [self._numbered(self.pool.handles[filled.worker], filled) for filled in taken]
-        entries = [
-            {key: (value.shape[2:], value.dtype) for key, value in part.items(True, True)}
-            for part in parts
+        n = self.num_workers
+        return [
+            NodeHandle(index, spec, Trajectories(index, n), self.nodes[index // per_node])
+            for index, spec in enumerate(specs)
         ]
-        check_alike([self.pool.handles[filled.worker] for filled in taken], entries, "sync=False")
-        return stack(parts)
 
-    def _numbered(self, handle: WorkerHandle, filled: Filled) -> TensorDict:
-        """What a node handed over, with the numbers that hold over all nodes."""
-        batch: TensorDict = filled.content.frames
-        ids = torch.from_numpy(handle.trajectories.adopt(batch["collector", "traj_ids"].numpy()))
-        batch["collector", "traj_ids"] = ids.masked_fill(~batch["collector", "mask"], 0)
-        batch["collector", "worker"].fill_(handle.index)
-        batch["collector", "env"].add_(handle.first_env)
-        if not self.options.track_policy_version:
-            del batch["policy_version"]
-        return batch
-
-    # -- control
-
-    def _attributes(self, name: str) -> list[Any]:
-        return [one for each in super()._attributes(name) for one in each]
+    def _node(self, index: int, policy: Any) -> NodeConnection:
+        assert self.launcher is not None
+        options, per_node = self.options, self.remote.num_workers_per_collector
+        factory = self._factories[index]
+        spec = NodeSpec(
+            index=index,
+            num_workers=per_node,
+            policy=None if factory is not None else policy,
+            policy_factory=factory,
+            schemes={},
+            devices=[self.policy_devices[index]] * per_node,
+            # Workers that apply weights only between batches are not waited for.
+            sync=options.apply_at == "step",
+            timeout=options.timeout,
+            resume_timeout=options.resume_timeout,
+            as_arrays=self.launcher.as_arrays,
+        )
+        return NodeConnection(spec, self.launcher, self.publisher)
 
     # -- ending
 

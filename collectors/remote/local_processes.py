@@ -23,7 +23,7 @@ from collectors.workers.start_process import (
 )
 from sync.local.waiting import Watch
 
-LOADED = (*PRELOAD, "collectors.remote.node", "collectors.multi", "collectors.single")
+LOADED = (*PRELOAD, "collectors.remote.node")
 
 
 def node_main(trainer_pid: int, start_method: str, serve: Callable[[], Any]) -> None:

@@ -1,302 +1,274 @@
-"""A node: a local collector in a remote process, which a trainer calls through an engine.
+"""A node: a process that runs workers for a trainer, which calls it through an engine.
 
-    trainer (node_handle.py)                   node's process
-    -------------------------                   --------------
-    open_node(name, spec)                 ->    make the collector
-                                         <-     hello (environments, machine, process)
-    call_node(name, method, ...)
-      "connect", and scheme.connect()    <->    take version 0, and have its workers take it
-      "next_batch"                        ->    wait for weights, collect, stamp
-                                         <-     a batch, and the counts of all frames so far
-      (scheme)                            ->    a thread takes new versions, also in mid-batch, and
-                                                publishes them to the collector's own workers
-      "frame_counts"                      ->
-                                         <-     the counts
-      "control"                           ->    call a `do_...` method
-      "close"                             ->    end the collector
+    trainer (node_handle.py)                   node                               worker
+    ------------------------                   ----                               ------
+    open_node(name, spec)                 ->   make a model that takes weights
+                                          <-   machine and process
+    call_node(name, method, worker, ...)
+      "start"                             ->   start it in a process, or in a  -> environments
+                                          <-   thread if it is the only one    <- Hello
+      "meet", and scheme.connect()       <->   take version 0, and pass it on  -> apply it
+                                          <-                                   <- Met
+      "collect"                           ->   wait for the weights            -> one batch
+                                          <-   a copy of the block's rows      <- Filled
+      "ask"                               ->                                   -> between two steps
+                                          <-                                   <- Answer
+      (scheme)                            ->   a thread passes versions on     -> between two steps
+      "end"                               ->   end one worker
+    call_node(name, "report")             ->   what all workers do
+    call_node(name, "close")              ->   end all workers
 
-Calls return a `Reply`, so that errors travel as text over any engine. The engine ends the process
-when the trainer is gone.
+The value of a worker's call is the event that the worker sent. Calls return a `Reply`, so that
+errors travel as text over any engine. The engine ends the process when the trainer is gone.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
 import platform
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
-import numpy as np
 import torch
 
-from collectors.options import SINGLE
-from collectors.remote.batches import to_entries
-from collectors.remote.options import kind_of
-from collectors.remote.weight_receiver import NodeReceiver
-from collectors.rollout.environment import Restored
-from collectors.rollout.policy import shift_worker
-from collectors.rollout.seeds import Seeds
-from collectors.single import Collector
-from collectors.weights.models import POLICY, find_model
-from collectors.weights.version_map import VersionMap
-from collectors.workers.handle import FRAME_COUNTS
-from collectors.workers.worker_spec import PASSED_ON, WorkerSpec
-from sync import SharedMemWeightSyncScheme, WeightSyncScheme
+from collectors.data.batch import Filled, Trajectories
+from collectors.remote.weight_relay import WeightRelay
+from collectors.remote.worker_thread import ThreadHandle
+from collectors.rollout.frame_block import to_message
+from collectors.workers.handle import Answer, Event, Failed, Hello, Met
+from collectors.workers.process_handle import ProcessHandle
+from collectors.workers.start_process import context
+from collectors.workers.worker_spec import WorkerSpec
+from sync import WeightSyncScheme
+from sync.local.waiting import Doorbell, wait_for
 
 _NODES: dict[str, Node] = {}  # of this process
 
 
 class Reply(NamedTuple):
-    """How a call ended. After an error, `value` is the traceback and `error` the error's class."""
+    """How a call ended. After an error, `value` is the traceback and `error` the error's class.
+
+    report: what the worker has done, as `HostedWorker.report` says; of "report", that of each.
+    """
 
     value: Any
     error: str | None = None
-    frame_counts: dict[str, Any] | None = None  # after an error, if they can be had
+    report: dict[str, Any] | None = None
 
 
 @dataclass
-class NodeSpec(WorkerSpec):
-    """The specification of a node."""
+class NodeSpec:
+    """What the workers of a node share."""
 
-    index: int = 0
-    collector_class: Callable[..., Any] | None = None
-    num_workers: int = 1
-    schemes: Mapping[str, WeightSyncScheme] = field(default_factory=dict)
-    version_base: int = 0
-    as_arrays: bool = False  # batches travel as NumPy arrays
+    index: int
+    num_workers: int
+    policy: Any
+    policy_factory: Callable[[], Any] | None
+    schemes: Mapping[str, WeightSyncScheme]
+    devices: Sequence[torch.device | None]
+    sync: bool  # whether versions are acknowledged when workers use them
+    timeout: float
+    resume_timeout: float
+    as_arrays: bool  # frames travel as NumPy arrays
 
 
 class Node:
-    """One local collector, which takes weights from the trainer and makes its batches in order."""
+    """The workers of this process, and the weights for them."""
 
     def __init__(self, name: str, spec: NodeSpec):
-        self.name = name
-        self.spec = spec
-        self.timeout = float(spec.options["timeout"])
-        self.stamps = VersionMap()
-        self.collector = _make_collector(spec)
-        for model_id, scheme in spec.schemes.items():
-            model = find_model(self.collector.publisher.policy, model_id)
-            scheme.init_on_receiver(
-                model_id=model_id, context=self, model=model, worker_idx=spec.index
-            )
-        self.receiver: NodeReceiver | None = None
-        self._collecting = threading.Lock()  # no state is loaded during a batch
-        self._serial = 0  # of the last batch
-        self._counting = threading.Lock()
-        self._num_counts = 0
-        self._pause: _Pause | None = None
+        self.name, self.spec = name, spec
+        policy = None
+        if spec.schemes:
+            policy = spec.policy_factory() if spec.policy_factory is not None else spec.policy
+        self.weights = WeightRelay(
+            policy,
+            spec.schemes,
+            index=spec.index,
+            devices=spec.devices,
+            sync=spec.sync,
+            timeout=spec.timeout,
+        )
+        self._ctx = context() if spec.num_workers > 1 else None
+        self.workers: dict[int, HostedWorker] = {}
         _NODES[name] = self
 
     def hello(self) -> dict[str, Any]:
         """What the trainer says about this node in errors."""
-        collector = self.collector
-        workers = collector.stats().get("workers")
-        if workers is None:
-            described = f"{SINGLE}, {collector.environments}"
-        else:
-            environments = [worker["environment"] for worker in workers]
-            described = f"{collector.kind} of {len(workers)}, {environments[0]}"
-        return {
-            "num_envs": collector.num_envs,
-            "environment": described,
-            "machine": platform.node(),
-            "pid": os.getpid(),
-        }
+        return {"machine": platform.node(), "pid": os.getpid()}
 
-    # -- weights
+    # -- one worker, by its index in the trainer
 
-    def connect(self) -> None:
-        """Use the first version of every model, here and in the collector's workers."""
-        for scheme in self.spec.schemes.values():
-            scheme.connect(background=False)
-        if self.spec.schemes:
-            self.receiver = NodeReceiver(self.spec.schemes, self.spec.version_base)
+    def start(self, index: int, spec: bytes, generation: int, base: int) -> Event:
+        """Start a worker, or one that replaces it."""
+        worker: WorkerSpec = cloudpickle.loads(spec)
+        worker.policy, worker.policy_factory = self.spec.policy, self.spec.policy_factory
+        self.weights.base = base
+        self.workers[index] = hosted = HostedWorker(self._handle(index, worker), generation)
+        return hosted.wait((Hello,))
 
-    def update_policy_weights_(self, weights: Any = None, *, model_id: str | None = None) -> None:
-        """Called by the node's schemes: publish what arrived to the collector's workers."""
-        schemes = self.spec.schemes
-        main = POLICY if POLICY in schemes else next(iter(schemes))
-        if model_id == main:  # noted before any worker can have it
-            version = schemes[main].version + self.spec.version_base
-            self.stamps.note(self.collector.publisher.version + 1, version)
-        self.collector.update_policy_weights_(weights, model_id=model_id)
+    def _handle(self, index: int, spec: WorkerSpec) -> ProcessHandle:
+        kind = ThreadHandle if self._ctx is None else ProcessHandle
+        handle = kind(
+            index,
+            spec,
+            Trajectories(),
+            self.weights,
+            ctx=self._ctx,
+            timeout=self.spec.timeout,
+            resume_timeout=self.spec.resume_timeout,
+        )
+        handle.receiver = index % self.spec.num_workers
+        return handle
 
-    # -- batches
+    def meet(self, index: int) -> Event:
+        """Have the worker take the newest version."""
+        worker = self.workers[index]
+        self.weights.connect(worker.handle.receiver)
+        return worker.wait((Met,))
 
-    def next_batch(self, versions: Mapping[str, int]) -> tuple[int, dict[Any, Any], Any, Any]:
-        """A batch with weights no older than `versions`.
+    def collect(self, index: int, serial: int, versions: Mapping[str, int]) -> Event:
+        """A batch with weights no older than `versions`; its frames are a list of flat bytes."""
+        arrived = self.weights.arrived(versions, self.spec.timeout)
+        event = self.workers[index].collect(serial, arrived)
+        if isinstance(event, Filled) and self.spec.as_arrays:
+            layout, pieces = event.content
+            event.content = layout, [piece.numpy() for piece in pieces]
+        return event
 
-        Returns its number, itself, the versions of all its steps if it is of one worker, and the
-        counts of frames.
-        """
-        if self.receiver is not None:
-            self.receiver.await_versions(versions, self.timeout)
-        elif self.spec.schemes:
-            raise RuntimeError("no weights were handed over to this node yet")
-        with self._collecting:
-            batch = self.collector.next()
-            batch["policy_version"] = self.stamps.translate(batch["policy_version"])
-            stamps = None
-            if isinstance(self.collector, Collector):
-                stamps = self.stamps.translate(self.collector.last_stamps()).numpy()
-            self._serial += 1
-            serial = self._serial
-        entries = to_entries(batch, as_arrays=self.spec.as_arrays)
-        return serial, entries, stamps, self.frame_counts()
+    def ask(self, index: int, number: int, method: str, args: bytes) -> Event:
+        """Have the worker do something between two steps."""
+        return self.workers[index].ask(number, method, cloudpickle.loads(args))
 
-    def frame_counts(self) -> dict[str, Any]:
-        """Where every frame of this node is, and what its workers do."""
-        with self._counting:  # so that a higher number is a later state
-            stats = self.collector.stats()
-            self._num_counts += 1
-            number = self._num_counts
-        return {
-            **{name: stats[name] for name in FRAME_COUNTS},
-            "number": number,
-            "version": self.stamps.newest,
-            "workers": stats.get("workers", []),
-        }
+    def end(self, index: int, timeout: float, close_env: bool) -> bool:
+        """End a worker; whether that was possible."""
+        worker = self.workers.get(index)
+        if worker is None:
+            return True
+        self.weights.disconnect(worker.handle.receiver)
+        return worker.end(timeout, close_env)
 
-    # -- control
+    # -- all workers
 
-    def control(self, method: str, args: bytes) -> bytes:
-        """Call one of the methods below; arguments and result are pickled."""
-        function = getattr(self, f"do_{method}")
-        result: bytes = cloudpickle.dumps(function(*cloudpickle.loads(args)))
-        return result
-
-    def do_getattr_env(self, name: str) -> list[Any]:
-        return self.collector.getattr_env(name)
-
-    def do_set_seed(self, seeds: Seeds) -> None:
-        self.spec.seeds = seeds
-        self.collector.set_seed(seeds.seed, seeds.static)
-
-    def do_reset(self, which: np.ndarray[Any, Any] | None) -> None:
-        self.collector.reset(which)
-
-    def do_state_dict(self) -> dict[str, Any]:
-        return {
-            "seeds": asdict(self.spec.seeds),
-            "collector": self.collector.state_dict(),
-            "stamps": self.stamps.state_dict(),
-        }
-
-    def do_load_state_dict(
-        self, state: dict[str, Any], base: int, goes_on: bool
-    ) -> tuple[Restored, int]:
-        """Continue from there; how far, and the number of the first batch after it."""
-        with self._collecting:
-            exact: bool = self.collector.load_state_dict(state["collector"])
-            self.spec.version_base, self.spec.seeds = base, Seeds(**state["seeds"])
-            self.stamps.load_state_dict(state["stamps"])
-            if self.receiver is not None:
-                self.receiver.rebase(base)
-                self.stamps.note(self.collector.publisher.version, self.receiver.version)
-            if not goes_on:
-                self.collector.reset()
-            return Restored(exact and goes_on, []), self._serial + 1
-
-    def do_hold(self, still: bool) -> None:
-        """Pause the collector, or let it continue."""
-        if still and self._pause is None:
-            self._pause = _Pause(self.collector)
-            if not self._pause.entered.wait(self.timeout):
-                raise TimeoutError(f"the workers did not pause within {self.timeout:g} s")
-        elif not still and self._pause is not None:
-            pause, self._pause = self._pause, None
-            pause.over.set()
-            pause.join(self.timeout)
-
-    # -- ending
+    def report(self) -> dict[int, dict[str, Any]]:
+        """What each worker does."""
+        return {index: worker.report() for index, worker in list(self.workers.items())}
 
     def close(self, timeout: float, close_env: bool = True) -> None:
-        """End the collector, and every call that waits."""
+        """End all workers, and every call that waits."""
         _NODES.pop(self.name, None)
-        self.do_hold(False)
-        if self.receiver is not None:
-            self.receiver.close()
-        self.collector.shutdown(timeout=timeout, close_env=close_env, raise_on_error=False)
+        workers = list(self.workers.values())
+        for worker in workers:
+            worker.handle.tell_to_stop(timeout, close_env)
+        for worker in workers:
+            worker.end(timeout, close_env)
+        self.weights.close()
 
 
-class _Pause(threading.Thread):
-    """A collector's pause, from `entered` to `over`: one thread must begin and end it."""
+class HostedWorker:
+    """One worker of a node. Calls wait for what it sends."""
 
-    def __init__(self, collector: Any):
-        super().__init__(name="lockstep-pause", daemon=True)
-        self._collector = collector
-        self.entered, self.over = threading.Event(), threading.Event()
-        self.start()
+    def __init__(self, handle: ProcessHandle, generation: int):
+        self.handle = handle
+        self._generation = generation
+        self._changed = threading.Condition()
+        self._events: dict[Hashable, Event] = {}
+        self._failure: Failed | None = None
+        self._serial = 0  # of the last batch that was ordered
+        self._stop = Doorbell()
+        handle.start(handle.spec)
+        self._thread = threading.Thread(target=self._listen, name="lockstep-node", daemon=True)
+        self._thread.start()
 
-    def run(self) -> None:
-        with self._collector.pause():
-            self.entered.set()
-            self.over.wait()
+    def _listen(self) -> None:
+        try:
+            while self._failure is None:
+                wait_for([self._stop.fd, *self.handle.fds()], 60.0)
+                with self._changed:
+                    how = self.handle.gone()  # before what it said last is read
+                    for event in self.handle.receive():
+                        self._note(event)
+                    if how is not None:
+                        self._note(Failed(f"died{how}", died=True))
+        except Exception:  # noqa: BLE001 - the trainer hears of it
+            with self._changed:
+                self._note(Failed(f"cannot be watched:\n{traceback.format_exc().rstrip()}"))
+
+    def _note(self, event: Event) -> None:
+        if not isinstance(event, Failed):
+            self._events[_key(event)] = event
+        elif self._failure is None:
+            self._failure = event
+        self._changed.notify_all()
+
+    def wait(self, key: Hashable) -> Event:
+        """What the worker sends under this key, or how it failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._events or self._failure is not None)
+            event = self._events.pop(key, self._failure)
+            assert event is not None
+            return event
+
+    def collect(self, serial: int, versions: Mapping[str, int]) -> Event:
+        """One batch. Each call comes in a thread of its own, and `serial` says in which order."""
+        handle = self.handle
+        with self._changed:
+            self._changed.wait_for(lambda: self._serial == serial - 1 or self._failure is not None)
+            if self._failure is None:
+                self._send(lambda: handle.order(serial, versions))
+            self._serial = serial
+            self._changed.notify_all()
+        event = self.wait((Filled, serial))
+        if isinstance(event, Filled):
+            # The block is written again, and its time is that of another clock.
+            layout = dataclasses.replace(event.frames.layout)
+            pieces = to_message(event.frames, event.steps)
+            with self._changed:
+                handle.release(event)
+            event.content, event.ended_ns = (layout, pieces), 0
+        return event
+
+    def ask(self, number: int, method: str, args: tuple[Any, ...]) -> Event:
+        """Have it do something between two steps."""
+        with self._changed:
+            self._send(lambda: self.handle.ask(number, method, args))
+        return self.wait((Answer, number))
+
+    def _send(self, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except ConnectionError:  # it is gone, and whoever waits for the answer hears of that
+            return
+        except TimeoutError as error:
+            self._note(Failed(f"reads no messages; it {self.handle.activity()}: {error}"))
+
+    def report(self) -> dict[str, Any]:
+        """What it does, and how it failed."""
+        failure, counts = self._failure, self.handle.reported_counts()
+        return {**counts, "generation": self._generation, "failure": failure}
+
+    def end(self, timeout: float, close_env: bool) -> bool:
+        """End it; whether that was possible."""
+        self.handle.tell_to_stop(timeout, close_env)
+        with self._changed:
+            self._note(Failed("was ended"))
+        self._stop.ring()
+        self._thread.join(1.0)
+        self.handle.end(timeout)
+        self.handle.close()
+        return not self.handle.is_alive
 
 
-def _make_policy(factory: Callable[[], Any], first_worker: int) -> Any:
-    """What a policy factory makes for a node whose first worker has this index."""
-    policy = factory()
-    shift_worker(policy, first_worker)
-    return policy
-
-
-def _make_collector(spec: NodeSpec) -> Any:
-    """The collector that the spec describes."""
-    assert spec.collector_class is not None
-    torch.set_num_threads(spec.num_threads)
-    first_worker, factory = spec.index * spec.num_workers, spec.policy_factory
-    shift_worker(spec.policy, first_worker)
-    if factory is not None:
-        factory = partial(_make_policy, factory, first_worker)
-    options, workers = spec.options, {}
-    names: tuple[str, ...] = PASSED_ON
-    if kind_of(spec.collector_class) != SINGLE:
-        names = (*names, "start_timeout", "on_worker_failure", "max_restarts")
-        workers = {"num_workers": spec.num_workers, "num_sub_threads": spec.num_threads}
-    own = getattr(spec.collector_class, "keywords", {})  # of a partial
-    passed = {name: options[name] for name in names if name not in own}
-    acts_randomly = spec.policy is None and spec.policy_factory is None
-    schemes = {
-        model_id: SharedMemWeightSyncScheme(
-            scheme.strategy,
-            # Workers that apply weights only between batches are not waited for.
-            sync=options["apply_at"] == "step",
-            timeout=options["timeout"],
-            check_finite=False,
-            verify=scheme.verify,
-        )
-        for model_id, scheme in spec.schemes.items()
-    }
-    return spec.collector_class(
-        spec.create_env_fn,
-        spec.policy,
-        policy_factory=factory,
-        create_env_kwargs=spec.create_env_kwargs,
-        frames_per_batch=spec.frames,
-        seed=_seeds(spec),
-        policy_device=None if acts_randomly else spec.policy_device,
-        init_random_frames=options["random_frames"],
-        weight_sync_schemes=schemes or None,
-        copy=True,
-        **workers,
-        **passed,
-    )
-
-
-def _seeds(spec: NodeSpec) -> Seeds:
-    """The random streams of the node's first worker: each worker has those it would have alone."""
-    if spec.num_workers == 1:
-        return spec.seeds
-    generations = 1 + spec.options["max_restarts"]  # workers of this node may be replaced, too
-    return replace(spec.seeds, generation=spec.seeds.generation * generations)
+def _key(event: Event) -> Hashable:
+    if isinstance(event, Filled):
+        return Filled, event.serial
+    if isinstance(event, Answer):
+        return Answer, event.number
+    return (type(event),)
 
 
 # -- what the trainer calls
@@ -304,7 +276,7 @@ def _seeds(spec: NodeSpec) -> Seeds:
 
 def open_node(name: str, spec: bytes) -> Reply:
     """Make a node; what it says about itself."""
-    return _reply(name, lambda: Node(name, cloudpickle.loads(spec)).hello())
+    return _reply(lambda: Node(name, cloudpickle.loads(spec)).hello())
 
 
 def call_node(name: str, method: str, *args: Any) -> Reply:
@@ -315,7 +287,9 @@ def call_node(name: str, method: str, *args: Any) -> Reply:
             raise RuntimeError(f"there is no node {name!r} in this process (pid {os.getpid()})")
         return getattr(_NODES[name], method)(*args)
 
-    return _reply(name, call)
+    reply = _reply(call)
+    worker = _NODES[name].workers.get(args[0]) if name in _NODES and args else None
+    return reply if worker is None else reply._replace(report=worker.report())
 
 
 def close_all() -> None:
@@ -324,11 +298,8 @@ def close_all() -> None:
         node.close(1.0)
 
 
-def _reply(name: str, call: Callable[[], Any]) -> Reply:
+def _reply(call: Callable[[], Any]) -> Reply:
     try:
         return Reply(call())
     except Exception as error:  # noqa: BLE001 - the trainer raises it
-        text, counts = traceback.format_exc().rstrip(), None
-        with contextlib.suppress(Exception):  # the node may be missing or broken
-            counts = _NODES[name].frame_counts()
-        return Reply(text, type(error).__name__, counts)
+        return Reply(traceback.format_exc().rstrip(), type(error).__name__)

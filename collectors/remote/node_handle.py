@@ -1,7 +1,7 @@
-"""A remote node as one worker of a pool: every message is a call through the engine.
+"""Workers on nodes, for the trainer: every message is a call through the engine.
 
 The engine's threads queue the results of calls until the pool receives them. A thread, the pulse,
-asks every node for its frame counts, so that each side knows that the other is alive.
+asks every node for a report, so that each side knows that the other is alive.
 """
 
 from __future__ import annotations
@@ -10,165 +10,252 @@ import contextlib
 import dataclasses
 import secrets
 import threading
+import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from collectors.data.batch import Filled, Trajectories, frames_of
+from collectors.data.batch import Filled, Trajectories
 from collectors.remote import node as far
-from collectors.remote.batches import from_entries
 from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec, Reply
+from collectors.rollout.frame_block import from_message
 from collectors.weights.publisher import Publisher
-from collectors.workers.handle import FRAME_COUNTS, Answer, Event, Failed, Hello, Met, WorkerHandle
-from sync.errors import WorkerRaised
+from collectors.workers.handle import FRAME_COUNTS, Event, Failed, WorkerHandle
+from collectors.workers.worker_spec import WorkerSpec, pickled
+from sync.errors import WorkerTimeout
+from sync.local.memory import tensor_over
 from sync.local.waiting import Doorbell
 from sync.remote.engine import PeerDied
 
-_NO_COUNTS: dict[str, Any] = {
-    **dict.fromkeys((*FRAME_COUNTS, "number"), 0),
-    "version": -1,
-    "workers": [],
-}
 _ENDED = -1  # as a generation: nothing that arrives matters
+_ASK_AGAIN_S = 0.5  # a report that takes longer is not waited for
+_END_S = 1.0
 
 
-class NodeBatch(NamedTuple):
-    """What a node handed over, and the versions of all its steps, if it has one worker."""
+class NodeConnection:
+    """One node, which its workers' handles share.
 
-    frames: TensorDict
-    stamps: np.ndarray[Any, Any] | None
+    generation: how often its process was replaced.
+    is_connected: whether its receivers are connected with the trainer's schemes.
+    """
+
+    def __init__(self, spec: NodeSpec, launcher: Launcher, publisher: Publisher):
+        self.index, self.spec = spec.index, spec
+        self.generation = 0
+        self.is_connected = False
+        self.where, self.pid = "", 0
+        self.handles: list[NodeHandle] = []
+        self.publisher = publisher
+        self._launcher = launcher
+        self._token = secrets.token_hex(4)
+        self._lock = threading.RLock()
+        self._opened: Future[Reply] | None = None
+        self._report: Future[Any] | None = None  # the last call for one
+        self._asked_s = 0.0
+        self._closing: Future[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """In its process."""
+        return f"{self._token}-{self.index}-{self.generation}"
+
+    def open(self) -> Future[Reply]:
+        """Make the node in its process, if that was not done."""
+        with self._lock:
+            if self._opened is None:
+                self.where, self.pid = self._launcher.engine.describe(self.index), 0
+                spec = dataclasses.replace(self.spec, schemes=self.publisher.schemes)
+                self._opened = self._launcher.engine.call(
+                    self.index, far.open_node, self.name, pickled(spec)
+                )
+                self._opened.add_done_callback(self._note_hello)
+            return self._opened
+
+    def _note_hello(self, answer: Future[Reply]) -> None:
+        if answer.exception() is None and (reply := answer.result()).error is None:
+            self.pid = reply.value["pid"]
+            self.where += f", pid {self.pid} on {reply.value['machine']}"
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """Call a method of the node."""
+        return self._launcher.engine.call(self.index, far.call_node, self.name, method, *args)
+
+    def gone(self) -> str | None:
+        """Why it cannot be called any more."""
+        return self._launcher.engine.gone(self.index)
+
+    def replace(self, generation: int) -> None:
+        """Start another process, unless that was done since this generation."""
+        with self._lock:
+            if generation == self.generation:
+                self._launcher.replace(self.index)
+                self.generation += 1
+                self.is_connected, self._opened, self._report = False, None, None
+
+    # -- watching
+
+    def beat(self) -> None:
+        """Ask for a report, unless the last one is owed."""
+        if not self.pid:
+            return
+        try:
+            if self.gone() is not None:
+                self._ring()
+            elif self._report is None or self._report.done():
+                self._report, self._asked_s = self.call("report"), time.monotonic()
+                self._report.add_done_callback(self._note_report)
+        except Exception:  # noqa: BLE001 - an engine may raise anything, and the pulse must go on
+            text = traceback.format_exc().rstrip()
+            for handle in self.handles:
+                handle.fail(f"cannot be watched:\n{text}")
+
+    def fresh_report(self) -> Future[Any] | None:
+        """One that was asked for just now. None if an older one is owed: the node may hang."""
+        self.beat()
+        is_late = time.monotonic() - self._asked_s > _ASK_AGAIN_S
+        return None if is_late else self._report
+
+    def _note_report(self, answer: Future[Reply]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            reports = answer.result().value if answer.result().error is None else {}
+            for handle in self.handles:
+                if handle.index in reports:
+                    handle.note_report(reports[handle.index])
+        self._ring()
+
+    def _ring(self) -> None:
+        for handle in self.handles:
+            handle.ring()
+
+    # -- ending
+
+    def tell_to_close(self, timeout: float, close_env: bool) -> None:
+        """Ask it to end all workers, once."""
+        with self._lock, contextlib.suppress(Exception):
+            if self._closing is None and self._opened is not None and self.gone() is None:
+                self._closing = self.call("close", max(0.2, timeout), close_env)
+
+    def await_close(self, timeout: float) -> None:
+        """Wait so long for that; processes are the launcher's to end."""
+        if self._closing is not None:
+            with contextlib.suppress(Exception):
+                self._closing.result(timeout)
 
 
 class NodeHandle(WorkerHandle):
-    """One node, which hosts a collector."""
+    """One worker of a node."""
 
-    name = "collector"
-    spec: NodeSpec
+    spec: WorkerSpec
 
     def __init__(
-        self, spec: NodeSpec, trajectories: Trajectories, launcher: Launcher, publisher: Publisher
+        self, index: int, spec: WorkerSpec, trajectories: Trajectories, node: NodeConnection
     ):
-        super().__init__(spec.index, spec, trajectories, str(spec.policy_device or "cpu"))
-        self._launcher = launcher
-        self._publisher = publisher
-        self._token = secrets.token_hex(4)
+        super().__init__(index, spec, trajectories, str(spec.policy_device or "cpu"))
+        self.name = "collector" if node.spec.num_workers == 1 else "worker"
+        self.receiver = node.index
+        self.node = node
+        node.handles.append(self)
         self._bell = Doorbell()
         self._lock = threading.RLock()
         self._events: deque[Event] = deque()
-        self._closing: Future[Any] | None = None
         self._begin(_ENDED)
 
     def _begin(self, generation: int) -> None:
         self._answering = generation
+        self._node_generation = self.node.generation
         self._events.clear()
         self._early: dict[int, Filled] = {}  # batches that arrived before an older one
-        self._next_number = 1
-        self._counts = _NO_COUNTS
-        self._beat: Future[Any] | None = None  # the last call for counts
-        self._awaited: Future[Any] | None = None  # the one that `refresh` waits for
-        self._doing = "starting"
-        self.node_name, self.where, self.pid = "", "", 0
+        self._next_serial = 1
+        self._report: dict[str, Any] = {"collected": 0, "stage": "starting", "version": -1}
+        self._awaited: Future[Any] | None = None  # the report that `refresh` waits for
 
-    # -- calls
+    @property
+    def where(self) -> str:  # type: ignore[override]
+        return self.node.where
 
-    def start(self, spec: NodeSpec) -> None:
+    @property
+    def pid(self) -> int:
+        """The node's process."""
+        return self.node.pid
+
+    # -- messages
+
+    def start(self, spec: WorkerSpec) -> None:
         with self._lock:
             self._begin(self.generation)
-            self.node_name = f"{self._token}-{self.index}-{self.generation}"
-            self.where = self._launcher.engine.describe(self.index)
-        spec = dataclasses.replace(
-            spec, schemes=self._publisher.schemes, version_base=self._publisher.base
-        )
-        self._doing = "being made"
-        self._call(self._doing, self._note_hello, far.open_node, spec.pickled())
+        data, generation, base = pickled(spec), self.generation, self.node.publisher.base
 
-    def _note_hello(self, hello: Mapping[str, Any]) -> None:
-        self.pid = hello["pid"]
-        self.where += f", pid {self.pid} on {hello['machine']}"
-        self._events.append(Hello(hello["num_envs"], hello["environment"]))
+        def start(opened: Future[Reply]) -> None:
+            if opened.exception() is None and opened.result().error is None:
+                self._call("being made", "start", data, generation, base)
+            else:
+                self._note("being made", generation, opened)
+
+        self.node.open().add_done_callback(start)
 
     def meet(self) -> None:
-        self._doing = "taking weights"
-        self._call(self._doing, self._note_met, far.call_node, "connect")
+        self._call("taking weights", "meet")
 
-    def _note_met(self, _: Any) -> None:
-        self._doing = "collecting"
-        self._events.append(Met())
+    def is_connected(self) -> bool:
+        return self.node.is_connected
+
+    def note_connected(self) -> None:
+        self.node.is_connected = True
 
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
-        def note_batch(value: Any) -> None:
-            number, entries, stamps, counts = value
-            batch = from_entries(entries)
-            self._note_counts(counts)
-            self._early[number] = Filled(
-                number, 0, batch.shape[1], frames_of(batch), content=NodeBatch(batch, stamps)
-            )
-            while self._next_number in self._early:
-                self._events.append(self._early.pop(self._next_number))
-                self._next_number += 1
-
-        self._call("collecting", note_batch, far.call_node, "next_batch", versions)
-
-    def stamps_of_finished(self, filled: Filled) -> Tensor:
-        return torch.from_numpy(filled.content.stamps)
+        self._call("collecting", "collect", serial, versions)
 
     def ask(self, number: int, method: str, args: tuple[Any, ...]) -> None:
-        self._call(
-            f"asked to {method}",
-            lambda value: self._events.append(Answer(number, True, value)),
-            far.call_node,
-            *("control", method, cloudpickle.dumps(args)),
-            on_error=lambda text: self._events.append(Answer(number, False, text)),
-        )
+        self._call(f"asked to {method}", "ask", number, method, cloudpickle.dumps(args))
 
-    def _call(
-        self,
-        doing: str,
-        accept: Callable[[Any], None],
-        function: Callable[..., Reply],
-        *args: Any,
-        on_error: Callable[[str], None] | None = None,
-    ) -> Future[Any]:
-        """Call a function of the node; `accept` takes its value, `on_error` the error's text."""
+    def _call(self, doing: str, method: str, *args: Any) -> None:
+        """Call a method for this worker; its value is the event that the worker sent."""
         generation = self._answering
+        answer = self.node.call(method, self.index, *args)
+        answer.add_done_callback(lambda done: self._note(doing, generation, done))
 
-        def note(answer: Future[Any]) -> None:
-            with self._lock:
-                if not answer.cancelled() and generation == self._answering:
-                    take(answer)
-            self._bell.ring()
+    def _note(self, doing: str, generation: int, answer: Future[Reply]) -> None:
+        """Queue what came of a call."""
+        with self._lock:
+            if not answer.cancelled() and generation == self._answering:
+                self._take(doing, answer)
+        self._bell.ring()
 
-        def take(answer: Future[Any]) -> None:
-            error = answer.exception()
-            if isinstance(error, PeerDied):
-                self._events.append(Failed(f"died while {doing}: {error}", died=True))
-                return
-            if error is not None:
-                text = "".join(traceback.format_exception(error)).rstrip()
-                self._events.append(Failed(f"could not be called while {doing}:\n{text}"))
-                return
-            reply: Reply = answer.result()
-            if reply.error is None:
-                accept(reply.value)
-                return
-            self._note_counts(reply.frame_counts or _NO_COUNTS)
-            if on_error is not None:
-                on_error(f"{reply.error}:\n{reply.value}")
-            else:
-                self._events.append(Failed(f"raised {reply.error} while {doing}:\n{reply.value}"))
+    def _take(self, doing: str, answer: Future[Reply]) -> None:
+        error = answer.exception()
+        if isinstance(error, PeerDied):
+            self._events.append(Failed(f"died while {doing}: {error}", died=True))
+            return
+        if error is not None:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            self._events.append(Failed(f"could not be called while {doing}:\n{text}"))
+            return
+        reply = answer.result()
+        if reply.report is not None:
+            self.note_report(reply.report)
+        if reply.error is not None:
+            self._events.append(Failed(f"raised {reply.error} while {doing}:\n{reply.value}"))
+        elif isinstance(reply.value, Filled):
+            self._take_batch(reply.value)
+        else:
+            self._events.append(reply.value)
 
-        answer = self._launcher.engine.call(self.index, function, self.node_name, *args)
-        answer.add_done_callback(note)
-        return answer
+    def _take_batch(self, filled: Filled) -> None:
+        """Queue a batch, and those after it that came before it."""
+        layout, pieces = filled.content
+        filled.content = from_message(layout, [_as_tensor(piece) for piece in pieces])
+        self._early[filled.serial] = filled
+        while self._next_serial in self._early:
+            self._events.append(self._early.pop(self._next_serial))
+            self._next_serial += 1
 
     def receive(self) -> list[Event]:
         self._bell.silence()
@@ -180,55 +267,63 @@ class NodeHandle(WorkerHandle):
     def fds(self) -> list[int]:
         return [self._bell.fd]
 
+    def ring(self) -> None:
+        """Have the pool look at this worker."""
+        self._bell.ring()
+
+    def fail(self, text: str) -> None:
+        """Queue a failure."""
+        with self._lock:
+            if self._answering != _ENDED:
+                self._events.append(Failed(text))
+        self._bell.ring()
+
     # -- watching
 
-    def beat(self) -> None:
-        """Ask for the node's counts, if it has said hello and answered the last call."""
-        if self._answering == _ENDED or not self.pid:
-            return
-        try:
-            if self.gone() is not None:
-                self._bell.ring()
-            elif self._beat is None or self._beat.done():
-                self._beat = self._call("watched", self._note_counts, far.call_node, "frame_counts")
-        except Exception:  # noqa: BLE001 - an engine may raise anything, and the pulse must go on
-            text = traceback.format_exc().rstrip()
-            self._events.append(Failed(f"cannot be watched:\n{text}"))
-            self._bell.ring()
-
-    def _note_counts(self, counts: dict[str, Any]) -> None:
-        if counts["number"] > self._counts["number"]:  # else newer ones arrived before
-            self._counts = counts
+    def note_report(self, report: Mapping[str, Any]) -> None:
+        """What the node says of this worker. Reports may overtake each other."""
+        with self._lock:
+            if report["generation"] != self._answering:
+                return
+            collected = max(self._report["collected"], report["collected"])
+            self._report = {**report, "collected": collected}
+            if report["failure"] is not None:
+                self._events.append(report["failure"])
 
     def gone(self) -> str | None:
         if self._answering == _ENDED:
             return None
-        why = self._launcher.engine.gone(self.index)
+        if self._node_generation != self.node.generation:
+            return ": its node was replaced"
+        why = self.node.gone()
         return None if why is None else f": {why}"
 
     def progress(self) -> Hashable:
-        return tuple(self._counts[name] for name in ("collected", "version", "restarts"))
+        return tuple(self._report[name] for name in ("collected", "version", "stage"))
 
     def activity(self) -> str:
-        return f"is {self._doing}"
+        return f"is {self._report['stage']}"
 
     def stuck(self, timeout: float) -> str:
-        stages = ", ".join(
-            f"worker {one['worker']} is {one['stage']}"
-            for one in self._counts["workers"]
-            if "stage" in one
+        return (
+            f"hangs: it owes a batch and has made no frame for more than timeout={timeout:g} s; "
+            f"it {self.activity()}"
         )
-        text = f"hangs: it owes a batch and has made no frame for more than timeout={timeout:g} s"
-        return f"{text}; {stages}" if stages else text
 
     def reported_counts(self) -> dict[str, Any]:
-        return {**self._counts, "where": self.where}
+        report = self._report
+        return {
+            **dict.fromkeys(FRAME_COUNTS, 0),
+            "collected": report["collected"],
+            "delivered": report["collected"],  # or on its way to the trainer
+            "where": self.where,
+            "pid": report.get("pid"),
+            "stage": report["stage"],
+            "version": report["version"],
+        }
 
     def refresh(self) -> None:
-        # A call that has no answer yet is not waited for: the node may hang.
-        waits = self._beat is None or self._beat.done()
-        self.beat()
-        self._awaited = self._beat if waits else None
+        self._awaited = self.node.fresh_report()
 
     def is_fresh(self) -> bool:
         return self._awaited is None or self._awaited.done()
@@ -236,41 +331,47 @@ class NodeHandle(WorkerHandle):
     # -- ending
 
     def tell_to_stop(self, timeout: float, close_env: bool) -> None:
-        self._closing = None
-        with contextlib.suppress(Exception):
-            engine, limit = self._launcher.engine, max(0.2, timeout)
-            if self.node_name and engine.gone(self.index) is None:
-                self._closing = engine.call(
-                    self.index, far.call_node, self.node_name, "close", limit, close_env
-                )
+        self.node.tell_to_close(timeout, close_env)
 
     def end(self, timeout: float) -> None:
-        """Wait for the node to close its collector; processes are the launcher's to end."""
-        if self._closing is not None:
-            with contextlib.suppress(Exception):
-                self._closing.result(timeout)
+        self.node.await_close(timeout)
         self._answering = _ENDED
 
     def make_way(self) -> None:
         try:
-            if isinstance(self.failure, WorkerRaised) and self.gone() is None:
-                self.tell_to_stop(1.0, True)
-                self.end(2.0)
-            else:
-                self._launcher.replace(self.index)
+            if not self._was_ended():
+                self.node.replace(self._node_generation)
         finally:
             self._answering = _ENDED
+
+    def _was_ended(self) -> bool:
+        """Whether the node lives, and has ended the worker."""
+        is_thread = self.node.spec.num_workers == 1
+        hangs = is_thread and isinstance(self.failure, WorkerTimeout)
+        if hangs or self._node_generation != self.node.generation or self.node.gone() is not None:
+            return self._node_generation != self.node.generation
+        with contextlib.suppress(Exception):
+            reply: Reply = self.node.call("end", self.index, _END_S, True).result(2 * _END_S)
+            return reply.error is None and reply.value is True
+        return False
 
     def close(self) -> None:
         self._bell.close()
 
 
+def _as_tensor(piece: Any) -> Tensor:
+    if isinstance(piece, np.ndarray):  # arrays in Ray's object store are read-only
+        return tensor_over(piece) if piece.size else torch.empty(0, dtype=torch.uint8)
+    tensor: Tensor = piece
+    return tensor
+
+
 class Pulse(threading.Thread):
     """Calls `beat` of all nodes of a collector every `every_s` seconds, until it is stopped."""
 
-    def __init__(self, handles: Callable[[], list[NodeHandle]], every_s: float):
+    def __init__(self, nodes: Sequence[NodeConnection], every_s: float):
         super().__init__(name="lockstep-pulse", daemon=True)
-        self._handles, self._every_s = handles, every_s
+        self._nodes, self._every_s = nodes, every_s
         self._stopped = threading.Event()
         self.start()
 
@@ -278,8 +379,8 @@ class Pulse(threading.Thread):
         while True:
             if self._stopped.wait(self._every_s):
                 return
-            for handle in self._handles():
-                handle.beat()
+            for node in self._nodes:
+                node.beat()
 
     def stop(self) -> None:
         self._stopped.set()

@@ -15,23 +15,6 @@ from collectors.signatures import Arguments
 
 T = TypeVar("T")
 
-# Options of the outer collector, which a collector_class may not set.
-_OF_THE_OUTER = (
-    "frames_per_batch",
-    "total_frames",
-    "create_env_kwargs",
-    "seed",
-    "policy_device",
-    "init_random_frames",
-    "trajs_per_batch",
-    "split_trajs",
-    "next_observation",
-    "cat_results",
-    "postproc",
-    "replay_buffer",
-    "track_policy_version",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteOptions:
@@ -41,7 +24,8 @@ class RemoteOptions:
     num_collectors: int | None = option(None, at_least(1))
     num_workers_per_collector: int = option(1, at_least(1))
     sync: bool = True  # all make one batch together, or each its own
-    collector_class: Callable[..., Any] | None = None  # what each node runs; or a partial of it
+    # For TorchRL's users: MultiAsyncCollector if each worker of a node makes its own batches
+    collector_class: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,7 +35,8 @@ class RemoteOptions:
             raise ValueError(
                 f"collector_class={name}: a host runs a {SINGLE}, a {SYNC} or a {ASYNC}"
             )
-        _check_hosted(self.collector_class)
+        for name in getattr(self.collector_class, "keywords", ()):
+            raise ValueError(f"{name} in collector_class: set it on the outer collector instead")
         if kind == SINGLE and self.num_workers_per_collector > 1:
             raise ValueError(
                 f"num_workers_per_collector={self.num_workers_per_collector}: a {SINGLE} has no "
@@ -60,26 +45,10 @@ class RemoteOptions:
         if kind == ASYNC and self.sync:
             raise ValueError(f"collector_class={ASYNC} runs ahead, so it needs sync=False")
 
-    def hosted(self) -> Callable[..., Any]:
-        """The collector that each node runs."""
-        if self.collector_class is not None:
-            return self.collector_class
-        from collectors.multi import MultiSyncCollector
-        from collectors.single import Collector
-
-        return Collector if self.num_workers_per_collector == 1 else MultiSyncCollector
-
 
 @dataclass(frozen=True)
 class RemoteArguments(Arguments, RemoteOptions):
     """What every remote collector takes."""
-
-
-def _check_hosted(collector_class: Any) -> None:
-    """Refuse options that the outer collector sets for those that it runs."""
-    for name in getattr(collector_class, "keywords", ()):
-        if name in _OF_THE_OUTER:
-            raise ValueError(f"{name} in collector_class: set it on the outer collector instead")
 
 
 def taken(kind: type[T], options: dict[str, Any]) -> T:
@@ -96,19 +65,17 @@ def kind_of(collector_class: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def share(value: Any, num_collectors: int, num_workers: int, name: str) -> Any:
-    """One value for each collector, from one for all, one each, or one for each worker."""
-    if not is_list(value):
-        return value
-    if num_workers > 1 and len(value) == num_collectors * num_workers:
-        starts = range(0, len(value), num_workers)
-        return [list(value[start : start + num_workers]) for start in starts]
+def spread(value: Any, num_collectors: int, num_workers: int, name: str) -> list[Any]:
+    """One value for each worker, from one for all, or one for each collector or worker."""
+    count = num_collectors * num_workers
+    if not is_list(value) or (num_workers > 1 and len(value) == count):
+        return per_worker(value, count, name)
     if len(value) != num_collectors:
         raise ValueError(
             f"{name} has {len(value)} entries for {num_collectors} collectors of {num_workers} "
             "workers: give one, one for each collector, or one for each worker"
         )
-    return list(value)
+    return [one for entry in value for one in per_worker(entry, num_workers, name)]
 
 
 def places(device: Any, num_collectors: int, name: str) -> list[torch.device | None]:

@@ -23,7 +23,7 @@ from collectors.workers.handle import CannotReplace
 from sync import RayWeightSyncScheme
 from sync.remote.ray import LEFT, RayEngine, is_connected, use_token_authentication
 
-MAX_CONCURRENCY = 16  # calls that an actor serves at a time: batches, weights, questions
+MAX_CONCURRENCY = 16  # calls that an actor serves at a time, beside those for its workers
 TRY_S = 45.0  # how long Ray tries once to reach a cluster
 _WHOLE_S = 30.0  # the time in which our own cluster starts or ends
 _TRIES = "RAY_gcs_server_port_wait_time_s"  # a number of tries, whatever its name says
@@ -38,7 +38,7 @@ class NodeActor:
 class RayLauncher(Launcher):
     """Starts actors. The last launcher in a cluster that one of them joined or started leaves it.
 
-    configs: what each actor takes of the cluster.
+    configs: what each actor takes of the cluster. max_concurrency: calls that it serves at a time.
     """
 
     as_arrays = True
@@ -50,8 +50,10 @@ class RayLauncher(Launcher):
         address: str | None,
         init_config: Mapping[str, Any],
         timeout: float,
+        max_concurrency: int = MAX_CONCURRENCY,
     ):
         self._configs = configs
+        self._max_concurrency = max_concurrency
         self._timeout = timeout
         self._actors: dict[int, Any] = {}
         with _JOINING:
@@ -74,7 +76,7 @@ class RayLauncher(Launcher):
             config = self._configs[node]
             # Ray's own default would fill the trainer's machine first.
             takes = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **config}
-            actor = ray.remote(NodeActor).options(**takes, max_concurrency=MAX_CONCURRENCY)
+            actor = ray.remote(NodeActor).options(**takes, max_concurrency=self._max_concurrency)
             self._actors[node] = actor.remote()
             ready[node] = self._actors[node].__ray_ready__.remote().future()
         wait(ready.values(), self._timeout)  # unlike `ray.wait`, it passes an interrupt on
@@ -263,9 +265,11 @@ class RayCollector(RemoteCollector):
         super().__init__(create_env_fn, policy, **options)
 
     def _launch(self, num_nodes: int) -> Launcher:
+        calls = self.remote.num_workers_per_collector * (1 + self.options.batches_ahead)
         return RayLauncher(
             per_worker(self._configs, num_nodes, "remote_configs"),
             address=self._address,
             init_config=self._init_config,
             timeout=self.options.start_timeout,
+            max_concurrency=MAX_CONCURRENCY + calls,
         )

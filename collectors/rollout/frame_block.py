@@ -132,16 +132,10 @@ class FrameLayout:
 class FrameBlock:
     """One block, as tensors and, for some fields, as arrays over the same memory."""
 
-    def __init__(self, layout: FrameLayout, buffer: Tensor):
+    def __init__(self, layout: FrameLayout, tensors: dict[Key, Tensor]):
         self.layout = layout
-        self.buffer = buffer
+        self.tensors = tensors
         self._num_finals = 0
-        self.tensors: dict[Key, Tensor] = {}
-        pieces = buffer[: layout.nbytes].split(layout.sizes)
-        for (key, field), piece in zip(layout.fields.items(), pieces, strict=True):
-            shape = layout.shape(field)
-            flat = piece.view(field.dtype)[: math.prod(shape)]
-            self.tensors[key] = flat.view(shape)
         self.observations = self._of(layout.observations)
         self.finals = self._of(layout.finals)
         self.outputs = self._of(layout.outputs)
@@ -213,9 +207,19 @@ class FrameBlock:
         self.live.fill(True)
 
 
+def block_in(layout: FrameLayout, buffer: Tensor) -> FrameBlock:
+    """The block in this memory."""
+    tensors = {}
+    pieces = buffer[: layout.nbytes].split(layout.sizes)
+    for (key, field), piece in zip(layout.fields.items(), pieces, strict=True):
+        shape = layout.shape(field)
+        tensors[key] = piece.view(field.dtype)[: math.prod(shape)].view(shape)
+    return FrameBlock(layout, tensors)
+
+
 def allocate(layout: FrameLayout) -> FrameBlock:
     """A block in this process's own memory."""
-    return FrameBlock(layout, torch.from_numpy(np.zeros(layout.nbytes, np.uint8)))
+    return block_in(layout, torch.from_numpy(np.zeros(layout.nbytes, np.uint8)))
 
 
 def map_blocks(fd: int, layout: FrameLayout, count: int) -> list[FrameBlock]:
@@ -224,7 +228,33 @@ def map_blocks(fd: int, layout: FrameLayout, count: int) -> list[FrameBlock]:
     if os.fstat(fd).st_size == 0:  # the first to map them makes the memory
         os.ftruncate(fd, nbytes * count)
     whole = torch.frombuffer(mmap.mmap(fd, nbytes * count), dtype=torch.uint8)
-    return [FrameBlock(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
+    return [block_in(layout, whole[i * nbytes : (i + 1) * nbytes]) for i in range(count)]
+
+
+def to_message(block: FrameBlock, steps: int) -> list[Tensor]:
+    """Copies of the rows of the block's fields that so many steps use, as flat bytes."""
+    return [
+        block.tensors[key][:rows].clone().flatten().view(torch.uint8)
+        for key, rows in _used_rows(block, steps).items()
+    ]
+
+
+def from_message(layout: FrameLayout, pieces: Sequence[Tensor]) -> FrameBlock:
+    """The block of which `to_message` took these, with the rows that are in use."""
+    tensors = {}
+    for (key, field), piece in zip(layout.fields.items(), pieces, strict=True):
+        row = math.prod((layout.num_envs, *field.shape)) * field.dtype.itemsize
+        rows = piece.numel() // row if row else field.rows
+        tensors[key] = piece.view(field.dtype).view(rows, layout.num_envs, *field.shape)
+    return FrameBlock(layout, tensors)
+
+
+def _used_rows(block: FrameBlock, steps: int) -> dict[Key, int]:
+    layout = block.layout
+    places = block.final_places(block.terminated[:steps] | block.truncated[:steps])
+    final_rows = -(-(int(places.max(initial=-1)) + 1) // layout.num_envs)
+    rows = {key: steps + field.rows - layout.num_steps for key, field in layout.fields.items()}
+    return rows | {field.key: final_rows for field in layout.finals}
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -164,10 +164,7 @@ def _is_plain(policy: Any) -> bool:
 
 
 def shift_worker(policy: Any, by: int) -> None:
-    """Tell a policy which worker it acts in, if it or a module inside it has a `worker_idx`.
-
-    A host of several workers adds the index of its first worker, and each of them its own index.
-    """
+    """Tell a policy which worker it acts in, if it or a module inside it has a `worker_idx`."""
     for part in policy.modules() if isinstance(policy, nn.Module) else (policy,):
         if "worker_idx" in getattr(part, "__dict__", ()):
             part.__dict__["worker_idx"] += by

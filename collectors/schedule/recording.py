@@ -1,9 +1,10 @@
-"""A schedule, recorded and replayed: one line of JSON for each batch that a learner takes.
+"""A schedule, recorded and replayed: one line of JSON for what a learner takes from one worker.
 
-    {"format": 1, "num_workers": 2, "num_steps": 128, "num_envs": 4, "seed": 7}
+    {"format": 1, "num_workers": 2, "num_steps": 128, "num_envs": 4, "group_size": 1, "seed": 7}
     {"worker": 0, "generation": 0, "versions": [[0, 3], [17, 4]], "made_s": 0.0213, "newest": 5,
      "at_s": 1.204}
 
+group_size: how many workers make a batch together: that many lines, one after the other.
 generation: how often the worker was replaced before.
 lost: true in the last lines of a run that ended since this worker failed over this batch or the
 next.
@@ -104,6 +105,12 @@ class Header:
     num_steps: int  # of a batch
     num_envs: int  # of a worker
     seed: int
+    group_size: int = 1  # workers that make a batch together; older recordings lack it
+
+    @property
+    def frames_per_batch(self) -> int:
+        """The frames of all workers in a batch."""
+        return self.num_steps * self.num_envs * self.group_size
 
 
 class RecordedSchedule:
@@ -170,6 +177,11 @@ class RecordedSchedule:
         return self.header.num_steps
 
     @property
+    def group_size(self) -> int:
+        """How many workers make a batch together."""
+        return self.header.group_size
+
+    @property
     def num_frames(self) -> int:
         """How many frames the learner took in the recorded run."""
         taken = sum(not batch.lost for batch in self.batches)
@@ -234,4 +246,7 @@ def _header(line: dict[str, Any], where: str) -> Header:
     values: dict[str, Any] = {name: line.get(name) for name in names}
     if any(type(value) is not int or value < 0 for value in values.values()):
         raise ValueError(f"{where}: expected whole numbers for {', '.join(names)}")
-    return Header(**values)
+    group_size = line.get("group_size", 1)
+    if type(group_size) is not int or group_size < 1 or values["num_workers"] % group_size:
+        raise ValueError(f"{where}: group_size={group_size!r} does not divide the workers")
+    return Header(**values, group_size=group_size)

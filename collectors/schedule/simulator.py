@@ -64,6 +64,7 @@ class Simulator:
     """
 
     exact = False  # its versions are those that had arrived, for `apply_at`
+    group_size = 1  # workers that make a batch together
     watch: Callable[[Span], None] | None = None
 
     def __init__(

@@ -87,6 +87,7 @@ class WorkerHandle(ABC):
 
     def __init__(self, index: int, spec: Any, trajectories: Trajectories, device: str):
         self.index = index
+        self.receiver = index  # of the schemes' versions for this worker
         self.spec = spec
         self.trajectories = trajectories
         self.device = device
@@ -131,6 +132,13 @@ class WorkerHandle(ABC):
 
     def meet(self) -> None:
         """Have the worker connect its schemes, if it does not do so by itself."""
+
+    def is_connected(self) -> bool:
+        """Whether the receiver that serves it is connected already, as that of a node may be."""
+        return False
+
+    def note_connected(self) -> None:
+        """Its receiver has been connected."""
 
     @abstractmethod
     def order(self, serial: int, versions: Mapping[str, int]) -> None:
@@ -185,12 +193,9 @@ class WorkerHandle(ABC):
     def stuck(self, timeout: float) -> str:
         """The error text for a worker without progress, as it follows its name."""
 
-    @abstractmethod
-    def stamps_of_finished(self, filled: Filled) -> Tensor:
-        """The versions [envs, steps] of a batch, also of steps in which environments only reset."""
-
     def stamps_so_far(self, serial: int) -> Tensor | None:
-        """The same for the current batch, including the current step; None if not known here."""
+        """The versions [envs, steps] of the current batch, including the current step, also of
+        steps in which environments only reset; None if not known here."""
         return None
 
     # -- ending

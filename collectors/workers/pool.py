@@ -106,6 +106,7 @@ class WorkerPool:
 
     def _connect(self, handles: Sequence[WorkerHandle]) -> None:
         """Meet the workers' receivers; the worker's own error comes before the scheme's."""
+        receivers = sorted({one.receiver for one in handles if not one.is_connected()})
         for handle in handles:
             handle.meet()
         schemes = [
@@ -116,12 +117,14 @@ class WorkerPool:
         try:
             for scheme in schemes:
                 for handle in handles:
-                    scheme.describe_worker(handle.index, handle.described)
-                if len(handles) == len(self.handles):
+                    scheme.describe_worker(handle.receiver, handle.described)
+                if len(receivers) == scheme.num_workers:
                     scheme.connect()
                     continue
-                for handle in handles:
-                    scheme.connect(worker_idx=handle.index)
+                for receiver in receivers:
+                    scheme.connect(worker_idx=receiver)
+            for handle in handles:
+                handle.note_connected()
         except WorkerError:
             self.wait(lambda: bool(self._failures(handles)), 0.5)
             if failures := self._failures(handles):
@@ -326,7 +329,7 @@ class WorkerPool:
         others = {}
         with self._news:
             for handle in self.handles:
-                failure = error.failures.get(handle.index)
+                failure = error.failures.get(handle.receiver)
                 if failure is None or handle.generation != generations.get(handle.index):
                     continue
                 if isinstance(failure, lost):
@@ -349,7 +352,7 @@ class WorkerPool:
                 handle.moved_at = awake_s()  # until now it owed nothing
             handle.serial += 1
             handle.ordered[handle.serial] = self.publisher.version
-            versions = dict(self.publisher.promised[handle.index])
+            versions = dict(self.publisher.promised[handle.receiver])
             self._send(handle, lambda: handle.order(handle.serial, versions))
 
     def versions_under_way(self) -> list[int]:

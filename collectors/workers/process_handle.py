@@ -6,13 +6,12 @@ import contextlib
 import os
 import signal
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from collectors.data.batch import Filled, Trajectories
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
-from collectors.weights.publisher import Publisher
 from collectors.workers.handle import FRAME_COUNTS, Blocks, Event, Failed, WorkerHandle
 from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.shared_counters import (
@@ -30,6 +29,7 @@ from collectors.workers.shared_counters import (
 from collectors.workers.start_process import default_start_method, end_process, sigint_blocked
 from collectors.workers.worker_loop import Setup, main
 from collectors.workers.worker_spec import WorkerSpec
+from sync import WeightSyncScheme
 from sync.local.memory import SharedFd, anonymous_file
 from sync.local.waiting import Watch
 
@@ -40,10 +40,17 @@ _NOT_IMPORTED = (
 )
 
 
+class WeightSource(Protocol):
+    """Where workers get their weights: the schemes by model, and the version that is their 0."""
+
+    base: int
+    schemes: dict[str, WeightSyncScheme]
+
+
 class ProcessHandle(WorkerHandle):
     """One worker process.
 
-    publisher: of the weights that it receives. ctx: starts the process.
+    weights: what it receives. ctx: starts the process.
     timeout: how long a message may wait to be read.
     resume_timeout: how long the worker may replay episodes, beside that.
     """
@@ -55,14 +62,14 @@ class ProcessHandle(WorkerHandle):
         index: int,
         spec: WorkerSpec,
         trajectories: Trajectories,
-        publisher: Publisher,
+        weights: WeightSource,
         *,
         ctx: Any,
         timeout: float,
         resume_timeout: float,
     ):
         super().__init__(index, spec, trajectories, str(spec.policy_device or "cpu"))
-        self._publisher = publisher
+        self._weights = weights
         self._ctx = ctx
         self._timeout, self._resume_timeout = timeout, resume_timeout
         self.process: Any = None
@@ -86,15 +93,20 @@ class ProcessHandle(WorkerHandle):
         self._made_before = 0  # frames of the batches that have come
         setup = Setup(
             worker_idx=self.index,
+            receiver=self.receiver,
             trainer_pid=os.getpid(),
             pipe=far,
             counters=self.counters,
             spec=spec.pack(),
             blocks=self._memory,
-            schemes=self._publisher.schemes,
+            schemes=self._weights.schemes,
             start_method=default_start_method(),
-            version_base=self._publisher.base,
+            version_base=self._weights.base,
         )
+        self._launch(setup)
+
+    def _launch(self, setup: Setup) -> None:
+        """Start the process."""
         name = f"lockstep-worker-{self.index}"
         with sigint_blocked():
             process = self._ctx.Process(target=main, args=(setup,), name=name, daemon=False)
@@ -108,7 +120,7 @@ class ProcessHandle(WorkerHandle):
                 ) from error
             self.process = process
             self._watch = Watch(process.pid)
-        far.close()
+        setup.pipe.close()
         setup.spec.close()
 
     # -- messages
@@ -202,9 +214,6 @@ class ProcessHandle(WorkerHandle):
             f"(pid {self.process.pid})"
         )
 
-    def stamps_of_finished(self, filled: Filled) -> Tensor:
-        return filled.frames.stamps(filled.steps)
-
     def stamps_so_far(self, serial: int) -> Tensor | None:
         if not self._blocks or serial not in self._block_of:
             return None
@@ -228,6 +237,11 @@ class ProcessHandle(WorkerHandle):
         }
 
     # -- ending
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not been ended."""
+        return self.process is not None
 
     def tell_to_stop(self, timeout: float, close_env: bool) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError, OSError, ValueError):

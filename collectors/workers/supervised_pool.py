@@ -12,6 +12,7 @@ import numpy as np
 from collectors.data.batch import Filled
 from collectors.options import Options
 from collectors.rollout.environment import Restored
+from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.seeds import Seeds
 from collectors.rollout.spaces import name_of
 from collectors.schedule.recording import Recorder
@@ -64,13 +65,14 @@ class SupervisedPool(WorkerPool):
             num_workers=len(counts),
             num_steps=first.spec.frames // first.num_envs,
             num_envs=first.num_envs,
+            group_size=len(first.group),
             seed=seed,
         )
 
     def take(self, handle: WorkerHandle) -> Filled:
         filled = super().take(handle)
         if self._recorder is not None:
-            stamps = handle.stamps_of_finished(filled)
+            stamps = filled.frames.stamps(filled.steps)
             generation, newest = filled.generation, filled.newest
             self._recorder.note(handle.index, generation, stamps, filled.made_s, newest)
         return filled
@@ -118,7 +120,8 @@ class SupervisedPool(WorkerPool):
         if recorder is None:
             return
         for lost in handle.finished:
-            recorder.note_lost(handle.index, lost.generation, handle.stamps_of_finished(lost))
+            stamps = lost.frames.stamps(lost.steps)
+            recorder.note_lost(handle.index, lost.generation, stamps)
         so_far = handle.stamps_so_far(min(handle.ordered)) if handle.ordered else None
         if so_far is not None:
             recorder.note_lost(handle.index, handle.generation, so_far)
@@ -250,9 +253,13 @@ class SupervisedPool(WorkerPool):
 
 
 def check_alike(
-    handles: Sequence[WorkerHandle], entries: Sequence[Mapping[Any, Any]], otherwise: str
+    handles: Sequence[WorkerHandle], layouts: Sequence[FrameLayout], otherwise: str
 ) -> None:
-    """Refuse frames of different entries, each a shape and a dtype: one batch cannot hold both."""
+    """Refuse frames of different shapes or types: one batch cannot hold both."""
+    entries = [
+        {key: (field.shape, field.dtype) for key, field in layout.fields.items()}
+        for layout in layouts
+    ]
     first = entries[0]
     for handle, other in zip(handles, entries, strict=True):
         for key in dict.fromkeys([*first, *other]):

@@ -24,7 +24,7 @@ import gc
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -34,7 +34,7 @@ from torch import nn
 
 from collectors.data.batch import Filled
 from collectors.options import steps_of
-from collectors.rollout.environment import Restored
+from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
 from collectors.rollout.loop import Rollout
 from collectors.rollout.make_environment import make_environments
@@ -66,6 +66,7 @@ class Setup:
     """The arguments of a worker's process."""
 
     worker_idx: int
+    receiver: int  # its number among the receivers of the schemes
     trainer_pid: int
     pipe: Pipe
     counters: SharedCounters
@@ -93,10 +94,15 @@ def main(setup: Setup) -> None:
     """Run a worker until the trainer stops it or is gone."""
     gc.freeze()  # objects inherited by a fork are for the trainer to release, e.g. Ray's handles
     settle_in(setup.start_method)
+    exit_with_parent(setup.trainer_pid)
+    exit_now(serve(setup))
+
+
+def serve(setup: Setup) -> int:
+    """Run a worker in this thread; the exit status of its process."""
     worker: Worker | None = None
     status = 0
     try:
-        exit_with_parent(setup.trainer_pid)
         worker = Worker(setup)
         worker.prepare()
         worker.run()
@@ -110,7 +116,7 @@ def main(setup: Setup) -> None:
             setup.pipe.send(Failed(report), timeout=5.0)
     if worker is not None:
         worker.close()
-    exit_now(status)
+    return status
 
 
 class Worker:
@@ -119,7 +125,6 @@ class Worker:
     def __init__(self, setup: Setup):
         self.pipe = setup.pipe
         self.counters = setup.counters
-        self.worker_idx = setup.worker_idx
         self._setup = setup
         self._orders: deque[Order] = deque()
         self._order: Order | None = None
@@ -128,7 +133,7 @@ class Worker:
         self._paused = False
         self._blocks: list[FrameBlock] = []
         self._close_env = True
-        self._close_made: Callable[[bool], None] = lambda close_env: None
+        self._environments: Environments | None = None
         self.receiver: WeightReceiver = WeightReceiver()
 
     def prepare(self) -> None:
@@ -138,33 +143,24 @@ class Worker:
         self.policy = spec.policy_factory() if spec.policy_factory is not None else spec.policy
         if isinstance(self.policy, nn.Module) and spec.policy_device is not None:
             self.policy.to(spec.policy_device)
-        shift_worker(self.policy, self.worker_idx)
-        told = spec.options
-        self.options = RolloutOptions(**{f.name: told[f.name] for f in fields(RolloutOptions)})
-        self._timeout = told["timeout"]
-        self.rollout = self._roll_out()
-        if self.options.compile_policy:
-            self.rollout.plan(self.num_steps)  # calls the policy, for the first time
-        self.pipe.send(Met())
-
-    def _roll_out(self) -> Rollout:
-        """Step environments here."""
-        spec, options = self.spec, self.options
-        environments = make_environments(
+        shift_worker(self.policy, self._setup.worker_idx)
+        options = RolloutOptions(**{f.name: spec.options[f.name] for f in fields(RolloutOptions)})
+        self._timeout = spec.options["timeout"]
+        self._environments = environments = make_environments(
             spec.create_env_fn,
             spec.create_env_kwargs,
             options,
             worker_idx=spec.seeds.worker,
             seed=spec.seeds.factory(),
         )
-        self._close_made = lambda close_env: environments.close() if close_env else None
         self.num_steps = steps_of(spec.frames, environments.num_envs)
-        self._greet(environments.num_envs, str(environments))
+        self.pipe.send(Hello(environments.num_envs, str(environments)))
+        self.receiver = self._connect()
         acting = None
         if self.policy is not None:
             observations, device = environments.observations, spec.policy_device
             acting = PolicyCaller(self.policy, observations, options, device=device)
-        return Rollout(
+        self.rollout = Rollout(
             environments,
             acting,
             self.receiver,
@@ -175,14 +171,12 @@ class Worker:
             counters=self.counters,
             poll_control=self._poll_control,
         )
-
-    def _greet(self, num_envs: int, environment: str) -> None:
-        """Say that all is made, and take version 0."""
-        self.num_envs = num_envs
-        self.pipe.send(Hello(num_envs, environment))
-        self.receiver = self._connect()
+        if options.compile_policy:
+            self.rollout.plan(self.num_steps)  # calls the policy, for the first time
+        self.pipe.send(Met())
 
     def _connect(self) -> WeightReceiver:
+        """Take version 0."""
         schemes = {
             model_id: scheme
             for model_id, scheme in self._setup.schemes.items()
@@ -190,7 +184,8 @@ class Worker:
         }
         for model_id, scheme in schemes.items():
             model = find_model(self.policy, model_id)
-            scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=self.worker_idx)
+            receiver = self._setup.receiver
+            scheme.init_on_receiver(model_id=model_id, model=model, worker_idx=receiver)
             # The trainer comes when the slowest worker is ready.
             scheme.connect_timeout = max(
                 scheme.connect_timeout, self.spec.options["start_timeout"] + self._timeout
@@ -325,7 +320,9 @@ class Worker:
     def close(self) -> None:
         """Let the trainer's memory go, and close the environments."""
         self.receiver.close()
+        if self._environments is None or not self._close_env:
+            return
         try:
-            self._close_made(self._close_env)
+            self._environments.close()
         except Exception:  # noqa: BLE001 - the worker ends all the same, but not in silence
             traceback.print_exc()

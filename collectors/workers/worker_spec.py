@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import cloudpickle
 import torch
 
+from collectors.options import Options
 from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds
 from sync.local.memory import AnonymousMemory, as_bytes
@@ -23,39 +25,18 @@ class WorkerSpec:
 
     create_env_fn: Any
     create_env_kwargs: Any
-    policy: Any
-    policy_factory: Callable[[], Any] | None
     seeds: Seeds
     frames: int  # in a batch
+    policy: Any = None
+    policy_factory: Callable[[], Any] | None = None
     num_blocks: int = 1  # of shared memory for batches
     policy_device: torch.device | None = None
     num_threads: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 
-    def pickled(self) -> bytes:
-        """As cloudpickle; or an error that names what cannot be pickled."""
-        try:
-            data: bytes = cloudpickle.dumps(self)
-        except Exception:
-            for name in (one.name for one in fields(self)):
-                self._check_pickles(name)
-            raise
-        return data
-
-    def _check_pickles(self, name: str) -> None:
-        try:
-            cloudpickle.dumps(getattr(self, name))
-        except MemoryError as error:
-            text = f"{name} takes more memory to send than there is"
-            raise MemoryError(text) from error
-        except Exception as error:
-            instead = "; policy_factory creates it there" if name == "policy" else ""
-            text = f"{name} cannot be sent to another process: {error}{instead}"
-            raise TypeError(text) from error
-
     def pack(self) -> AnonymousMemory:
-        """The same in shared memory."""
-        data = self.pickled()
+        """In shared memory."""
+        data = pickled(self)
         memory = AnonymousMemory(len(data))
         as_bytes(memory.map(0, memory.nbytes, writable=True))[: len(data)] = data
         return memory
@@ -64,3 +45,53 @@ class WorkerSpec:
     def unpack(memory: AnonymousMemory) -> WorkerSpec:
         spec: WorkerSpec = cloudpickle.loads(as_bytes(memory.map(0, memory.nbytes, writable=False)))
         return spec
+
+
+def pickled(spec: Any) -> bytes:
+    """A specification as cloudpickle; or an error that names what cannot be pickled."""
+    try:
+        data: bytes = cloudpickle.dumps(spec)
+    except Exception:
+        for one in fields(spec):
+            _check_pickles(one.name, getattr(spec, one.name))
+        raise
+    return data
+
+
+def _check_pickles(name: str, value: Any) -> None:
+    try:
+        cloudpickle.dumps(value)
+    except MemoryError as error:
+        raise MemoryError(f"{name} takes more memory to send than there is") from error
+    except Exception as error:
+        instead = "; policy_factory creates it there" if name == "policy" else ""
+        text = f"{name} cannot be sent to another process: {error}{instead}"
+        raise TypeError(text) from error
+
+
+def worker_specs(
+    options: Options,
+    seeds: Seeds,
+    *,
+    factories: Sequence[Any],
+    env_kwargs: Sequence[Any],
+    frames: Sequence[int],
+    num_blocks: int,
+    devices: Sequence[torch.device | None],
+) -> list[WorkerSpec]:
+    """The specification of each worker, without its policy."""
+    count = len(factories)
+    shared = {name: getattr(options, name) for name in (*PASSED_ON, "start_timeout")}
+    return [
+        WorkerSpec(
+            create_env_fn=factories[i],
+            create_env_kwargs=env_kwargs[i],
+            seeds=seeds.of_worker(i),
+            frames=frames[i],
+            num_blocks=num_blocks,
+            policy_device=devices[i],
+            num_threads=options.num_sub_threads,
+            options={**shared, "random_frames": math.ceil(options.init_random_frames / count)},
+        )
+        for i in range(count)
+    ]

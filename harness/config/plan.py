@@ -183,7 +183,7 @@ def follow_recording(options: dict[str, Any], overrides: Sequence[str]) -> None:
         "seed": header.seed,
         "total_frames": _total_frames(replay, schedule.num_frames),
         "collector.num_workers": header.num_workers,
-        "collector.frames_per_batch": header.num_steps * header.num_envs,
+        "collector.frames_per_batch": header.frames_per_batch,
         "env.num_envs": header.num_envs,
     }
     for name, value in recorded.items():

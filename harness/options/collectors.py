@@ -84,9 +84,7 @@ class CollectorConfig(Options):
     @property
     def records_schedule(self) -> bool:
         """Whether it records its schedule, which can then be replayed."""
-        single_workers = self.nodes in (0, self.workers)  # nodes of several are not recorded
-        turns = self.asynchronous and not self.fills_replay_buffer and not self.simulates
-        return turns and single_workers
+        return self.asynchronous and not self.fills_replay_buffer and not self.simulates
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The constructor's arguments, besides environments, policy and scheme."""
@@ -309,11 +307,6 @@ class RemoteCollectorConfig(WorkersConfig):
                 f"collector.remote.num_collectors={self.nodes}; the nearest that can is {near}"
             )
         super().check(config)
-        if self.next_observation == "final":
-            raise ConfigError(
-                f"collector.next_observation=final collector={self.name}: it is only for "
-                "collectors on one machine, such as collector=multi_async"
-            )
         if self.batches_ahead != 2 and not self.asynchronous:
             raise ConfigError(
                 f"collector.batches_ahead={self.batches_ahead} needs "

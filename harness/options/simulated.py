@@ -199,10 +199,7 @@ class SimulatedConfig(CollectorConfig):
         header = self.recording(replay).header
         wanted = {
             "collector.num_workers": (self.num_workers, header.num_workers),
-            "collector.frames_per_batch": (
-                self.frames_per_batch,
-                header.num_steps * header.num_envs,
-            ),
+            "collector.frames_per_batch": (self.frames_per_batch, header.frames_per_batch),
             "env.num_envs": (config.env.num_envs, header.num_envs),
         }
         if any(given != recorded for given, recorded in wanted.values()):

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectors.data.batch import Filled, Trajectories, assemble, buffer_for, frames_of
-from collectors.rollout.frame_block import ALIGNMENT, FrameLayout, allocate
+from collectors.rollout.frame_block import (
+    ALIGNMENT,
+    FrameLayout,
+    allocate,
+    from_message,
+    to_message,
+)
 from collectors.rollout.spaces import action_leaf, observation_leaves
 from tests.collectors.support import same_bits
 
@@ -114,13 +120,35 @@ def test_workers_lie_one_below_the_other_and_short_ones_are_padded():
     assert "policy_version" not in assemble(parts, stamps=False)
 
 
+def test_a_message_is_a_copy_of_the_rows_of_a_block_that_are_in_use():
+    layout = FrameLayout.of(2, 7, observation_leaves(SPACE), action_leaf(spaces.Discrete(2)), {})
+    frames = allocate(layout)
+    frames.begin()
+    for number, tensor in enumerate(frames.tensors.values()):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape).add(number))
+    frames.terminated[:], frames.truncated[:] = False, False
+    ended = np.array([True, False])
+    for t in (1, 3, 5):
+        frames.terminated[t, 0] = True
+        frames.keep_finals(t, ended)
+    expected = {key: tensor.clone() for key, tensor in frames.tensors.items()}
+    pieces = to_message(frames, 4)
+    for tensor in frames.tensors.values():
+        tensor.zero_()
+    copy = from_message(layout, pieces)
+    finals = {field.key for field in layout.finals}
+    for key, tensor in copy.tensors.items():
+        rows = 1 if key in finals else 4 + layout.fields[key].rows - layout.num_steps
+        assert torch.equal(tensor, expected[key][:rows])
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_fields_of_a_block_are_aligned_and_do_not_overlap(num_envs):
     leaves = observation_leaves(SPACE)
     layout = FrameLayout.of(num_envs, 7, leaves, action_leaf(spaces.Discrete(2)), {})
     frames = allocate(layout)
     for number, tensor in enumerate(frames.tensors.values()):
-        assert (tensor.data_ptr() - frames.buffer.data_ptr()) % ALIGNMENT == 0
+        assert (tensor.data_ptr() - frames.observations[0].data_ptr()) % ALIGNMENT == 0
         tensor.fill_(number % 2)
     for number, tensor in enumerate(frames.tensors.values()):
         assert (tensor == number % 2).all()

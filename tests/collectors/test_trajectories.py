@@ -80,14 +80,6 @@ def test_new_environments_begin_new_trajectories():
     assert numbering.number(np.zeros((1, 2), bool)).tolist() == [[2, 3]]
 
 
-def test_numbers_of_a_node_go_on_over_its_replacements():
-    numbering = Trajectories(1, 2)
-    assert numbering.adopt(np.array([[0, 1], [0, 2]])).tolist() == [[1, 3], [1, 5]]
-    assert numbering.adopt(np.array([[3]])).tolist() == [[7]]
-    numbering.restart()
-    assert numbering.adopt(np.array([[0, 1]])).tolist() == [[9, 11]]
-
-
 def test_pieces_are_padded_to_the_longest():
     batch = batch_of([[1, 0, 1, 0], [1, 0, 0, 0]], [[0, 1, 0, 0], [0, 0, 0, 0]], [4, 3])
     pieces = split(batch)

@@ -48,7 +48,6 @@ REFUSED = [
     ),
     ({"preemptive_threshold": 0.5}, ValueError, "cannot stop remote batches early"),
     ({"cat_results": "stack"}, ValueError, "cat_results='stack' is not for RPCCollector"),
-    ({"next_observation": "final"}, ValueError, "collectors of this machine, not for RPC"),
     ({"sync": False, "reset_when_done": False}, ValueError, "not for RPCCollector with sync="),
     ({"copy": False}, ValueError, "it needs local workers"),
     ({"max_lag": 0}, ValueError, "max_lag=0 .* not for RPCCollector with sync=True"),
@@ -101,8 +100,8 @@ def test_a_part_that_cannot_be_sent_to_a_host_is_named():
         here(create_env_kwargs={"lock": threading.Lock()})
 
 
-def test_a_hosts_collector_has_options_of_its_own():
-    with here(collector_class=partial(Collector, max_frames_per_traj=5)) as collector:
+def test_options_of_episodes_reach_the_workers_of_a_host():
+    with here(max_frames_per_traj=5) as collector:
         ended = collector.next()["next", "truncated"].squeeze(0)
         assert ended.nonzero().squeeze(-1).tolist() == list(range(4, 40, 5))
 
@@ -219,16 +218,14 @@ def test_no_batch_of_before_a_state_was_loaded_is_handed_out_after_it():
 
 
 def test_a_state_that_a_host_refuses_changes_nothing():
-    with here(collector_class=partial(Collector, max_frames_per_traj=5)) as collector:
+    with here(max_frames_per_traj=5) as collector:
         collector.next()
         state = collector.state_dict()
-        state["workers"][0]["collector"]["kind"] = "MultiSyncCollector"
+        del state["workers"][0]["streams"]
         collector.update_policy_weights_()
         collector.next()
         before = collector.frames, collector.seed, collector.policy_version
-        with pytest.raises(
-            WorkerError, match="kind='MultiSyncCollector', but this one has 'Collector'"
-        ):
+        with pytest.raises(WorkerError, match="KeyError: 'streams'"):
             collector.load_state_dict(state | {"seed": collector.seed + 1})
         assert (collector.frames, collector.seed, collector.policy_version) == before
         assert (collector.next()["policy_version"] == collector.policy_version).all()
@@ -262,6 +259,6 @@ def test_a_host_that_owes_an_account_is_not_waited_for_again_before_it_gave_it(m
         collector.stats()
         assert asked == [0]
         os.kill(silent.pid, signal.SIGCONT)
-        wait_until(silent._beat.done)
+        wait_until(silent.node._report.done)
         collector.stats()
         assert asked == [0, 0, 1]

@@ -5,8 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
-from collectors import MultiAsyncCollector, RecordedSchedule, SimulatedCollector
+from collectors import (
+    MultiAsyncCollector,
+    RecordedSchedule,
+    SimulatedCollector,
+    next_observations,
+)
 from tests.collectors.remote.support import KINDS, build, make
 from tests.collectors.support import (
     Checker,
@@ -40,6 +46,17 @@ def test_every_frame_is_what_happened(kind, sync):
     assert stats["dropped"] == 0
     assert checker.counts["terminated"] > 5
     assert checker.counts["truncated"] > 5
+
+
+def test_only_the_final_observations_may_be_sent():
+    whole, final = ({"seed": 5, "next_observation": form} for form in ("all", "final"))
+    with build("distributed", **whole)[0] as one, build("distributed", **final)[0] as other:
+        for _ in range(4):
+            full, short = one.next(), other.next()
+            assert "observation" not in short["next"].keys()  # noqa: SIM118
+            mask = full["collector", "mask"]
+            wanted = full["next", "observation"][mask]
+            assert torch.equal(next_observations(short, mask), wanted)
 
 
 @pytest.mark.parametrize("hosted", [None, MultiAsyncCollector], ids=["multi_sync", "multi_async"])
@@ -105,18 +122,30 @@ def changes_version_within(path):
     return any(step for plan in RecordedSchedule(path).batches for step, _ in plan.versions)
 
 
-def test_the_recording_of_a_node_is_replayed_where_a_step_only_resets(tmp_path):
-    path, kind, steps = str(tmp_path / "schedule.jsonl"), "native_next_step", 11
-    frames = steps * num_envs_of(kind)
-    collector, _ = build("distributed", kind, sync=False, record_schedule=path, seed=5)
+@pytest.mark.parametrize("hosted", [None, MultiAsyncCollector], ids=["together", "apart"])
+def test_the_recording_of_nodes_is_replayed(hosted, tmp_path):
+    path, kind, steps, n = str(tmp_path / "schedule.jsonl"), "native_next_step", 11, 4
+    frames = steps * num_envs_of(kind) * (2 if hosted is None else 1)
+    options = {"frames_per_batch": frames, "seed": 5, "create_env_kwargs": workers_of(kind, n)}
+    collector = make(
+        "distributed",
+        make_env,
+        CodePolicy(),
+        num_workers_per_collector=2,
+        collector_class=hosted,
+        sync=False,
+        record_schedule=path,
+        **options,
+    )
     with collector:
         recorded = []
         while len(recorded) < 8 or not changes_version_within(path):
             recorded.append(collector.next())
             publish(collector)
-    schedule, kwargs = RecordedSchedule(path), workers_of(kind, 2)
-    options = {"num_workers": 2, "frames_per_batch": frames, "create_env_kwargs": kwargs, "seed": 5}
-    with SimulatedCollector(make_env, CodePolicy(), schedule=schedule, **options) as replay:
+    schedule = RecordedSchedule(path)
+    with SimulatedCollector(
+        make_env, CodePolicy(), schedule=schedule, num_workers=n, **options
+    ) as replay:
         for batch in recorded:
             assert same_bits(batch, replay.next())
             publish(replay)

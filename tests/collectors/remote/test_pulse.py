@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future
 
 import pytest
+import torch
 
 from collectors.remote import node as far
 from collectors.remote.base import RemoteCollector
@@ -41,6 +42,7 @@ class Scripted(Threads):
     when it is let go."""
 
     asker = "nobody"
+    awaits = "report"
     fault = ""
 
     def __init__(self):
@@ -50,7 +52,7 @@ class Scripted(Threads):
 
     def call(self, peer, function, *args):
         answer = super().call(peer, function, *args)
-        asked = threading.current_thread().name == self.asker and "frame_counts" in args
+        asked = threading.current_thread().name == self.asker and self.awaits in args
         if not asked:
             return answer
         self.asker = "nobody"
@@ -97,10 +99,10 @@ class HereCollector(RemoteCollector):
         return HereFleet()
 
 
-def here(**options):
+def here(*, sync=True, **options):
     restarts = {"on_worker_failure": "restart", "max_restarts": 5, "timeout": 8 * TIMEOUT_S}
     return HereCollector(
-        Troubled, Plain(), num_collectors=1, sync=True, frames_per_batch=40, **restarts, **options
+        Troubled, Plain(), num_collectors=1, sync=sync, frames_per_batch=40, **restarts, **options
     )
 
 
@@ -144,3 +146,15 @@ def test_an_error_in_the_pulse_is_told_and_the_pulse_goes_on():
             assert "RuntimeError: cannot feel it" in str(collector.pool.handles[0].failure)
             gather(collector, 1)
             assert collector.stats()["restarts"] == times
+
+
+def test_batches_of_a_host_are_taken_in_their_order():
+    with here(sync=False) as collector:
+        handle, engine = collector.pool.handles[0], collector.launcher.engine
+        engine.asker, engine.awaits = "MainThread", "collect"
+        gather(collector, 2)
+        assert engine.held_back.wait(30.0)  # the answer with the third batch
+        wait_until(lambda: handle.reported_counts()["collected"] == 160)
+        engine.release()
+        steps = torch.cat([collector.next()["observation"][0, :, 1] for _ in range(2)])
+        assert steps.tolist() == [frame % 13 for frame in range(80, 160)]

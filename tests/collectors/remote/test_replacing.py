@@ -12,11 +12,9 @@ import pytest
 from torch.distributed.rpc import backend_registry
 
 from collectors import ReplayBuffer
-from collectors.remote import node as far
 from sync.remote import rpc
 from tests.collectors.remote.support import KINDS, host_pids, make
 from tests.collectors.remote.test_failures import gather, troubled
-from tests.collectors.remote.test_pulse import here
 from tests.collectors.support import all_accounted_for
 from tests.collectors.troubled import Plain, Troubled, hold, wait_until
 from tests.conftest import child_processes
@@ -81,15 +79,6 @@ def test_an_interrupt_while_a_host_is_replaced_ends_the_collector():
 
 def _interrupt(handles):
     raise KeyboardInterrupt
-
-
-def test_a_host_makes_no_batch_before_it_has_taken_weights():
-    with here() as collector:
-        name = collector.pool.handles[0].node_name
-        host = far._NODES[name]
-        receiver, host.receiver = host.receiver, None
-        assert "no weights were handed over" in far.call_node(name, "next_batch", {}).value
-        host.receiver = receiver
 
 
 @pytest.mark.parametrize("kind", ["rpc", pytest.param("distributed", marks=pytest.mark.slow)])

@@ -22,8 +22,8 @@ if __name__ == "__main__":
         frames_per_batch=40,
     )
     collector.next()
-    nodes = [handle.pid for handle in collector.pool.handles]
-    workers = [one["pid"] for node in collector.stats()["workers"] for one in node["workers"]]
+    nodes = [node.pid for node in collector.nodes]
+    workers = [worker["pid"] for worker in collector.stats()["workers"]]
     print(*nodes, *workers, flush=True)
     signal.pause()
 """

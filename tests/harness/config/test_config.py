@@ -202,10 +202,6 @@ def test_a_runs_name_is_one_file_name():
         (["collector.batches_ahead=0"], ["collector.batches_ahead=0", "1 or more"]),
         (["collector.preemptive_threshold=0.5"], ["multi_sync"]),
         (["algo=sac", "env=pendulum", "collector.next_observation=final"], ["SAC", "algo=ppo"]),
-        (
-            ["collector=rpc", "sync=rpc", "collector.next_observation=final"],
-            ["collector=rpc", "collector=multi_async"],
-        ),
         (["algo=sac", "model=lstm"], ["SAC", "model=mlp"]),
         (["collector.free_running=true"], ["algo=sac"]),
         (
