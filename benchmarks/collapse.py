@@ -1,0 +1,183 @@
+"""Whether the effective sample size falls before a run collapses: docs/findings/collapse.md.
+
+    .venv/bin/python benchmarks/collapse.py outputs/rate_lag outputs/objectives_at_lag
+
+The directories are sweeps of one task. A threshold for the alarm is chosen on the runs with odd
+seeds and judged on those with even ones: for the sample size, the divergence, the largest weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from harness.report.runs import read_runs  # noqa: E402
+from harness.report.scores import TRAINED, mean_return  # noqa: E402
+
+SMOOTH = 10  # records
+STAYS = 10  # records below, so that it is a collapse
+LEAD = 30  # records before a collapse in which an alarm counts
+ROSE = 0.2  # of the task's range, before there is anything to lose
+FELL = 0.5  # of what was gained
+# Each measure, and whether it is alarming when it is large.
+MEASURES = {"policy/ess": False, "policy/kl": True, "policy/ratio_max": True}
+THRESHOLDS = 50  # that are tried: quantiles of the measure over all records
+RESAMPLES = 2_000
+
+
+@dataclass
+class Course:
+    """One run: its smoothed measures, and the record at which it collapsed, if it did."""
+
+    setting: str
+    seed: int
+    collapse: int | None
+    measures: dict[str, np.ndarray]
+
+
+def read_courses(sweeps: Sequence[Path]) -> list[Course]:
+    """The finished runs with lag."""
+    runs, records = read_runs(sweeps, (TRAINED, *MEASURES))
+    runs = runs[runs["state"] == "done"]
+    by_run = {
+        run: inside.dropna(subset=[TRAINED])
+        for run, inside in records.groupby("run")
+        if run in runs.index
+    }
+    first = float(np.mean([inside[TRAINED].iloc[0] for inside in by_run.values()]))
+    best = max(mean_return(inside) for inside in by_run.values())
+    courses = []
+    for run, inside in by_run.items():
+        options = runs.loc[run, "options"]
+        if int(options["sync.lag"]) < 1:
+            continue
+        setting = ", ".join(
+            f"{name}={options.get(name)}"
+            for name in ("algo.objective", "algo.learning_rate", "sync.lag")
+        )
+        measures = {name: smooth(inside[name]) for name in MEASURES if inside[name].notna().any()}
+        moment = collapse(smooth(inside[TRAINED]), best - first)
+        courses.append(Course(setting, int(runs.loc[run, "seed"]), moment, measures))
+    return courses
+
+
+def smooth(values: pd.Series) -> np.ndarray:
+    return values.rolling(SMOOTH, min_periods=1).mean().to_numpy()
+
+
+def collapse(returns: np.ndarray, span: float) -> int | None:
+    """The record at which the smoothed return has lost half of what it gained, for good."""
+    highest = np.maximum.accumulate(returns)
+    gained = highest - returns[0]
+    low = (gained >= ROSE * span) & (highest - returns > FELL * gained)
+    for start in np.flatnonzero(low):
+        if start + STAYS <= len(low) and low[start : start + STAYS].all():
+            return int(start)
+    return None
+
+
+def alarm(measure: np.ndarray, threshold: float, is_large: bool, until: int | None) -> int | None:
+    """The first record that is alarming, before the collapse if there is one."""
+    values = np.maximum.accumulate(measure) if is_large else measure
+    alarming = values > threshold if is_large else values < threshold
+    places = np.flatnonzero(alarming[:until])
+    return int(places[0]) if len(places) else None
+
+
+def outcomes(
+    courses: Sequence[Course], name: str, threshold: float
+) -> tuple[list[bool], list[bool]]:
+    """Of each collapse: was there an alarm in time? Of each other run: was there one?"""
+    caught, false_alarms = [], []
+    for course in courses:
+        place = alarm(course.measures[name], threshold, MEASURES[name], course.collapse)
+        if course.collapse is None:
+            false_alarms.append(place is not None)
+        else:
+            caught.append(place is not None and course.collapse - place <= LEAD)
+    return caught, false_alarms
+
+
+def worth(caught: Sequence[bool] | np.ndarray, false_alarms: Sequence[bool] | np.ndarray) -> float:
+    """The share of collapses with an alarm, minus that of other runs with one."""
+    found = np.mean(caught) if len(caught) else 0.0
+    return float(found - (np.mean(false_alarms) if len(false_alarms) else 0.0))
+
+
+def choose(courses: Sequence[Course], name: str) -> float:
+    """The threshold that is worth most on these runs."""
+    everything = np.concatenate([course.measures[name] for course in courses])
+    tried = np.unique(np.nanquantile(everything, np.linspace(0, 1, THRESHOLDS)))
+    return float(max(tried, key=lambda threshold: worth(*outcomes(courses, name, threshold))))
+
+
+def lines(courses: Sequence[Course]) -> Iterator[str]:
+    fallen = [course for course in courses if course.collapse is not None]
+    yield f"{len(fallen)} of {len(courses)} runs with lag collapsed"
+    if len(fallen) < 20:
+        yield "fewer than 20: the question cannot be answered on this task"
+        return
+    odd = [course for course in courses if course.seed % 2]
+    even = [course for course in courses if not course.seed % 2]
+    yield "| measure | threshold | collapses with an alarm | other runs with one | worth |"
+    yield "|---|--:|--:|--:|--:|"
+    random = np.random.default_rng(0)
+    for name in MEASURES:
+        threshold = choose(odd, name)
+        caught, false_alarms = outcomes(even, name, threshold)
+        drawn = [
+            worth(
+                random.choice(caught, len(caught)), random.choice(false_alarms, len(false_alarms))
+            )
+            for _ in range(RESAMPLES)
+        ]
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        yield (
+            f"| {name} | {threshold:.3g} | {sum(caught)} of {len(caught)} | "
+            f"{sum(false_alarms)} of {len(false_alarms)} | "
+            f"{worth(caught, false_alarms):.2f} [{low:.2f}, {high:.2f}] |"
+        )
+    yield from _within_settings(courses)
+
+
+def _within_settings(courses: Sequence[Course]) -> Iterator[str]:
+    """Sample size before the collapse, against runs of the same setting that do not collapse."""
+    differences = []
+    for setting in sorted({course.setting for course in courses}):
+        inside = [course for course in courses if course.setting == setting]
+        rest = [course for course in inside if course.collapse is None]
+        for course in inside:
+            if course.collapse is None or not rest:
+                continue
+            span = slice(max(0, course.collapse - 20), course.collapse)
+            here = np.mean(course.measures["policy/ess"][span])
+            there = np.mean([np.mean(one.measures["policy/ess"][span]) for one in rest])
+            differences.append(float(here - there))
+    lower = sum(difference < 0 for difference in differences)
+    mean = np.mean(differences) if differences else float("nan")
+    yield (
+        f"within settings: before {lower} of {len(differences)} collapses the sample size was "
+        f"lower than in runs that did not collapse, by {-mean:.3f} on average"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("sweeps", nargs="+", type=Path, help="directories of sweeps of one task")
+    try:
+        print("\n".join(lines(read_courses(parser.parse_args().sweeps))))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What the studies' programs make of data whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks import collapse, rate_lag, seeds
+
+RATES, LAGS = (1e-4, 2e-4, 4e-4), (0, 1, 2, 4, 8)
+
+
+def scores(loss) -> pd.DataFrame:
+    """Scores from 0 to 100 over three rates, five lags and four seeds, with little noise."""
+    random = np.random.default_rng(1)
+    rows = [
+        (rate, lag, seed, 100 * loss(rate, lag) + random.normal(0, 0.5))
+        for rate in RATES
+        for lag in LAGS
+        for seed in range(4)
+    ]
+    return pd.DataFrame(rows, columns=["rate", "lag", "seed", "score"])
+
+
+def test_a_law_in_rate_times_lag_is_told_from_one_in_lag_alone():
+    of_product = rate_lag.retained(scores(lambda rate, lag: np.exp(-rate * lag * 1e3)), 0.0)
+    of_lag = rate_lag.retained(scores(lambda rate, lag: np.exp(-lag / 4)), 0.0)
+    assert rate_lag.explained(of_product, by_rate=False) > 0.99
+    assert rate_lag.explained(of_lag, by_rate=False) < 0.9
+    assert rate_lag.explained(of_lag, by_rate=True) > 0.99
+    product, lag, (low, _) = rate_lag.correlations(of_product)
+    assert product > lag
+    assert low > 0
+    assert all(p < 0.05 for *_, p in rate_lag.same_products(of_product))
+    assert not all(p < 0.05 for *_, p in rate_lag.same_products(of_lag))
+
+
+def test_a_rate_that_hardly_learns_is_named_and_left_out():
+    table = scores(lambda rate, lag: 0.1 if rate == RATES[0] else 1.0)
+    assert rate_lag.learning_rates(table, 0.0) == ([*RATES[1:]], [RATES[0]])
+    assert str([RATES[0]]) in next(rate_lag.lines(table, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("returns", "moment"),
+    [
+        ([*range(100)], None),
+        ([*range(60), *[10] * 40], 60),
+        ([*range(60), *[10] * 5, *range(60, 95)], None),  # it comes back
+        ([*range(5), *[0] * 50], None),  # there was little to lose
+    ],
+)
+def test_a_collapse_is_a_loss_of_half_that_stays(returns, moment):
+    assert collapse.collapse(np.array(returns, dtype=float), span=100) == moment
+
+
+def test_an_alarm_counts_if_it_comes_before_the_collapse_and_not_long_before():
+    def course(moment, low_from):
+        measure = np.where(np.arange(100) >= low_from, 0.1, 0.9)
+        return collapse.Course("", 2, moment, {"policy/ess": measure})
+
+    in_time, late, early = course(60, 50), course(60, 70), course(60, 5)
+    quiet, false_alarm = course(None, 100), course(None, 50)
+    caught, false_alarms = collapse.outcomes(
+        [in_time, late, early, quiet, false_alarm], "policy/ess", 0.5
+    )
+    assert caught == [True, False, False]
+    assert false_alarms == [False, True]
+    assert collapse.worth(caught, false_alarms) == pytest.approx(1 / 3 - 1 / 2)
+
+
+def test_large_effects_are_seen_with_few_seeds_and_absent_ones_as_often_as_the_test_allows():
+    random = np.random.default_rng(3)
+    settings = pd.DataFrame(
+        random.normal(0, 1, (60, 10)) + 10,
+        index=[frozenset({f"a={n}", "sync.lag=0"}) for n in range(60)],
+    )
+    lagging = pd.DataFrame(
+        random.normal(0, 1, (60, 10)) + 6,
+        index=[frozenset({f"a={n}", "sync.lag=4"}) for n in range(60)],
+    )
+    compared = seeds.pairs(pd.concat([settings, lagging]), "sync.lag=0")
+    assert len(compared) == 60
+    assert np.mean([seeds.shares(pair, 5, random) for pair in compared[:10]]) > 0.9
+    assert seeds.single(compared[0])[0] > 0.9
+    absent = [seeds.shares(pair, 3, random) for pair in seeds.halves(settings, random)]
+    assert 0.02 < np.mean(absent) < 0.09
