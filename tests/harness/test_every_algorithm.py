@@ -44,11 +44,8 @@ ASYNCHRONOUS = {
     "rpc, asynchronous": ("collector=rpc", "sync=rpc", "collector.remote.asynchronous=true"),
     "ray, asynchronous": ("collector=ray", "sync=ray", "collector.remote.asynchronous=true"),
 }
-# What `make test` takes: each algorithm with one collector of each kind.
-QUICK = [
-    *(("ppo", "multi_sync"), ("impala", "distributed"), ("dqn", "simulated"), ("sac", "single")),
-    ("impala", "multi_async"),
-]
+# What `make test` takes beside test_repeated_runs.py and test_replayed_runs.py.
+QUICK = [("ppo", "distributed, asynchronous"), ("impala", "multi_async")]
 
 
 def with_each(collectors):

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import run
 from harness.files import read_json
 from harness.run.build import make_scheme
-from harness.run.checkpoints import Checkpoints
 from harness.run_comparison import compare_records, compare_weights
 from sync import Lag, Tear
 from tests.harness.config.composed import config_of, error_of
@@ -209,70 +207,16 @@ def test_no_lag_and_no_tear_change_no_bit(collector):
     assert compare_weights(plain, torn) is not None
 
 
-DRAWN = "sync.lag={kind: uniform, low: 0, high: 3}"
-TEAR = ("sync.tear.share=0.3", "sync.tear.span=2", "sync.tear.unit=element")
-
-
-@pytest.mark.parametrize(
-    "kept", [pytest.param(1, marks=pytest.mark.slow), 6], ids=["early", "late"]
-)
-@pytest.mark.parametrize(
-    ("settings", "given"),
-    [
-        pytest.param(SMALL, ("collector=single", "sync.lag=4"), marks=pytest.mark.slow),
-        (SMALL, ("collector=multi_sync", "sync.lag=4", "sync=multiprocess", "sync.wire=int8")),
-        pytest.param(SMALL, ("collector=multi_sync", DRAWN), marks=pytest.mark.slow),
-        pytest.param(
-            SMALL,
-            ("collector=multi_sync", "sync.lag={kind: cycle, values: [0, 3, 2], per: worker}"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(SMALL, ("collector=single", *TEAR), marks=pytest.mark.slow),
-        pytest.param(SMALL, ("collector=multi_sync", *TEAR, DRAWN), marks=pytest.mark.slow),
-        pytest.param(
-            SMALL,
-            ("collector=single", "sync.tear.share=0.5", "sync.interval=2"),
-            marks=pytest.mark.slow,
-        ),
-        (SMALL_SAC, ("collector=multi_sync", "sync.lag=2", *TEAR)),
-    ],
-    ids=["constant", "int8", "drawn", "by worker", "torn", "both", "interval", "sac"],
-)
-def test_a_resumed_run_is_the_uninterrupted_one(settings, given, kept):
-    """The early checkpoint is of a time at which fewer versions exist than are kept."""
-    every = 128 if settings is SMALL else 16
-    given = (*settings, *given, f"checkpoint.every_frames={every}", "checkpoint.keep=99")
-    _, whole = start(*given, into="whole")
-    _, half = start(*given, into="half")
-    for file in Checkpoints(half / "checkpoints").files()[kept:]:
-        file.unlink()
-    assert run.main([f"resume={half}"]) == 0
-    assert same(whole, half) is None
-
-
-def test_a_run_that_is_resumed_twice_is_the_uninterrupted_one():
-    given = (*SMALL, DRAWN, *TEAR, "collector=multi_sync")
-    given = (*given, "checkpoint.every_frames=128", "checkpoint.keep=99")
-    _, whole = start(*given, into="whole")
-    _, half = start(*given, into="half")
-    for kept in (3, 7):
-        for file in Checkpoints(half / "checkpoints").files()[kept:]:
-            file.unlink()
-        assert run.main([f"resume={half}"]) == 0
-    assert same(whole, half) is None
-
-
 HELD = ("collector=multi_async", "collector.num_workers=1", "sync.max_lag=0", "sync.on_stale=wait")
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        (),
         ("model=lstm", "model.lstm_size=8", "model.sequence_length=8"),
         ("algo=impala", "sync=multiprocess", "algo.normalise_observations=true"),
     ],
-    ids=["ppo", "ppo, lstm", "impala"],
+    ids=["ppo, lstm", "impala"],
 )
 def test_an_asynchronous_run_held_at_lag_zero_is_the_synchronous_one(more):
     small = [option for option in SMALL if "impala" not in str(more) or "algo." not in option]

@@ -214,7 +214,7 @@ def test_once_a_wrapper_altered_a_return_both_are_logged():
         ("collector=multi_async",),
         ("collector=multi_async", "env.vectorisation=native"),
         ("collector=simulated", "collector.num_workers=3"),
-        ("collector=distributed", "sync=distributed"),
+        pytest.param(("collector=distributed", "sync=distributed"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -247,11 +247,10 @@ def test_a_replay_buffer_that_is_filled_beside_the_learner_tells_them_too():
 @pytest.mark.parametrize(
     "given",
     [
-        (),
         ("collector.max_frames_per_traj=5",),
         ("env.id=tests.harness.scored:Pictured-v0", "model=minatar_cnn_lstm", "model.lstm_size=8"),
     ],
-    ids=["clipped", "cut", "CNN and LSTM"],
+    ids=["cut", "CNN and LSTM"],
 )
 def test_a_resumed_run_has_the_same_bits(given):
     whole = (*RUN, *given, "collector=single", "checkpoint.every_frames=64", "checkpoint.keep=99")

@@ -44,17 +44,20 @@ def here(tmp_path, monkeypatch):
 
 
 CASES = {
-    "PPO, each step": PPO,
-    "PPO, LSTM, zeroed": (*PPO, *LSTM, "sync.state_on_update=zero"),
-    "PPO, LSTM, recomputed": (*PPO, *LSTM, "sync.state_on_update=recompute"),
+    "PPO, LSTM, recomputed, a restart": (
+        *(*PPO, *LSTM, *restarts("MortalCartPole"), "sync.state_on_update=recompute"),
+    ),
+    "PPO, LSTM, zeroed, waiting": (*PPO, *LSTM, *WAITING, "sync.state_on_update=zero"),
     "PPO, episodes": (*PPO, *EPISODE, "collector.num_workers=3"),
-    "PPO, a restart": (*PPO, *restarts("MortalCartPole")),
-    "PPO, waiting": (*PPO, *WAITING),
     "SAC, each step": SAC,
-    "DQN, one epsilon": (*DQN, "collector.num_workers=3"),
     "DQN, as Ape-X": (*DQN, *APE_X, "collector.num_workers=3"),
 }
 SLOW = {
+    "PPO, LSTM, zeroed": (*PPO, *LSTM, "sync.state_on_update=zero"),
+    "PPO, LSTM, recomputed": (*PPO, *LSTM, "sync.state_on_update=recompute"),
+    "PPO, a restart": (*PPO, *restarts("MortalCartPole")),
+    "PPO, waiting": (*PPO, *WAITING),
+    "DQN, one epsilon": (*DQN, "collector.num_workers=3"),
     "PPO, multiprocess": (*PPO, "sync=multiprocess"),
     "PPO, batches": (*PPO, "sync.apply_at=batch", "sync=multiprocess"),
     "PPO, LSTM": (*PPO, *LSTM),
@@ -89,40 +92,40 @@ def check_replayed(given, capsys):
         assert Path("struck").exists(), "nobody died"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)]
+)
 def test_an_asynchronous_run_is_replayed_to_the_bit(case, capsys):
-    check_replayed(CASES[case], capsys)
+    check_replayed((CASES | SLOW)[case], capsys)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW)
-def test_every_kind_of_asynchronous_run_is_replayed_to_the_bit(case, capsys):
-    check_replayed(SLOW[case], capsys)
-
-
-def test_a_run_over_ray_is_replayed_to_the_bit(capsys):
-    pytest.importorskip("ray")
-    given = ("collector=ray", "sync=ray", "collector.remote.asynchronous=true")
-    assert run.main([*RUN, *PPO, *given]) == 0
-    assert main(["original", "--out", "again"]) == 0, capsys.readouterr().out
-    assert "identical: all metrics but times, and the final weights" in capsys.readouterr().out
-
-
-def test_a_replay_with_another_learner_has_the_same_asynchrony(capsys):
-    assert run.main([*RUN, *PPO]) == 0
-    assert main(["original", "--set", "algo.objective=decoupled", "--out", "again"]) == 0
+def test_a_recorded_run_is_replayed_and_with_another_learner_has_the_same_asynchrony(capsys):
+    check_replayed(PPO, capsys)
+    assert main(["original", "--set", "algo.objective=decoupled", "--out", "changed"]) == 0
     assert "with algo.objective=decoupled and the same schedule" in capsys.readouterr().out
-    summary, changed = (read_json(Path(one, "summary.json")) for one in ("original", "again"))
+    summary, changed = (read_json(Path(one, "summary.json")) for one in ("original", "changed"))
     for name in ("frames", "updates", "policy/lag_mean", "policy/mixed_batches"):
         assert summary[name] == changed[name]
-
-
-@pytest.mark.parametrize("change", ["algo.objectiv=decoupled", "algo", "nothing.here=1"])
-def test_a_change_of_what_does_not_exist_is_refused(change, capsys):
-    assert run.main([*RUN, *PPO]) == 0
-    assert main(["original", "--set", change, "--out", "again"]) == 2
-    assert not Path("again").exists()
-    assert change.partition("=")[0].rpartition(".")[2] in capsys.readouterr().err
+    for change in ("algo.objectiv=decoupled", "algo", "nothing.here=1"):
+        assert main(["original", "--set", change, "--out", "refused"]) == 2
+        assert not Path("refused").exists()
+        assert change.partition("=")[0].rpartition(".")[2] in capsys.readouterr().err
+    # The same from the command line.
+    simulated = [one for one in (*RUN, *PPO) if not one.startswith(("collector=", "hydra"))]
+    follow = (
+        *("collector=simulated", "collector.num_workers=2", "collector.replay=original"),
+        "hydra.run.dir=followed",
+    )
+    assert run.main([*simulated, *follow]) == 0
+    followed = read_json(Path("followed/summary.json"))
+    assert summary["eval/return"] == followed["eval/return"]
+    assert followed["sim/time_s"] > 0
+    capsys.readouterr()
+    assert run.main([*simulated, *follow, "env.num_envs=4"]) == 2
+    needed = "use collector.num_workers=2 collector.frames_per_batch=64 env.num_envs=2"
+    assert needed in capsys.readouterr().err
+    assert run.main([*simulated, *follow, "collector.replay=nowhere"]) == 2
+    assert "collector.replay=nowhere: there is no schedule.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("env", ["Poisoned", "Raising"])
@@ -133,25 +136,6 @@ def test_a_crash_is_replayed_up_to_the_crash(env, capsys):
     assert main(["original", "--out", "again", "--import-env"]) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
     assert "identical: all metrics but times, up to its end; it fails alike: " in out
-
-
-def test_the_recorded_schedule_can_be_followed_from_the_command_line(capsys):
-    assert run.main([*RUN, *PPO]) == 0
-    simulated = [one for one in (*RUN, *PPO) if not one.startswith(("collector=", "hydra"))]
-    follow = (
-        *("collector=simulated", "collector.num_workers=2", "collector.replay=original"),
-        "hydra.run.dir=again",
-    )
-    assert run.main([*simulated, *follow]) == 0
-    summary, again = (read_json(Path(one, "summary.json")) for one in ("original", "again"))
-    assert summary["eval/return"] == again["eval/return"]
-    assert again["sim/time_s"] > 0
-    capsys.readouterr()
-    assert run.main([*simulated, *follow, "env.num_envs=4"]) == 2
-    needed = "use collector.num_workers=2 collector.frames_per_batch=64 env.num_envs=2"
-    assert needed in capsys.readouterr().err
-    assert run.main([*simulated, *follow, "collector.replay=nowhere"]) == 2
-    assert "collector.replay=nowhere: there is no schedule.jsonl" in capsys.readouterr().err
 
 
 def test_what_cannot_be_recorded_is_not(capsys):

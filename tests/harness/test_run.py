@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 import run
-from harness.algorithms.ppo import PPO
 from harness.files import read_json
+from harness.run.build import describe_sync
 from harness.run.checkpoints import Checkpoints
 from harness.run.runner import Runner
+from tests.harness.config.composed import config_of, error_of
 from tests.harness.logging import wandb_file
 
 SMALL = (
@@ -30,7 +30,6 @@ SMALL = (
     "evaluation.num_episodes=1",
     "logger=jsonl",
 )
-SMALL_EWMA = (*SMALL, "algo.objective=ewma", "algo.normalise_observations=true")
 SMALL_SAC = (
     "algo=sac",
     "env=pendulum",
@@ -70,6 +69,12 @@ OPTIONS = {
     ("multi_async", "hogwild"): ("env.vectorisation=native",),
 }
 
+MECHANISMS = {
+    "none": "no weights travel",
+    "shared_mem": "shared memory",
+    "multiprocess": "messages",
+    "hogwild": "the trainer's own memory",
+}
 IMPOSSIBLE = {
     ("none", "multi_sync"): "its workers would keep their initial weights",
     ("none", "multi_async"): "its workers would keep their initial weights",
@@ -128,37 +133,27 @@ def ended(_ended, tmp_path) -> Path:
 # -- what a run leaves
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ((), "shared memory, 2 workers on this machine, float32, lag 0"),
-        (
-            ("collector=single", "sync=multiprocess", "sync.wire=bfloat16", "sync.lag=1"),
-            "messages, 1 worker in this process, bfloat16, lag 1",
+def test_how_weights_travel_is_said_in_a_line():
+    """The mechanism and the number format are the scheme's, the rest is the config's."""
+    scheme = SimpleNamespace(mechanism="pigeons", wire="bfloat16")
+    for options, rest in {
+        (): "2 workers on this machine, bfloat16, lag 0",
+        ("collector=single", "sync.lag=1"): "1 worker in this process, bfloat16, lag 1",
+        ("collector=simulated", "sync.lag={kind: uniform, low: 0, high: 1}"): (
+            "8 workers in virtual time, bfloat16, lag uniform"
         ),
-        (
-            ("collector=single", "sync=none"),
-            "no weights travel, 1 worker in this process, float32, lag 0",
+        ("collector=distributed", "sync=distributed"): (
+            "2 workers on this machine (nodes: 2), bfloat16, lag 0"
         ),
-        (
-            ("collector=simulated", "sync.lag={kind: uniform, low: 0, high: 1}"),
-            "simulated, 8 workers in virtual time, float32, lag uniform",
-        ),
-        (
-            ("collector=distributed", "sync=distributed"),
-            "gloo, 2 workers on this machine (nodes: 2), float32, lag 0",
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_a_run_says_at_its_start_how_weights_travel(options, line, tmp_path, capfd):
-    assert run.main([*SMALL, *options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    assert f"\nsync: {line}\nwriting to" in capfd.readouterr().out
+    }.items():
+        assert describe_sync(config_of(*options), scheme) == f"pigeons, {rest}"
 
 
-def test_a_run_leaves_its_directory_behind():
-    status, directory = start(*SMALL, "collector=single")
+def test_a_run_leaves_its_directory_and_its_last_record_holds_what_no_record_has_told(capfd):
+    status, directory = start(*SMALL, "collector=single", "log_every_frames=1000000")
     assert status == 0
+    said = "sync: shared memory, 1 worker in this process, float32, lag 0"
+    assert f"\n{said}\nwriting to" in capfd.readouterr().out
     assert {file.name for file in directory.iterdir()} == {
         "checkpoints",
         "config.yaml",
@@ -171,13 +166,20 @@ def test_a_run_leaves_its_directory_behind():
     assert read_json(directory / "status.json")["state"] == "done"
     assert read_json(directory / "manifest.json")["ended"] is not None
     assert len(Checkpoints(directory / "checkpoints").files()) == 1
+    (record,) = records(directory)
+    assert record["step"] == 384
+    assert {"train/policy_loss", "episode/return", "eval/return"} <= set(record)
 
 
-def test_a_frame_has_one_checkpoint():
+def test_checkpoints_and_evaluations_are_of_the_frames_at_which_they_were_made():
     given = ("collector=single", "checkpoint.every_frames=128", "checkpoint.keep=99")
-    _, directory = start(*SMALL, *given)
+    more = ("evaluation.every_frames=128", "log_every_frames=300")
+    _, directory = start(*SMALL, *given, *more)
     names = [file.name.split("-")[0] for file in Checkpoints(directory / "checkpoints").files()]
     assert [int(name) for name in names] == [128, 256, 384]
+    evaluated = [record for record in records(directory) if "eval/return" in record]
+    assert [record["step"] for record in evaluated] == [128, 256, 384]
+    assert all("train/policy_loss" in record for record in evaluated)
 
 
 def test_records_and_summary_hold_what_the_design_names():
@@ -205,12 +207,13 @@ def test_records_and_summary_hold_what_the_design_names():
     assert set(summary["workers"]) == {"0", "1"}
 
 
-def test_wandb_gets_everything_offline(monkeypatch, tmp_path):
+def test_wandb_gets_everything_offline_and_tensorboard_an_event_file(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    status, directory = start(
-        *SMALL, "logger=wandb", "collector=multi_async", "logger.wandb.tags=[t]"
-    )
+    given = ("logger=[wandb,tensorboard]", "collector=multi_async", "logger.wandb.tags=[t]")
+    status, directory = start(*SMALL, *given)
     assert status == 0
+    (file,) = (directory / "tensorboard").iterdir()
+    assert b"train/policy_loss" in file.read_bytes()
     found = wandb_file.read(directory)
     (named,) = (r.run for r in found if r.WhichOneof("record_type") == "run")
     assert named.run_id == read_json(directory / "manifest.json")["wandb_id"]
@@ -230,12 +233,6 @@ def test_wandb_gets_everything_offline(monkeypatch, tmp_path):
     assert ended.exit_code == 0
 
 
-def test_tensorboard_gets_an_event_file():
-    _, directory = start(*SMALL, "logger=tensorboard", "collector=single")
-    (file,) = (directory / "tensorboard").iterdir()
-    assert b"train/policy_loss" in file.read_bytes()
-
-
 def test_frames_that_lag_too_much_are_dropped_and_counted():
     given = ("collector=multi_async", "sync.max_lag=0", "total_frames=1280")
     _, directory = start(*SMALL, *given)
@@ -250,12 +247,14 @@ def test_frames_that_lag_too_much_are_dropped_and_counted():
 
 
 @pytest.mark.parametrize(("collector", "sync"), OPTIONS)
-def test_every_possible_pair_runs_with_each_option_of_its_parts(collector, sync):
+def test_every_possible_pair_runs_with_each_option_of_its_parts(collector, sync, capfd):
     chosen = (f"collector={collector}", f"sync={sync}", "evaluation.at_end=false")
     options = OPTIONS[collector, sync]
     status, directory = start(*SMALL, *chosen, *options)
     assert status == 0
     last = records(directory)[-1]
+    (line,) = re.findall(r"^sync: (.*), \d workers? ", capfd.readouterr().out, re.MULTILINE)
+    assert line == MECHANISMS[sync]
     preempts = "collector.preemptive_threshold=0.5" in options
     assert ("collector/preempted" in last) == preempts
     assert last["step"] >= 384
@@ -265,15 +264,14 @@ def test_every_possible_pair_runs_with_each_option_of_its_parts(collector, sync)
 
 
 @pytest.mark.parametrize(("sync", "collector"), IMPOSSIBLE)
-def test_every_impossible_pair_is_refused_with_a_reason(sync, collector, capsys):
-    status, directory = start(*SMALL, f"sync={sync}", f"collector={collector}")
-    assert status == 2
-    assert not directory.exists()
-    (line,) = capsys.readouterr().err.splitlines()
+def test_every_impossible_pair_is_refused_with_a_reason(sync, collector):
+    line = error_of(f"sync={sync}", f"collector={collector}")
     assert f"sync={sync} collector={collector}: {IMPOSSIBLE[sync, collector]}" in line
 
 
-@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+@pytest.mark.parametrize(
+    "collector", [pytest.param("multi_sync", marks=pytest.mark.slow), "multi_async"]
+)
 def test_sac_learns_beside_a_collector_that_runs_free(collector):
     given = (f"collector={collector}", "collector.free_running=true", "collector.timeout_s=20")
     status, directory = start(*SMALL_SAC, *given)
@@ -284,104 +282,26 @@ def test_sac_learns_beside_a_collector_that_runs_free(collector):
     assert "train/critic_loss" in records(directory)[-2]
 
 
-# -- the same run again
+# -- resumed runs
 
 
-@pytest.mark.parametrize(
-    ("collector", "sync"),
-    [("single", "none"), ("single", "shared_mem"), ("multi_sync", "multiprocess")],
-)
-def test_the_same_seed_gives_the_same_run(collector, sync):
-    given = (*SMALL, f"collector={collector}", f"sync={sync}")
-    _, first = start(*given, into="first")
-    _, second = start(*given, into="second")
-    _, other = start(*given, "seed=2", into="other")
-    assert without_times(first) == without_times(second)
-    assert same_weights(first, second)
-    assert not same_weights(first, other)
-
-
-@pytest.mark.parametrize(("collector", "sync"), [("single", "none"), ("multi_sync", "shared_mem")])
-@pytest.mark.parametrize("settings", [SMALL, SMALL_EWMA], ids=["ppo", "ppo, averaged"])
-def test_a_resumed_run_is_the_uninterrupted_one(collector, sync, settings, monkeypatch):
-    learn = PPO.update
-
-    def update(ppo, batch, version):
-        """As an algorithm that draws from the global streams, which none of ours does."""
-        drawn = torch.rand(()).item() + np.random.rand() + random.random()
-        return learn(ppo, batch, version) | {"train/drawn": drawn}
-
-    monkeypatch.setattr(PPO, "update", update)
-    given = (*settings, f"collector={collector}", f"sync={sync}", "checkpoint.keep=99")
-    _, whole = start(*given, "checkpoint.every_frames=128", into="whole")
-    _, half = start(*given, "checkpoint.every_frames=128", into="half")
-    for file in Checkpoints(half / "checkpoints").files()[1:]:
-        file.unlink()
-    assert run.main([f"resume={half}"]) == 0
-    assert without_times(whole) == without_times(half)
-    assert same_weights(whole, half)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ("sync.interval=2", "sync.wire=int8"),  # its workers act with older weights than it has
-        ("log_every_frames=300",),  # its next record tells of frames before it, too
-    ],
-    ids=["interval", "record"],
-)
-def test_a_resumed_run_goes_on_between_two_publishes_and_two_records(given):
-    given = (*SMALL, "collector=multi_sync", "total_frames=640", *given)
-    _, whole = start(*given, "checkpoint.every_frames=128", "checkpoint.keep=99", into="whole")
-    _, half = start(*given, "checkpoint.every_frames=128", "checkpoint.keep=99", into="half")
-    for file in Checkpoints(half / "checkpoints").files()[1:]:
-        file.unlink()
-    assert run.main([f"resume={half}"]) == 0
-    assert without_times(whole) == without_times(half)
-    assert same_weights(whole, half)
-
-
-def test_an_evaluation_is_recorded_at_the_frames_at_which_it_was_made():
-    given = ("collector=single", "evaluation.every_frames=128", "log_every_frames=300")
-    _, directory = start(*SMALL, *given)
-    found = [record for record in records(directory) if "eval/return" in record]
-    assert [record["step"] for record in found] == [128, 256, 384]
-    assert all("train/policy_loss" in record for record in found)
-
-
-def test_the_last_record_holds_what_no_record_has_told():
-    _, directory = start(*SMALL, "collector=single", "log_every_frames=1000000")
-    (record,) = records(directory)
-    assert record["step"] == 384
-    assert {"train/policy_loss", "episode/return", "eval/return"} <= set(record)
-
-
-def test_a_resumed_run_keeps_its_parts_and_may_change_options(capsys):
-    _, directory = start(*SMALL, "collector=single")
-    assert run.main([f"resume={directory}", "collector=multi_sync"]) == 2
-    assert "keeps its parts" in capsys.readouterr().err
-    assert run.main([f"resume={directory}", "sync.max_lag=1"]) == 2
-    assert "set algo.max_lag" in capsys.readouterr().err
-    assert run.main([f"resume={directory}", "total_frames=512"]) == 0
-    assert read_json(directory / "summary.json")["frames"] == 512
-    assert ["eval/return" in record for record in records(directory)].count(True) == 2
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "seed=2",
-        "algo.name=sac",
-        "model.name=lstm",
-        "collector.num_workers=3",
-        "collector.name=single",
-    ],
-)
-def test_what_its_checkpoint_holds_a_resumed_run_keeps(ended, option, capsys):
+def test_a_resumed_run_keeps_what_its_checkpoint_holds_and_may_change_options(ended, capsys):
     before = picture(ended)
-    assert run.main([f"resume={ended}", option]) == 2
-    assert f"{option}: a resumed run keeps " in capsys.readouterr().err
+    for option, said in (
+        ("seed=2", "seed=2: a resumed run keeps "),
+        ("algo.name=sac", "algo.name=sac: a resumed run keeps "),
+        ("model.name=lstm", "model.name=lstm: a resumed run keeps "),
+        ("collector.num_workers=3", "collector.num_workers=3: a resumed run keeps "),
+        ("collector.name=single", "collector.name=single: a resumed run keeps "),
+        ("collector=single", "keeps its parts"),
+        ("sync.max_lag=1", "set algo.max_lag"),
+    ):
+        assert run.main([f"resume={ended}", option]) == 2
+        assert said in capsys.readouterr().err
     assert picture(ended) == before
+    assert run.main([f"resume={ended}", "total_frames=512"]) == 0
+    assert read_json(ended / "summary.json")["frames"] == 512
+    assert ["eval/return" in record for record in records(ended)].count(True) == 2
 
 
 def test_a_finished_run_is_left_alone_when_it_is_resumed(ended, capsys):
@@ -523,10 +443,8 @@ def test_workers_that_wait_make_no_frame_that_lags_more_than_max_lag():
         ),
     ],
 )
-def test_options_of_pacing_that_cannot_work_are_refused(options, complaint, capfd):
-    status, _ = start(*SMALL, "collector=multi_sync", *options)
-    assert status == 2
-    assert complaint in capfd.readouterr().err
+def test_options_of_pacing_that_cannot_work_are_refused(options, complaint):
+    assert complaint in error_of("collector=multi_sync", *options)
 
 
 def test_the_latest_run_can_be_resumed_without_its_name(tmp_path, monkeypatch, capsys):

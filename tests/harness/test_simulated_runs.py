@@ -1,4 +1,4 @@
-"""Whole runs on a simulated cluster: the same bits each time, resumed or not."""
+"""Whole runs on a simulated cluster: what lags, what is dropped, and what time passes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import run
 from harness.files import read_json
 from harness.reproduce import main
-from harness.run.checkpoints import Checkpoints
 from harness.run_comparison import compare_records, compare_weights
-from tests.harness.test_lag import SMALL, SMALL_SAC
+from tests.harness.test_lag import SMALL
 
 CLUSTER = (
     *("collector=simulated", "collector.num_workers=6", "collector.frames_per_batch=64"),
@@ -21,21 +20,6 @@ VARIED = (
     "collector.costs.step_ms={kind: gamma, mean: 2, cv: 0.5}",
     "collector.costs.stragglers={share: 0.2, factor: 3}",
 )
-NETWORK = ("sync.link.preset=wan", "collector.network.port_mbps=5")
-TREE = ("collector.network.topology=tree", "collector.network.port_mbps=5", "sync.blocking=true")
-FAILURES = "collector.failures=[{worker: 1, at_s: 0.15, back_after_s: 0.1}]"
-CASES = {
-    "steps": (*SMALL, *CLUSTER, *VARIED),
-    "batches": (*SMALL, *CLUSTER, *VARIED, "sync.apply_at=batch", "sync.wire=int8"),
-    "episodes": (*SMALL, *CLUSTER, *VARIED, "sync.apply_at=episode"),
-    "a network": (*SMALL, *CLUSTER, *NETWORK, FAILURES),
-    "a tree": (*SMALL, *CLUSTER, *TREE, *VARIED),
-    "waiting": (*SMALL, *CLUSTER, *VARIED, "sync.max_lag=3", "sync.on_stale=wait"),
-    "dropping": (*SMALL, *CLUSTER, *VARIED, "sync.max_lag=3"),
-    "a lag": (*SMALL, *CLUSTER, *VARIED, "sync.lag={kind: uniform, high: 4}"),
-    "LSTM": (*SMALL, *CLUSTER, *VARIED, "model=lstm", "model.lstm_size=8"),
-    "SAC": (*SMALL_SAC, *CLUSTER, *VARIED, "total_frames=480", "collector.frames_per_batch=16"),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -52,54 +36,28 @@ def same(first, second):
     return compare_records(first, second) or compare_weights(first, second)
 
 
-SLOW = ("LSTM", "batches", "episodes", "a tree", "waiting", "dropping", "a lag", "SAC")
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in CASES]
-)
-def test_a_simulated_run_has_the_same_bits_twice_and_when_it_is_resumed(case):
-    given = (*CASES[case], "checkpoint.every_frames=64", "checkpoint.keep=99")
-    whole = start(*given, into="whole")
-    assert same(whole, start(*given, into="again")) is None
-    for kept in (2, 13):  # of its thirty checkpoints
-        for file in Checkpoints(Path("again/checkpoints")).files()[kept:]:
-            file.unlink()
-        assert run.main(["resume=again"]) == 0
-        assert same(whole, Path("again")) is None
-    summary = read_json(whole / "summary.json")
-    assert summary["sim/time_s"] > 0
-    counts = {name: summary[f"collector/{name}"] for name in ("delivered", "dropped", "in_flight")}
-    assert summary["collector/collected"] == sum(counts.values())
-    assert (summary["collector/dropped"] > 0) == (case == "a network")
-
-
 def test_reproduce_runs_a_simulated_run_again(capsys):
-    start(*CASES["steps"], into="original")
+    start(*SMALL, *CLUSTER, *VARIED, into="original")
     assert main(["original", "--out", "again"]) == 0
     assert "identical: all metrics but times, and the final weights" in capsys.readouterr().out
 
 
-def test_lag_grows_with_the_workers_and_max_lag_holds():
-    lags = []
-    for workers in (1, 4, 16):
-        given = (*SMALL, *CLUSTER, f"collector.num_workers={workers}", "total_frames=6400")
-        summary = read_json(start(*given, into=f"of {workers}") / "summary.json")
-        lags.append(summary["policy/lag_updates_mean"])
-    assert lags[0] < lags[1] < lags[2]
-    given = (*SMALL, *CLUSTER, *VARIED, "collector.num_workers=16", "total_frames=6400")
-    waiting = start(*given, "sync.max_lag=5", "sync.on_stale=wait", into="waiting")
-    assert read_json(waiting / "summary.json")["policy/lag_updates_max"] <= 5
-
-
-def test_a_batch_that_is_dropped_is_no_update_and_takes_no_time():
-    """Were a version published for it, the batches on their way would become older still."""
-    given = (*SMALL, *CLUSTER, "collector.num_workers=16", "total_frames=6400")
-    taking = read_json(start(*given, into="taking") / "summary.json")
-    dropping = start(*given, "sync.max_lag=5", into="dropping")
-    summary = read_json(dropping / "summary.json")
+def test_lag_grows_with_the_workers_and_is_bounded_by_waiting_or_dropping():
+    """Were a version published for what is dropped, the batches on their way would be older yet."""
+    many = (*SMALL, *CLUSTER, "collector.num_workers=16", "total_frames=6400")
+    taking = read_json(start(*many, into="taking") / "summary.json")
     assert taking["policy/version"] == taking["updates"] == 100  # all batches
     assert taking["policy/lag_updates_max"] > 5
+    lags = []
+    for workers in (1, 4):
+        given = (*SMALL, *CLUSTER, f"collector.num_workers={workers}")
+        summary = read_json(start(*given, into=f"of {workers}") / "summary.json")
+        lags.append(summary["policy/lag_updates_mean"])
+    assert lags[0] < lags[1] < taking["policy/lag_updates_mean"]
+    waiting = start(*many, *VARIED, "sync.max_lag=5", "sync.on_stale=wait", into="waiting")
+    assert read_json(waiting / "summary.json")["policy/lag_updates_max"] <= 5
+    dropping = start(*many, "sync.max_lag=5", into="dropping")
+    summary = read_json(dropping / "summary.json")
     used = summary["frames"] - summary["policy/dropped"]
     assert 20 < summary["updates"] == summary["policy/version"] <= used / 16
     assert summary["updates"] < 90
@@ -111,6 +69,7 @@ def test_an_exact_lag_comes_on_top_of_the_queue():
     plain = read_json(start(*given, into="plain") / "summary.json")
     lagging = read_json(start(*given, "sync.lag=3", into="lagging") / "summary.json")
     assert plain["policy/lag_updates_max"] == 1
+    assert plain["sim/time_s"] > 0
     assert lagging["policy/lag_updates_max"] == 4
 
 
@@ -134,6 +93,7 @@ def test_lag_is_that_of_the_frames_that_were_learned_from(capsys):
     assert summary["policy/lag_max"] <= 4
     assert summary["policy/lag_updates_max"] <= 4
     shown = capsys.readouterr().out
+    assert "sync: simulated, 24 workers in virtual time, float32, lag 0\n" in shown
     dropped, share = summary["policy/dropped"], summary["policy/dropped"] / summary["frames"]
     assert f"{dropped:,} ({share:.0%})" in shown
     assert f"warning: {dropped:,} of {summary['frames']:,} frames were not learned from" in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from harness.files import read_json
 from harness.measures import BUCKETS
 from harness.measures.staleness import Health, LagCounts, Publications, Staleness
 from harness.measures.state_age import StateAge
-from harness.run.checkpoints import Checkpoints
 from tests.harness.small import SMALL
-from tests.harness.test_run import SMALL_SAC, records, without_times
+from tests.harness.test_run import SMALL_SAC, records
 
 
 def published(*points: tuple[int, int]) -> Publications:
@@ -325,29 +323,3 @@ def test_of_a_collector_that_runs_free_it_is_that_of_the_samples_too():
     directory = start(*SMALL_SAC, *given)
     summary = read_json(directory / "summary.json")
     assert 0 <= summary["policy/lag_updates_mean"] <= summary["policy/lag_updates_max"] < 10
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        (*SMALL, "collector=multi_sync", "sync.interval=3", "total_frames=1280"),
-        (*SMALL_SAC, "collector=single", "sync.interval=3", "total_frames=160"),
-    ],
-    ids=["ppo", "sac"],
-)
-def test_a_resumed_run_tells_what_the_uninterrupted_one_tells(given):
-    frames = 128 if "algo=sac" not in given else 16
-    given = (*given, f"log_every_frames={frames * 3}", f"checkpoint.every_frames={frames * 4}")
-    whole, half = start(*given, into="whole"), start(*given, into="half")
-    files = Checkpoints(half / "checkpoints").files()
-    assert len(files) > 1
-    for file in files[1:]:
-        file.unlink()
-    assert run.main([f"resume={half}"]) == 0
-    assert without_times(whole) == without_times(half)
-    there, here = (
-        {k: v for k, v in read_json(d / "summary.json").items() if k.startswith("policy/")}
-        for d in (whole, half)
-    )
-    assert there == here
-    assert json.dumps(there).count("lag_updates") == 3

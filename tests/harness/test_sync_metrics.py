@@ -94,7 +94,7 @@ def test_the_summary_of_a_resumed_run_counts_all_of_it_and_has_the_errors_of_its
     assert summary["sync/wire_error"] == error > 0
 
 
-@pytest.mark.parametrize("ends", ["float32", "int8"], indirect=True)
+@pytest.mark.parametrize("ends", ["int8"], indirect=True)  # of whose errors more is kept
 def test_what_is_kept_does_not_grow_with_the_run(ends):
     meter = SyncMeter(ends[0], 1)
 

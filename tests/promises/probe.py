@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +36,12 @@ SCHEMES: dict[str, Callable[..., WeightSyncScheme]] = {
     "multiprocess": MultiProcessWeightSyncScheme,
     "own": SocketWeightSyncScheme,  # an example: whoever follows the interface keeps the promises
 }
+# For what all mechanisms share: the sender, its records of workers, what it says of them. The other
+# two take the same code, and are slow tests.
+SHARED_BY_ALL = [
+    *("shared_copy", "multiprocess"),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shared_zero_copy", "own")),
+]
 START_METHODS = ("fork", "forkserver", "spawn")
 WAIT_S = 60.0
 

@@ -18,6 +18,7 @@ from tests.promises.probe import (
     ALIVE_AFTER,
     CALLS,
     SCHEMES,
+    SHARED_BY_ALL,
     STOP,
     VALUE,
     VERSION,
@@ -99,7 +100,7 @@ def test_a_worker_that_cannot_apply_is_named_with_its_traceback(kind, how, messa
         assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_an_error_after_a_send_that_did_not_wait_is_raised_by_the_next(kind):
     with trial(SCHEMES[kind](sync=False), target=read_and_break) as running:
         running.findings.set(1, BREAK, 1)
@@ -134,7 +135,7 @@ def test_a_killed_worker_is_named_and_the_others_go_on(kind):
         assert running.findings.violations() == {}
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(kind):
     with trial(SCHEMES[kind](timeout=60.0)) as running:
         victim = running.processes[2].pid
@@ -151,7 +152,7 @@ def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(kind):
         os.waitpid(killer, 0)
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(kind):
     with trial(SCHEMES[kind](timeout=0.5)) as running:
         stop(running.processes[0].pid)
@@ -230,7 +231,7 @@ def cannot_take_it(scheme: WeightSyncScheme, worker: int, *_: Any) -> None:
     scheme.connect()
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_rendezvous_that_cannot_complete_says_who_did_what(kind):
     scheme = SCHEMES[kind](connect_timeout=0.5)
     with (
@@ -306,7 +307,7 @@ def replacement(running: Any, worker: int) -> Any:
     return process
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_workers_replaced_before_the_trainer_looked_are_not_taken_for_dead(kind):
     with trial(SCHEMES[kind]()) as running:
         running.publish(wait=True)
@@ -334,7 +335,7 @@ def come_second(scheme: WeightSyncScheme, connect: bool) -> None:
     scheme.shutdown()
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_second_process_cannot_take_a_living_workers_place(kind):
     with trial(SCHEMES[kind](), workers=1) as running:
         ctx = multiprocessing.get_context("fork")
@@ -358,7 +359,7 @@ def fail_at_once(scheme: WeightSyncScheme, worker: int) -> None:
         os._exit(7)
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_worker_that_failed_before_the_trainer_came_is_reported_with_its_reason(kind):
     ctx = multiprocessing.get_context("fork")
     with SCHEMES[kind]() as scheme:

@@ -35,7 +35,7 @@ def own_weights(worker: int, weights: Any) -> Any:
 
 # A model's copies in the trainer, beside the model itself. With weights for each worker, there is
 # also the copy that the caller's function creates.
-@pytest.mark.parametrize("workers", [1, 6])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 6])
 @pytest.mark.parametrize(
     ("kind", "form", "copies"),
     [("multiprocess", "sent", 1.2), ("multiprocess", "own", 2.2), ("shared_mem", "sent", 3.2)],

@@ -15,7 +15,7 @@ import pytest
 
 from sync import HogwildWeightSyncScheme
 from sync.local.channel import LocalSender
-from tests.promises.probe import CALLS, SCHEMES, START_METHODS, flood, trial
+from tests.promises.probe import CALLS, SCHEMES, SHARED_BY_ALL, START_METHODS, flood, trial
 
 LARGE = 1024  # three layers of it make 12.6 MB
 STRATEGIES = ("tensordict", "state_dict")
@@ -64,7 +64,7 @@ def test_no_call_is_torn_with_a_background_thread_and_reading(kind):
         assert running.findings.violations() == {}
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_blocking_sends_are_in_use_when_they_return(kind):
     with trial(SCHEMES[kind]()) as running:
         for _ in range(100):

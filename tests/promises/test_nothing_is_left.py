@@ -126,11 +126,14 @@ OPEN = (
 )
 
 
-def test_shutdown_twice_from_del_and_at_exit_is_silent(tmp_path):
+def test_shutdown_twice_from_del_and_after_a_crash_is_silent(tmp_path):
     ended = [life.replace("open", ending) for life in OPEN for ending in ("twice", "del")]
-    with program(tmp_path, *ended, *OPEN, "exit") as process:
+    with program(tmp_path, *ended, *OPEN, "crash") as process:
         _, errors = process.communicate(timeout=100.0)
-        assert (process.returncode, errors) == (0, "")
+        assert process.returncode == 1
+        assert errors.startswith("Traceback")
+        assert errors.strip().endswith("RuntimeError: the user's own mistake")
+        assert errors.count("Traceback") == 1
 
 
 @pytest.mark.parametrize(
@@ -141,18 +144,10 @@ def test_shutdown_twice_from_del_and_at_exit_is_silent(tmp_path):
         pytest.param("multiprocess", "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_spawned_workers_leave_nothing_either(tmp_path, kind, method):
-    with program(tmp_path, f"{kind}:{method}:background:twice", "exit") as process:
+def test_spawned_workers_and_open_schemes_leave_nothing_at_exit(tmp_path, kind, method):
+    with program(tmp_path, f"{kind}:{method}:background:twice", *OPEN, "exit") as process:
         _, errors = process.communicate(timeout=100.0)
         assert (process.returncode, errors) == (0, "")  # no word from the resource tracker
-
-
-def test_a_crash_shows_the_users_error_and_nothing_of_ours(tmp_path):
-    with program(tmp_path, *OPEN, "crash") as process:
-        _, errors = process.communicate(timeout=100.0)
-        assert process.returncode == 1
-        assert errors.strip().endswith("RuntimeError: the user's own mistake")
-        assert errors.count("Traceback") == 1
 
 
 def test_when_the_trainer_is_killed_its_workers_notice_and_end(tmp_path):

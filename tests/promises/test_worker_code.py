@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from sync import WeightSyncScheme, WorkerDied
-from tests.promises.probe import CALLS, SCHEMES, STOP, Findings, VersionPolicy, call, trial
+from tests.promises.probe import (
+    CALLS,
+    SCHEMES,
+    SHARED_BY_ALL,
+    STOP,
+    Findings,
+    VersionPolicy,
+    call,
+    trial,
+)
 
 BREAK = 7
 
@@ -27,7 +36,7 @@ def read_in_inference_mode(
             call(scheme, policy, worker, findings, background)
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_weights_can_be_taken_inside_and_outside_of_inference_mode(kind):
     with trial(SCHEMES[kind](), workers=2, target=read_in_inference_mode) as running:
         for _ in range(30):
@@ -53,7 +62,7 @@ def apply_on_its_own(
         scheme.apply_weights(other)
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_worker_may_apply_other_weights_by_itself(kind):
     with trial(SCHEMES[kind](), workers=2, target=apply_on_its_own) as running:
         for _ in range(30):
@@ -92,7 +101,7 @@ def leave(
         signal.sigtimedwait([], 0.001)
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_worker_that_shut_its_scheme_down_is_not_waited_for(kind):
     with (
         pytest.raises(WorkerDied, match=r"worker 0 .* left"),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 
 import run
+from harness.config.compose import Place
+from harness.config.sweep import jobs_of
 from harness.files import read_json
-from tests.harness.small import ROOT, SMALL, states
+from tests.harness.small import SMALL
 
 TINY = (*SMALL, "total_frames=128", "evaluation.at_end=false")
 
@@ -75,19 +75,16 @@ def test_package_and_resolve_narrow_what_cfg_shows(capsys):
     assert yaml.safe_load(resolved)["seed"] == 7
 
 
-@pytest.mark.parametrize(
-    ("what", "part"),
-    [
-        ("all", "Defaults List"),
-        ("config", "Config"),
-        ("defaults", "Defaults List"),
-        ("defaults-tree", "run_options"),
-        ("plugins", "Installed Hydra Plugins"),
-        ("searchpath", "Config search path"),
-    ],
-)
-def test_info_says_how_a_config_is_composed(capsys, what, part):
-    assert part in shown(capsys, "--info", what)
+def test_info_says_how_a_config_is_composed(capsys):
+    for what, part in {
+        "all": "Defaults List",
+        "config": "Config",
+        "defaults": "Defaults List",
+        "defaults-tree": "run_options",
+        "plugins": "Installed Hydra Plugins",
+        "searchpath": "Config search path",
+    }.items():
+        assert part in shown(capsys, "--info", what), what
 
 
 @pytest.mark.parametrize(
@@ -152,19 +149,12 @@ def test_a_users_primary_config_may_include_ours(capsys, here):
     assert "did you mean algo.learning_rate?" in capsys.readouterr().err
 
 
-def test_run_is_what_is_done_if_nothing_is_said():
-    assert run.main(["--run", *TINY, "hydra.run.dir=run"]) == 0
-    assert read_json(Path("run/status.json"))["state"] == "done"
-
-
-def test_completion_knows_groups_and_options():
+def test_completion_knows_groups_and_options(capsys, monkeypatch):
     def complete(line: str) -> list[str]:
-        command = [sys.executable, str(ROOT / "run.py"), "-sc", "query=bash"]
-        environment = {**os.environ, "COMP_LINE": f"python run.py {line}"}
-        environment["COMP_POINT"] = str(len(environment["COMP_LINE"]))
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout.split()
+        typed = f"python run.py {line}"
+        monkeypatch.setenv("COMP_LINE", typed)
+        monkeypatch.setenv("COMP_POINT", str(len(typed)))
+        return shown(capsys, "-sc", "query=bash").split()
 
     assert {"sync=shared_mem", "sync=hogwild"} <= set(complete("sync="))
     assert "algo.learning_rate=" in complete("algo.learn")
@@ -179,13 +169,12 @@ def test_an_unknown_flag_is_a_mistake(capsys):
     assert "--nonsense" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [("--resolve",), ("--run", "--multirun"), ("--cfg", "x")])
-def test_flags_that_make_no_sense_are_a_mistake(flags):
-    command = [sys.executable, str(ROOT / "run.py"), *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2
-    assert ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_flags_that_make_no_sense_are_a_mistake(capfd):
+    for flags in (["--resolve"], ["--run", "--multirun"], ["--cfg", "x"]):
+        assert run.main(flags) == 2
+        error = capfd.readouterr().err
+        assert error
+        assert "Traceback" not in error
 
 
 def test_a_run_may_be_done_again_from_hydras_pickle():
@@ -251,27 +240,21 @@ def test_several_loggers_are_chosen_by_a_list(capsys):
     }
 
 
-@pytest.mark.parametrize(
-    ("override", "jobs"),
-    [
-        ("seed=1,2", ["seed=1", "seed=2"]),
-        ("seed=range(1,3)", ["seed=1", "seed=2"]),
-        ("seed=choice(4,5)", ["seed=4", "seed=5"]),
-        ("sync=glob(*mem)", ["seed=1,sync=shared_mem"]),
-        ("sync.lag=0,1", ["seed=1,sync.lag=0", "seed=1,sync.lag=1"]),
-        ("seed=3,3", ["seed=3"]),
-        ("seed=sort(3,1,reverse=true)", ["seed=1", "seed=3"]),
-        ("seed=shuffle(range(6,8))", ["seed=6", "seed=7"]),
-    ],
-)
-def test_sweeps_are_written_as_hydra_writes_them(override, jobs):
-    assert run.main(["-m", *TINY, override, "sweep=mine"]) == 0
-    assert states("mine") == dict.fromkeys(jobs, "done")
-
-
-def test_a_sweep_may_be_a_mode_of_the_config():
-    assert run.main([*TINY, "hydra.mode=MULTIRUN", "seed=1,2", "sweep=mine"]) == 0
-    assert states("mine") == {"seed=1": "done", "seed=2": "done"}
+def test_sweeps_are_written_as_hydra_writes_them():
+    with Place().opened():
+        loader = GlobalHydra.instance().config_loader()
+        for override, values in {
+            "seed=1,2": ["1", "2"],
+            "seed=range(1,3)": ["1", "2"],
+            "seed=choice(4,5)": ["4", "5"],
+            "sync=glob(*mem)": ["shared_mem"],
+            "seed=sort(3,1,reverse=true)": ["3", "1"],
+        }.items():
+            option = override.partition("=")[0]
+            expected = [[f"{option}={value}"] for value in values]
+            assert jobs_of({}, [override], loader) == expected, override
+        shuffled = jobs_of({}, ["seed=shuffle(range(6,8))"], loader)
+        assert sorted(shuffled) == [["seed=6"], ["seed=7"]]
 
 
 # -- Hydra's own settings
@@ -279,17 +262,19 @@ def test_a_sweep_may_be_a_mode_of_the_config():
 
 def test_a_run_goes_where_hydra_is_told():
     wanted = ("hydra.run.dir=run", "hydra.output_subdir=.hydra", "+hydra.job.env_set.MARK=x")
-    assert run.main([*TINY, *wanted]) == 0
+    assert run.main(["--run", *TINY, *wanted]) == 0
+    assert read_json(Path("run/status.json"))["state"] == "done"
     assert stored()["total_frames"] == 128
     assert {"config.yaml", "hydra.yaml", "overrides.yaml"} <= {
         file.name for file in Path("run/.hydra").iterdir()
     }
 
 
-def test_jobs_go_where_hydra_is_told():
+def test_a_sweep_may_be_a_mode_of_the_config_and_its_jobs_go_where_hydra_is_told():
     wanted = ("hydra.sweep.dir=there", "hydra.sweep.subdir=${hydra.job.num}")
-    assert run.main(["-m", *TINY, *wanted, "seed=1,2"]) == 0
-    assert [stored(f"there/{number}")["seed"] for number in range(2)] == [1, 2]
+    assert run.main([*TINY, "hydra.mode=MULTIRUN", *wanted, "seed=2,1,2"]) == 0
+    assert [stored(f"there/{number}")["seed"] for number in range(2)] == [2, 1]
+    assert not Path("there/2").exists()
     assert Path("there/multirun.yaml").exists()
 
 
@@ -301,9 +286,7 @@ def test_a_job_may_change_into_its_directory(here):
 
 def test_hydras_logging_may_be_switched_on():
     wanted = ("hydra/job_logging=default", "hydra.verbose=true", "hydra.run.dir=run")
-    command = [sys.executable, str(ROOT / "run.py"), *TINY, *wanted]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
+    assert run.main([*TINY, *wanted]) == 0
     assert Path("run/lockstep.log").stat().st_size > 0
     assert Path("run/run.log").exists()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import run
 from harness.config.explain import known_options
 from harness.logging import bottleneck as verdict_module
 from harness.logging.bottleneck import verdict
@@ -222,16 +223,11 @@ def test_an_error_gives_the_terminal_back(tmp_path):
     assert "run failed" in terminal.text
 
 
-def test_without_a_terminal_there_are_lines(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *SMALL, "print_every_s=0.001", "hydra.run.dir=run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "256/256 frames  return" in done.stdout
-    assert "\x1b" not in done.stdout
+def test_without_a_terminal_there_are_lines(tmp_path, capfd):
+    assert run.main([*SMALL, "print_every_s=0.001", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    shown = capfd.readouterr().out
+    assert "256/256 frames  return" in shown
+    assert "\x1b" not in shown
 
 
 def test_unused_frames_are_shown_with_the_updates():
