@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,11 +24,17 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def _original(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "original"
+    assert run.main([*SMALL, f"hydra.run.dir={directory}"]) == 0
+    return directory
+
+
 @pytest.fixture
-def original() -> Path:
+def original(_original) -> Path:
     """A run that is done."""
-    assert run.main([*SMALL, "hydra.run.dir=original"]) == 0
-    return Path("original")
+    return Path(shutil.copytree(_original, "original"))
 
 
 def stored(directory: Path, **changes: object) -> Path:
