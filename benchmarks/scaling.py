@@ -38,7 +38,7 @@ from benchmarks.models import MODEL_WIDTHS, build_model  # noqa: E402
 from benchmarks.sync_latency import receive_idle  # noqa: E402
 from benchmarks.sync_remote import Lockstep, Workers, serve, start_ray  # noqa: E402
 from collectors.schedule.network import Network, Transfers, Version  # noqa: E402
-from collectors.schedule.virtual_clock import VirtualClock  # noqa: E402
+from collectors.schedule.simulated_pool import VirtualClock  # noqa: E402
 from sync import Link, WeightSyncScheme  # noqa: E402
 from sync.remote import rpc_group, tree  # noqa: E402
 

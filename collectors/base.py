@@ -27,9 +27,9 @@ from torch import Tensor
 
 from collectors.data.batch import Filled, assemble, buffer_for, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
+from collectors.in_process import InProcessPool
 from collectors.option_checks import shown
 from collectors.options import ASYNC, Options, check_factory, count_workers, per_worker
-from collectors.rollout.environment import Restored
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
@@ -37,7 +37,7 @@ from collectors.rollout.spaces import Key
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
 from collectors.weights.publisher import Publisher
-from collectors.weights.version_map import VersionMap
+from collectors.weights.receiver import VersionMap
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.supervised_pool import SupervisedPool, check_alike
@@ -83,8 +83,8 @@ class BaseCollector(ABC):
     kind = "Collector"
     shares_batch = True  # workers make batches together, or else each its own
     _apart = ASYNC  # what returns the frames of workers separately
-    pool: SupervisedPool
-    turns: Turns
+    pool: SupervisedPool | InProcessPool
+    turns: Any  # `Turns`, or a pool that has its own
     _frames_of: Sequence[int]  # of each worker in a batch
 
     @property
@@ -167,16 +167,16 @@ class BaseCollector(ABC):
     def _open(self) -> None:
         """Start everything."""
         options = self.options
-        self.pool = SupervisedPool(
+        pool = self.pool = SupervisedPool(
             self.publisher, options, check_open=self._raise_error, shares_batch=self.shares_batch
         )
         self._check_equal_frames()
         handles = self._make_handles()
-        self.pool.start([tuple(handles[group]) for group in self._groups])
+        pool.start([tuple(handles[group]) for group in self._groups])
         if options.record_schedule is not None:
-            self.pool.record(options.record_schedule, self.seed)
+            pool.record(options.record_schedule, self.seed)
         ahead = 0 if self.shares_batch else options.batches_ahead
-        self.turns = Turns(self.pool, ahead, options.max_lag, options.preemptive_threshold)
+        self.turns = Turns(pool, ahead, options.max_lag, options.preemptive_threshold)
         self.turns.start()
 
     def _check_equal_frames(self) -> None:
@@ -311,7 +311,8 @@ class BaseCollector(ABC):
     def _gather(self) -> TensorDict:
         """The next batch: of those workers whose turn it is."""
         taken = [self.pool.take(worker) for worker in self.turns.next()]
-        self.newest_at_end = max(filled.newest for filled in taken)
+        newest = [filled.newest for filled in taken if filled.newest is not None]
+        self.newest_at_end = max(newest, default=None)
         try:
             batch = self._assemble(taken)
         except BaseException:
@@ -327,11 +328,9 @@ class BaseCollector(ABC):
     def _assemble(self, taken: Sequence[Filled]) -> TensorDict:
         """One batch of these, copied."""
         if len(taken) > 1:
-            check_alike(
-                [self.pool.handles[filled.worker] for filled in taken],
-                [filled.frames.layout for filled in taken],
-                self._apart,
-            )
+            workers = [self.pool.handles[filled.worker] for filled in taken]
+            names = [f"{worker.name} {worker.index}" for worker in workers]
+            check_alike(names, [filled.frames.layout for filled in taken], self._apart)
         return self._batch_of(taken)
 
     # -- weights
@@ -360,9 +359,6 @@ class BaseCollector(ABC):
         self._raise_error()
         by_model = self.publisher.check(weights_dict, model_id, given[0] if given else None)
         self._note_above(self.publisher.version + 1)  # before any worker can have it
-        self._publish(by_model, worker_ids)
-
-    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         self.pool.publish(by_model, worker_ids)
 
     @property
@@ -468,7 +464,6 @@ class BaseCollector(ABC):
 
     @ends_on_interrupt
     def _hold(self, still: bool) -> None:
-        """Have workers rest, or go on."""
         self.pool.pause(still)
 
     def _raise_error(self) -> None:
@@ -492,7 +487,7 @@ class BaseCollector(ABC):
     def counts(self) -> dict[str, Any]:
         """Only the counters of `stats`; cheaper with many workers."""
         self._raise_if_shut()
-        counters = self._counters()
+        counters = self.pool.counters()
         gathered = self._assembler.frames  # for a batch of whole trajectories, not yet returned
         counters["delivered"] -= gathered
         counters["in_flight"] += gathered
@@ -523,31 +518,19 @@ class BaseCollector(ABC):
         """
         self._raise_if_shut()
         self.seeds = replace(self.seeds, seed=check_seed(seed), static=static_seed)
-        self._reseed()
-        return next_seed(self.seed)
-
-    def _reseed(self) -> None:
-        """Seed everything from `self.seeds`, and start new episodes."""
         self.pool.reseed(self.seeds)
+        return next_seed(self.seed)
 
     @ends_on_interrupt
     def reset(self, reset_idx: Any = None) -> None:
         """Start new episodes in all environments, or in some, counted over all workers."""
         self._raise_if_shut()
-        self._restart(None if reset_idx is None else as_mask(reset_idx, self.num_envs))
-
-    def _restart(self, which: np.ndarray[Any, Any] | None) -> None:
-        """Start new episodes in these environments."""
-        self.pool.reset(which)
+        self.pool.reset(None if reset_idx is None else as_mask(reset_idx, self.num_envs))
 
     @ends_on_interrupt
     def getattr_env(self, name: str) -> list[Any]:
         """An attribute of the environments, for each worker."""
         self._raise_if_shut()
-        return self._attributes(name)
-
-    def _attributes(self, name: str) -> list[Any]:
-        """This attribute of each worker's environments, in worker order."""
         return self.pool.attributes(name)
 
     def getattr_policy(self, name: str) -> Any:
@@ -589,7 +572,7 @@ class BaseCollector(ABC):
                 "frames": self.frames,
                 "batches": self.batches,
                 "policy_version": self.publisher.version,
-                "workers": self._worker_states(),
+                "workers": self.pool.states(),
                 "whole": self._assembler.state_dict(),
             }
 
@@ -610,7 +593,7 @@ class BaseCollector(ABC):
         with self._lock:
             ahead = int(state["policy_version"]) - self.publisher.version
             base = self.publisher.base + ahead
-            workers = self._load_worker_states(list(state["workers"]), base)  # may refuse them
+            workers = self.pool.load_states(list(state["workers"]), base)  # may refuse them
             self.seeds = replace(self.seeds, seed=int(state["seed"]))
             self.frames = int(state["frames"])
             # A state of an older version has no number of batches.
@@ -620,19 +603,6 @@ class BaseCollector(ABC):
             self._assembler.load_state_dict(state["whole"])
         _warn_of_lost([text for restored in workers for text in restored.lost])
         return all(restored.is_exact for restored in workers)
-
-    def _worker_states(self) -> list[dict[str, Any]]:
-        """The state of each worker, and the numbering of its trajectories, for `state_dict`."""
-        return self.pool.states()
-
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
-        """Restore each worker's state, with versions counted from `base`; whether each one was
-        restored to the bit."""
-        return self.pool.load_states(states, base)
-
-    def _counters(self) -> dict[str, Any]:
-        """How many frames were collected, delivered or dropped, or are in flight."""
-        return self.pool.counters()
 
     # -- ending
 

@@ -6,16 +6,17 @@ A worker's frames depend on its random streams and on the version at each step, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from collectors.base import BaseCollector
 from collectors.data.batch import Filled, Trajectories
-from collectors.options import per_worker
+from collectors.options import Options, per_worker
 from collectors.rollout.environment import Environments, Restored
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, allocate
 from collectors.rollout.loop import Rollout
@@ -23,7 +24,9 @@ from collectors.rollout.make_environment import make_environments
 from collectors.rollout.policy import PolicyCaller
 from collectors.rollout.rollout_options import RolloutOptions
 from collectors.rollout.seeds import Seeds, Streams, untouched_streams
+from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import WeightReceiver
+from collectors.workers.fair_lock import FairLock
 
 
 class InProcessWorker:
@@ -32,6 +35,8 @@ class InProcessWorker:
     index: of the worker in batches. num_threads: of torch; None for those of the process.
     hooks: further arguments of `Rollout`.
     """
+
+    name = "worker"
 
     def __init__(
         self,
@@ -99,98 +104,137 @@ class InProcessWorker:
         return restored
 
 
-class InProcessCollector(BaseCollector):
-    """Computes one batch of one worker at a time."""
+class InProcessPool(ABC):
+    """Workers that this process computes itself, when their frames are taken.
 
-    _keeps_weights = False  # whether a state has the weights of the episodes that go on
-    num_envs = 0
+    lock: held by whoever steps their environments.
+    """
 
-    def _prepare(self) -> None:
-        n = self.num_workers
-        self._workers: dict[int, InProcessWorker] = {}
-        self._blocks: dict[FrameLayout, FrameBlock] = {}
-        self._factories = per_worker(self.create_env_fn, n, "create_env_fn")
-        self._kwargs = per_worker(self.options.create_env_kwargs, n, "create_env_kwargs")
-        self._numbering = [Trajectories(worker, n) for worker in range(n)]
-        self._delivered = self._dropped = 0
+    keeps_weights = False  # whether a state has the weights of the episodes that go on
 
-    def _make_environments(self, index: int, seeds: Seeds, options: RolloutOptions) -> Environments:
+    def __init__(
+        self,
+        publisher: Publisher,
+        options: Options,
+        *,
+        create_env_fn: Any,
+        num_workers: int,
+        seeds: Seeds,
+        lock: FairLock,
+    ):
+        n = num_workers
+        self.publisher, self.options, self.num_workers, self.seeds = publisher, options, n, seeds
+        self.handles: dict[int, InProcessWorker] = {}
+        self.made: deque[Filled] = deque()  # they are taken when they are made
+        self.num_envs = 0
+        self.numbering = [Trajectories(worker, n) for worker in range(n)]
+        self.delivered = self.dropped = 0  # frames
+        self._lock = lock
+        self._factories = per_worker(create_env_fn, n, "create_env_fn")
+        self._kwargs = per_worker(options.create_env_kwargs, n, "create_env_kwargs")
+
+    def make_environments(self, index: int, seeds: Seeds, options: RolloutOptions) -> Environments:
+        """The environments of a worker."""
+        worker_idx = self.options.worker_idx
         return make_environments(
             self._factories[index],
             self._kwargs[index],
             options,
-            worker_idx=seeds.worker if self.worker_idx is None else self.worker_idx,
+            worker_idx=seeds.worker if worker_idx is None else worker_idx,
             seed=seeds.factory(),
         )
 
-    def _worker(self, index: int, generation: int) -> InProcessWorker:
+    def worker(self, index: int, generation: int = 0) -> InProcessWorker:
         """The worker in this generation."""
-        return self._workers[index]
+        return self.handles[index]
 
-    @property
-    def frames_per_batch(self) -> int:
-        return int(self.options.frames_per_batch)  # type: ignore[arg-type]
+    @abstractmethod
+    def take(self, turn: Any) -> Filled:
+        """The batch of the worker whose turn it is, which is computed now."""
 
-    def worker_stages(self) -> list[str]:
-        return []
+    def discard(self, filled: Filled) -> None:
+        """The learner cannot use the batch that it took: its frames count as dropped."""
+        self.delivered -= filled.num_frames
+        self.dropped += filled.num_frames
 
-    def made_batches(self) -> list[Filled]:
+    def release(self, filled: Filled) -> None:
+        """The batch's memory can be written again."""
+
+    @abstractmethod
+    def publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        """Publish the next version of these models."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, Any]:
+        """Where all frames are."""
+
+    def stages(self) -> list[str]:
+        """No worker does anything between two calls."""
         return []
 
     # -- control
 
-    def _hold(self, still: bool) -> None:
+    def pause(self, still: bool) -> None:
         """Nothing runs between two calls."""
 
-    def _reseed(self) -> None:
+    def reseed(self, seeds: Seeds) -> None:
+        """Seed all workers, and start new episodes."""
         with self._lock:
-            for index, worker in self._workers.items():
-                seeds = replace(self.seeds.of_worker(index), generation=worker.generation)
+            self.seeds = seeds
+            for index, worker in self.handles.items():
+                own = replace(seeds.of_worker(index), generation=worker.generation)
                 with worker.active():
-                    worker.rollout.reseed(seeds)
+                    worker.rollout.reseed(own)
 
-    def _restart(self, which: np.ndarray[Any, Any] | None) -> None:
+    def reset(self, which: np.ndarray[Any, Any] | None) -> None:
+        """Start new episodes in all environments, or in those of a mask over all workers."""
         with self._lock:
-            for worker in self._workers.values():
+            for worker in self.handles.values():
                 first, count = worker.first_env, worker.environments.num_envs
                 with worker.active():
                     worker.rollout.restart(None if which is None else which[first : first + count])
 
-    def _attributes(self, name: str) -> list[Any]:
+    def attributes(self, name: str) -> list[Any]:
+        """This attribute of each worker's environments, in worker order."""
         with self._lock:
-            workers = [self._workers.get(i) or self._worker(i, 0) for i in range(self.num_workers)]
+            workers = [self.handles.get(i) or self.worker(i) for i in range(self.num_workers)]
             return [worker.environments.attribute(name) for worker in workers]
 
     # -- saving and ending
 
-    def _worker_states(self) -> list[dict[str, Any]]:
+    def states(self) -> list[dict[str, Any]]:
+        """The state of each worker, and the numbering of its trajectories."""
         states = []
-        for index, trajectories in enumerate(self._numbering):
-            worker = self._workers.get(index)
+        for index, trajectories in enumerate(self.numbering):
+            worker = self.handles.get(index)
             state = {} if worker is None else worker.state_dict()
             states.append({**state, "trajectories": trajectories.state_dict()})
         return states
 
-    def _load_worker_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
+    def load_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
+        """Restore each worker's state, with versions counted from `base`."""
         workers = []
         for index, state in enumerate(states):
             restored = Restored(True, [])
             if "seeds" in state:  # else it had not begun
-                worker = self._worker(index, int(state.get("generation", 0)))
-                restored = worker.load_state_dict(state, has_weights=self._keeps_weights)
+                worker = self.worker(index, int(state.get("generation", 0)))
+                restored = worker.load_state_dict(state, has_weights=self.keeps_weights)
                 worker.receiver.restore(base, int(state.get("version", 0)))
-            numbering = self._numbering[index]
+            numbering = self.numbering[index]
             numbering.load_state_dict(state["trajectories"], under_way=restored.under_way)
             workers.append(restored)
+        for state in states:
+            if "seeds" in state:
+                self.seeds = replace(self.seeds, seed=int(state["seeds"]["seed"]))
         return workers
 
-    def _close(self, timeout: float, close_env: bool) -> None:
-        # A thread that collects at this moment stops at its next step.
+    def close(self, timeout: float, *, close_env: bool = True) -> None:
+        """End all workers. A thread that collects at this moment stops at its next step."""
         if not self._lock.acquire(timeout):
             return
         with contextlib.ExitStack() as after:
             after.callback(self._lock.release)
-            for worker in getattr(self, "_workers", {}).values():
+            for worker in self.handles.values():
                 if close_env:
                     after.callback(worker.environments.close)
                 after.callback(worker.receiver.close)

@@ -16,6 +16,7 @@ from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
 from collectors.workers.process_handle import ProcessHandle
 from collectors.workers.start_process import context
+from collectors.workers.supervised_pool import SupervisedPool
 from collectors.workers.worker_spec import WorkerSpec, worker_specs
 
 
@@ -76,6 +77,7 @@ class MultiSyncCollector(_LocalCollector):
     """
 
     kind = SYNC
+    pool: SupervisedPool
 
     def _open(self) -> None:
         super()._open()

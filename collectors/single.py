@@ -6,17 +6,17 @@ import contextlib
 import copy
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 
-from collectors.data.batch import frames_of
-from collectors.in_process import InProcessCollector, InProcessWorker, closed_on_error
+from collectors.base import BaseCollector
+from collectors.data.batch import Filled
+from collectors.in_process import InProcessPool, InProcessWorker, closed_on_error
 from collectors.options import SINGLE, steps_of
-from collectors.rollout.environment import Environments
+from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker
 from collectors.weights.models import copied, find_model
 from collectors.weights.publisher import Publisher
@@ -25,52 +25,49 @@ from collectors.workers.shared_counters import FRAMES
 from sync.errors import WorkerTimeout
 
 
-class Collector(InProcessCollector):
-    """Collects in this process, one batch at a time, when it is requested.
+class SinglePool(InProcessPool):
+    """One worker, which may collect in a thread of its own.
 
-    It has a copy of the policy, so that training steps reach it only through
-    `update_policy_weights_`; with `NoWeightSyncScheme` it uses the policy object itself.
+    is_stopping: whether the collector ends. check_open: raises if it has ended.
+    in_background: whether this thread is the collector's own.
     """
 
-    kind = SINGLE
-    environments: Environments
-
-    def _make_publisher(self) -> Publisher:
-        options = self.options
-        return Publisher(
-            self._source(),
-            options.weight_sync_schemes,
-            devices=options.devices(1),
-            timeout=options.timeout,
-            updater=options.weight_updater,
-        )
-
-    def _open(self) -> None:
-        self._prepare()
-        options, (device,) = self.options, self.options.devices(1)
-        self.environments = environments = self._make_environments(0, self.seeds, options)
+    def __init__(
+        self,
+        *args: Any,
+        frames: int,
+        is_stopping: Callable[[], bool],
+        check_open: Callable[[], None],
+        in_background: Callable[[], bool],
+        **options: Any,
+    ):
+        super().__init__(*args, num_workers=1, **options)
+        self._check_open, self._in_background = check_open, in_background
+        self._blocks: dict[FrameLayout, FrameBlock] = {}
+        opts, (device,) = self.options, self.options.devices(1)
+        environments = self.make_environments(0, self.seeds, opts)
         with closed_on_error(environments):
             self.num_envs = environments.num_envs
-            self._steps = steps_of(self.frames_per_batch, self.num_envs)
+            self._steps = steps_of(frames, self.num_envs)
             receiver, policy = self._take_weights(device)
             acting = None
             if policy is not None:
-                acting = PolicyCaller(policy, environments.observations, options, device=device)
-            self._one = self._workers[0] = InProcessWorker(
+                acting = PolicyCaller(policy, environments.observations, opts, device=device)
+            self._one = self.handles[0] = InProcessWorker(
                 environments,
                 acting,
                 receiver,
-                self._numbering[0],
+                self.numbering[0],
                 self.seeds,
-                options,
-                index=self.worker_idx or 0,
-                random_frames=options.init_random_frames,
+                opts,
+                index=opts.worker_idx or 0,
+                random_frames=opts.init_random_frames,
                 take_at_start=self._take_due,
-                poll_control=lambda: not self._stopping,
+                poll_control=lambda: not is_stopping(),
             )
-        if options.compile_policy:
-            with self._one.active():
-                self._one.rollout.plan(self._steps)
+            if opts.compile_policy:
+                with self._one.active():
+                    self._one.rollout.plan(self._steps)
 
     def _take_weights(self, device: torch.device | None) -> tuple[WeightReceiver, Any]:
         """The policy that acts here, and the receiver of its weights."""
@@ -86,7 +83,7 @@ class Collector(InProcessCollector):
             policy = options.policy_factory()  # type: ignore[operator]
         else:
             policy = copied(publisher.policy)
-        shift_worker(policy, self.worker_idx or 0)
+        shift_worker(policy, options.worker_idx or 0)
         if isinstance(policy, nn.Module) and device is not None:
             policy.to(device)
         receivers = {}
@@ -102,28 +99,43 @@ class Collector(InProcessCollector):
         """Apply all published versions, waiting for those in flight."""
         self._one.receiver.take_at_least(self.publisher.promised[0], self.options.timeout)
 
-    def _gather(self) -> TensorDict:
-        in_background = threading.current_thread() is self._thread
-        self.newest_at_end = self.publisher.version
-        with contextlib.nullcontext() if in_background else self._one.active():
-            return self._collect(self._one)
+    # -- turns: it is always the one worker's
 
-    def _collect(self, worker: InProcessWorker) -> TensorDict:
-        if self.options.apply_at != "episode" and worker.receiver.has_news():
-            worker.receiver.take()
-        try:
-            blocks = {} if self.options.use_buffers is False else self._blocks
-            filled = worker.collect(self._steps, blocks)
-            self._raise_error()  # if another thread shut down, the block was cut short
-            batch = self._batch_of([filled])
-        except BaseException:
-            worker.rollout.lose()
-            self._dropped = worker.rollout.counters[FRAMES] - self._delivered
-            raise
-        self._delivered += frames_of(batch)
-        return batch
+    def next(self) -> list[InProcessWorker]:
+        """The workers whose frames are the next batch."""
+        return [self._one]
 
-    def _publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+    def taken(self) -> None:
+        """The batch was taken."""
+
+    def take(self, worker: InProcessWorker) -> Filled:
+        """Its next batch, which is collected now."""
+        newest = self.publisher.version
+        with contextlib.nullcontext() if self._in_background() else worker.active():
+            if self.options.apply_at != "episode" and worker.receiver.has_news():
+                worker.receiver.take()
+            try:
+                blocks = {} if self.options.use_buffers is False else self._blocks
+                filled = worker.collect(self._steps, blocks)
+                self._check_open()  # if another thread shut down, the block was cut short
+            except BaseException:
+                self._lose(worker)
+                raise
+        filled.newest = newest
+        self.delivered += filled.num_frames
+        return filled
+
+    def discard(self, filled: Filled) -> None:
+        super().discard(filled)
+        self._lose(self._one)
+
+    def _lose(self, worker: InProcessWorker) -> None:
+        """The frames since the last batch are lost, and new episodes follow."""
+        worker.rollout.lose()
+        self.dropped = worker.rollout.counters[FRAMES] - self.delivered
+
+    def publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        """Publish the next version of these models, and apply it if no thread collects."""
         self.publisher.publish(by_model, worker_ids, wait=False)
         receiver = self._one.receiver
         if not isinstance(receiver, SchemeReceiver) or self.options.apply_at == "episode":
@@ -146,8 +158,9 @@ class Collector(InProcessCollector):
                 if time.monotonic() > deadline:
                     raise
 
-    def _counters(self) -> dict[str, Any]:
-        delivered, dropped = self._delivered, self._dropped
+    def counters(self) -> dict[str, Any]:
+        """Where all frames are."""
+        delivered, dropped = self.delivered, self.dropped
         collected = self._one.rollout.counters[FRAMES]  # last: another thread may be collecting
         return {
             "collected": collected,
@@ -157,6 +170,43 @@ class Collector(InProcessCollector):
             "restarts": 0,
             "preempted": 0,
         }
+
+
+class Collector(BaseCollector):
+    """Collects in this process, one batch at a time, when it is requested.
+
+    It has a copy of the policy, so that training steps reach it only through
+    `update_policy_weights_`; with `NoWeightSyncScheme` it uses the policy object itself.
+    """
+
+    kind = SINGLE
+
+    def _make_publisher(self) -> Publisher:
+        options = self.options
+        return Publisher(
+            self._source(),
+            options.weight_sync_schemes,
+            devices=options.devices(1),
+            timeout=options.timeout,
+            updater=options.weight_updater,
+        )
+
+    def _open(self) -> None:
+        self.pool = self.turns = SinglePool(
+            self.publisher,
+            self.options,
+            create_env_fn=self.create_env_fn,
+            seeds=self.seeds,
+            lock=self._lock,
+            frames=self.frames_per_batch,
+            is_stopping=lambda: self._stopping,
+            check_open=self._raise_error,
+            in_background=lambda: threading.current_thread() is self._thread,
+        )
+
+    @property
+    def frames_per_batch(self) -> int:
+        return int(self.options.frames_per_batch)  # type: ignore[arg-type]
 
 
 class Direct(WeightReceiver):

@@ -89,7 +89,7 @@ class Filled:
     first_env: int = 0
     generation: int = 0
     version: int = 0  # the newest at its order
-    newest: int = 0  # the newest when it was finished
+    newest: int | None = None  # when it was finished
     trajectories: Trajectories | None = None
 
     @property

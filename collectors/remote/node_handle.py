@@ -28,13 +28,14 @@ from collectors.remote.launcher import Launcher
 from collectors.remote.node import NodeSpec, Reply
 from collectors.rollout.frame_block import from_message
 from collectors.weights.publisher import Publisher
-from collectors.workers.handle import FRAME_COUNTS, Event, Failed, WorkerHandle
+from collectors.workers.handle import Event, Failed, WorkerHandle
 from collectors.workers.worker_spec import WorkerSpec, pickled
 from sync.errors import WorkerTimeout
 from sync.local.memory import tensor_over
 from sync.local.waiting import Doorbell
 from sync.remote.engine import PeerDied
 
+_NO_REPORT = {"collected": 0, "pid": None, "stage": "starting", "version": -1}
 _ENDED = -1  # as a generation: nothing that arrives matters
 _ASK_AGAIN_S = 0.5  # a report that takes longer is not waited for
 _END_S = 1.0
@@ -174,7 +175,7 @@ class NodeHandle(WorkerHandle):
         self._events.clear()
         self._early: dict[int, Filled] = {}  # batches that arrived before an older one
         self._next_serial = 1
-        self._report: dict[str, Any] = {"collected": 0, "stage": "starting", "version": -1}
+        self._report: dict[str, Any] = _NO_REPORT
         self._awaited: Future[Any] | None = None  # the report that `refresh` waits for
 
     @property
@@ -311,16 +312,8 @@ class NodeHandle(WorkerHandle):
         )
 
     def reported_counts(self) -> dict[str, Any]:
-        report = self._report
-        return {
-            **dict.fromkeys(FRAME_COUNTS, 0),
-            "collected": report["collected"],
-            "delivered": report["collected"],  # or on its way to the trainer
-            "where": self.where,
-            "pid": report.get("pid"),
-            "stage": report["stage"],
-            "version": report["version"],
-        }
+        names = ("collected", "pid", "stage", "version")
+        return {"where": self.where, **{name: self._report[name] for name in names}}
 
     def refresh(self) -> None:
         self._awaited = self.node.fresh_report()
@@ -345,11 +338,10 @@ class NodeHandle(WorkerHandle):
             self._answering = _ENDED
 
     def _was_ended(self) -> bool:
-        """Whether the node lives, and has ended the worker."""
+        """Whether the node lives, and has ended the worker alone."""
         is_thread = self.node.spec.num_workers == 1
-        hangs = is_thread and isinstance(self.failure, WorkerTimeout)
-        if hangs or self._node_generation != self.node.generation or self.node.gone() is not None:
-            return self._node_generation != self.node.generation
+        if self.gone() is not None or (is_thread and isinstance(self.failure, WorkerTimeout)):
+            return False
         with contextlib.suppress(Exception):
             reply: Reply = self.node.call("end", self.index, _END_S, True).result(2 * _END_S)
             return reply.error is None and reply.value is True

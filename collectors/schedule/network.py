@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from collectors.schedule.virtual_clock import VirtualClock
+from collectors.schedule.simulated_pool import VirtualClock
 from sync.effects.slow_link import Link, WorkerLink
 
 Topology = Literal["star", "tree"]

@@ -32,9 +32,9 @@ from collectors.schedule.simulated_pool import (
     SimulatedBatch,
     SimulatedPool,
     SimulatedWorker,
+    VirtualClock,
     checked,
 )
-from collectors.schedule.virtual_clock import VirtualClock
 from collectors.workers.turns import Turns
 from sync.effects.slow_link import Link
 

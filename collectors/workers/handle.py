@@ -29,9 +29,8 @@ from collectors.data.batch import Filled, Trajectories
 from collectors.rollout.frame_block import FrameLayout
 from sync.errors import WorkerError
 
-# Of a worker: where its frames are, how often it was replaced, and the frames that it was told not
-# to make.
-FRAME_COUNTS = ("collected", "delivered", "dropped", "in_flight", "restarts", "preempted")
+# Where a worker's frames are, and how often it was replaced.
+FRAME_COUNTS = ("collected", "delivered", "dropped", "in_flight", "restarts")
 
 
 class CannotReplace(RuntimeError):
@@ -236,7 +235,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def reported_counts(self) -> dict[str, Any]:
-        """Frames of this generation, as far as the worker has reported, and what else is known."""
+        """The frames "collected" in this generation, as far as is known, and what else is."""
 
     def refresh(self) -> None:
         """Ask for counts of this moment, unless they are at hand."""
@@ -268,11 +267,10 @@ class WorkerHandle(ABC):
 
     def start_generation(self) -> None:
         """The worker is gone: frames that it collected but did not deliver are dropped."""
-        counts = self.reported_counts()
+        collected = self.reported_counts()["collected"]
         waiting = sum(f.num_frames for f in self.finished if f.generation == self.generation)
-        self.earlier += counts["collected"]
-        self.dropped += counts["collected"] - self.taken - waiting
-        self.restarts += counts["restarts"]
+        self.earlier += collected
+        self.dropped += collected - self.taken - waiting
         self.taken = self.serial = 0
         self.ordered.clear()
         self.cut_serial = -1
@@ -292,9 +290,9 @@ class WorkerHandle(ABC):
             "environment": self.environment,
             "collected": self.earlier + counts["collected"],
             "delivered": self.delivered,
-            "dropped": self.dropped + counts["dropped"],
-            "in_flight": old + counts["in_flight"] + counts["delivered"] - self.taken,
-            "restarts": self.restarts + counts["restarts"],
+            "dropped": self.dropped,
+            "in_flight": old + counts["collected"] - self.taken,
+            "restarts": self.restarts,
         }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from collectors.data.batch import Filled, Trajectories
 from collectors.rollout.frame_block import FrameBlock, FrameLayout, map_blocks
-from collectors.workers.handle import FRAME_COUNTS, Blocks, Event, Failed, WorkerHandle
+from collectors.workers.handle import Blocks, Event, Failed, WorkerHandle
 from collectors.workers.pipe import Pipe, PipeClosed
 from collectors.workers.shared_counters import (
     CUT,
@@ -226,11 +226,8 @@ class ProcessHandle(WorkerHandle):
 
     def reported_counts(self) -> dict[str, Any]:
         values = self.counters.values
-        made = values[FRAMES]
         return {
-            **dict.fromkeys(FRAME_COUNTS, 0),
-            "collected": made,
-            "delivered": made,  # to the trainer, whose blocks they are in
+            "collected": values[FRAMES],
             "pid": None if self.process is None else self.process.pid,
             "stage": self.counters.stage,
             "version": values[VERSION],

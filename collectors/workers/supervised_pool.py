@@ -81,8 +81,7 @@ class SupervisedPool(WorkerPool):
         """Where all frames are, in all and by worker."""
         workers = self.frame_counts()
         totals = {name: sum(worker[name] for worker in workers) for name in FRAME_COUNTS}
-        totals["preempted"] += self.preempted
-        return {**totals, "workers": workers}
+        return {**totals, "preempted": self.preempted, "workers": workers}
 
     def stages(self) -> list[str]:
         """What each worker does, if it reports that."""
@@ -104,7 +103,7 @@ class SupervisedPool(WorkerPool):
                     self.raise_failures()
                 failure = failed[0].failure
                 assert failure is not None
-                restarts = sum(handle.frame_counts()["restarts"] for handle in self.handles)
+                restarts = sum(handle.restarts for handle in self.handles)
                 if restarts >= self._options.max_restarts:
                     self._record_failure(failed[0])
                     if not getattr(failure, "__notes__", None):
@@ -252,20 +251,17 @@ class SupervisedPool(WorkerPool):
         return [restored for restored, _ in answers]
 
 
-def check_alike(
-    handles: Sequence[WorkerHandle], layouts: Sequence[FrameLayout], otherwise: str
-) -> None:
+def check_alike(names: Sequence[str], layouts: Sequence[FrameLayout], otherwise: str) -> None:
     """Refuse frames of different shapes or types: one batch cannot hold both."""
     entries = [
         {key: (field.shape, field.dtype) for key, field in layout.fields.items()}
         for layout in layouts
     ]
     first = entries[0]
-    for handle, other in zip(handles, entries, strict=True):
+    for name, other in zip(names, entries, strict=True):
         for key in dict.fromkeys([*first, *other]):
             if first.get(key) != other.get(key):
                 raise ValueError(
-                    f"{handle.name} {handles[0].index} and {handle.name} {handle.index} differ in "
-                    f"{name_of(key)!r}: one batch cannot hold both ({otherwise} returns them "
-                    "separately)"
+                    f"{names[0]} and {name} differ in {name_of(key)!r}: one batch cannot hold "
+                    f"both ({otherwise} returns them separately)"
                 )

@@ -19,8 +19,10 @@ def verdicts(found):
     return {column: finding["verdict"] for column, finding in found.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["shared_mem", "shared_mem, asynchronous collector"])
+@pytest.mark.parametrize(
+    "scheme",
+    ["shared_mem", pytest.param("shared_mem, asynchronous collector", marks=pytest.mark.slow)],
+)
 def test_lockstep_passes_every_check(scheme, tmp_path, monkeypatch, capsys):
     options = [*SMALL, "--schemes", scheme, "--strict", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["conformance", "benchmarks.conformance.lockstep", *options])
@@ -88,7 +90,6 @@ def test_without_such_a_trainer_nothing_is_compared():
     assert finding["verdict"] == "not offered"
 
 
-@pytest.mark.slow
 def test_an_asynchronous_trainer_that_does_not_wait_gives_other_numbers():
     held = train(SharedMemWeightSyncScheme, asynchronous=True, updates=6)
     assert held == train(SharedMemWeightSyncScheme, asynchronous=False, updates=6)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import torch
 
-from collectors.weights.version_map import VersionMap
+from collectors.weights.receiver import VersionMap
 
 
 def test_stamps_get_the_outer_version_that_held_their_weights():

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-import run
 from harness import play
 from harness.config.plan import plan_run
 from harness.run.build import make_learner
 from harness.run.checkpoints import Checkpoints
 
+ROOT = Path(play.__file__).parent.parent
 PAINTED = "tests.harness.painted:Painted-v0"
 
 
@@ -33,12 +36,19 @@ def pictures(file: Path) -> list[Image.Image]:
         return found
 
 
-def test_the_command_renders_the_newest_checkpoint_to_a_gif(tmp_path, capsys):
+def test_the_command_renders_the_newest_checkpoint_to_a_gif(tmp_path):
     folder = run_dir(tmp_path)
-    assert run.main(["play", str(folder), "--import-env"]) == 0
-    said = capsys.readouterr().out
-    assert "episode 0: return 10 in 5 steps" in said
-    assert "the policy after 12345 frames, 6 pictures at 10 a second" in said
+    command = [sys.executable, "-m", "harness.play", str(folder), "--import-env"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "episode 0: return 10 in 5 steps" in done.stdout
+    assert "the policy after 12345 frames, 6 pictures at 10 a second" in done.stdout
     film = pictures(folder / "play.gif")
     assert [picture.getpixel((0, 0))[0] for picture in film] == [0, 40, 80, 120, 160, 200]
     with Image.open(folder / "play.gif") as opened:

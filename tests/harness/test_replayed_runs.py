@@ -16,13 +16,13 @@ MORTAL = "tests.harness.mortal"
 RUN = (*SMALL, "collector=multi_async", "hydra.run.dir=original")
 PPO = ("total_frames=1536", "collector.frames_per_batch=64", "env.num_envs=2")
 SAC = (
-    *("algo=sac", "env.id=Pendulum-v1", "env.num_envs=1", "total_frames=600"),
-    *("collector.frames_per_batch=20", "algo.learning_starts=100"),
+    *("algo=sac", "env.id=Pendulum-v1", "env.num_envs=1", "total_frames=1200"),
+    *("collector.frames_per_batch=40", "algo.learning_starts=200"),
     *("algo.batch_size=32", "model.hidden_sizes=[16,16]"),
 )
 DQN = (
-    *("algo=dqn", "env.num_envs=2", "total_frames=600", "collector.frames_per_batch=20"),
-    *("algo.learning_starts=100", "algo.batch_size=32", "algo.epsilon_frames=250"),
+    *("algo=dqn", "env.num_envs=2", "total_frames=1200", "collector.frames_per_batch=40"),
+    *("algo.learning_starts=200", "algo.batch_size=32", "algo.epsilon_frames=500"),
 )
 APE_X = ("algo.epsilon_per_worker=true", "algo.prioritised=true", "algo.n_steps=3")
 LSTM = ("model=lstm", "model.hidden_sizes=[8]", "model.lstm_size=8", "model.sequence_length=8")

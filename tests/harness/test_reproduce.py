@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -24,17 +23,11 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def _original(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("runs") / "original"
-    assert run.main([*SMALL, f"hydra.run.dir={directory}"]) == 0
-    return directory
-
-
 @pytest.fixture
-def original(_original) -> Path:
+def original() -> Path:
     """A run that is done."""
-    return Path(shutil.copytree(_original, "original"))
+    assert run.main([*SMALL, "hydra.run.dir=original"]) == 0
+    return Path("original")
 
 
 def stored(directory: Path, **changes: object) -> Path:

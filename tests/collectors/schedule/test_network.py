@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collectors.schedule.network import Network, Transfers, Version
-from collectors.schedule.virtual_clock import VirtualClock
+from collectors.schedule.simulated_pool import VirtualClock
 from sync import Link
 
 MBPS = 8.0  # a thousand bytes a millisecond
