@@ -15,7 +15,7 @@ from tests.harness.test_every_algorithm import (
 )
 from tests.harness.test_run import records
 
-pytestmark = [pytest.mark.cuda, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.cuda, pytest.mark.timeout(300)]
 LEARNER = ("device=cuda",)
 WORKERS = ("collector.devices.policy=cuda",)
 COLLECTORS = {
@@ -30,11 +30,6 @@ PPO = ALGORITHMS["ppo"]
 LSTM = ("model=lstm", "model.hidden_sizes=[8]", "model.lstm_size=8", "model.sequence_length=8")
 COMPILED = ("collector.compile_policy=true",)
 AS_GRAPH = ("collector.cudagraph_policy=true",)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("on_gpu", [LEARNER, WORKERS, (*LEARNER, *WORKERS)], ids=" ".join)

@@ -15,6 +15,8 @@ from harness.run_comparison import compare_records, compare_weights
 from tests.collectors.remote.support import needs_ray
 from tests.harness.test_run import records
 
+pytestmark = pytest.mark.usefixtures("here")
+
 FRAMES = 480
 SMALL = (
     *(f"total_frames={FRAMES}", "collector.frames_per_batch=48", "env.num_envs=2"),
@@ -59,11 +61,6 @@ def with_each(collectors):
             case = f"{algorithm}, {collector}"
             cases.append(pytest.param(algorithm, collector, marks=marks, id=case))
     return cases
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def start(*given: str, into: str) -> Path:

@@ -12,6 +12,8 @@ from tests.collectors.remote.support import needs_ray
 from tests.harness.test_every_algorithm import ASYNCHRONOUS, SYNCHRONOUS, start
 from tests.harness.test_run import records
 
+pytestmark = pytest.mark.usefixtures("here")
+
 PPO = ("algo=ppo", "algo.minibatch_size=16", "algo.epochs=1")
 STALE = ("sync.lag={kind: cycle, values: [0, 3, 3, 3]}", "sync.max_lag=2", "sync.on_stale=mask")
 CASES = {
@@ -32,11 +34,6 @@ def each():
         if name not in QUICK or ("anew" not in case and name != "single"):
             marks.append(pytest.mark.slow)
         yield pytest.param(COLLECTORS[name], case, marks=marks, id=f"{name}, {case}")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(("collector", "case"), list(each()))

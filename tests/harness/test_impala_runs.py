@@ -7,6 +7,8 @@ import pytest
 from harness.files import read_json
 from tests.harness.test_run import records, start
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SMALL = (
     "algo=impala",
     "total_frames=384",
@@ -16,11 +18,6 @@ SMALL = (
     "evaluation.num_episodes=1",
     "logger=jsonl",
 )
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_it_tells_how_its_data_lags():

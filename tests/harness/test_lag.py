@@ -15,6 +15,8 @@ from sync import Lag, Tear
 from tests.harness.config.composed import config_of, error_of
 from tests.harness.test_run import records, start
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SMALL = (
     "total_frames=1280",  # ten updates
     "collector.frames_per_batch=128",
@@ -38,11 +40,6 @@ SMALL_SAC = (
     "evaluation.at_end=false",
     "logger=jsonl",
 )
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def same(first, second):

@@ -31,6 +31,8 @@ from harness.run_comparison import compare_records, compare_weights
 from tests.harness.scored import Scored
 from tests.harness.test_run import records, start
 
+pytestmark = pytest.mark.usefixtures("here")
+
 CLIP = {"clip_reward": {"min_reward": -1.0, "max_reward": 1.0}}
 ENV = "tests.harness.scored:Scored-v0"
 RUN = (
@@ -38,11 +40,6 @@ RUN = (
     *("total_frames=384", "collector.frames_per_batch=64", "env.num_envs=4"),
     *("algo.minibatch_size=64", "algo.epochs=1", "evaluation.num_episodes=2", "logger=jsonl"),
 )
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def read(frames: int = 128, max_frames_per_traj: int | None = None, **config) -> dict[str, float]:

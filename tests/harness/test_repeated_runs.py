@@ -19,6 +19,8 @@ from harness.run.checkpoints import Checkpoints
 from harness.run.runner import Runner
 from harness.run_comparison import compare_records, compare_weights, records
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SMALL = ("env.num_envs=4", "model.hidden_sizes=[16]", "logger=jsonl", "checkpoint.keep=99")
 ON_POLICY = (
     *(*SMALL, "total_frames=768", "collector.frames_per_batch=128"),
@@ -121,12 +123,6 @@ SLOW = {
     "LSTM": ((*SIMULATED, *LSTM), (2, 5)),
     "SAC, simulated": ((*SAC, *CLUSTER), (2, 5)),
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Runs write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)

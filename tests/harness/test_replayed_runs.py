@@ -12,6 +12,8 @@ from harness.reproduce import main
 from harness.run_comparison import compare_records
 from tests.harness.small import SMALL
 
+pytestmark = pytest.mark.usefixtures("here")
+
 MORTAL = "tests.harness.mortal"
 RUN = (*SMALL, "collector=multi_async", "hydra.run.dir=original")
 PPO = ("total_frames=1536", "collector.frames_per_batch=64", "env.num_envs=2")
@@ -35,12 +37,6 @@ def restarts(env: str) -> tuple[str, ...]:
         *(f"env.id={MORTAL}:{env}-v0", "+env.kwargs.flag=struck", "+env.kwargs.after=120"),
         *("collector.on_worker_failure=restart", "collector.max_restarts=2"),
     )
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Runs write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 CASES = {

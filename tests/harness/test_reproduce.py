@@ -16,11 +16,7 @@ from harness.run_comparison import is_repeatable
 from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Runs write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from harness.run.runner import Runner
 from tests.harness.config.composed import config_of, error_of
 from tests.harness.logging import wandb_file
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SMALL = (
     "total_frames=384",
     "collector.frames_per_batch=128",
@@ -83,12 +85,6 @@ IMPOSSIBLE = {
 
 # What only the clock and the machine decide.
 TIMES = re.compile(r"time.*|sync/.*_ms|system/.*|collector/(fps|wait_ms)")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Runs write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 def start(*overrides: str, into: str = "run") -> tuple[int, Path]:

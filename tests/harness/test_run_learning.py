@@ -10,7 +10,7 @@ import run
 from harness.files import read_json
 from tests.collectors.remote.support import needs_ray
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.slow, pytest.mark.timeout(900)]
 
 PAIRS = [
     ("none", "single"),
@@ -20,11 +20,6 @@ PAIRS = [
     *((kind, kind) for kind in ("distributed", "rpc")),
     pytest.param("ray", "ray", marks=needs_ray),
 ]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def summary(*overrides: str) -> dict:

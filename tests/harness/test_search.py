@@ -21,15 +21,11 @@ from harness.run.execution import execute
 from tests.harness.config.composed import config_of
 from tests.harness.small import SMALL, Command, states, wait_until
 
+pytestmark = pytest.mark.usefixtures("here")
+
 OPTUNA = "hydra/sweeper=optuna"
 RATES = "algo.learning_rate=tag(log,interval(1e-4,1e-2))"
 SPACE = {"x": FloatDistribution(0.0, 1.0)}
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Searches write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 def search(num_trials: int, **options) -> Search:

@@ -12,6 +12,8 @@ from harness.reproduce import main
 from harness.run_comparison import compare_records, compare_weights
 from tests.harness.test_lag import SMALL
 
+pytestmark = pytest.mark.usefixtures("here")
+
 CLUSTER = (
     *("collector=simulated", "collector.num_workers=6", "collector.frames_per_batch=64"),
     *("env.num_envs=1", "total_frames=1920", "collector.costs.update_ms=9"),
@@ -20,11 +22,6 @@ VARIED = (
     "collector.costs.step_ms={kind: gamma, mean: 2, cv: 0.5}",
     "collector.costs.stragglers={share: 0.2, factor: 3}",
 )
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def start(*given, into):

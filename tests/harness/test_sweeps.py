@@ -34,15 +34,11 @@ from harness.run_comparison import compare_records, compare_weights
 from tests.harness.logging import wandb_file
 from tests.harness.small import ROOT, SMALL, Command, jobs, states, wait_until
 
+pytestmark = pytest.mark.usefixtures("here")
+
 LOCAL = "hydra/launcher=local"
 SLURM = "hydra/launcher=submitit_slurm"
 DEADLY = "env.id=tests.harness.deadly:Deadly-v0"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Sweeps write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 def test_ctrl_c_while_a_job_is_being_finished_ends_the_sweep_after_it(monkeypatch, capsys):

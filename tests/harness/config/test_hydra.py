@@ -16,14 +16,9 @@ from harness.config.sweep import jobs_of
 from harness.files import read_json
 from tests.harness.small import SMALL
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TINY = (*SMALL, "total_frames=128", "evaluation.at_end=false")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Runs write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture(autouse=True)

@@ -18,13 +18,9 @@ from harness.run.directory import RunDir
 from tests.harness.logging.trace_file import read_trace
 from tests.harness.small import SMALL
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TICK = 1e-3  # of a microsecond: what is written is rounded to it
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Runs write to a fresh folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 def traced(*overrides: str, status: int = 0) -> tuple[list[dict], dict]:
