@@ -6,16 +6,26 @@
     class Reinforce: ...
 
 makes `algo=reinforce` an algorithm, with the fields of ReinforceConfig as its options. The module
-must be imported before the config is composed: `plugins=[my_package.my_module]`, or the entry-point
-group `lockstep.plugins` (harness/plugins.py). The parts that come with Lockstep are added below in
-the same way, by the path of what makes them, so that nothing heavy is imported here.
+must be imported before the config is composed, since it adds options to choose from, and again in
+every worker. Two ways lead here. A person names modules for one run, on the command line or in a
+config file of their own (`plugins=[my_package.my_module]`); modules in the current directory are
+found, too. An installed package declares them by the entry-point group `lockstep.plugins`. A run
+directory's stored plugins are imported only if a person names them again.
+
+The parts that come with Lockstep are added below in the same way, by the path of what makes them,
+so that nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, TypeVar
 
 from harness.options import algorithms as algo
@@ -26,6 +36,8 @@ from harness.options import models as model
 from harness.options import simulated, sync
 from harness.options.base import Options, summary
 from harness.options.errors import ConfigError, suggest
+
+ENTRY_POINTS = "lockstep.plugins"
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 
@@ -133,6 +145,49 @@ def choice(value: Any, place: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{place} gives {name!r} the arguments {arguments!r}, expected a mapping")
     return name, dict(arguments or {})
 
+
+# -- plugins
+
+
+def load_plugins(modules: Iterable[str]) -> None:
+    """Import installed plugins, then these modules; `ConfigError` if one cannot be."""
+    _load_installed()
+    for module in modules:
+        _load(module)
+
+
+@cache
+def _load_installed() -> None:
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        try:
+            entry_point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"the installed plugin {entry_point.value} cannot be imported: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def import_named(module: str) -> ModuleType:
+    """Import a module that a person has named, also one in the current directory."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last, so that it hides nothing
+    return importlib.import_module(module)
+
+
+def _load(module: str) -> None:
+    if not isinstance(module, str):
+        raise ConfigError(f"plugins holds {module!r}, expected the name of a module")
+    try:
+        import_named(module)
+    except (Exception, SystemExit) as error:  # whatever that module does when it is imported
+        raise ConfigError(
+            f"plugins=[{module}] cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+# -- the parts that come with Lockstep
 
 # Made with (options, setup): see harness/algorithms/interface.py.
 algorithms = Registry("algorithm", "algo", algo.AlgorithmConfig)

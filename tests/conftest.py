@@ -10,7 +10,8 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
@@ -65,14 +66,14 @@ def options_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     compose = sys.modules.get("harness.config.compose")
     if compose is not None:
-        monkeypatch.setattr(compose, "store_options", store_new_options)
+        store_options = partial(store_new_options, compose.store_options)
+        monkeypatch.setattr(compose, "store_options", store_options)
 
 
 _stored: list[object] = []
 
 
-def store_new_options() -> None:
-    from harness.config.store import store_options
+def store_new_options(store_options: Callable[[], None]) -> None:
     from harness.registry import GROUPS
 
     parts = [part for registry in GROUPS for part in registry]

@@ -34,11 +34,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.config.compose import Place, quoted, task_overrides
+from harness.config.compose import CONF, HYDRA_VERSION, Place, quoted, resumed_run, task_overrides
 from harness.config.explain import explain, explained
 from harness.config.help import page
-from harness.config.store import CONF, HYDRA_VERSION
-from harness.config.stored import resumed_run
 from harness.options.errors import ConfigError, ImpossiblePair
 
 if TYPE_CHECKING:

@@ -1,27 +1,90 @@
-"""Composes configs: what is done before Hydra does it, and one run by Hydra's compose API."""
+"""Composes configs: what Hydra composes from, the plugins that add to it, and one run."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ValueType
+from hydra.core.plugins import Plugins
+from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.plugin_names import import_plugins
-from harness.config.store import CONF, HYDRA_VERSION, SearchPath, store_options
-from harness.config.stored import latest_run
-from harness.files import DEEPEST
+import harness
+from harness.files import DEEPEST, parse_yaml
+from harness.options.base import defaults, mappings
+from harness.options.collectors import nodes_started
 from harness.options.errors import ConfigError
+from harness.options.run import CommandConfig, EnvConfig, RunConfig
+from harness.registry import GROUPS, load_plugins
 
+HYDRA_VERSION = "1.3"
+PROVIDER = "lockstep"
+BASES = "options"  # the group of what the files of conf/ build on; other parts have no file
+LONGEST_NAME = 120
 PATHS = ("resume", "collector.replay")  # options that name a run's directory
+
+_PACKAGE = Path(harness.__file__).parent
+# In a checkout conf/ lies beside harness/; an installed package has it inside.
+CONF = next(
+    p for p in (_PACKAGE.parent / "conf", _PACKAGE / "conf") if (p / "config.yaml").exists()
+)
+
+
+class SearchPath(SearchPathPlugin):
+    """Where Hydra looks: in the directory of `--config-dir`, that of the primary config, conf/."""
+
+    user_directory: ClassVar[Path | None] = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.user_directory is not None:
+            place = f"file://{self.user_directory.absolute()}"
+            search_path.prepend("command-line", place, SearchPathQuery(provider="main"))
+        if str(CONF) not in [element.path for element in search_path.get_path()]:
+            search_path.append(PROVIDER, f"file://{CONF}")  # the primary config is elsewhere
+
+
+def store_options() -> None:
+    """Put the options of every registered part into Hydra's ConfigStore."""
+    Plugins.instance().register(SearchPath)
+    setup_globals()  # Hydra's resolvers: --experimental-rerun does not register them
+    store = ConfigStore.instance()
+    run = {**defaults(RunConfig), **defaults(CommandConfig)}
+    store.store(name="run_options", node=run, provider=PROVIDER)
+    store.store(name="gymnasium", group="env", node=_node(EnvConfig), provider=PROVIDER)
+    for registry in GROUPS:
+        for part in registry:
+            assert part.options is not None
+            named = {} if registry.several else {"name": part.name}
+            node, package = _node(part.options, **named), registry.prefix(part.name).rstrip(".")
+            has_file = (CONF / registry.group / f"{part.name}.yaml").is_file()
+            group = f"{BASES}/{registry.group}" if has_file else registry.group
+            store.store(part.name, node, group, package, PROVIDER)
+
+
+def _node(options: type, **given: Any) -> DictConfig:
+    """A config of a dataclass's defaults.
+
+    It is plain, not structured: OmegaConf knows no Literal and no bounds, takes `yes` for true and
+    refuses 1e6 as a whole number. harness/options/typed.py checks what was composed.
+    """
+    node = OmegaConf.create({**defaults(options), **given})
+    for name in mappings(options):
+        OmegaConf.set_struct(node[name], False)  # keys of the user's own need no plus
+    return node
 
 
 @dataclass(frozen=True)
@@ -37,7 +100,8 @@ class Place:
         _check_depth(overrides)
         if self.user_directory is not None and not self.user_directory.is_dir():
             raise ConfigError(f"--config-dir {self.user_directory}: there is no such directory")
-        import_plugins(overrides, folders=[self.user_directory, self.conf], config_name=self.name)
+        folders = [self.user_directory, self.conf]
+        load_plugins(dict.fromkeys(named_plugins(overrides, folders, self.name)))
 
     def prepare(self, overrides: Sequence[str]) -> None:
         """Import plugins, and tell Hydra of all options and of the user's directory."""
@@ -82,6 +146,88 @@ def task_overrides(hydra_config: Any) -> list[str]:
     return [str(text) for text in overrides]
 
 
+# -- plugins, which are known before Hydra composes
+
+
+def named_plugins(
+    overrides: Sequence[str], folders: Sequence[Path | None], config_name: str
+) -> Iterator[Any]:
+    """The modules of `plugins=[...]`, on the command line or in a config file that it chooses.
+
+    Plugins add options to choose from, so they are imported before Hydra composes. Config files are
+    read here only for their `plugins:` and for the files that their defaults lists name.
+
+    folders: config directories of the user's own, searched first.
+    """
+    options = dict(parsed(overrides))
+    plugins = options.pop("plugins", None)
+    if plugins is not None:
+        yield from plugins if isinstance(plugins, list) else [plugins]
+    searched = options.get("hydra.searchpath") or []
+    searched = [str(place).removeprefix("file://") for place in searched if isinstance(place, str)]
+    places = [Path(folder) for folder in (*folders, *searched, CONF) if folder]
+    configs = [config_name]
+    for key, value in options.items():
+        names = value if isinstance(value, list) else [value]
+        configs += [f"{key}/{name}" for name in names if isinstance(name, str)]
+    files: set[Path] = set()
+    for name in configs:
+        yield from _plugins_of(name, places, files)
+
+
+def parsed(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Key and value of each override that can be read; Hydra complains of the others."""
+    for text in overrides:
+        try:
+            (override,) = OverridesParser.create().parse_overrides([text])
+        except (HydraException, RecursionError, ValueError):
+            continue
+        if override.is_delete():
+            continue
+        if override.is_discrete_sweep() and override.value_type != ValueType.GLOB_CHOICE_SWEEP:
+            values = [value.strip("'\"") for value in override.sweep_string_iterator()]
+            yield override.key_or_group, values
+        else:
+            yield override.key_or_group, override.value()
+
+
+def _plugins_of(name: str, folders: Sequence[Path], read: set[Path]) -> Iterator[Any]:
+    """The plugins of one config, `group/name`, and of those that its defaults list names."""
+    file = next((f for folder in folders if (f := folder / f"{name}.yaml").is_file()), None)
+    if file is None or file in read:
+        return
+    read.add(file)
+    try:
+        content = parse_yaml(file.read_text())
+    except (OSError, ValueError):
+        return  # Hydra says what is wrong with it
+    if not isinstance(content, dict):
+        return
+    plugins = content.get("plugins") or []
+    if not isinstance(plugins, list):
+        raise ConfigError(f"{file}: plugins is {plugins!r}, expected a list of modules")
+    yield from plugins
+    group = name.rpartition("/")[0]
+    for inner in _defaults(content.get("defaults"), group):
+        yield from _plugins_of(inner, folders, read)
+
+
+def _defaults(entries: Any, group: str) -> Iterator[str]:
+    """The configs that a defaults list names, as paths below a config directory."""
+    for entry in entries if isinstance(entries, list) else []:
+        pairs = list(entry.items()) if isinstance(entry, dict) else [("", entry)]
+        for key, names in pairs:
+            named = str(key).removeprefix("override ").removeprefix("optional ").partition("@")[0]
+            for name in names if isinstance(names, list) else [names]:
+                if isinstance(name, str) and name != "_self_":
+                    path = f"{named}/{name}" if named else name
+                    absolute = path.startswith("/") or not group
+                    yield path.lstrip("/") if absolute else f"{group}/{path}"
+
+
+# -- paths of runs on the command line
+
+
 def quoted(arguments: Sequence[str], *, sweeps: bool = False) -> list[str]:
     """The arguments, with paths of runs in quotes, where Hydra would not read them as one text.
 
@@ -114,3 +260,63 @@ def _in_quotes(path: str) -> str:
     """A text as Hydra's grammar quotes it: of backslashes before a quote, each is doubled."""
     escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), path)
     return f"'{escaped}'"
+
+
+def resumed_run(overrides: Sequence[str]) -> Path | None:
+    """The directory of the run that the command line resumes; None if it resumes none."""
+    path = dict(parsed(overrides)).get("resume")
+    return None if path in (None, "") else Path(str(path))
+
+
+def latest_run() -> Path:
+    """The run below outputs/ whose state changed last; `ConfigError` if there is none."""
+    states = [
+        file
+        for file in Path("outputs").rglob("status.json")
+        if not any(part.startswith(".") for part in file.parts)  # moved aside
+    ]
+    if not states:
+        raise ConfigError("resume=latest: there is no run below outputs/")
+    return max(states, key=lambda file: file.stat().st_mtime_ns).parent
+
+
+# -- resolvers of conf/
+
+
+def job_name(override_dirname: str, seed: int) -> str:
+    """A job's directory in a sweep: its overrides and its seed, fit for a file name.
+
+    The seed has its place in the order, so that the name is the same however it was given.
+    """
+    parts = [part for part in override_dirname.split(",") if part]
+    typed_seed = f"seed={seed}"
+    place = next(
+        (i for i, part in enumerate(parts) if "=" in part and part > typed_seed), len(parts)
+    )
+    parts.insert(place, typed_seed)
+    return file_name(",".join(part.lstrip("+") for part in parts))
+
+
+def file_name(text: str) -> str:
+    """`text` as part of one file's name."""
+    name = re.sub(r"[^\w.=,+-]", "_", text)
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9]}-{digest}"
+
+
+def zipped(*values: Any, _root_: DictConfig) -> Any:
+    """The value at the index that the option `point` gives."""
+    point = _root_.get("point")
+    if type(point) is not int or not 0 <= point < len(values):
+        expected = f"expected 0 to {len(values) - 1}, as ${{zip:...}} has {len(values)} values"
+        raise ConfigError(f"point={point}: {expected}")
+    return values[point]
+
+
+OmegaConf.register_new_resolver("zip", zipped, replace=True)
+OmegaConf.register_new_resolver("lockstep.product", lambda *n: math.prod(n), replace=True)
+OmegaConf.register_new_resolver("lockstep.job_name", job_name, replace=True)
+OmegaConf.register_new_resolver("lockstep.file_name", file_name, replace=True)
+OmegaConf.register_new_resolver("lockstep.nodes", nodes_started, replace=True)

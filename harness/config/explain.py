@@ -15,11 +15,10 @@ from hydra.errors import (
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from harness.config.store import CONF
+from harness.config.compose import CONF
 from harness.files import parse_yaml
-from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, install_command, suggest
-from harness.options.run import CommandConfig, RunConfig
+from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.options.typed import UnknownOption, join, paths, show
 from harness.registry import GROUPS
 

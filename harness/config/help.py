@@ -10,12 +10,11 @@ from typing import get_type_hints
 
 import yaml
 
-from harness.config.store import CONF
+from harness.config.compose import CONF
 from harness.files import flatten
 from harness.options.base import Options, comments, defaults, summary
-from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError
-from harness.options.run import CommandConfig, RunConfig
+from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.options.typed import show
 from harness.registry import GROUPS, Registry, objectives, wrappers
 

@@ -10,18 +10,26 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.compose import Place, quoted
+from harness.config.compose import Place, quoted, resumed_run
 from harness.config.explain import explained
 from harness.config.search import Trial
-from harness.config.stored import read_options, resumed_options, resumed_run
+from harness.config.stored import read_options, resumed_options
 from harness.environments.factory import check_environment, find
 from harness.files import to_yaml
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
 from harness.options.simulated import SimulatedConfig
 from harness.options.typed import build, convert, hints, in_types
-from harness.plugins import load_plugins
-from harness.registry import Registry, algorithms, callbacks, collectors, loggers, models, schemes
+from harness.registry import (
+    Registry,
+    algorithms,
+    callbacks,
+    collectors,
+    load_plugins,
+    loggers,
+    models,
+    schemes,
+)
 from harness.run.directory import RunDir
 
 

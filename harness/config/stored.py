@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from harness.config.plugin_names import parsed
+from harness.config.compose import parsed
 from harness.files import MOST_BYTES_YAML, DamagedError, parse_yaml, read_text
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig
@@ -23,12 +23,6 @@ KEPT = (
     *("seed", "algo.name", "model.name"),
     *("collector.name", "collector.num_workers", "collector.remote.num_collectors"),
 )
-
-
-def resumed_run(overrides: Sequence[str]) -> Path | None:
-    """The directory of the run that the command line resumes; None if it resumes none."""
-    path = dict(parsed(overrides)).get("resume")
-    return None if path in (None, "") else Path(str(path))
 
 
 def resumed_options(
@@ -84,18 +78,6 @@ def changed(options: Mapping[str, Any], name: str, value: Any, typed: str) -> di
 def _resolved(value: Any) -> Any:
     """A value from the command line, with what it refers to: `${oc.env:X}`."""
     return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[call-overload, index]
-
-
-def latest_run() -> Path:
-    """The run below outputs/ whose state changed last; `ConfigError` if there is none."""
-    states = [
-        file
-        for file in Path("outputs").rglob("status.json")
-        if not any(part.startswith(".") for part in file.parts)  # moved aside
-    ]
-    if not states:
-        raise ConfigError("resume=latest: there is no run below outputs/")
-    return max(states, key=lambda file: file.stat().st_mtime_ns).parent
 
 
 def read_options(directory: Path) -> dict[str, Any]:

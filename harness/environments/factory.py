@@ -26,11 +26,10 @@ from harness.environments.own_returns import (
     TellOwnEpisode,
     as_number,
 )
-from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, require, suggest
+from harness.options.run import EnvConfig
 from harness.options.typed import build
-from harness.plugins import import_named, load_plugins
-from harness.registry import choice, load, wrappers
+from harness.registry import choice, import_named, load, load_plugins, wrappers
 
 # Where gymnasium keeps environments that need more than gymnasium: the module, and our extra.
 EXTRAS = {"gymnasium.envs.mujoco": ("mujoco", "mujoco"), "gymnasium.envs.box2d": ("Box2D", "box2d")}

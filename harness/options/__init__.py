@@ -15,7 +15,6 @@ from harness.options.algorithms import (
 )
 from harness.options.base import Options
 from harness.options.collectors import CollectorConfig
-from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.loggers import LoggerConfig
 from harness.options.models import (
@@ -32,7 +31,7 @@ from harness.options.models import (
     ModelConfig,
     TransformerConfig,
 )
-from harness.options.run import Config
+from harness.options.run import Config, EnvConfig
 from harness.options.sync import SyncConfig
 from harness.options.typed import (
     Count,

@@ -18,9 +18,8 @@ from collectors.rollout.seeds import untouched_streams
 from harness.algorithms.interface import Learner, OffPolicy, OnPolicy, Setup
 from harness.environments.factory import EnvFactory, alters_returns, single
 from harness.environments.own_returns import KEY, UNKNOWN
-from harness.options.environments import EnvConfig
 from harness.options.errors import ConfigError, ImpossiblePair
-from harness.options.run import Config
+from harness.options.run import Config, EnvConfig
 from harness.options.sync import SyncConfig
 from harness.registry import algorithms, collectors, schemes
 from sync import SimulatedWeightSyncScheme, WeightSyncScheme

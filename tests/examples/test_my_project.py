@@ -94,7 +94,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 def test_what_is_imported_is_the_installed_copy(installed, tmp_path):
     code = (
         "import collectors, harness, sync, my_project, hydra_plugins.lockstep.sweeper as plugins\n"
-        "from harness.config.store import CONF\n"
+        "from harness.config.compose import CONF\n"
         "for module in (collectors, harness, sync, my_project, plugins): print(module.__file__)\n"
         "print(CONF)"
     )

@@ -16,7 +16,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor
 
 from harness.environments.factory import EnvFactory
-from harness.options.environments import EnvConfig
+from harness.options.run import EnvConfig
 
 
 class Noise(gym.Env[Any, Any]):

@@ -14,7 +14,7 @@ import yaml
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from harness.config.store import CONF
+from harness.config.compose import CONF
 from harness.environments.factory import (
     EXTRAS,
     PACKAGES,
@@ -22,7 +22,7 @@ from harness.environments.factory import (
     EnvFactory,
     check_environment,
 )
-from harness.options.environments import EnvConfig
+from harness.options.run import EnvConfig
 from harness.options.typed import build
 
 
@@ -204,7 +204,7 @@ def test_a_hanging_member_does_not_outlive_the_process_that_made_its_vector(tmp_
 import os, signal, sys
 from pathlib import Path
 from harness.environments.factory import EnvFactory
-from harness.options.environments import EnvConfig
+from harness.options.run import EnvConfig
 kwargs = {"where": "reset", "what": "hang", "at": 1, "once": sys.argv[1], "continuous": False}
 name = "tests.chaos.environments:Trouble-v0"
 config = EnvConfig(name, vectorisation="async", num_envs=1, kwargs=kwargs)

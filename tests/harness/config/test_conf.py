@@ -8,7 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from harness.config.store import BASES, CONF
+from harness.config.compose import BASES, CONF
 from harness.files import flatten, parse_yaml
 from harness.options.base import defaults
 from harness.registry import Part, Registry, algorithms, collectors, loggers, models, schemes

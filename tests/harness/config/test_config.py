@@ -10,14 +10,13 @@ import torch
 import yaml
 from gymnasium.envs.registration import EnvSpec
 
-from harness.config.compose import compose_run
+from harness.config.compose import CONF, compose_run
 from harness.config.help import groups
 from harness.config.plan import plain, plan_run
-from harness.config.store import CONF
 from harness.options import ConfigError, ImpossiblePair, PPOConfig, SACConfig
 from harness.options.base import comments
-from harness.options.environments import EnvConfig
 from harness.options.errors import install_command
+from harness.options.run import EnvConfig
 from harness.registry import GROUPS, algorithms
 from tests.harness.config.composed import config_of, error_of
 from tests.harness.config.experiments import jobs_of_experiment, write_recording
