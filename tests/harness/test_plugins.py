@@ -121,16 +121,16 @@ def test_an_experiment_of_a_users_own_may_name_the_plugin_that_it_needs(module, 
 
 
 def test_an_installed_package_is_loaded_by_its_entry_point(module, tmp_path, monkeypatch):
-    from harness import plugins
+    from harness import registry
 
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[lockstep.plugins]\ntheirs = {module}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    plugins._load_installed.cache_clear()
+    registry._load_installed.cache_clear()
     assert run.main([*TINY, "algo=timid", "hydra.run.dir=run"]) == 0
-    plugins._load_installed.cache_clear()
+    registry._load_installed.cache_clear()
 
 
 @pytest.mark.parametrize("text", ["1/0", "def", "raise SystemExit(3)", None])
