@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return application(arguments)
     except KeyboardInterrupt:  # before there was a run to end, also while modules load
+        print("lockstep: interrupted by SIGINT", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -191,10 +191,11 @@ def test_a_second_ctrl_c_while_the_checkpoint_is_written_ends_the_run_in_one_lin
     assert read_json(tmp_path / "run/status.json")["state"] == "interrupted"
 
 
-def test_ctrl_c_while_modules_load_is_an_exit_status_and_no_traceback(monkeypatch):
+def test_ctrl_c_before_there_is_a_run_ends_in_one_line(monkeypatch, capsys):
     class Loading(ModuleType):
         def __getattr__(self, name):
             raise KeyboardInterrupt
 
     monkeypatch.setitem(sys.modules, "harness.config.application", Loading("loading"))
     assert run.main(["seed=1"]) == 130
+    assert capsys.readouterr().err == "lockstep: interrupted by SIGINT\n"
