@@ -36,20 +36,6 @@ def in_one_thread(scheme, workers=1):
 
 
 @EACH
-def test_a_deep_copy_of_a_sender_is_a_receiver_in_the_same_thread(kind):
-    with in_one_thread(scheme := sender(kind, policy(3))) as (receiver,):
-        assert bits(receiver.model) == bits(policy(3))
-        for number in range(1, 100):
-            scheme.send_async(policy(number))
-            assert receiver.receive() is not None
-            scheme.wait_async()
-            assert bits(receiver.model) == bits(policy(number))
-            assert receiver.version == scheme.version == number
-            assert scheme.acknowledged == {0: number}
-            assert receiver.receive() is None
-
-
-@EACH
 @in_own_process
 def test_neither_end_takes_the_others_memory_or_descriptors_with_it(kind):
     def count():

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictParams
-from torch import nn
 
 from sync import WeightStrategy, WorkerError
 from tests.sync.support import (
     FORMS,
     KINDS,
-    Counting,
     bits,
-    fill,
     held,
     inside,
     policy,
@@ -145,20 +142,6 @@ def test_weights_that_do_not_fit_are_refused_and_no_worker_changes(kind):
 
 
 @EACH
-def test_if_the_weights_of_one_worker_are_refused_no_worker_gets_any(kind):
-    scheme = sender(kind, workers=2, per_worker_weights=True)
-    with running(scheme) as workers:
-        for bad in ("not_finite", "missing"):
-            error, says, spoil = BAD[bad]
-            weights = {name: t.clone() for name, t in policy(3).state_dict().items()}
-            spoil(weights)
-            with pytest.raises(error, match=says):
-                scheme.send({0: policy(3), 1: weights})
-        assert not any(worker.do(receive) for worker in workers)
-        assert [worker.do(held) for worker in workers] == [bits(policy(1))] * 2
-
-
-@EACH
 def test_values_that_are_not_finite_go_through_where_nobody_checks(kind):
     with running(scheme := sender(kind, check_finite=False)) as (worker,):
         spoiled = policy(2)
@@ -166,23 +149,6 @@ def test_values_that_are_not_finite_go_through_where_nobody_checks(kind):
         scheme.send_async(spoiled)
         assert worker.do(receive)
         assert worker.do(held) == bits(spoiled)
-
-
-@EACH
-def test_extra_state_that_outgrew_its_room_is_refused_and_no_worker_changes(kind):
-    model = nn.Sequential(Counting("small"))
-    scheme = sender(kind, model)
-    with running(scheme, lambda: nn.Sequential(Counting())) as (worker,):
-        model[0].extra = "x" * 100_000
-        fill(model, 5)
-        with pytest.raises(ValueError, match=r"extra state takes \d+ bytes.*nothing was sent"):
-            scheme.send()
-        assert not worker.do(receive)
-        assert worker.do(lambda s, m: (m[0].extra, m[0].weight.sum().item())) == ("small", 0.0)
-        model[0].extra = "y" * 1000
-        scheme.send_async()
-        assert worker.do(receive)
-        assert worker.do(lambda s, m: (m[0].extra, m[0].weight.sum().item())) == ("y" * 1000, 10.0)
 
 
 @EACH

@@ -131,22 +131,6 @@ def test_a_worker_that_fails_keeps_nobody_from_being_heard(kind):
 
 
 @EACH
-def test_a_worker_that_left_has_its_place_taken_by_another(kind):
-    with running(scheme := sender(kind)) as (worker,):
-        worker.do(lambda s, m: s.shutdown())
-        with Worker(scheme, worker_idx=0) as newcomer:
-            begun = threading.Thread(target=scheme.connect, kwargs={"worker_idx": 0})
-            begun.start()
-            begun.join(0.2)  # it waits for the newcomer, who has not said anything yet
-            assert begun.is_alive()
-            newcomer.do(connect)
-            begun.join(20)
-            assert newcomer.do(held) == bits(policy(1))
-            scheme.send_async(policy(3))
-            assert newcomer.do(receive, 20)
-
-
-@EACH
 def test_a_worker_may_join_again_in_the_same_process(kind):
     def again(scheme, model):
         scheme.init_on_receiver(model=model, worker_idx=0)

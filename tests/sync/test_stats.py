@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sync import Layout, WorkerDied
+from sync import Layout
 from sync.channel import APPLIED, Answer
 from sync.workers import KEPT, SendStats, Sent, WorkerRecord, percentiles
 from tests.sync.support import (
-    Worker,
-    connect,
-    fill,
     policy,
-    receive,
     running,
-    version,
 )
 from tests.sync.test_sender import EACH, sender
 
@@ -107,28 +99,6 @@ def test_bytes_and_times_of_sends_are_those_of_the_workers_they_went_to(kind):
             for name, field in (("pack_ms", "pack_ns"), ("publish_ms", "publish_ns")):
                 mine = [s for s in scheme.send_stats.recent if worker in s.workers]
                 assert stats[name] == percentiles([getattr(s, field) for s in mine])
-
-
-@EACH
-def test_a_restart_is_counted_and_hides_no_coalesced_version(kind):
-    with running(scheme := sender(kind), method="fork") as (worker,):
-        worker.tell(lambda s, m: os._exit(1))
-        worker.process.join(20)
-        with pytest.raises(WorkerDied):
-            scheme.send(fill(policy(), 2))
-        with Worker(scheme, worker_idx=0) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=0)
-            newcomer.hear()
-            for value in range(3, 8):
-                scheme.send_async(policy(value))
-            while newcomer.do(version) != scheme.version:
-                assert newcomer.do(receive, 20)
-            found = counts(scheme)
-            assert found["restarts"] == 1
-            # 0, 1 and 6 were used, and some between: what was not is coalesced.
-            assert (found["addressed"], found["failures"]) == (7, 0)
-            assert found["coalesced"] == 7 - found["applied"] >= 2
 
 
 @EACH

@@ -18,9 +18,7 @@ from sync import (
 )
 from tests.sync.support import (
     KINDS,
-    Worker,
     bits,
-    connect,
     fill,
     held,
     policy,
@@ -64,27 +62,6 @@ def test_no_lag_is_no_effect():
             assert scheme.lag is None
             assert scheme._sender.pipeline._effects == []
             assert scheme.history == 0
-
-
-def test_a_process_that_takes_a_place_gets_what_its_predecessor_had():
-    model = policy(0)
-    with running(scheme := lagging(model, workers=2, sync=False), method="fork") as workers:
-        for n in range(1, 6):
-            scheme.send(fill(model, n))
-            for worker in workers:
-                worker.do(take, max(0, n - LAG))
-        workers[0].tell(lambda s, m: os._exit(1))
-        workers[0].process.join(20)
-        with Worker(scheme, worker_idx=0) as newcomer:
-            newcomer.tell(connect)
-            scheme.connect(worker_idx=0)
-            newcomer.hear()
-            assert scheme.version == 5
-            assert newcomer.do(take, 2) == (2, bits(policy(2)))
-            for n in (6, 7, 8, 9):
-                scheme.send(fill(model, n))
-                for worker in (newcomer, workers[1]):
-                    assert worker.do(take, n - LAG) == (n - LAG, bits(policy(n - LAG)))
 
 
 def test_a_worker_that_died_fails_the_send_that_would_have_reached_it():

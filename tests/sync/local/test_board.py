@@ -14,7 +14,6 @@ import torch
 
 from sync import Layout
 from sync.channel import APPLIED, Answer
-from sync.local.memory import BlockPool
 from sync.local.waiting import Watch
 from sync.model.block import NEVER
 from sync.schemes.shared_mem import (
@@ -34,76 +33,9 @@ LAYOUT = Layout.of({"a": torch.zeros(3)})
 BLOCKS, VERSIONS = 5, 3  # of the simulated memory
 
 
-def board_of(workers=1):
-    board = Board(workers)
-    for row in board.rows:
-        row.clear()
-    return board
-
-
-def block(number, version):
-    found = BlockPool(LAYOUT, number + 1)[number]
-    found.stamp(version, b"")
-    return found
-
-
-def as_a_worker_sees(board, workers):
-    memory, fence = map(os.dup, board.fds())
-    return Board(workers, (memory, fence))
-
-
 def test_a_word_holds_a_version_and_a_block():
     for version, number in ((0, 0), (7, 3), (2**40, 2**16 - 1)):
         assert version_and_block(word_of(version, number)) == (version, number)
-
-
-def test_nothing_is_held_until_something_is_announced():
-    (row,) = board_of().rows
-    assert row.held() == {FREE}
-    assert row.latest == 0
-
-
-def test_what_is_announced_or_pinned_is_held():
-    board = board_of()
-    (ours,), (theirs,) = board.rows, as_a_worker_sees(board, 1).rows
-    ours.announce(block(2, 5))
-    assert ours.held() == {FREE, 2}
-    word, retries = theirs.pin(0)
-    assert (version_and_block(word), retries) == ((5, 2), 0)
-    ours.announce(block(3, 6))
-    assert ours.held() == {FREE, 2, 3}
-    theirs.unpin(0)
-    assert ours.held() == {FREE, 3}
-
-
-def test_each_worker_has_a_row_of_its_own():
-    board = board_of(3)
-    theirs = as_a_worker_sees(board, 2)
-    board.rows[1].announce(block(4, 9))
-    assert [version_and_block(row.latest)[0] for row in theirs.rows] == [-1, 9]
-    theirs.rows[1].pin(1)
-    assert [row.held() for row in board.rows] == [{FREE}, {FREE, 4}, {FREE}]
-
-
-def test_a_sleeping_worker_is_woken_once():
-    board = board_of()
-    (ours,), (theirs,) = board.rows, as_a_worker_sees(board, 1).rows
-    assert not ours.clear_asleep()
-    theirs.sleep(True)
-    assert [ours.clear_asleep() for _ in range(3)] == [True, False, False]
-    theirs.sleep(True)
-    theirs.sleep(False)
-    assert not ours.clear_asleep()
-
-
-def test_a_row_that_is_cleared_remembers_nothing_of_its_worker():
-    board = board_of()
-    (ours,), (theirs,) = board.rows, as_a_worker_sees(board, 1).rows
-    ours.announce(block(2, 5))
-    theirs.pin(0)
-    theirs.sleep(True)
-    ours.clear()
-    assert (ours.held(), ours.latest, ours.clear_asleep()) == ({FREE}, 0, False)
 
 
 # -- every order in which a sender and a worker may go on, word by word

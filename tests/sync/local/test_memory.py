@@ -224,15 +224,6 @@ def test_holding_all_blocks_is_a_bug_that_says_so():
         BlockPool(LAYOUT, 2).free({0, 1})
 
 
-def test_blocks_do_not_overlap():
-    pool = BlockPool(LAYOUT, 3)
-    for number in range(3):
-        write(pool[number], number + 1.0, number)
-    for number in range(3):
-        assert pool[number].version == number
-        assert (pool[number].views[0] == number + 1).all()
-
-
 def test_memory_is_counted_by_the_blocks_that_were_used():
     pool = BlockPool(LAYOUT, 1000)
     assert pool.memory_bytes == 0

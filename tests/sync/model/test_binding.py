@@ -33,16 +33,6 @@ def snapshot_of(source, version=0):
     return written
 
 
-def test_layouts_follow_the_model_whatever_the_order_of_its_keys():
-    forward = {"a": torch.zeros(2), "b": torch.zeros(3)}
-    backward = {"b": torch.ones(3), "a": torch.ones(2)}
-    binding = bind(forward)
-    written = private_snapshot(binding.layout)
-    bind(backward, binding.layout).pack(written, 0)
-    binding.load(written)
-    assert bits(forward) == bits({"a": torch.ones(2), "b": torch.ones(3)})
-
-
 # What a user may do to a model after it was bound.
 
 
@@ -309,15 +299,6 @@ def test_buffers_are_checked_if_all_are_to_be(name):
         binding.check(check_finite="all")
     assert written.version == 0
     binding.check(check_finite=False)
-
-
-def test_parameters_are_checked_beside_buffers_that_are_not():
-    model = Masked()
-    binding = bind(model)
-    with torch.no_grad():
-        model.weight[1:] = float("inf")
-    with pytest.raises(ValueError, match="'weight' holds 2 NaN or infinite"):
-        binding.check(check_finite=True)
 
 
 @pytest.mark.parametrize("form", ["tensordict", "state_dict"])
