@@ -1,6 +1,6 @@
 """The sending end of a scheme: creates versions, publishes them, and waits for the workers.
 
-send():  pack the weights into a free block     (version n)
+send():  check the weights, and pack them into a free block     (version n)
          channel.publish(block, workers)
          poll the channel until every addressed worker has answered, failed, died, or is overdue
 """

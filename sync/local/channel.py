@@ -12,7 +12,6 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from sync.channel import (
     APPLIED,
@@ -45,17 +44,6 @@ from sync.model.block import Layout
 _DYING_S = 1.0  # how long a process may take to end after its connection has
 
 
-@dataclass
-class WorkerProcess:
-    """The process that serves as a worker."""
-
-    worker: int
-    connection: Connection
-    watch: Watch
-    fds: set[int]  # those of both that are polled
-    left: bool = False  # it announced that it leaves
-
-
 class LocalSender(SenderChannel):
     """Connects workers, receives their answers and notices their deaths.
 
@@ -71,7 +59,7 @@ class LocalSender(SenderChannel):
         self._listener = Listener()
         self.handout = self._listener.address
         self._unidentified: dict[int, Connection] = {}  # by descriptor, before HELLO
-        self._processes: dict[int, WorkerProcess] = {}
+        self._workers: dict[int, Connection] = {}
         # Workers whose connection has ended, and when they count as lost although they live.
         self._dying: dict[int, int] = {}
         self._closed = False
@@ -108,9 +96,10 @@ class LocalSender(SenderChannel):
                 self._unidentified[unidentified.fd] = unidentified
                 self._start_polling([unidentified.fd])
                 ready.add(unidentified.fd)
-        for process in list(self._processes.values()):
-            if process.worker in self._dying or not ready.isdisjoint(process.fds):
-                self._read_process(process, ready, answers)
+        for worker, connection in list(self._workers.items()):
+            fds = connection.fd, connection.process.fd
+            if worker in self._dying or not ready.isdisjoint(fds):
+                self._read_worker(worker, ready, answers)
         for fd in ready & set(self._unidentified):
             self._meet(fd, answers)
         return answers
@@ -118,33 +107,34 @@ class LocalSender(SenderChannel):
     def due_ns(self) -> int | None:
         return min(self._dying.values(), default=None)
 
-    def _read_process(self, process: WorkerProcess, ready: set[int], answers: list[Answer]) -> None:
+    def _read_worker(self, worker: int, ready: set[int], answers: list[Answer]) -> None:
         """Read a worker's messages, then check whether its process still runs."""
-        worker, connection, watch = process.worker, process.connection, process.watch
-        if ready - {connection.fd}:
-            watch.notice(ready)
-        if not connection.ended and (connection.fd in ready or watch.gone):
+        connection = self._workers[worker]
+        process = connection.process
+        if process.fd in ready:
+            process.notice(ready)
+        if not connection.ended and (connection.fd in ready or process.gone):
             for message in connection.receive():
-                self._to_answer(process, message, answers)
+                self._to_answer(worker, message, answers)
             if connection.ended:
-                patience_s = _DYING_S if watch.pid else 0.0
+                patience_s = _DYING_S if process.pid else 0.0
                 self._dying[worker] = now_ns() + int(patience_s * 1e9)
-                process.fds.discard(connection.fd)
                 self._stop_polling([connection.fd])
-        if process.left or watch.gone:
-            self._drop(process)
+        if connection.has_left or process.gone:
+            self._drop(worker)
             self._reset(worker)
-            answers.append(Answer(worker, LEFT) if process.left else self._lost(process))
+            lost = Answer(worker, LOST, text=self._ending(process))
+            answers.append(Answer(worker, LEFT) if connection.has_left else lost)
         elif now_ns() >= self._dying.get(worker, now_ns() + 1):
-            self._lose_connection(process, answers)
+            self._lose_connection(worker, answers)
 
-    def _lose_connection(self, process: WorkerProcess, answers: list[Answer]) -> None:
+    def _lose_connection(self, worker: int, answers: list[Answer]) -> None:
         """Its process lives, and may still read: its blocks stay protected until it is replaced."""
-        self._drop(process)
-        answers.append(Answer(process.worker, LOST, text="its connection ended"))
+        self._drop(worker)
+        answers.append(Answer(worker, LOST, text="its connection ended"))
 
-    def _to_answer(self, process: WorkerProcess, message: Message, answers: list[Answer]) -> None:
-        worker, numbers = process.worker, message.numbers
+    def _to_answer(self, worker: int, message: Message, answers: list[Answer]) -> None:
+        numbers = message.numbers
         if message.kind == DONE:
             version, published, seen, applied, retries, verified = numbers
             times = published, seen, applied
@@ -154,21 +144,17 @@ class LocalSender(SenderChannel):
         elif message.kind == FAIL:
             answers.append(Answer(worker, FAILED, numbers[0], text=message.text))
         else:
-            process.left |= message.kind == LEAVE
             return
         self._answered(answers[-1])
 
-    def _lost(self, process: WorkerProcess) -> Answer:
-        ending = process.watch.ending
-        hint = self.segfault_hint if "SIGSEGV" in ending else ""
-        return Answer(process.worker, LOST, text=ending + hint)
+    def _ending(self, process: Watch) -> str:
+        return process.ending + (self.segfault_hint if "SIGSEGV" in process.ending else "")
 
-    def _drop(self, process: WorkerProcess) -> None:
-        del self._processes[process.worker]
-        self._dying.pop(process.worker, None)
-        self._stop_polling(process.fds)
-        process.connection.close()
-        process.watch.close()
+    def _drop(self, worker: int) -> None:
+        connection = self._workers.pop(worker)
+        self._dying.pop(worker, None)
+        self._stop_polling([connection.fd, connection.process.fd])
+        connection.close()
 
     def _start_polling(self, fds: Iterable[int]) -> None:
         for fd in fds:
@@ -176,8 +162,8 @@ class LocalSender(SenderChannel):
             self._poll.register(fd, select.POLLIN)
 
     def _stop_polling(self, fds: Iterable[int]) -> None:
-        for fd in fds:
-            self._polled.discard(fd)
+        for fd in self._polled.intersection(fds):
+            self._polled.remove(fd)
             self._poll.unregister(fd)
 
     def _meet(self, fd: int, answers: list[Answer]) -> None:
@@ -192,32 +178,32 @@ class LocalSender(SenderChannel):
             connection.close()
             return
         hello = messages[0]
-        if (serving := self._processes.get(hello.numbers[0])) is not None:
-            self._look_at(serving, answers)  # it may have left since this poll began
+        if hello.numbers[0] in self._workers:
+            self._look_at(hello.numbers[0], answers)  # it may have left since this poll began
         if why := self._refusal(hello):
             self._refuse(connection, why)
             return
         try:
-            watch = Watch(connection.pid)
+            connection.watch()
         except OSError as error:
             self._refuse(connection, f"the sender cannot watch it: {str(error.strerror).lower()}")
             return
         worker = hello.numbers[0]
         self._reset(worker)
-        process = WorkerProcess(worker, connection, watch, {fd, *watch.fds()})
-        self._processes[worker] = process
+        self._workers[worker] = connection
         connection.send(WELCOME, fds=self._shared_fds())
-        self._start_polling(process.fds)
-        answers.append(Answer(worker, JOINED, pid=watch.pid))
+        self._start_polling([fd, *connection.process.fds()])
+        answers.append(Answer(worker, JOINED, pid=connection.pid))
         for message in messages[1:]:
-            self._to_answer(process, message, answers)
-        self._read_process(process, {fd}, answers)
+            self._to_answer(worker, message, answers)
+        self._read_worker(worker, {fd}, answers)
 
-    def _look_at(self, process: WorkerProcess, answers: list[Answer]) -> None:
-        process.watch.look()
-        self._read_process(process, {process.connection.fd}, answers)
-        if process.connection.ended and self._processes.get(process.worker) is process:
-            self._lose_connection(process, answers)  # another process has come in its place
+    def _look_at(self, worker: int, answers: list[Answer]) -> None:
+        connection = self._workers[worker]
+        connection.process.look()
+        self._read_worker(worker, {connection.fd}, answers)
+        if connection.ended and self._workers.get(worker) is connection:
+            self._lose_connection(worker, answers)  # another process has come in its place
 
     def _refuse(self, connection: Connection, why: str) -> None:
         connection.send(REFUSED, text=why)
@@ -228,16 +214,16 @@ class LocalSender(SenderChannel):
         worker = hello.numbers[0]
         if not self._listener.is_known(hello) or worker not in range(self.num_workers):
             return "the sender does not know this process"
-        if (process := self._processes.get(worker)) is not None:
-            who = f" (pid {process.watch.pid})" if process.watch.pid else ""
+        if (serving := self._workers.get(worker)) is not None:
+            who = f" (pid {serving.pid})" if serving.pid else ""
             return f"worker {worker} is already served by a live process{who}"
         return ""
 
     def close(self) -> None:
         if self._closed:
             return
-        for process in self._processes.values():
-            process.connection.send(CLOSE)
+        for connection in self._workers.values():
+            connection.send(CLOSE)
         self.release()
         self.blocks.close()
 
@@ -245,12 +231,9 @@ class LocalSender(SenderChannel):
         """Close every socket without telling the other side."""
         self._closed = True
         self._listener.close()
-        for process in self._processes.values():
-            process.connection.close()
-            process.watch.close()
-        for unidentified in self._unidentified.values():
-            unidentified.close()
-        self._processes.clear()
+        for connection in (*self._workers.values(), *self._unidentified.values()):
+            connection.close()
+        self._workers.clear()
         self._unidentified.clear()
         self._polled.clear()
 
@@ -295,10 +278,10 @@ class LocalReceiver(ReceiverChannel):
         self.close()
         self._welcome, self._gone = False, ""
         self._connection = connect(self.handout, self.worker)
-        self._sender = Watch(self._connection.pid)
-        if self._sender.gone:
+        self._connection.watch()
+        if self._connection.process.gone:
             self._gone = "the sender is gone"
-        self._fds = [self._connection.fd, *self._sender.fds()]
+        self._fds = [self._connection.fd, *self._connection.process.fds()]
         self._poll = select.poll()
         for fd in self._fds:
             self._poll.register(fd, select.POLLIN)

@@ -25,6 +25,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sync.local.waiting import Watch
+
 HELLO, WELCOME, REFUSED, VERSION, WAKE, CLOSE, DONE, FAIL, LEAVE = range(9)
 
 _HEAD = struct.Struct("<2i6q")  # kind, bytes of text, numbers
@@ -125,18 +127,26 @@ class Connection:
     """Small messages in both directions. It never blocks and pickles nothing.
 
     pid: the number of the process on the other side; 0 if its PID namespace hides it.
+    process: tells whether that process is gone, once `watch` was called.
+    ended: the other side closed the connection, or its process ended.
+    has_left: the other side said that it leaves.
     """
 
     def __init__(self, connected: socket.socket):
         connected.setblocking(False)
         self._socket = connected
         self.pid = _credentials(connected)[0]
+        self.process = Watch(0)
+        self.ended = self.has_left = False
         self._data = bytearray()
-        self.ended = False  # the other side closed it, or its process ended
 
     @property
     def fd(self) -> int:
         return self._socket.fileno()
+
+    def watch(self) -> None:
+        """Notice the end of the other side's process; `OSError` if no descriptor is left."""
+        self.process = Watch(self.pid)
 
     def send(self, kind: int, *numbers: int, text: str = "", fds: Sequence[int] = ()) -> None:
         """Send at once. A message is dropped if either side has closed the connection.
@@ -170,6 +180,7 @@ class Connection:
                 break
             text = self._data[_HEAD.size : end].decode(errors="replace")
             messages.append(Message(kind, tuple(numbers), text))
+            self.has_left |= kind == LEAVE
             del self._data[:end]
         return messages
 
@@ -198,6 +209,7 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+        self.process.close()
 
 
 def _credentials(connected: socket.socket) -> tuple[int, int]:

@@ -106,7 +106,7 @@ class Watch:
 
     def notice(self, ready: Collection[int]) -> None:
         """Use the result of a poll: the descriptors that were readable."""
-        if not self.gone and self._fd is not None and self._fd.fd in ready:
+        if not self.gone and self.fd in ready:
             self._note_end()
 
     def _note_end(self) -> None:
@@ -118,9 +118,14 @@ class Watch:
         self.notice(wait_for(self.fds(), 0))
         return self.gone
 
+    @property
+    def fd(self) -> int:
+        """What becomes readable when the process ends; -1 if that cannot be polled."""
+        return -1 if self._fd is None else self._fd.fd
+
     def fds(self) -> list[int]:
-        """What becomes readable when the process ends."""
-        return [self._fd.fd] if self._fd is not None and not self.gone else []
+        """The same, as long as it has not ended."""
+        return [self.fd] if self.fd >= 0 and not self.gone else []
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the process ends within so many seconds."""

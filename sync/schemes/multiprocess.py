@@ -52,7 +52,7 @@ class MultiProcessSender(LocalSender):
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
         for worker in workers:
-            if worker in self._processes:
+            if worker in self._workers:
                 self._waiting[worker] = block
                 self._send_next(worker)
 
@@ -60,7 +60,7 @@ class MultiProcessSender(LocalSender):
         if worker in self._on_the_way or worker not in self._waiting:
             return
         block = self._on_the_way[worker] = self._waiting.pop(worker)
-        self._processes[worker].connection.send(VERSION, block.version, block.number)
+        self._workers[worker].send(VERSION, block.version, block.number)
         self.count_moved(block.wire_bytes)
 
     def _answered(self, answer: Answer) -> None:
@@ -69,7 +69,7 @@ class MultiProcessSender(LocalSender):
 
     def due_ns(self) -> int | None:
         due_ns = super().due_ns()
-        if due_ns is None and not self._processes.keys().isdisjoint(self._waiting):
+        if due_ns is None and not self._workers.keys().isdisjoint(self._waiting):
             return LATER  # when the worker has answered
         return due_ns
 

@@ -183,7 +183,7 @@ class SharedMemSender(LocalSender):
         return self.blocks.free(held)
 
     def publish(self, block: Snapshot, workers: Sequence[int]) -> None:
-        present = [worker for worker in workers if worker in self._processes]
+        present = [worker for worker in workers if worker in self._workers]
         rows = self.board.rows
         self.board.fence()  # the block is visible before it is announced
         for worker in present:
@@ -191,7 +191,7 @@ class SharedMemSender(LocalSender):
         self.board.fence()  # the announcement is visible before the words `asleep` are read
         for worker in present:
             if rows[worker].clear_asleep():
-                self._processes[worker].connection.send(WAKE)
+                self._workers[worker].send(WAKE)
         if present:
             self.count_moved(self.moved_bytes(block))
 

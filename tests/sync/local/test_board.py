@@ -80,7 +80,7 @@ def publish(side: Side, version: int) -> int | None:
     sender = SimpleNamespace(
         board=SimpleNamespace(rows=[Row(Words(side), side.fence)], fence=side.fence),
         blocks=SimpleNamespace(free=lambda held: Block(side, min(set(range(BLOCKS)) - held))),
-        _processes={0: SimpleNamespace(connection=connection)},
+        _workers={0: connection},
         count_moved=lambda nbytes: None,
         moved_bytes=lambda block: 0,
     )
