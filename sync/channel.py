@@ -51,6 +51,21 @@ class Answer(NamedTuple):
     return_ns: int = 0  # how long the answer travelled, if known
     verified_calls: int = 0  # with `verify`: checked since the last answer
 
+    @property
+    def wake_ns(self) -> int:
+        """From the publication until the worker saw the version."""
+        return self.seen_ns - self.published_ns
+
+    @property
+    def apply_ns(self) -> int:
+        """How long it took to apply the version."""
+        return self.applied_ns - self.seen_ns
+
+    @property
+    def acknowledge_ns(self) -> int:
+        """From the publication until the sender knew that the version is in use."""
+        return self.applied_ns - self.published_ns + self.return_ns
+
 
 class About(NamedTuple):
     """What a channel knows of a worker.

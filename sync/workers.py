@@ -33,20 +33,6 @@ class Sent(NamedTuple):
     relative_error: float = 0.0
 
 
-class Applied(NamedTuple):
-    """One version applied by one worker; times count from its publication.
-
-    published_ns: when that was, by the sender's `time.perf_counter_ns()`.
-    """
-
-    version: int
-    wake_ns: int
-    apply_ns: int
-    acknowledge_ns: int
-    retries: int
-    published_ns: int = 0
-
-
 class SendStats:
     """All published blocks. `whole_bytes`: the size of a block without a wire format."""
 
@@ -133,7 +119,7 @@ class WorkerRecord:
         self.label = ""
         self.sends = self.applied = self.failures = self.restarts = self.retries = 0
         self.saved_bytes = self.verified_calls = 0
-        self._recent: deque[Applied] = deque(maxlen=KEPT)
+        self._recent: deque[Answer] = deque(maxlen=KEPT)
         self.addressed = self.answered = self.acknowledged = NEVER
         self.connected = False
         self.pid = 0
@@ -223,21 +209,13 @@ class WorkerRecord:
         self.answered = max(self.answered, version)
         self.retries += answer.retries
         self.verified_calls += answer.verified_calls
-        applied = Applied(
-            version,
-            wake_ns=answer.seen_ns - answer.published_ns,
-            apply_ns=answer.applied_ns - answer.seen_ns,
-            acknowledge_ns=answer.applied_ns - answer.published_ns + answer.return_ns,
-            retries=answer.retries,
-            published_ns=answer.published_ns,
-        )
-        self._recent.append(applied)
+        self._recent.append(answer)
 
     @property
-    def recent(self) -> list[Applied]:
+    def recent(self) -> list[Answer]:
         return list(self._recent)
 
-    def since(self, version: int) -> Iterator[Applied]:
+    def since(self, version: int) -> Iterator[Answer]:
         """The answers to later versions, the newest first."""
         for applied in reversed(self.recent):
             if applied.version <= version:

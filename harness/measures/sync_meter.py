@@ -11,12 +11,13 @@ from typing import Any
 from harness.logging import Histogram
 from harness.measures.metrics import percentiles
 from sync import (
+    Answer,
     HogwildWeightSyncScheme,
     NoWeightSyncScheme,
     SimulatedWeightSyncScheme,
     WeightSyncScheme,
 )
-from sync.workers import KEPT, Applied
+from sync.workers import KEPT
 
 MS = 1e-6  # of a nanosecond
 
@@ -128,7 +129,7 @@ class SyncMeter:
         ack_ms = [applied.acknowledge_ns * MS for _, applied in answers]
         return ack_ms, [applied.apply_ns * MS for _, applied in answers]
 
-    def answers_since(self, seen: dict[int, int]) -> list[tuple[int, Applied]]:
+    def answers_since(self, seen: dict[int, int]) -> list[tuple[int, Answer]]:
         """Workers' answers to versions later than those in `seen`, which is brought up to date."""
         if self._workers:
             _ = self._scheme.acknowledged  # takes in the answers that lie ready

@@ -64,11 +64,8 @@ class Listener:
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
         self._reserve = self._socket.dup()  # a descriptor to refuse a process with
+        self.fd = self._socket.fileno()
         self.address = Address(name, secrets.token_hex(16))
-
-    @property
-    def fd(self) -> int:
-        return self._socket.fileno()
 
     def accept(self) -> list[Connection]:
         """New connections that have not sent HELLO yet."""

@@ -112,7 +112,8 @@ class Binding:
         one is known to be sendable.
         """
         leaves, checked = self.leaves(), self._checked[check_finite]
-        self.layout.check_extra(self.extra())
+        if extra := self.extra():
+            self.layout.check_extra(extra)
         if may_be_infinite(compress(leaves, checked)):
             for leaf, tensor in compress(zip(self.layout.leaves, leaves, strict=True), checked):
                 require_finite(leaf.name, tensor)
