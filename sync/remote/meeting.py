@@ -144,9 +144,6 @@ def find_store(host: str, port: int, timeout: float, peer: int) -> Any:
         ) from None
 
 
-_LOOK_S = 0.01
-
-
 class JoiningEngine(Engine):
     """The trainer's side.
 
