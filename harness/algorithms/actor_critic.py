@@ -118,6 +118,12 @@ class ActorCritic(Algorithm):
     optimiser: Optimiser
 
     def __init__(self, config: PPOConfig | IMPALAConfig, setup: Setup):
+        if config.compile and setup.model.recurrent:
+            # torch 2.13 gives a wrong gradient for the input weights of an LSTM's cell, silently.
+            raise ValueError(
+                f"algo.compile=true model={setup.model.name}: the compiled gradient of an LSTM is "
+                "wrong, and models with memory are not compiled; expected false"
+            )
         self.config = config
         self.device = setup.device
         self.total_frames = setup.total_frames
@@ -170,30 +176,49 @@ class ActorCritic(Algorithm):
     def view(
         self, batch: TensorDictBase, rows: dict[str, Tensor], length: int | None = None
     ) -> View:
-        """Evaluate every frame, and what followed it where the row does not go on.
+        """Evaluate every frame of a batch, and what followed it: see `evaluate`."""
+        return self.evaluate(rows | self.following(batch), length)
 
-        Elsewhere, what followed is the row's next frame. `length`: the frames that gradients of a
-        recurrent policy go back through; None: those of the row.
-        """
-        policy, critic, mask = self.policy, self.critic, batch["collector", "mask"]
-        network = policy.encoder
+    def following(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Where the rows of a batch go on, and what followed where they are cut."""
+        mask = batch["collector", "mask"]
         goes_on = continues(batch["next", "done"], batch["collector", "traj_ids"], mask)
         cut = mask & ~goes_on & ~batch["next", "terminated"]
-        next_inputs, states = policy.prepare(next_observations(batch, cut)), None
+        next_inputs = self.policy.prepare(next_observations(batch, cut))
+        return {"continues": goes_on, "cut": cut, "next_inputs": next_inputs}
+
+    def evaluate(self, part: dict[str, Tensor], length: int | None = None) -> View:
+        """Evaluate every frame of rows [E, T], and what followed it.
+
+        What followed is the row's next frame. Where the row is cut it has a value in "ends", or
+        that of "next_inputs". `length`: the frames that gradients of a recurrent policy go back
+        through; None: those of the row.
+        """
+        policy, network, states, next_features = self.policy, self.policy.encoder, None, None
         if isinstance(network, RecurrentEncoder):
-            features, states = _unroll(network, rows, length or mask.shape[1])
+            features, states = _unroll(network, part, length or part["cut"].shape[1])
             with torch.no_grad():
-                next_features, _ = network(next_inputs, states[cut])
+                next_features, _ = network(part["next_inputs"], states[part["cut"]])
         else:
-            features = network(rows["inputs"].flatten(0, 1)).unflatten(0, mask.shape)
-            with torch.no_grad():
-                next_features = network(next_inputs) if critic.encoder is None else next_inputs
-        parameters, value = policy.head(features), critic(rows["inputs"], features)
-        with torch.no_grad():
-            next_value = value.roll(-1, 1)
-            next_value[cut] = critic(next_inputs, next_features)
-        log_prob = policy.head.log_prob(parameters, rows["action"])
-        return View(log_prob, parameters, value, next_value, goes_on, states)
+            features = network(part["inputs"].flatten(0, 1)).unflatten(0, part["cut"].shape)
+        parameters, value = policy.head(features), self.critic(part["inputs"], features)
+        ends = part["ends"] if "ends" in part else self.ends(part, next_features)
+        next_value = torch.where(part["cut"], ends, value.detach().roll(-1, 1))
+        log_prob = policy.head.log_prob(parameters, part["action"])
+        return View(log_prob, parameters, value, next_value, part["continues"], states)
+
+    @torch.no_grad()
+    def ends(self, part: dict[str, Tensor], features: Tensor | None = None) -> Tensor:
+        """The values of what followed where rows are cut, and zero elsewhere.
+
+        features: of "next_inputs"; None: those that the policy's encoder gives.
+        """
+        next_inputs = part["next_inputs"]
+        if features is None:
+            shared = self.critic.encoder is None
+            features = self.policy.encoder(next_inputs) if shared else next_inputs
+        value = self.critic(next_inputs, features)
+        return value.new_zeros(part["cut"].shape).masked_scatter(part["cut"], value)
 
 
 def _unroll(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
 from collectors.data.prioritised_replay import PrioritisedReplayBuffer
+from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import ReplayAlgorithm, Setup
 from harness.algorithms.state import Adam, follow, seeded
 from harness.models.encoders import encoder, flat, mlp, orthogonal
@@ -120,6 +121,13 @@ class DQN(ReplayAlgorithm):
         self.network = network
         self.target_network = copy.deepcopy(network).requires_grad_(False)
         self.optimiser = Adam(network.parameters(), config.learning_rate)
+        self.step = GradientStep(
+            self.loss,
+            [network],
+            self.optimiser,
+            max_norm=config.max_grad_norm,
+            compiled=config.compile,
+        )
         if config.n_steps > 1 or config.prioritised:
             self.replay = PrioritisedReplayBuffer(
                 config.buffer_size,
@@ -148,41 +156,52 @@ class DQN(ReplayAlgorithm):
     def update(self, samples: TensorDictBase) -> dict[str, float]:
         """Learn once from replayed frames [N]."""
         samples = samples.to(self.device)
-        action = samples["action"].long().unsqueeze(-1) - self.policy.first_action
-        values = self.network(samples["observation"]).gather(-1, action).squeeze(-1)
-        target = self._target(samples)
-        losses = huber_loss(values, target, reduction="none")
-        if self.config.prioritised:
-            losses = losses * self._weights(samples["replay", "share"])
-        loss = losses.mean()
         if self.config.anneal_learning_rate:
             self.optimiser.learning_rate = self.config.learning_rate * (1 - self.done)
-        norm = self.optimiser.step(loss, self.config.max_grad_norm)
+        metrics = self.step(self.part(samples))
+        errors = metrics.pop("errors")
         if self.config.prioritised:
-            errors = (values.detach() - target).abs().cpu()
-            self.replay.prioritise(samples["replay", "serial"].cpu(), errors + LEAST_PRIORITY)
+            self.replay.prioritise(samples["replay", "serial"].cpu(), errors.cpu() + LEAST_PRIORITY)
         self.updates += 1
         if self.updates % self.config.target_interval == 0:
             follow(self.target_network, self.network, self.config.target_tau)
-        metrics = {
-            "loss": loss.detach(),
-            "q": values.detach().mean(),
-            "grad_norm": norm,
-            "epsilon": self.policy.epsilon.mean(),
-        }
+        metrics["epsilon"] = self.policy.epsilon.mean()
         return {f"train/{name}": float(value) for name, value in metrics.items()}
 
+    def part(self, samples: TensorDictBase) -> dict[str, Tensor]:
+        """What the loss is computed from."""
+        part = {
+            "observation": samples["observation"],
+            "action": samples["action"].long().unsqueeze(-1) - self.policy.first_action,
+            "following": samples["next", "observation"],
+            "terminated": samples["next", "terminated"],
+            "reward": samples["next", "reward"],
+        }
+        if self.config.prioritised:
+            part["weight"] = self._weights(samples["replay", "share"])
+        if ("replay", "discount") in samples.keys(True):
+            part["discount"] = samples["replay", "discount"]
+        return part
+
+    def loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of replayed frames, and what to report of it."""
+        values = self.network(part["observation"]).gather(-1, part["action"]).squeeze(-1)
+        target = self._target(part)
+        losses = huber_loss(values, target, reduction="none")
+        loss = (losses * part["weight"] if "weight" in part else losses).mean()
+        values = values.detach()
+        errors = (values - target).abs()
+        return loss, {"loss": loss.detach(), "q": values.mean(), "errors": errors}
+
     @torch.no_grad()
-    def _target(self, samples: TensorDictBase) -> Tensor:
+    def _target(self, part: dict[str, Tensor]) -> Tensor:
         """The rewards, and what the target network makes of what followed."""
-        following = samples["next", "observation"]
-        values = self.target_network(following)
-        chooser = self.network(following) if self.config.double else values
+        values = self.target_network(part["following"])
+        chooser = self.network(part["following"]) if self.config.double else values
         best = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
         # A truncated episode would have gone on; a terminated one is worth nothing more.
-        best = best.masked_fill(samples["next", "terminated"], 0)
-        discount = samples.get(("replay", "discount"), self.config.gamma)
-        return samples["next", "reward"] + discount * best
+        best = best.masked_fill(part["terminated"], 0)
+        return part["reward"] + part.get("discount", self.config.gamma) * best
 
     def _weights(self, share: Tensor) -> Tensor:
         """Importance weights, which make up for how much likelier than others a frame is drawn.

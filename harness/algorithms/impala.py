@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from harness.algorithms.actor_critic import ActorCritic
+from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import mean
 from harness.algorithms.returns import Steps, explained_variance, vtrace
@@ -26,6 +28,14 @@ class IMPALA(ActorCritic):
     def __init__(self, config: IMPALAConfig, setup: Setup):
         super().__init__(config, setup)
         self.optimiser = self._make_optimiser()
+        self.step = GradientStep(
+            self.loss,
+            [self.policy, self.critic],
+            self.optimiser,
+            max_norm=config.max_grad_norm,
+            compiled=config.compile,
+            varying=("places", "counts"),
+        )
 
     def _make_optimiser(self) -> Optimiser:
         config = self.config
@@ -44,39 +54,65 @@ class IMPALA(ActorCritic):
         config, batch = self.config, batch.to(self.device)
         mask, versions = batch["collector", "mask"], batch["policy_version"]
         usable = self.usable(batch, version)
-        present = self.present(batch, usable)
-        counts = usable[present] if config.on_stale == "mask" else None
         metrics = {
             "dropped": int((mask & ~usable).sum()),
             "learning_rate": self.anneal(int(mask.sum())),
             "gradient_steps": config.epochs if usable.any() else 0,
         }
-        rows, means = self.rows(batch), Means()
-        reward, terminated = batch["next", "reward"], batch["next", "terminated"]
-        if config.clip_rewards:
-            reward = reward.clamp(-1, 1)
-        caps = {"rho": config.rho_bar, "c": config.c_bar}
+        part, means = self.part(batch, usable), Means()
         for epoch in range(config.epochs):
-            view = self.view(batch, rows, self.sequence_length)
-            log_ratio = view.log_prob.detach() - batch["action_log_prob"]
-            log_ratio = torch.where(versions >= 0, log_ratio, 0)  # 0 for random actions
-            value = view.value.detach()
-            steps = Steps(reward, value, view.next_value, terminated, view.continues, mask)
-            advantages, targets = vtrace(steps, log_ratio, gamma=config.gamma, lam=1.0, **caps)
+            if not self.policy.is_recurrent:
+                part["ends"] = self.ends(part | self.following(batch))
+            measured = self.step(part) if usable.any() else self.loss(part)[1]
+            log_ratio, targets, value = (measured.pop(x) for x in ("log_ratio", "targets", "value"))
             if epoch == 0:
                 self.ratios = Ratios(log_ratio[usable], versions[usable])
                 metrics["explained_variance"] = explained_variance(targets, value, mask)
             if not usable.any():
                 break
-            weight = log_ratio[present].exp().clamp(max=config.pg_rho_bar)
-            gain = weight * advantages[present] * view.log_prob[present]
-            error = (view.value - targets)[present].square()
-            entropies = self.policy.head.entropy(view.parameters)[present]
-            policy_loss, value_loss = -mean(gain, counts), 0.5 * mean(error, counts)
-            entropy = mean(entropies, counts)
-            loss = policy_loss + config.value_weight * value_loss - config.entropy_weight * entropy
-            norm = self.optimiser.step(loss, config.max_grad_norm)
-            losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-            means.add({**losses, "grad_norm": norm})
+            means.add(measured)
         self.observe(batch["observation"][mask])  # for the next version, not for this one
         return {f"train/{name}": float(x) for name, x in (metrics | means.read()).items()}
+
+    def part(self, batch: TensorDictBase, usable: Tensor) -> dict[str, Tensor]:
+        """What the loss is computed from: rows [E, T], and the places of frames to learn from."""
+        present = self.present(batch, usable)
+        part = self.rows(batch) | self.following(batch)
+        if not self.policy.is_recurrent:
+            del part["next_inputs"]  # `ends` takes their place
+        reward = batch["next", "reward"]
+        part["reward"] = reward.clamp(-1, 1) if self.config.clip_rewards else reward
+        part["terminated"] = batch["next", "terminated"]
+        part["mask"] = batch["collector", "mask"]
+        part["behaviour"] = batch["action_log_prob"]
+        part["is_random"] = batch["policy_version"] < 0
+        part["places"] = present.flatten().nonzero().squeeze(1)
+        if self.config.on_stale == "mask":
+            part["counts"] = usable[present]
+        return part
+
+    def loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch, and what to report of it."""
+        config, counts = self.config, part.get("counts")
+        view = self.evaluate(part, self.sequence_length)
+        log_ratio = view.log_prob.detach() - part["behaviour"]
+        log_ratio = torch.where(part["is_random"], 0, log_ratio)
+        value = view.value.detach()
+        steps = Steps(
+            part["reward"], value, view.next_value, part["terminated"], view.continues, part["mask"]
+        )
+        caps = {"rho": config.rho_bar, "c": config.c_bar}
+        advantages, targets = vtrace(steps, log_ratio, gamma=config.gamma, lam=1.0, **caps)
+
+        def present(values: Tensor) -> Tensor:
+            return values.flatten(0, 1)[part["places"]]
+
+        weight = present(log_ratio).exp().clamp(max=config.pg_rho_bar)
+        gain = weight * present(advantages) * present(view.log_prob)
+        error = present(view.value - targets).square()
+        policy_loss, value_loss = -mean(gain, counts), 0.5 * mean(error, counts)
+        entropy = mean(present(self.policy.head.entropy(view.parameters)), counts)
+        loss = policy_loss + config.value_weight * value_loss - config.entropy_weight * entropy
+        losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        frames = {"log_ratio": log_ratio, "targets": targets, "value": value}
+        return loss, losses | frames

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from harness.algorithms.actor_critic import ActorCritic, sequences, trajectories
+from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
 from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
@@ -21,6 +22,11 @@ from harness.algorithms.state import Adam, Averaged
 from harness.measures.means import Means
 from harness.models.normalise import DiscountedReturns, Normaliser
 from harness.options.algorithms import PPOConfig
+
+FRAME = (  # what a minibatch has of each frame
+    *("action", "inputs", "behaviour", "proximal", "old_value", "advantage", "target"),
+    *("trajectory", "age", "counts"),
+)
 
 
 class PPO(ActorCritic):
@@ -30,12 +36,6 @@ class PPO(ActorCritic):
     config: PPOConfig
 
     def __init__(self, config: PPOConfig, setup: Setup):
-        if config.compile and setup.model.recurrent:
-            # torch 2.13 gives a wrong gradient for the input weights of the cell, silently.
-            raise ValueError(
-                f"algo.compile=true model={setup.model.name}: the compiled gradient of an LSTM is "
-                "wrong; expected false"
-            )
         super().__init__(config, setup)
         self.objective = objective(config)
         check_objective(self.objective, config, setup)
@@ -48,8 +48,15 @@ class PPO(ActorCritic):
         self.statistics = {"rewards": self.reward_normaliser}
         if self.policy.normaliser is not None:
             self.statistics["observations"] = self.policy.normaliser
-        # Compiled for minibatches of one size first, and for all sizes once there is another.
-        self._loss = torch.compile(self.loss) if config.compile else self.loss
+        self.step = GradientStep(
+            self.loss,
+            [self.policy, self.critic],
+            self.optimiser,
+            max_norm=config.max_grad_norm,
+            compiled=config.compile,
+            varying=FRAME,
+            usual=config.minibatch_size,
+        )
 
     def update(self, batch: TensorDictBase, version: int) -> dict[str, float]:
         """Learn from a batch [E, T] while the newest published weights are of `version`."""
@@ -63,13 +70,11 @@ class PPO(ActorCritic):
             epochs += 1
             kl = Means()
             for part in self.minibatches(frames):
-                loss, measured = self._loss(part)
-                scale = float(measured.get("step_scale", 1.0))
-                norm = self.optimiser.step(loss, config.max_grad_norm, scale)
+                measured = self.step(part)
                 if self.averaged is not None:
                     self.averaged.follow(self.policy)
                 gradient_steps += 1
-                means.add({**measured, "grad_norm": norm})
+                means.add(measured)
                 if config.target_kl is not None:
                     kl.add({"kl": measured["update_kl"]})
             if config.target_kl is not None and kl.read()["kl"] > config.target_kl:
@@ -152,9 +157,7 @@ class PPO(ActorCritic):
         if self.averaged is not None:
             part["anchor"] = self.averaged_log_prob(part)
         if self.objective.needs("needs_scores"):
-            total = part["log_prob"].sum()
-            (by_features,) = torch.autograd.grad(total, features, retain_graph=True)
-            part["scores"] = by_features.square().sum(-1)
+            part["scores"] = self.scores(features.detach(), part["action"])
         if "mask" in part:
             part = flattened(part)
         advantages = part["advantage"]
@@ -173,6 +176,15 @@ class PPO(ActorCritic):
             measured["update_kl"] = kl_estimate(part["log_prob"].detach() - part["proximal"])
         return loss, measured
 
+    def scores(self, features: Tensor, action: Tensor) -> Tensor:
+        """Of each frame: the squared norm of the gradient of log_prob by the features."""
+
+        def total(features: Tensor) -> Tensor:
+            log_prob: Tensor = self.policy.head.log_prob(self.policy.head(features), action)
+            return log_prob.sum()
+
+        return torch.func.grad(total)(features).detach().square().sum(-1)
+
     @torch.no_grad()
     def averaged_log_prob(self, part: dict[str, Tensor]) -> Tensor:
         """Of each frame: the log-probability of its action by the average of the weights."""
@@ -182,16 +194,11 @@ class PPO(ActorCritic):
 
 
 def check_objective(objective: Objective, config: PPOConfig, setup: Setup) -> None:
-    """Refuse an objective that the action space, or compiling, does not allow."""
+    """Refuse an objective that the action space does not allow."""
     if objective.needs("needs_probabilities") and isinstance(setup.action_space, Box):
         raise ValueError(
             f"algo.objective={config.objective!r} bounds probabilities of actions, and those of "
             f"{setup.action_space} have densities; expected discrete actions"
-        )
-    if objective.needs("needs_scores") and config.compile:
-        raise ValueError(
-            f"algo.compile=true algo.objective={config.objective!r}: this objective takes a second "
-            "gradient, which is not compiled; expected false"
         )
 
 

@@ -14,6 +14,7 @@ from tensordict.nn import interaction_type
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import ReplayAlgorithm, Setup
 from harness.algorithms.state import Adam, follow, seeded
 from harness.models.encoders import ACTIVATIONS, encoder, flat, unflat
@@ -152,6 +153,12 @@ class SAC(ReplayAlgorithm):
         self.policy_optimiser = Adam(self.policy.parameters(), config.learning_rate)
         self.critic_optimiser = Adam(self.critics.parameters(), config.critic_learning_rate)
         self.alpha_optimiser = Adam([self.log_alpha], config.critic_learning_rate)
+        self.critic_step = GradientStep(
+            self.critic_loss, [self.critics], self.critic_optimiser, compiled=config.compile
+        )
+        self.policy_step = GradientStep(
+            self.policy_loss, [self.policy], self.policy_optimiser, compiled=config.compile
+        )
         self.generator = torch.Generator(self.device).manual_seed(setup.seed)
         self.updates = 0
         self.policy_metrics: dict[str, float] = {}  # of the last update of the policy
@@ -171,35 +178,52 @@ class SAC(ReplayAlgorithm):
 
     def _update_critics(self, inputs: Tensor, samples: TensorDictBase) -> dict[str, float]:
         """Move the critics to reward plus what the target critics make of what followed."""
-        action = flat(samples["action"].float(), len(self.policy.shape))
+        next_inputs = self.policy.prepare(samples["next", "observation"])
+        part = {
+            "inputs": inputs,
+            "action": flat(samples["action"].float(), len(self.policy.shape)),
+            "next_inputs": next_inputs,
+            "noise": self._noise(next_inputs),
+            "terminated": samples["next", "terminated"],
+            "reward": samples["next", "reward"],
+        }
+        metrics = self.critic_step(part)
+        return {name: float(metrics[name]) for name in ("critic_loss", "q")}
+
+    def critic_loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The squared errors of both critics, and what to report of them."""
         with torch.no_grad():
-            next_inputs = self.policy.prepare(samples["next", "observation"])
-            next_action, next_log_prob = self.policy.sample(next_inputs, self._noise(next_inputs))
+            next_inputs = part["next_inputs"]
+            next_action, next_log_prob = self.policy.sample(next_inputs, part["noise"])
             next_value = self.target_critics(next_inputs, next_action).amin(0)
-            next_value -= self.log_alpha.exp() * next_log_prob
+            next_value = next_value - self.log_alpha.exp() * next_log_prob
             # A truncated episode would have gone on; a terminated one is worth nothing more.
-            next_value.masked_fill_(samples["next", "terminated"], 0)
-            target = samples["next", "reward"] + self.config.gamma * next_value
-        values = self.critics(inputs, action)
+            next_value = next_value.masked_fill(part["terminated"], 0)
+            target = part["reward"] + self.config.gamma * next_value
+        values = self.critics(part["inputs"], part["action"])
         loss = (values - target).square().mean(1).sum()
-        self.critic_optimiser.step(loss)
-        return {"critic_loss": float(loss.detach()), "q": float(values.detach().mean())}
+        return loss, {"critic_loss": loss.detach(), "q": values.detach().mean()}
 
     def _update_policy(self, inputs: Tensor) -> dict[str, float]:
         """Move the policy to what the critics like, and the temperature to the target entropy."""
         alpha = self.log_alpha.detach().exp()
-        action, log_prob = self.policy.sample(inputs, self._noise(inputs))
-        loss = (alpha * log_prob - self.critics(inputs, action).amin(0)).mean()
-        self.policy_optimiser.step(loss)
-        entropy = -log_prob.detach().mean()
+        metrics = self.policy_step({"inputs": inputs, "noise": self._noise(inputs)})
+        entropy = metrics["entropy"]
         if self.config.auto_alpha:
             excess = entropy - self.target_entropy
             self.alpha_optimiser.step((self.log_alpha.exp() * excess).sum())
         return {
-            "policy_loss": float(loss.detach()),
+            "policy_loss": float(metrics["policy_loss"]),
             "entropy": float(entropy),
             "alpha": float(alpha),
         }
+
+    def policy_loss(self, part: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """How far the policy is from what the critics like, and what to report of it."""
+        alpha = self.log_alpha.detach().exp()
+        action, log_prob = self.policy.sample(part["inputs"], part["noise"])
+        loss = (alpha * log_prob - self.critics(part["inputs"], action).amin(0)).mean()
+        return loss, {"policy_loss": loss.detach(), "entropy": -log_prob.detach().mean()}
 
     def _noise(self, inputs: Tensor) -> Tensor:
         shape = (len(inputs), math.prod(self.policy.shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,7 @@ class Optimiser:
     would import torch._dynamo in its first step, which takes a second.
 
     Parameters are only changed in place: they may lie in memory that others read, as with hogwild.
+    Steps and moments of all parameters lie one after another, which `change` takes as vectors.
     """
 
     def __init__(
@@ -40,8 +42,15 @@ class Optimiser:
     ):
         self.parameters: list[Tensor] = list(parameters)
         self.learning_rate = learning_rate
-        self.steps = [torch.zeros((), device=p.device) for p in self.parameters]
-        self.moments = {name: [torch.zeros_like(p) for p in self.parameters] for name in moments}
+        sizes = [p.numel() for p in self.parameters]
+        vector = torch.cat([p.detach().flatten() for p in self.parameters])
+        self.step_vector = vector.new_zeros(len(sizes))
+        self.steps = list(self.step_vector.unbind())
+        self.vectors = {name: torch.zeros_like(vector) for name in moments}
+        self.moments = {
+            name: [x.view(p.shape) for x, p in zip(v.split(sizes), self.parameters, strict=True)]
+            for name, v in self.vectors.items()
+        }
 
     def step(self, loss: Tensor, max_norm: float = 0.0, scale: float = 1.0) -> Tensor:
         """Follow the gradient of `loss`, clipped to `max_norm` (0: no limit); its norm before.
@@ -60,7 +69,14 @@ class Optimiser:
         return norm
 
     def _follow(self, gradients: list[Tensor], learning_rate: float) -> None:
-        """Change the parameters."""
+        """Change the parameters, by torch's kernel."""
+        raise NotImplementedError
+
+    def change(self, gradient: Tensor, learning_rate: Tensor) -> Tensor:
+        """What `_follow` subtracts from the parameters, as one vector, in plain operations.
+
+        Moves the steps and moments.
+        """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -80,7 +96,7 @@ class Optimiser:
 
 
 class Adam(Optimiser):
-    """Adam, by torch's fused kernel."""
+    """Adam: steps along the mean of gradients over the root of their mean square."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], learning_rate: float, *, eps: float = 1e-8
@@ -105,6 +121,15 @@ class Adam(Optimiser):
             eps=self.eps,
             maximize=False,
         )
+
+    def change(self, gradient: Tensor, learning_rate: Tensor) -> Tensor:
+        step = self.step_vector.add_(1)[0]
+        mean = self.vectors["mean"].lerp_(gradient, 0.1)
+        square = self.vectors["square"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        share_of_mean = -torch.expm1(step * math.log(0.9))  # 1 - 0.9 ** step, to the last digit
+        share_of_square = -torch.expm1(step * math.log(0.999))
+        root = (square / share_of_square).sqrt() + self.eps
+        return learning_rate / share_of_mean * mean / root
 
 
 class RMSProp(Optimiser):
@@ -141,6 +166,15 @@ class RMSProp(Optimiser):
             momentum=self.momentum,
             centered=False,
         )
+
+    def change(self, gradient: Tensor, learning_rate: Tensor) -> Tensor:
+        self.step_vector.add_(1)
+        square = self.vectors["square"].mul_(self.alpha)
+        square.addcmul_(gradient, gradient, value=1 - self.alpha)
+        change = gradient / (square.sqrt() + self.eps)
+        if self.momentum:
+            change = self.vectors["velocity"].mul_(self.momentum).add_(change)
+        return learning_rate * change
 
 
 class Averaged(Generic[Module]):

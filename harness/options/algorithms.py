@@ -73,7 +73,8 @@ class PPOConfig(AlgorithmConfig):
     # start of the update (proximal, decoupled, ewma, a3po), or not clipped (vtrace, truncated_is,
     # cispo, m2po, dppo, sapo, vcpo, vaco, sequence_is, vespo)
     objective: str | dict[str, Any] = "behaviour"
-    # the loss, by torch.compile: a slower start, then faster updates; not for recurrent models
+    # the gradient step (loss, gradient, clipping, optimiser), by torch.compile: a slower start,
+    # then faster updates; not for models with memory
     compile: bool = False
     vtrace: bool = False  # V-trace returns, corrected for lag, instead of GAE
     vtrace_rho: Positive = 1.0  # V-trace: cap on the weight of a frame's own error
@@ -146,6 +147,9 @@ class IMPALAConfig(AlgorithmConfig):
     entropy_weight: NonNegative = 0.01  # weight of the entropy bonus
     value_weight: NonNegative = 0.5  # weight of the value loss
     max_grad_norm: NonNegative = 0.5  # of all gradients together; 0: no limit
+    # the gradient step (loss, gradient, clipping, optimiser), by torch.compile: a slower start,
+    # then faster updates; not for models with memory
+    compile: bool = False
     clip_rewards: bool = False  # learn from rewards clipped to -1..1; logged returns do not change
     normalise_observations: bool = False  # by running statistics, which travel with the weights
     # versions; frames that lag more are not learned from, and counted
@@ -167,6 +171,9 @@ class ReplayConfig(AlgorithmConfig):
     buffer_size: Count = 1_000_000  # frames that the replay buffer holds
     learning_starts: NonNegativeInt = 5_000  # random frames before the first update
     updates_per_frame: Positive = 1.0  # gradient steps for each collected frame
+    # gradient steps (loss, gradient, clipping, optimiser), by torch.compile: a slower start, then
+    # faster updates
+    compile: bool = False
 
     @property
     def random_frames(self) -> int:

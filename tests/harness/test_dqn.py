@@ -277,7 +277,7 @@ def test_an_update_gives_frames_the_priority_of_their_errors():
     drawn = dqn.replay.sample(places=torch.arange(8))
     with torch.no_grad():
         values = dqn.network(drawn["observation"]).gather(1, drawn["action"][:, None])[:, 0]
-        errors = (values - dqn._target(drawn)).abs()
+        errors = (values - dqn._target(dqn.part(drawn))).abs()
     dqn.update(drawn)
     shares = dqn.replay.sample(places=torch.arange(8))["replay", "share"]
     torch.testing.assert_close(shares, errors * 8 / errors.sum(), rtol=1e-4, atol=1e-5)
