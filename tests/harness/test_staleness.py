@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from harness.measures.staleness import Health, LagCounts, Publications, Stalenes
 from harness.measures.state_age import StateAge
 from tests.harness.small import SMALL
 from tests.harness.test_run import SMALL_SAC, records
+
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def published(*points: tuple[int, int]) -> Publications:
@@ -246,10 +249,15 @@ def test_it_goes_on_from_its_state_to_the_bit():
 
 # -- in runs
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+# Each of both once; the other pairs are slow tests.
+HEALTH = [
+    pytest.param(objective, given, marks=[] if number % 4 == 0 else pytest.mark.slow)
+    for number, (objective, given) in enumerate(
+        itertools.product(
+            ("behaviour", "proximal", "decoupled"), ((), ("model=lstm",), ("algo.vtrace=true",))
+        )
+    )
+]
 
 
 def start(*overrides: str, into: str = "run") -> Path:
@@ -278,8 +286,7 @@ def test_lag_by_rare_publishing_is_the_updates_since():
     assert summary["policy/ratio_max"] > 1
 
 
-@pytest.mark.parametrize("given", [(), ("model=lstm",), ("algo.vtrace=true",)], ids=str)
-@pytest.mark.parametrize("objective", ["behaviour", "proximal", "decoupled"])
+@pytest.mark.parametrize(("objective", "given"), HEALTH)
 def test_asynchronous_runs_tell_their_lag_and_health(objective, given):
     directory = start(
         *SMALL, *given, "collector=multi_async", "total_frames=1280", f"algo.objective={objective}"
