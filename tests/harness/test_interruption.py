@@ -183,7 +183,7 @@ def test_a_second_ctrl_c_while_the_checkpoint_is_written_ends_the_run_in_one_lin
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(JsonlLogger, "log", first)
-    monkeypatch.setattr(Collector, "_worker_states", second)
+    monkeypatch.setattr(Collector, "state_dict", second)
     assert run.main([*SMALL, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
     captured = capsys.readouterr()
     assert captured.err == "lockstep: interrupted by SIGINT before there was a checkpoint\n"
