@@ -53,7 +53,7 @@ def test_a_test_that_leaves_something_behind_fails(tmp_path):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)]
     # Alone, it wants no fork server that loads what is shared by the tests of a process.
     alone = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-    shown = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=60).stdout
+    shown = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=110).stdout
     assert "3 passed, 2 errors" in shown
     assert re.search(r"left behind: process \d+ \(sleep 2\)", shown)
     assert re.search(r"left behind: /dev/shm/of-a-test", shown)

@@ -21,7 +21,7 @@ def error_of(module: str, *, first: Path) -> str:
         cwd=first,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     return ended.stderr.strip().rpartition("\n")[2]
 

@@ -22,8 +22,6 @@ from harness.files import read_json
 from harness.options import CNNConfig, ConfigError, DQNConfig, LSTMConfig, MLPConfig
 from harness.options.typed import build
 from harness.run.build import make_learner
-from harness.run.checkpoints import Checkpoints
-from harness.run_comparison import compare_records, compare_weights
 from tests.harness.config.composed import config_of
 from tests.harness.test_run import records
 
@@ -413,20 +411,13 @@ SMALL = (
 EVERYTHING = tuple(f"algo.{name}={str(value).lower()}" for name, value in ALL.items())
 PLACES = {
     "single": ("collector=single", "sync=none"),
-    "multi_sync": ("collector=multi_sync", "sync=multiprocess"),
-    "simulated": ("collector=simulated", "collector.num_workers=3"),
     "free running": ("collector=multi_async", "collector.free_running=true"),
 }
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("options", [(), EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize("place", ["single", "free running"])
+@pytest.mark.parametrize("place", PLACES)
 def test_a_short_run(place, options):
     assert run.main([*SMALL, *PLACES[place], *options, "hydra.run.dir=run"]) == 0
     summary = read_json(Path("run/summary.json"))
@@ -437,17 +428,3 @@ def test_a_short_run(place, options):
     epsilon = learned[-1]["train/epsilon"]
     assert 0 < epsilon < 0.41 if options else epsilon == pytest.approx(0.05)
     assert summary["policy/lag_updates_mean"] > 0
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("place", ["single", "multi_sync", "simulated"])
-def test_with_every_option_it_has_the_same_bits_twice_and_when_it_is_resumed(place):
-    given = [*SMALL, *PLACES[place], *EVERYTHING, "checkpoint.every_frames=96", "checkpoint.keep=9"]
-    whole, again = Path("whole"), Path("again")
-    for directory in (whole, again):
-        assert run.main([*given, f"hydra.run.dir={directory}"]) == 0
-    assert (compare_records(whole, again) or compare_weights(whole, again)) is None
-    for file in Checkpoints(again / "checkpoints").files()[3:]:
-        file.unlink()
-    assert run.main([f"resume={again}"]) == 0
-    assert (compare_records(whole, again) or compare_weights(whole, again)) is None

@@ -34,6 +34,10 @@ REPLAY = (
     "evaluation.at_end=false",
 )
 DQN = (*REPLAY, "algo=dqn", "algo.epsilon_frames=100")
+APE_X = (
+    *(*DQN, "algo.n_steps=3", "algo.prioritised=true", "algo.duelling=true"),
+    "algo.epsilon_per_worker=true",
+)
 SAC = (*REPLAY, "algo=sac", "env=pendulum")
 
 CLUSTER = (
@@ -70,9 +74,9 @@ CASES = {
         (2, 4),
     ),
     "SAC, a lag, torn": ((*SAC, "collector=multi_sync", "sync.lag=2", *TEAR, *NORMALISED), (6,)),
-    "DQN, simulated, an interval": (
+    "DQN, as Ape-X, simulated, an interval": (
         (
-            *(*DQN, "collector=simulated", "collector.num_workers=2"),
+            *(*APE_X, "collector=simulated", "collector.num_workers=2"),
             *("sync.interval=3", "log_every_frames=48"),
         ),
         (4,),
@@ -107,6 +111,9 @@ SLOW = {
         (1, 5),
     ),
     "SAC, early": ((*SAC, "collector=multi_sync", "sync.lag=2", *TEAR), (1,)),
+    "DQN": ((*DQN, "collector=simulated", "collector.num_workers=2"), (4,)),
+    "DQN, as Ape-X, one process": ((*APE_X, "collector=single", "sync=none"), (4,)),
+    "DQN, as Ape-X, processes": ((*APE_X, "collector=multi_sync", "sync=multiprocess"), (4,)),
     "steps": (SIMULATED, (2, 5)),
     "batches": ((*SIMULATED, "sync.apply_at=batch", "sync.wire=int8"), (2, 5)),
     "episodes": ((*SIMULATED, "sync.apply_at=episode"), (2, 5)),

@@ -125,8 +125,18 @@ def test_the_ablations_are_sweeps_of_sound_jobs(experiment, jobs):
 # -- what comes of it
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("sync", ["shared_mem", "multiprocess"])
+@pytest.mark.parametrize(
+    ("sync", "wire"),
+    [
+        *(("shared_mem", wire) for wire in WIRES),
+        ("multiprocess", "int8"),
+        *(
+            pytest.param("multiprocess", wire, marks=pytest.mark.slow)
+            for wire in WIRES
+            if wire != "int8"
+        ),
+    ],
+)
 def test_a_run_logs_what_its_wire_costs_and_saves(folder, sync, wire):
     directory = finished("collector=multi_sync", f"sync={sync}", f"sync.wire={wire}")
     assert yaml.safe_load((directory / "config.yaml").read_text())["sync"]["wire"] == wire
