@@ -16,7 +16,7 @@ from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import mean
 from harness.algorithms.returns import Steps, explained_variance, vtrace
 from harness.algorithms.state import Adam, Optimiser, RMSProp
-from harness.measures.means import Means
+from harness.measures import Means
 from harness.options.algorithms import IMPALAConfig
 
 

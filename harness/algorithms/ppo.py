@@ -19,7 +19,7 @@ from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
 from harness.algorithms.returns import Returns, Steps, explained_variance, gae, vtrace
 from harness.algorithms.state import Adam, Averaged
-from harness.measures.means import Means
+from harness.measures import Means
 from harness.models.normalise import DiscountedReturns, Normaliser
 from harness.options.algorithms import PPOConfig
 

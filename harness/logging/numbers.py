@@ -19,6 +19,16 @@ def readable(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def plural(number: int, one: str, several: str) -> str:
+    """The form of a word that goes with the number."""
+    return one if number == 1 else several
+
+
+def count(things: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{things} {plural(things, what, f'{what}s')}"
+
+
 @dataclass(frozen=True)
 class Unused:
     """Frames that workers made and the learner did not learn from."""

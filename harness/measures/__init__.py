@@ -1,7 +1,16 @@
-"""What a run measures, and the names that its metrics are made of.
+"""What a run measures, the names that its metrics are made of, and their means.
 
-The names are here for those who read metrics, and import neither torch nor sync.
+This is for those who read metrics, too, and imports neither torch nor sync.
 """
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PHASES = ("collect", "train", "sync", "log")  # of the learner's loop
 BUCKETS = {  # of lags, as metrics name them and as a reader sees them
@@ -13,3 +22,34 @@ BUCKETS = {  # of lags, as metrics name them and as a reader sees them
     "lag_9_16": "9–16",
     "lag_17_up": "17+",
 }
+
+
+class Means:
+    """Adds up numbers and one-element tensors by name.
+
+    Tensors are only converted to numbers in `read`, so `add` never waits for a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float | Tensor] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, measured: Mapping[str, float | Tensor]) -> None:
+        """Take in one value for each name."""
+        for name, value in measured.items():
+            value = value if isinstance(value, int | float) else value.detach()
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] += 1
+
+    def read(self) -> dict[str, float]:
+        """The means since the last reading."""
+        sums, counts = self._sums, self._counts
+        self._sums, self._counts = {}, Counter()
+        return {name: float(total) / counts[name] for name, total in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = {name: float(total) for name, total in self._sums.items()}
+        return {"sums": sums, "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sums, self._counts = dict(state["sums"]), Counter(state["counts"])

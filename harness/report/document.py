@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 
 from harness.files import one_line
+from harness.logging.numbers import count
 from harness.measures import BUCKETS, PHASES
 from harness.report import drawing, figures, verdict
 from harness.report.pages import Block, Code, Document, Table
 from harness.report.scores import EVALUATED, PER_1000, TRAINED, Report, Score, summaries, totals
-from harness.report.text import NONE, count, number, with_interval
+from harness.report.text import NONE, number, with_interval
 
 LATENCIES = {  # metric → what it takes so long to do
     "sync/publish_ms": "publish",

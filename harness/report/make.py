@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness.files import write_atomic
+from harness.logging.numbers import count
 from harness.report import tables
 from harness.report.comparisons import Margin
 from harness.report.design import make_design
@@ -16,7 +17,6 @@ from harness.report.progress import show_progress
 from harness.report.runs import MARK, read_runs
 from harness.report.scores import WANTED, Report, analyse, respond
 from harness.report.settings import arrange
-from harness.report.text import count
 
 FIGURES, DATA = "figures", "data"
 

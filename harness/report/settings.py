@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from harness.logging.numbers import plural
 from harness.options.typed import show
 from harness.report.runs import FRAMEWORK
-from harness.report.text import plural
 
 SOURCE = "sweep"  # stands for an option where sweeps are compared with each other
 # These change nothing that is measured: runs that differ in them alone replicate each other.

@@ -30,16 +30,6 @@ def with_interval(value: float, low: float = math.nan, high: float = math.nan) -
     return number(value)
 
 
-def plural(number: int, one: str, several: str) -> str:
-    """The form of a word that goes with the number."""
-    return one if number == 1 else several
-
-
-def count(things: int, what: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{things} {plural(things, what, f'{what}s')}"
-
-
 def joined(names: Iterable[str]) -> str:
     """`a, b and c`; of very many the first ones."""
     names = list(names)

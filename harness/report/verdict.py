@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.logging.numbers import Unused
+from harness.logging.numbers import Unused, count, plural
 from harness.report import drawing, figures
 from harness.report.comparisons import (
     EQUIVALENT,
@@ -26,7 +26,7 @@ from harness.report.design import Design
 from harness.report.pages import Block, Table
 from harness.report.scores import TRAINED, Report, Score, summaries
 from harness.report.statistics import LEVEL, caution, student
-from harness.report.text import NONE, count, joined, number, plural, with_interval
+from harness.report.text import NONE, joined, number, with_interval
 
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), strict=True))
 

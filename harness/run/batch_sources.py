@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from collectors import BaseCollector, ReplayBuffer
 from collectors.schedule.recording import EndOfSchedule
-from harness.algorithms.interface import Learner, OffPolicy
+from harness.algorithms.interface import Learner
 from harness.options.run import Config
 from sync.local.waiting import awake_s
 
@@ -91,7 +91,7 @@ Source = InTurn | FreeRunning
 
 def make_source(config: Config, collector: BaseCollector, learner: Learner) -> Source:
     """As the config says."""
-    if not (config.collector.fills_replay_buffer and isinstance(learner, OffPolicy)):
+    if learner.replay is None or not config.collector.fills_replay_buffer:
         return InTurn(collector)
     return FreeRunning(
         collector,

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from collectors import BaseCollector, ReplayBuffer
 from collectors.rollout.seeds import untouched_streams
-from harness.algorithms.interface import Learner, OffPolicy, OnPolicy, Setup
+from harness.algorithms.interface import Learner, Setup
 from harness.environments.factory import EnvFactory, alters_returns, single
 from harness.environments.own_returns import KEY, UNKNOWN
+from harness.logging.numbers import count
 from harness.options.errors import ConfigError, ImpossiblePair
 from harness.options.run import Config, EnvConfig
 from harness.options.sync import SyncConfig
@@ -48,11 +49,11 @@ def make_learner(config: Config) -> Learner:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model={config.model.name} cannot be made: {what}") from error
     if not config.algo.replays:
-        return OnPolicy(algorithm)
+        return Learner(algorithm)
     replay = getattr(algorithm, "replay", None)
     if replay is None:
         replay = ReplayBuffer(algorithm.config.buffer_size, seed=config.seed)
-    return OffPolicy(algorithm, replay, extend=not config.collector.fills_replay_buffer)
+    return Learner(algorithm, replay, extend=not config.collector.fills_replay_buffer)
 
 
 def show_observations(config: Config, learner: Learner) -> None:
@@ -107,7 +108,7 @@ def make_scheme(config: SyncConfig, *, simulated: bool = False) -> WeightSyncSch
 def describe_sync(config: Config, scheme: WeightSyncScheme) -> str:
     """How weights travel in this run, in one line."""
     num_workers = config.collector.workers
-    workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    workers = count(num_workers, "worker")
     lag = getattr(config.sync, "lag", 0)
     lag = lag.get("kind", lag) if isinstance(lag, dict) else lag
     return f"{scheme.mechanism}, {workers} {config.collector.place}, {scheme.wire}, lag {lag}"
@@ -120,7 +121,7 @@ def make_collector(
     fills: dict[str, Any] = {}
     if config.collector.records_schedule and config.sync.versions_travel:
         fills["record_schedule"] = str(schedule)
-    if config.collector.fills_replay_buffer and isinstance(learner, OffPolicy):
+    if config.collector.fills_replay_buffer and learner.replay is not None:
         fills |= {"replay_buffer": learner.replay, "total_frames": config.total_frames}
     if alters_returns(config.env):
         fills["info_keys"] = {KEY: UNKNOWN}

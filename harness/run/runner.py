@@ -19,7 +19,7 @@ from harness.algorithms.interface import Learner
 from harness.algorithms.state import weights
 from harness.logging import Histogram, Loggers
 from harness.logging.display import Display
-from harness.measures.means import Means
+from harness.measures import Means
 from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, system_metrics
 from harness.measures.staleness import Staleness
 from harness.measures.state_age import StateAge

@@ -95,7 +95,7 @@ def _worker_moment(rng: random.Random) -> dict[str, Any]:
 def _fitting(rng: random.Random, moment: dict[str, Any]) -> runs.Run:
     """A run that gets to that point, or nearly always."""
     needs_workers = moment["phase"] in ("starting workers", *points.WITH_WORKERS)
-    return runs.draw(rng, workers=needs_workers, ppo="OnPolicy" in moment["point"][0])
+    return runs.draw(rng, workers=needs_workers, ppo="Learner" in moment["point"][0])
 
 
 # -- what
@@ -167,7 +167,7 @@ def hit_worker(rng: random.Random) -> Fault:
     )
     own = rng.random() < 0.6
     moment = _worker_moment(rng) if own else _moment(rng, *points.WITH_WORKERS)
-    run = runs.draw(rng, workers=True, ppo="OnPolicy" in moment["point"][0])
+    run = runs.draw(rng, workers=True, ppo="Learner" in moment["point"][0])
     which = rng.randrange(2)
 
     def strike(victim: Victim) -> bool:
@@ -198,7 +198,7 @@ def hit_helper(rng: random.Random) -> Fault:
     return Fault(
         f"{signum.name} to the {role}",
         {"done", "failed"} if moment["phase"] == "starting workers" else {"done"},
-        runs.draw(rng, workers=True, ppo="OnPolicy" in moment["point"][0]),
+        runs.draw(rng, workers=True, ppo="Learner" in moment["point"][0]),
         strike=lambda victim: victim.send(signum, role),
         **moment,
     )

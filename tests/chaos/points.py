@@ -42,7 +42,7 @@ TRAINER: dict[str, list[tuple[str, int]]] = {
     "collecting": [("harness.run.runner:Runner.collect", 15)],
     "updating": [
         ("harness.run.runner:Runner.update", 15),
-        ("harness.algorithms.interface:OnPolicy.learn", 15),
+        ("harness.algorithms.interface:Learner.learn", 15),
     ],
     "publishing": [
         ("harness.run.runner:Runner.publish", 15),

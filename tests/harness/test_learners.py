@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from collectors import ReplayBuffer
-from harness.algorithms.interface import OffPolicy, OnPolicy, ReplayAlgorithm
+from harness.algorithms.interface import Learner, ReplayAlgorithm
 from harness.options import SACConfig
 
 
@@ -40,9 +40,9 @@ def stamped(versions: list[int]) -> TensorDict:
     return found
 
 
-def learner(*, extend: bool = True, **config: Any) -> tuple[OffPolicy, Algorithm]:
+def learner(*, extend: bool = True, **config: Any) -> tuple[Learner, Algorithm]:
     algorithm = Algorithm(**config)
-    return OffPolicy(algorithm, ReplayBuffer(100), extend=extend), algorithm
+    return Learner(algorithm, ReplayBuffer(100), extend=extend), algorithm
 
 
 @pytest.mark.parametrize(("starts", "size"), [(10, 4), (4, 10)])
@@ -135,7 +135,7 @@ def test_an_algorithm_need_not_know_its_ratios():
         def update(self, samples: TensorDict, version: int) -> dict[str, float]:
             return {}
 
-    on_policy = OnPolicy(Own())  # type: ignore[arg-type]
+    on_policy = Learner(Own())  # type: ignore[arg-type]
     given = stamped([0, 1, 2])
     given["collector", "mask"][0, 2] = False
     on_policy.learn(given, 3)

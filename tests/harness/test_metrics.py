@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from harness.measures.means import Means
+from harness.measures import Means
 from harness.measures.metrics import Clock, Episodes, Lags, lag_figures, lag_histogram, percentiles
 
 
