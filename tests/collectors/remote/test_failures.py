@@ -177,6 +177,36 @@ def test_a_dead_worker_of_a_host_is_replaced_there_and_workers_end_with_their_ho
         wait_until(lambda: all(is_gone(pid) for pid in pids))
 
 
+def test_a_killed_host_is_replaced_with_all_its_workers():
+    with troubled("distributed", workers=2, on_worker_failure="restart") as collector:
+        gather(collector, 2)
+        hold(collector.policy, 7)
+        collector.update_policy_weights_()
+        nodes, pids = host_pids(collector), [one["pid"] for one in collector.stats()["workers"]]
+        os.kill(nodes[0], signal.SIGKILL)
+        gather(collector, 3)
+        batch, stats = collector.next(), collector.stats()
+        assert (batch["weight"] == 7).all()
+        assert (batch["policy_version"] == 1).all()
+        assert [one["restarts"] for one in stats["workers"]] == [1, 1, 0, 0]
+        assert [one["pid"] for one in stats["workers"]][2:] == pids[2:]
+        assert host_pids(collector)[1] == nodes[1] != host_pids(collector)[0] != nodes[0]
+        assert all_accounted_for(stats)
+
+
+def test_a_worker_that_raises_is_replaced_alone_by_its_host(tmp_path):
+    trouble = {"only": 3, "where": "step", "at": 30, "once": str(tmp_path / "once")}
+    with troubled(
+        "distributed", trouble=trouble, workers=2, on_worker_failure="restart"
+    ) as collector:
+        before = host_pids(collector)
+        gather(collector, 8)
+        stats = collector.stats()
+        assert [one["restarts"] for one in stats["workers"]] == [0, 0, 0, 1]
+        assert all_accounted_for(stats)
+        assert host_pids(collector) == before
+
+
 def test_ranks_that_somebody_else_started_cannot_be_replaced_from_here():
     with troubled("distributed", on_worker_failure="restart") as collector:
         gather(collector, 1)
