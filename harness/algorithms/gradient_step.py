@@ -4,12 +4,15 @@
     metrics = step(part)
 
 Eager, it is autograd and torch's fused kernels. Compiled, all of it is one graph of torch.compile.
+What was compiled is kept in CACHE, where later runs of the same shapes find it.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from harness.algorithms.state import Optimiser
+
+CACHE = Path.home() / ".cache" / "lockstep" / "torchinductor"  # or $TORCHINDUCTOR_CACHE_DIR
 
 Part = dict[str, Tensor]
 Loss = Callable[[Part], tuple[Tensor, Part]]
@@ -123,6 +128,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         raise ValueError(
             f"algo.compile=true with torch {torch.__version__}: expected torch 2.13 or newer"
         )
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE))
     compiled: Callable[..., Any] = torch.compile(  # type: ignore[call-overload]
         function,
         fullgraph=True,
