@@ -177,8 +177,9 @@ class VirtualPool(InProcessPool):
         receiver.begin(plan.versions)
         if rollout.apply_at != "episode":
             receiver.take()
-        if (steps := random_steps(plan, self._steps)) is not None:
-            rollout.random_frames = steps * worker.environments.num_envs
+        steps = random_steps(plan, self._steps)
+        if steps is not None or self.schedule.exact:  # a recording says which ones are random
+            rollout.random_frames = (steps or 0) * worker.environments.num_envs
 
     def publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
         """Publish the next version of these models, of which the schedule learns."""
