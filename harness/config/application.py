@@ -97,8 +97,9 @@ def _command(arguments: list[str]) -> int:
             return _resume(directory, overrides, cfg=flags.cfg)
         if not flags.cfg and (status := _run_one(place, overrides)) is not None:
             return status
-    for name in ("cfg", "package"):
-        if (value := getattr(flags, name)) is not None:
+    # Also those that `Place` has dealt with: what was typed is told from sys.argv.
+    for name in ("cfg", "package", "config-dir", "config-path", "config-name"):
+        if (value := getattr(flags, name.replace("-", "_"))) is not None:
             rest += [f"--{name}", value]
     return _leave_to_hydra(place, rest, overrides)
 

@@ -15,9 +15,10 @@ from hydra.errors import (
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from harness.command import COMMANDS
 from harness.config.compose import CONF
 from harness.files import parse_yaml
-from harness.options.errors import ConfigError, install_command, suggest
+from harness.options.errors import ConfigError, install_command, nearest, suggest
 from harness.options.run import CommandConfig, EnvConfig, RunConfig
 from harness.options.typed import UnknownOption, join, paths, show
 from harness.registry import GROUPS
@@ -104,6 +105,8 @@ def _no_override(text: str) -> str:
         return f"{text!r} names no option: write option=value"
     if text.startswith("-"):
         return f"{text}: there is no such flag; see --help"
+    if (near := nearest(text, COMMANDS)) is not None and "=" not in text:
+        return f"{text!r} is no command; did you mean {near}?"
     quotes = "; other signs than plain letters go in quotes within quotes, \"name='é 1%'\""
     return f"{text!r} is no override: write option=value, group=name or group.option=value" + (
         quotes if "=" in text else ""

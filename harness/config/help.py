@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,7 +78,8 @@ by SIGTERM, both with a checkpoint. A second Ctrl-C ends at once."""
 def page(topic: str | None = None, own: str | None = None) -> str:
     """The manual page, or that of one group. own: a config directory of the user's."""
     if topic is None:
-        return "\n".join(_manual())
+        called = "lockstep" if Path(sys.argv[0]).name == "lockstep" else "python run.py"
+        return "\n".join(_manual()).replace("python run.py", called)
     topic = topic.split("=")[0]
     if topic in (nested := _nested()):
         return "\n".join([summary(nested[topic]), *_options(nested[topic], f"{topic}.", 44)])

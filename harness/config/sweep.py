@@ -23,6 +23,7 @@ from harness.config.plan import RunPlan, make_folder, plain, plan_from
 from harness.config.search import SearchConfig, Trial, split
 from harness.config.sweep_progress import NEVER_STARTED, Progress, failures, is_stopped
 from harness.environments.factory import single
+from harness.logging.display import program
 from harness.options.errors import ConfigError, ImpossiblePair, require
 from harness.options.run import Config
 from harness.run.build import make_learner
@@ -195,6 +196,8 @@ class Sweep:
                 print(f"  {state}: {directory}{said}", file=sys.stderr)
         if not set(counts) <= {*SOUND, "failed"}:
             print(f"the rest:  {self._command_for_the_rest()}")
+        elif counts:
+            print(f"report:    {program()} report {shlex.quote(str(self.folder))}")
         return 0 if set(counts) <= SOUND else FAILED
 
     def _command_for_the_rest(self) -> str:

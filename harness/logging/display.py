@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -137,7 +138,8 @@ class Display:
 
 def describe(metrics: Mapping[str, float], episode_return: float, updates: int) -> str:
     """The figures worth a glance."""
-    words = [f"return {readable(episode_return, 4)}", f"{updates:,} updates"]
+    shown = "–" if math.isnan(episode_return) else readable(episode_return, 4)  # none has ended yet
+    words = [f"return {shown}", f"{updates:,} updates"]
     if "collector/fps" in metrics:
         words.append(f"{metrics['collector/fps']:,.0f} frames/s")
     if "policy/lag_updates_mean" in metrics:
@@ -190,7 +192,7 @@ def summary_table(state: str, summary: Mapping[str, Any]) -> Table:
     lags = [f"policy/lag_updates_{name}" for name in ("mean", "p95", "max")]
     times = [f"time/{phase}_s" for phase in PHASES]
     rows = [
-        ("return of the last episodes", _numbers(summary, 5, "episode/return")),
+        ("return of the last 100 episodes", _numbers(summary, 5, "episode/return")),
         ("return in evaluation", _numbers(summary, 5, "eval/return")),
         ("frames", _form(summary, "{:,.0f}", "frames")),
         ("frames a second", _form(summary, "{:,.0f}", "fps")),
@@ -218,7 +220,7 @@ def next_commands(
     state: str, directory: Path, *, resumable: bool = True, repeatable: bool = True
 ) -> str:
     """What to type next. The environment of this run need not be activated for it."""
-    command, where = _command(), shlex.quote(str(directory))
+    command, where = program(), shlex.quote(str(directory))
     if state == "interrupted" and resumable:
         return f"resume:  {command} resume={where}"
     lines = [f"report:  {command} report {where}"]
@@ -227,13 +229,13 @@ def next_commands(
     return "\n".join(lines)
 
 
-def _command() -> str:
+def program() -> str:
     """Lockstep's command as this process was started, or as any Python can start it."""
-    program = Path(sys.argv[0]).name
-    if program == "lockstep":
+    name = Path(sys.argv[0]).name
+    if name == "lockstep":
         return _called(sys.argv[0])
     python = _called(sys.executable)
-    return f"{python} {_called(sys.argv[0]) if program == 'run.py' else '-m harness.command'}"
+    return f"{python} {_called(sys.argv[0]) if name == 'run.py' else '-m harness.command'}"
 
 
 def _called(program: str) -> str:

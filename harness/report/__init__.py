@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
     margins.add_argument("--margin", type=positive, default=0.1, metavar="SHARE", help=margin)
     points = "the same in points of the score, where its mean may be near 0"
     margins.add_argument("--margin-points", type=positive, metavar="POINTS", help=points)
-    add("--metric", help="number of summary.json that is the score; by default eval/return")
+    final = "number of summary.json for the final results, and the verdict; by default eval/return"
+    add("--metric", help=final)
     add("--target", type=number, help="score that counts as reached; by default gymnasium's")
     watch = "make the report again every S seconds while one of the runs is running"
     add("--watch", type=positive, metavar="S", help=watch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,9 @@ AXES = ("frames", "seconds", "virtual seconds")  # of curves; the last are a sim
 POINTS = 101  # of a curve's grid and of a profile
 SMOOTHING = 0.05  # of a run's length: the window of a curve's trailing mean
 FEWEST_EVALUATIONS = 10  # of every run, to be drawn as curves in place of the training's returns
+LAG = "summary.policy/lag_updates_mean"
+BUFFER = "algo.buffer_size"  # an option of algorithms that learn from a replay buffer
+LEAST_DELAY = 0.5  # updates
 LAST_TENTH, EVALUATION = "last_tenth", "evaluation"  # scores in place of the mean over training
 PER_1000 = " seconds for 1000 frames"  # ends the name of a phase among the medians
 BAND = ["x", "value", "low", "high", "seeds"]
@@ -67,6 +70,7 @@ class Score:
     against: str = ""  # what each setting is compared with, in words
     comparisons: pd.DataFrame = field(default_factory=lambda: compare_pairs(pd.DataFrame(), []))
     interactions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    delays: dict[str, float] = field(default_factory=dict)  # by setting: see `_delays`
 
     def __post_init__(self) -> None:
         measures = dict(MEASURES)
@@ -159,6 +163,9 @@ def analyse(
         design,
     )
     _compare(report, baseline, by_source)
+    for one in report.primary:
+        if one.metric == f"mean {TRAINED}":
+            one.delays = dict(_delays(plan, one, by_run))
     if interaction is not None:
         _interact(report, interaction)
     return report
@@ -239,8 +246,10 @@ def _table(plan: Plan, task: str, scores: pd.Series) -> tuple[pd.DataFrame, list
     return table.reindex(plan.labels(task)), list(runs["name"][scores.isna()])
 
 
-def mean_return(records: pd.DataFrame, share: float = 1.0) -> float:
+def mean_return(records: pd.DataFrame, share: float = 1.0, delay: float = 0.0) -> float:
     """The mean return of a run's last `share` of frames; NaN if no episode ended in the run.
+
+    delay: by so many frames the curve is moved; the first value counts for all before.
 
     A record's `episode/return` is that of the episodes that ended since the record before it, and
     counts for the frames between the two. Frames without a record of their own count with the next
@@ -251,8 +260,32 @@ def mean_return(records: pd.DataFrame, share: float = 1.0) -> float:
     ends, values = pairs[~np.isnan(pairs).any(axis=1)].T
     if not len(ends) or not total:
         return math.nan
-    edges = np.clip([0.0, *ends[:-1], total], (1.0 - share) * total, total)
+    edges = np.clip([0.0, *(ends[:-1] + delay), total], (1.0 - share) * total, total)
     return float(np.average(values, weights=np.diff(edges)))
+
+
+def _delays(plan: Plan, score: Score, records: Records) -> Iterator[tuple[str, float]]:
+    """What each setting would lose to its baseline if it learned the same with older weights.
+
+    Its curve would be the baseline's, moved by the updates that its weights are older. Where frames
+    are learned from again and again, lag is not the age of the weights that act: left out.
+    """
+    runs = plan.counted(score.task)
+    if not {LAG, "summary.updates"} <= {*runs}:
+        return
+    replays = [BUFFER in options for options in runs["options"]]
+    lags = runs[LAG].mask(replays).groupby(runs["setting"]).mean()
+    for row in score.comparisons.itertuples():
+        older = lags[row.setting] - lags[row.baseline]
+        if not older >= LEAST_DELAY:
+            continue
+        moved = [
+            mean_return(records[run], delay=older * base["frames"] / base["summary.updates"])
+            - mean_return(records[run])
+            for run, base in runs[runs["setting"] == row.baseline].iterrows()
+            if run in records and base["summary.updates"]
+        ]
+        yield row.setting, float(np.nanmean(moved))
 
 
 def _medians(plan: Plan) -> pd.DataFrame:

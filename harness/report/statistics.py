@@ -133,7 +133,7 @@ def caution(num_seeds: int) -> str:
     if num_seeds == 1:
         return "one seed: no interval"
     if num_seeds < FEW_SEEDS:
-        return f"{num_seeds} seeds: bootstrap intervals are likely too narrow"
+        return f"{num_seeds} seeds: intervals by bootstrap (not Student's) are likely too narrow"
     return ""
 
 

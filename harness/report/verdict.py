@@ -26,7 +26,7 @@ from harness.report.design import Design
 from harness.report.pages import Block, Table
 from harness.report.scores import TRAINED, Report, Score, summaries
 from harness.report.statistics import LEVEL, caution, student
-from harness.report.text import NONE, joined, number, with_interval
+from harness.report.text import NONE, joined, number, signed, with_interval
 
 SIGNS = dict(zip(VERDICTS, ("▼", "≈▼", "≈", "=", "≈▲", "▲", "?"), strict=True))
 
@@ -57,6 +57,7 @@ def open_with(report: Report, cells: pd.DataFrame) -> Iterator[Block | None]:
     yield from _definition(scores)
     yield from _interactions(scores)
     yield [*_verdicts(report), *_opposite(report), *_seeds_needed(report), *_unused(report)]
+    yield from _delays(report)
     yield from _cautions(scores)
 
 
@@ -168,7 +169,7 @@ def _unscored(scores: Sequence[Score]) -> Iterator[str]:
 
 
 def _opposite(report: Report) -> Iterator[str]:
-    """Differences of training whose order is the other one at the end, if one of them is shown."""
+    """Differences of training whose order is the other one at the end, if one is shown or large."""
     for training in report.primary:
         final = report.final(training.task)
         if final is training:
@@ -176,7 +177,8 @@ def _opposite(report: Report) -> Iterator[str]:
         pairs = final.comparisons.merge(training.comparisons, on=["setting", "baseline"])
         for row in pairs.itertuples():
             end_is_sure = row.p_corrected_x < 1 - LEVEL
-            if not (end_is_sure or row.p_corrected_y < 1 - LEVEL):
+            is_large = abs(row.difference_x) > row.margin_x
+            if not (end_is_sure or row.p_corrected_y < 1 - LEVEL or is_large):
                 continue
             if row.difference_x * row.difference_y < 0:
                 sure = "" if end_is_sure else ", which could be chance"
@@ -186,6 +188,24 @@ def _opposite(report: Report) -> Iterator[str]:
                     f"{row.setting} is {number(abs(row.difference_x))} {word} than "
                     f"{row.baseline} (corrected p = {number(row.p_corrected_x, 2)}){sure}."
                 )
+
+
+def _delays(report: Report) -> Iterator[Block]:
+    """How much of the differences that are shown is old weights showing later what was learned."""
+    items = []
+    for score in report.primary:
+        for row in score.comparisons.itertuples():
+            if is_told_apart(row) and row.setting in score.delays:
+                name = _name(report.design, score, row.setting)
+                delay = signed(score.delays[row.setting])
+                items.append(f"{name}: {delay} of {signed(row.difference)}")
+    if items:
+        yield (
+            "The score is the return of the weights that act. Where they are older than the "
+            "baseline's, it shows later what was learned. So much of the differences is this "
+            "delay, by the baseline's curves moved by the difference in mean lag:"
+        )
+        yield items
 
 
 def _seeds_needed(report: Report) -> Iterator[str]:
@@ -268,7 +288,8 @@ def _verdicts(report: Report) -> Iterator[str]:
 def _tables(design: Design, cells: pd.DataFrame) -> Iterator[Block]:
     yield (
         "Means over seeds with Student's 95 % intervals. Against the baseline: ▼ lower, ▲ higher, "
-        "≈ equivalent within the margin, = identical, ? cannot be told; none: not compared."
+        "≈ equivalent within the margin, = identical, ? cannot be told; none: not compared. "
+        "Tests are of pairs with one seed, so whether these intervals overlap decides nothing."
     )
     x, hue = " + ".join(design.x), " + ".join(design.hue)
     for panel in design.panels:

@@ -111,7 +111,7 @@ def describe_sync(config: Config, scheme: WeightSyncScheme) -> str:
     workers = count(num_workers, "worker")
     lag = getattr(config.sync, "lag", 0)
     lag = lag.get("kind", lag) if isinstance(lag, dict) else lag
-    return f"{scheme.mechanism}, {workers} {config.collector.place}, {scheme.wire}, lag {lag}"
+    return f"{scheme.mechanism}, {workers} {config.collector.place}, {scheme.wire}, added lag {lag}"
 
 
 def make_collector(

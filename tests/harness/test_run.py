@@ -133,13 +133,13 @@ def test_how_weights_travel_is_said_in_a_line():
     """The mechanism and the number format are the scheme's, the rest is the config's."""
     scheme = SimpleNamespace(mechanism="pigeons", wire="bfloat16")
     for options, rest in {
-        (): "2 workers on this machine, bfloat16, lag 0",
-        ("collector=single", "sync.lag=1"): "1 worker in this process, bfloat16, lag 1",
+        (): "2 workers on this machine, bfloat16, added lag 0",
+        ("collector=single", "sync.lag=1"): "1 worker in this process, bfloat16, added lag 1",
         ("collector=simulated", "sync.lag={kind: uniform, low: 0, high: 1}"): (
-            "8 workers in virtual time, bfloat16, lag uniform"
+            "8 workers in virtual time, bfloat16, added lag uniform"
         ),
         ("collector=distributed", "sync=distributed"): (
-            "2 workers on this machine (nodes: 2), bfloat16, lag 0"
+            "2 workers on this machine (nodes: 2), bfloat16, added lag 0"
         ),
     }.items():
         assert describe_sync(config_of(*options), scheme) == f"pigeons, {rest}"
@@ -148,7 +148,7 @@ def test_how_weights_travel_is_said_in_a_line():
 def test_a_run_leaves_its_directory_and_its_last_record_holds_what_no_record_has_told(capfd):
     status, directory = start(*SMALL, "collector=single", "log_every_frames=1000000")
     assert status == 0
-    said = "sync: shared memory, 1 worker in this process, float32, lag 0"
+    said = "sync: shared memory, 1 worker in this process, float32, added lag 0"
     assert f"\n{said}\nwriting to" in capfd.readouterr().out
     assert {file.name for file in directory.iterdir()} == {
         "checkpoints",

@@ -49,14 +49,16 @@ def test_ctrl_c_while_a_job_is_being_finished_ends_the_sweep_after_it(monkeypatc
         finish(*given)
 
     monkeypatch.setattr(Loggers, "finish", interrupted)
-    assert run.main(["-m", *SMALL, "seed=1,2"]) == 130
+    Path("mine").mkdir()
+    assert run.main(["--config-dir", "mine", "-m", *SMALL, "seed=1,2"]) == 130
     (folder,) = Path("outputs").glob("*/*")
     assert {job.name for job in folder.glob("*/")} == {"seed=1"}
     assert read_json(folder / "seed=1/status.json")["state"] == "done"
     *_, count, rest = capsys.readouterr().out.splitlines()
     assert count == f"{folder}: 1 done, 1 never started"
     assert rest.startswith("the rest:  ")
-    assert rest.endswith(f"seed=1,2 skip_done=true sweep={folder.relative_to('outputs')}")
+    added = f"skip_done=true sweep={folder.relative_to('outputs')}"
+    assert rest.endswith(f"seed=1,2 --config-dir mine {added}")
 
 
 # -- in parallel

@@ -182,7 +182,7 @@ def test_the_report_opens_with_the_verdict_its_figure_and_its_table(sweep, tmp_p
     assert "3 differ" in opening[2]
     assert "behaviour · sync.lag=16" in opening[2]
     assert opening[4] == "![response](figures/response.png)"
-    assert text.count("seeds: bootstrap intervals are likely too narrow") == 1
+    assert text.count("seeds: intervals by bootstrap (not Student's) are likely too narrow") == 1
     assert (
         "- behaviour: lower at sync.lag 16; lower by less than the margin at sync.lag 1\n" in text
     )

@@ -256,6 +256,28 @@ def test_a_verdict_that_the_final_evaluation_contradicts_says_so(tmp_path):
     )
 
 
+def test_a_curve_that_is_only_later_has_lost_nothing_but_the_delay(tmp_path):
+    """The old weights show 200 frames later what the new ones learned: 2 updates of 100 frames."""
+    for lag, returned in ((0, (10.0, 20.0, 30.0)), (2, (10.0, 10.0, 20.0)), (4, (10.0, 5.0, 5.0))):
+        for seed in range(3):
+            place = tmp_path / f"sync=lag{lag},seed={seed}"
+            make_run(place, scheme=f"lag{lag}", seed=seed, frames=1000)
+            lines = [
+                json.dumps({"step": step, "episode/return": value + seed / 100 * (lag + 1)})
+                for step, value in zip((200, 400, 1000), returned, strict=True)
+            ]
+            (place / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+            change(place, **{"policy/lag_updates_mean": float(lag), "updates": 10})
+    found = report(tmp_path, baseline="lag0")
+    (training,) = found.primary
+    # By frames, the baseline's 10, 20, 30 for 200, 200, 600 frames: its mean is 24.
+    assert training.delays["lag2"] == pytest.approx((4 * 10 + 2 * 20 + 4 * 30) / 10 - 24)
+    assert training.delays["lag4"] == pytest.approx((6 * 10 + 2 * 20 + 2 * 30) / 10 - 24)
+    *_, said, items, _ = opening(found)
+    assert said.startswith("The score is the return of the weights that act.")
+    assert items == ["lag2: -4 of -7.98", "lag4: -8 of -17.96"]
+
+
 def test_frames_that_were_not_learned_from_are_in_the_verdict(tmp_path):
     counts = {"collector/delivered": 1000, "collector/dropped": 0, "updates": 6}
     for name, dropped in (("much", 900), ("little", 50), ("none", 0)):
