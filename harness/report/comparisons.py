@@ -42,7 +42,7 @@ COMPARISONS = [
 # effect at the first value.
 INTERACTIONS = [
     *("change", "at", "base", "rest", "seeds", "effect", "base_effect"),
-    *("difference", "low", "high", "p", "p_corrected", "finding"),
+    *("difference", "low", "high", "p", "p_corrected", "margin", "finding"),
 ]
 
 
@@ -164,14 +164,14 @@ def _sentence(comparison: Any) -> str:
     )
 
 
-def pairs_needed(comparison: Any, num_tests: int) -> int | None:
+def pairs_needed(comparison: Any, pairs: int, num_tests: int) -> int | None:
     """How many pairs would tell a difference of the margin's size from chance.
 
-    With `POWER`, at the variance of these pairs, as one of `num_tests` that are corrected together
-    (by the most that Holm's method may ask for). None if the variance is not known, or if it takes
-    more than `MOST_PAIRS`.
+    With `POWER`, at the variance of the `pairs` that there are, as one of `num_tests` that are
+    corrected together (by the most that Holm's method may ask for). None if the variance is not
+    known, or if it takes more than `MOST_PAIRS`.
     """
-    pairs, width = comparison.pairs, comparison.high - comparison.low
+    width = comparison.high - comparison.low
     if pairs < 2 or not comparison.margin > 0 or width == 0:
         return None
     deviation = width / 2 * math.sqrt(pairs) / student_quantile((1 + LEVEL) / 2, pairs - 1)
@@ -186,7 +186,11 @@ def pairs_needed(comparison: Any, num_tests: int) -> int | None:
 
 
 def interactions(
-    settings: pd.DataFrame, names: Sequence[str], scores: pd.DataFrame, named: str
+    settings: pd.DataFrame,
+    names: Sequence[str],
+    scores: pd.DataFrame,
+    named: str,
+    margin: Margin = DEFAULT_MARGIN,
 ) -> pd.DataFrame:
     """Those of the two options that `a*b` names, for each of their later values: `INTERACTIONS`.
 
@@ -216,14 +220,15 @@ def interactions(
                 for column, effect in zip(("effect", "base_effect"), effects, strict=True):
                     row[column] = float(effect.mean()) if len(effect) else math.nan
                 row |= {"difference": difference.value, "low": difference.low}
+                row["margin"] = margin.of(columns[3])
                 rows.append({**row, "high": difference.high, "seeds": difference.seeds})
     table = pd.DataFrame(rows, columns=INTERACTIONS)
     table["p_corrected"] = holm(table["p"].to_numpy(float))
-    table["finding"] = [_sentence_of_interaction(row) for row in table.itertuples()]
+    table["finding"] = [_sentence_of_interaction(row, len(table)) for row in table.itertuples()]
     return table
 
 
-def _sentence_of_interaction(row: Any) -> str:
+def _sentence_of_interaction(row: Any, num_tests: int) -> str:
     where = f" ({row.rest})" if row.rest else ""
     effects = (
         f"Changing {row.change}{where} changes the score by {signed(row.effect)} with {row.at} and "
@@ -231,12 +236,16 @@ def _sentence_of_interaction(row: Any) -> str:
     )
     if not math.isfinite(row.p_corrected):
         return f"{effects}: {row.seeds} shared seeds cannot tell these apart."
-    word = "differ" if row.p_corrected < 1 - LEVEL else "cannot be told apart"
-    return (
+    word = "differ" if is_told_apart(row) else "cannot be told apart"
+    finding = (
         f"{effects}: these effects {word} (difference {signed(row.difference)}, interval "
         f"{number(row.low)} to {number(row.high)}, {row.seeds} seeds, "
         f"corrected p = {number(row.p_corrected, 2)})."
     )
+    needed = pairs_needed(row, row.seeds, num_tests)
+    if is_told_apart(row) or needed is None:
+        return finding
+    return f"{finding} To tell a difference of {number(row.margin)}, you need about {needed} seeds."
 
 
 def _two_options(named: str, options: Sequence[str]) -> tuple[str, str]:

@@ -64,7 +64,9 @@ def make_design(plan: Plan, x: str, hue: str | None, facet: str | None) -> Desig
         elif plan.settings.groupby(placed)[key].nunique().gt(1).any():  # they do not determine it
             hues.append(key)
     factors = (tuple(xs), tuple(hues), tuple(facets))
-    names = [_names(factor, plan.settings) for factor in factors]
+    names = [_names(xs, plan.settings)] + [
+        _names(factor, plan.settings, with_option=True) for factor in (hues, facets)
+    ]
     places = {
         place: [named[value] for value in values_of(plan.settings, factor)]
         for place, factor, named in zip(("x", "line", "panel"), factors, names, strict=True)
@@ -78,11 +80,23 @@ def _order(values: Sequence[str]) -> list[tuple[int, float, str]]:
     return [by_size(value) for value in values]
 
 
-def _names(factor: Factor, settings: pd.DataFrame) -> dict[tuple[str, ...], str]:
-    """What each value of a factor is called, in order: as short as it can be, but unique."""
+def _names(
+    factor: Sequence[str], settings: pd.DataFrame, *, with_option: bool = False
+) -> dict[tuple[str, ...], str]:
+    """What each value of a factor is called, in order: as short as it can be, but unique.
+
+    with_option: a number alone says nothing, so it has the name of its option, as in epochs=3.
+    """
     combinations = sorted(set(values_of(settings, factor)), key=_order)
     if len(factor) <= 1:
-        return {values: "".join(values) for values in combinations}
+        alone = {values: "".join(values) for values in combinations}
+        if not with_option or not factor:
+            return alone
+        last = factor[0].rsplit(".", 1)[-1]
+        return {
+            values: f"{last}={name}" if by_size(name)[0] == 0 else name
+            for values, name in alone.items()
+        }
     short = {values: _short(factor, values) for values in combinations}
     if len(set(short.values())) == len(short) and all(short.values()):
         return short
@@ -92,7 +106,7 @@ def _names(factor: Factor, settings: pd.DataFrame) -> dict[tuple[str, ...], str]
     }
 
 
-def _short(factor: Factor, values: Sequence[str]) -> str:
+def _short(factor: Sequence[str], values: Sequence[str]) -> str:
     """Flags by their names if set, words as they are, and numbers after their names."""
     words = []
     for key, value in zip(factor, values, strict=True):

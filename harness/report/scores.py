@@ -436,7 +436,7 @@ def _interact(report: Report, interaction: str) -> None:
     plan = report.plan
     for score in report.scores:
         settings, names = plan.settings.loc[score.task], plan.names[score.task]
-        score.interactions = interactions(settings, names, score.scores, interaction)
+        score.interactions = interactions(settings, names, score.scores, interaction, report.margin)
     if not any(len(score.interactions) for score in report.scores):
         raise ValueError(
             f"--interaction is {interaction!r}; no two values of each option occur in all four "

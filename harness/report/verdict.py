@@ -213,7 +213,7 @@ def _seeds_needed(report: Report) -> Iterator[str]:
     for score in report.primary:
         tests = len(score.comparisons)
         undecided = score.comparisons[score.comparisons["verdict"] == UNDECIDED]
-        counts = [pairs_needed(comparison, tests) for comparison in undecided.itertuples()]
+        counts = [pairs_needed(row, row.pairs, tests) for row in undecided.itertuples()]
         if needed := sorted(n for n in counts if n is not None):
             task = f" on {score.task}" if len(report.primary) > 1 else ""
             least, most = needed[0], needed[-1]

@@ -69,6 +69,7 @@ def test_options_that_have_no_place_join_the_lines_and_zipped_ones_need_none(swe
 
 
 def test_lines_are_called_by_words_and_by_the_flags_that_are_set(sweep):
+    assert design_of(sweep, "algo.objective", hue="sync.lag").lines[0] == "lag=0"  # not a bare 0
     design = design_of(sweep, hue="algo.objective+algo.vtrace")
     assert design.lines == ["behaviour", "behaviour · vtrace", "decoupled"]
     assert design.values == ["0", "1", "16"]

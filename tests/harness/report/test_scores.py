@@ -312,6 +312,19 @@ def test_an_interaction_is_a_difference_of_differences(tmp_path):
         report(tmp_path, interaction="lag*clp")
 
 
+def test_an_interaction_that_seeds_cannot_tell_says_how_many_would(tmp_path):
+    noise = iter(np.random.default_rng(1).normal(size=100))
+    for lag, clip in ((0, 0.1), (6, 0.1), (0, 0.3), (6, 0.3)):
+        for seed in range(4):
+            place = tmp_path / f"{lag}-{clip}-{seed}"
+            make_run(place, seed=seed, clip=clip, lag=lag)
+            change(place, **{"eval/return": 100.0 + 10 * next(noise)})
+    (finding,) = final(tmp_path, score="evaluation", interaction="lag*clip").interactions["finding"]
+    assert "these effects cannot be told apart" in finding
+    assert "To tell a difference of 10" in finding  # a tenth of the baseline's mean
+    assert finding.endswith(" seeds.")
+
+
 LABELS = [f"clip={clip} · lag={lag}" for clip, lag in ((0.3, 6), (0.3, 0), (0.1, 6), (0.1, 0))]
 
 

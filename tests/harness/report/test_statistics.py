@@ -424,11 +424,11 @@ def test_the_seeds_that_a_comparison_needs_give_its_test_the_power_that_is_promi
     base = dict(enumerate(rng.normal(100, 10, 6)))
     other = {seed: score + rng.normal(0, 12) for seed, score in base.items()}
     (comparison,) = against({"base": base, "other": other}, "base")
-    needed = pairs_needed(comparison, 1)
+    needed = pairs_needed(comparison, 6, 1)
     assert needed is not None
     deviation = np.std([other[seed] - base[seed] for seed in base], ddof=1)
     for pairs, reaches in ((needed, True), (needed - 1, False)):
         draws = rng.normal(comparison.margin, deviation, size=(20_000, pairs))
         power = np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05)
         assert (power > 0.79) == reaches or abs(power - 0.8) < 0.01
-    assert pairs_needed(comparison, 5) > needed
+    assert pairs_needed(comparison, 6, 5) > needed
