@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("update_limit.cpp")
-COMPILER = ("g++", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC")
+# Not -ffast-math: a library that is linked with it sets tiny numbers to zero in the whole process.
+FAST = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+FAST += ("-freciprocal-math", "-ffinite-math-only", "-fno-rounding-math", "-fcx-limited-range")
+COMPILER = ("g++", "-O3", "-march=native", *FAST, "-shared", "-fPIC")
 
 
 class Limit:

@@ -8,6 +8,8 @@ import it. Start with `execution.py` (a run from start to end) and `runner.py` (
 from importlib.util import find_spec
 from pathlib import Path
 
+COMMANDS = ("report", "reproduce", "calibrate", "play")  # modules of this package with a `main`
+
 _HERE = Path(__file__).resolve().parents[1]
 
 for _name in ("sync", "collectors"):  # common names: another package's may come first on sys.path

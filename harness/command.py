@@ -13,11 +13,12 @@ import signal
 import sys
 from importlib import import_module
 
+from harness import COMMANDS
+
 # torch's RPC warns of every connection that ends, also of those that are to. Read when torch loads.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 INTERRUPTED = 130
-COMMANDS = ("report", "reproduce", "calibrate", "play")  # modules of harness/ with a `main`
 
 
 def main(arguments: list[str] | None = None) -> int:

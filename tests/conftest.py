@@ -82,6 +82,17 @@ def store_new_options(store_options: Callable[[], None]) -> None:
         _stored[:] = parts
 
 
+@pytest.fixture(autouse=True)
+def experiments_register_nothing_for_others() -> Iterator[None]:
+    """Forget the parts that an experiment's own module, named by its `plugins`, has registered."""
+    yield
+    if "benchmarks.dropping" in sys.modules:
+        from harness.registry import callbacks
+
+        callbacks._parts.pop("used_episodes", None)
+        del sys.modules["benchmarks.dropping"]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give Ray time to start; skip `cuda` tests where there is no CUDA device."""
     for item in items:

@@ -15,7 +15,7 @@ from hydra.errors import (
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from harness.command import COMMANDS
+from harness import COMMANDS
 from harness.config.compose import CONF
 from harness.files import parse_yaml
 from harness.options.errors import ConfigError, install_command, nearest, suggest

@@ -89,7 +89,7 @@ WORKER: dict[str, list[tuple[str, int]]] = {
     "starting": [
         ("collectors.workers.worker_loop:main", 1),
         ("collectors.workers.worker_loop:Worker.prepare", 1),
-        ("collectors.workers.worker_loop:Worker._greet", 1),
+        ("collectors.workers.worker_loop:steps_of", 1),
         ("collectors.workers.worker_loop:Worker._connect", 1),
     ],
     "collecting": [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.command import COMMANDS
+from harness import COMMANDS
 from harness.config.help import EXAMPLES, groups, page, reference
 
 ROOT = Path(__file__).resolve().parents[2]

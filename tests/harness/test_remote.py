@@ -139,7 +139,7 @@ def test_a_short_run_has_what_every_run_has_and_the_bits_of_a_run_of_one_machine
     status, directory = start(*SMALL, *of(kind))
     assert status == 0
     if kind == "distributed":
-        line = "gloo, 2 workers on this machine (nodes: 2), float32, lag 0"
+        line = "gloo, 2 workers on this machine (nodes: 2), float32, added lag 0"
         assert f"sync: {line}\n" in capfd.readouterr().out
     summary = read_json(directory / "summary.json")
     assert summary["frames"] == 384

@@ -90,7 +90,7 @@ def test_lag_is_that_of_the_frames_that_were_learned_from(capsys):
     assert summary["policy/lag_max"] <= 4
     assert summary["policy/lag_updates_max"] <= 4
     shown = capsys.readouterr().out
-    assert "sync: simulated, 24 workers in virtual time, float32, lag 0\n" in shown
+    assert "sync: simulated, 24 workers in virtual time, float32, added lag 0\n" in shown
     dropped, share = summary["policy/dropped"], summary["policy/dropped"] / summary["frames"]
     assert f"{dropped:,} ({share:.0%})" in shown
     assert f"warning: {dropped:,} of {summary['frames']:,} frames were not learned from" in shown

@@ -407,7 +407,9 @@ def test_a_sweep_grows_and_a_finished_run_gives_way_only_if_that_is_asked_for(ca
     ended = re.findall(r"^\[(\d/4)\] outputs/mine/(\S+): done", out, re.MULTILINE)
     assert sorted(ended) == [("3/4", names[2]), ("4/4", names[3])]
     assert re.search(r"^\[3/4\] .*: done, \d+ s left$", out, re.MULTILINE)
-    assert out.endswith("outputs/mine: 4 done\n")
+    *_, count, following = out.splitlines()
+    assert count == "outputs/mine: 4 done"
+    assert following.endswith(" report outputs/mine")
     assert "config\n" not in out
     # Where a finished run is in the way, the ways out are said.
     for other, kept in (((), "skip_done=true keeps it, "), (("algo.epochs=1",), "")):
