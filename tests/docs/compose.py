@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from harness import command
@@ -65,7 +66,7 @@ def stop_at_the_start() -> None:
         found = all_jobs(*args, **kwargs)
         return found[:: 1 + len(found) // MOST_JOBS]
 
-    composing.store_options = store_new_options
+    composing.store_options = partial(store_new_options, composing.store_options)
     check_sweep, all_jobs = sweep.Sweep.check, sweep.jobs_of
     sweep.jobs_of = some_jobs
     sweep.Sweep.check = checked
