@@ -5,6 +5,7 @@ import gc
 import threading
 import tracemalloc
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -108,10 +109,12 @@ def test_what_is_kept_does_not_grow_with_the_run(ends):
     try:
         publish_many(KEPT + 100)
         gc.collect()  # what earlier tests left does not count
-        before = tracemalloc.get_traced_memory()[0]
-        publish_many(1_000)
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < 20_000
+        sizes = [tracemalloc.get_traced_memory()[0]]
+        for _ in range(3):  # something else of the process may grow meanwhile, but not each time
+            publish_many(1_000)
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+        assert min(after - before for before, after in pairwise(sizes)) < 20_000
     finally:
         tracemalloc.stop()
 
