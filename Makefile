@@ -59,7 +59,7 @@ check: $(READY) ## format, lint and types
 	$(BIN)/mypy
 
 chaos: $(READY) ## strike whole runs with random faults: ARGS="--faults 500 --seed 7"
-	@$(BIN)/python -m tests.chaos $(ARGS)
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 soak: $(READY) ## train for hours while workers are killed: ARGS="--minutes 60"
 	@$(BIN)/python benchmarks/soak.py $(ARGS)

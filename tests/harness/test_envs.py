@@ -206,7 +206,7 @@ from pathlib import Path
 from harness.environments.factory import EnvFactory
 from harness.options.run import EnvConfig
 kwargs = {"where": "reset", "what": "hang", "at": 1, "once": sys.argv[1], "continuous": False}
-name = "tests.chaos.environments:Trouble-v0"
+name = "benchmarks.chaos.environments:Trouble-v0"
 config = EnvConfig(name, vectorisation="async", num_envs=1, kwargs=kwargs)
 envs = EnvFactory(config)()
 envs.reset_async(seed=0)

@@ -12,11 +12,11 @@ from functools import reduce
 
 import pytest
 
-from tests.chaos import verdict
-from tests.chaos.faults import Fault, draw
-from tests.chaos.points import TRAINER, WORKER
-from tests.chaos.runs import Run
-from tests.chaos.victim import ROOT, Victim
+from benchmarks.chaos import verdict
+from benchmarks.chaos.faults import Fault, draw
+from benchmarks.chaos.points import TRAINER, WORKER
+from benchmarks.chaos.runs import Run
+from benchmarks.chaos.victim import ROOT, Victim
 
 SEED, FAULTS = 7, 3
 
@@ -24,7 +24,8 @@ SEED, FAULTS = 7, 3
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_few_faults_leave_nothing_wrong():
-    command = [sys.executable, "-m", "tests.chaos", "--faults", str(FAULTS), "--seed", str(SEED)]
+    options = ["--faults", str(FAULTS), "--seed", str(SEED)]
+    command = [sys.executable, "-m", "benchmarks.chaos", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"seed {SEED}" in done.stdout

@@ -1,7 +1,7 @@
 """The command: so many random faults, each to a whole run, and what was wrong afterwards.
 
-python -m tests.chaos --faults 500 --seed 7 --jobs 2
-python -m tests.chaos --seed 7 --only 37
+python -m benchmarks.chaos --faults 500 --seed 7 --jobs 2
+python -m benchmarks.chaos --seed 7 --only 37
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.chaos import verdict
+from benchmarks.chaos.faults import Fault, draw
+from benchmarks.chaos.victim import Victim
 from harness.run.checkpoints import Checkpoints
-from tests.chaos import verdict
-from tests.chaos.faults import Fault, draw
-from tests.chaos.victim import Victim
 
 MOST_SHOWN = 8
 ALONE = "LOCKSTEP_CHAOS_ALONE"  # set once this program has mounts of its own
@@ -165,7 +165,7 @@ def torment_all(arguments: argparse.Namespace, place: Path, *, mounts: bool) -> 
 
 def again(seed: int, number: int) -> str:
     """The command that repeats one fault."""
-    return f"python -m tests.chaos --seed {seed} --only {number}"
+    return f"python -m benchmarks.chaos --seed {seed} --only {number}"
 
 
 def report(results: list[Result], seconds: float) -> None:
@@ -191,7 +191,7 @@ def may_mount() -> bool:
 def main(given: list[str]) -> int:
     """Torment, report; 1 if anything was wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.chaos", description=__doc__.split("\n")[0]
+        prog="python -m benchmarks.chaos", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--faults", type=int, default=500, help="how many have to strike")
     parser.add_argument("--seed", type=int, help="of what is drawn; random if not given")
@@ -199,7 +199,7 @@ def main(given: list[str]) -> int:
     parser.add_argument("--only", type=int, nargs="+", help="the faults of these numbers")
     arguments = parser.parse_args(given)
     if ALONE not in os.environ and may_mount():
-        command = [sys.executable, "-m", "tests.chaos", *given]
+        command = [sys.executable, "-m", "benchmarks.chaos", *given]
         if arguments.seed is None:
             command += ["--seed", str(random.randrange(10**6))]
         os.execvpe("unshare", ["unshare", "-rm", *command], {**os.environ, ALONE: "1"})

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TROUBLE = "tests.chaos.environments:Trouble-v0"
+TROUBLE = "benchmarks.chaos.environments:Trouble-v0"
 SMALL = {
     "env.num_envs": "4",
     "env.max_episode_steps": "30",

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from tests.chaos import points, runs
-from tests.chaos.environments import DEEDS, GARBAGE
-from tests.chaos.victim import Victim
+from benchmarks.chaos import points, runs
+from benchmarks.chaos.environments import DEEDS, GARBAGE
+from benchmarks.chaos.victim import Victim
 
 Strike = Callable[[Victim], bool]  # whether there was something to hit
 END = {"SIGINT": "SIGINT", "SIGTERM": "SIGTERM"}

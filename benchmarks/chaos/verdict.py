@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.chaos.faults import Fault
+from benchmarks.chaos.victim import Victim
 from harness.run.checkpoints import CheckpointError, Checkpoints, read
-from tests.chaos.faults import Fault
-from tests.chaos.victim import Victim
 
 LEAVE_S = 15.0  # for what is still ending
 SHM = Path("/dev/shm")
