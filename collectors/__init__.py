@@ -11,14 +11,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import sync  # before anything here that imports tensordict
-
-if not hasattr(sync, "WeightSyncScheme"):  # a common name: another package's may come first
-    raise ImportError(
-        f"`import sync` leads to {sync.__file__}, which is not Lockstep's package: "
-        "run it where no other module has this name"
-    )
-
 if TYPE_CHECKING:
     from collectors.base import BaseCollector as BaseCollector
     from collectors.data.next_observations import next_observations as next_observations
@@ -57,9 +49,15 @@ __all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    """Import names on first use: a worker needs little of this package."""
+    """Import names on first use: options need no torch, and a worker needs little of this."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    sync = import_module("sync")
+    if not hasattr(sync, "WeightSyncScheme"):  # a common name: another package's may come first
+        raise ImportError(
+            f"`import sync` leads to {sync.__file__}, which is not Lockstep's package: "
+            "run it where no other module has this name"
+        )
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sync  # noqa: F401 - before tensordict  # isort: skip
 import atexit
 import contextlib
 import functools
@@ -25,10 +26,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from collectors.annotations import shown
 from collectors.data.batch import Filled, assemble, buffer_for, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.in_process import InProcessPool
-from collectors.option_checks import shown
 from collectors.options import ASYNC, Options, check_factory, count_workers, per_worker
 from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode

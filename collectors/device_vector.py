@@ -10,6 +10,7 @@ with tensors in place of arrays, and that of rsl_rl's `VecEnv`.
 
 from __future__ import annotations
 
+import sync  # noqa: F401 - before tensordict  # isort: skip
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping

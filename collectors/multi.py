@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sync as _  # noqa: F401 - before tensordict  # isort: skip
 from collections.abc import Sequence
 from typing import Any
 

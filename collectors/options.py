@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
 import torch
 
-from collectors.option_checks import (
-    SECONDS,
-    SHARE,
-    NeedsPolicy,
-    OnlyFor,
-    as_device,
-    at_least,
-    check_device,
+from collectors.annotations import (
+    Count,
+    NonNegativeInt,
+    PositiveShare,
+    Seconds,
     check_fields,
     each,
     is_list,
-    marked,
-    option,
     shown,
 )
 from collectors.rollout.policy import interaction_type
-from collectors.rollout.rollout_options import RolloutOptions
+from collectors.rollout.rollout_options import PolicyOptions, RolloutOptions
 from sync import (
     HogwildWeightSyncScheme,
     LocalWeightUpdaterBase,
@@ -38,52 +33,27 @@ Device = str | int | torch.device | None
 SINGLE, SYNC, ASYNC = "Collector", "MultiSyncCollector", "MultiAsyncCollector"
 SIMULATED = "SimulatedCollector"
 REMOTE = ("RayCollector", "RPCCollector", "DistributedCollector")
-_MULTI = (SYNC, ASYNC)
-# Which kinds have an option; the other options are for all.
-_SEVERAL = OnlyFor((*_MULTI, SIMULATED), "it is one worker")
-_SUB_THREADS = OnlyFor((*_MULTI, SIMULATED), "it has no workers; num_threads is for this process")
-_WORKERS = OnlyFor(_MULTI, "it has no workers")
-_PROCESSES = OnlyFor(_MULTI, "it starts no processes")
-_TOGETHER = OnlyFor((SYNC,), "no worker waits for another")
-_SHARED = OnlyFor((SYNC,), "a batch has frames of one worker")
-_AHEAD = OnlyFor((ASYNC,), "a batch is started when it is asked for")
-_LAG = OnlyFor((ASYNC,), "its batches have the newest weights")
-_RECORDED = OnlyFor((ASYNC,), "the same seed already gives the same batches")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RolloutOptions):
-    """The keyword arguments of all collectors; some of them are for certain collectors only.
+class BatchOptions:
+    """What is collected, the form of batches, and where they go. A list has a value per worker."""
 
-    A list gives one value for each worker. `RolloutOptions` has those about episodes and policies.
-    """
-
-    # What is collected, and by whom
     policy_factory: Callable[[], Any] | Sequence[Callable[[], Any] | None] | None = None
-    # None: one for each factory
-    num_workers: int | None = option(None, at_least(1), _SEVERAL)
     # Of all workers (async: of one)
-    frames_per_batch: int | Sequence[int] = option(200, at_least(1))
+    frames_per_batch: Count | Sequence[Count] = 200
     total_frames: int = -1  # -1: no end
     # Of all random streams, also those of factories; None: drawn
-    seed: int | None = option(None, at_least(0))
+    seed: NonNegativeInt | None = None
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None
-    # For TorchRL's users: workers run a Collector
-    collector_class: Callable[..., Any] | None = option(None, _WORKERS)
     # Where
     device: Device | Sequence[Device] = None  # default of policy_device and storing_device
-    # None: where its parameters are
-    policy_device: Device | Sequence[Device] = option(None, NeedsPolicy())
     storing_device: Device | Sequence[Device] = None
     env_device: Device | Sequence[Device] = None
-    # Of all workers
-    init_random_frames: int = option(0, at_least(0), NeedsPolicy())
     # The form of batches
     postproc: Callable[[Any], Any] | None = None
     split_trajs: bool = False
-    trajs_per_batch: int | None = option(None, at_least(1))
-    # A number: a dimension of a batch
-    cat_results: Literal["stack", 0, 1, -1, -2] | None = option(None, _SHARED)
+    trajs_per_batch: Count | None = None
     # "final": only those that are not the observation of the next frame in their row
     next_observation: Literal["all", "final"] = "all"
     use_buffers: bool | None = None
@@ -93,33 +63,99 @@ class Options(RolloutOptions):
     replay_buffer: Any = None
     extend_buffer: bool = True
     no_cuda_sync: bool = False
-    # Threads of torch: here, and in each worker
-    num_threads: int | None = option(None, at_least(1))
-    num_sub_threads: int = option(1, at_least(1), _SUB_THREADS)
-    # Weights
-    weight_updater: LocalWeightUpdaterBase | RemoteWeightUpdaterBase | None = option(
-        None, NeedsPolicy()
-    )
-    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = option(None, NeedsPolicy())
+    # Weights of an outer sender
     weight_recv_schemes: Mapping[str, WeightSyncScheme] | None = None
     update_at_each_batch: bool = False
     # Of this collector, where it is a worker of another
-    worker_idx: int | None = option(None, at_least(0))
-    # Trouble
-    preemptive_threshold: float | None = option(None, SHARE, _TOGETHER)
-    # How many an async worker may finish before the learner takes one
-    batches_ahead: int = option(2, at_least(1), _AHEAD)
-    # Pace async workers so that no batch is more versions old
-    max_lag: int | None = option(None, at_least(0), _LAG)
-    # A file for the order of batches and their versions
-    record_schedule: str | None = option(None, _RECORDED)
-    on_worker_failure: Literal["raise", "restart"] = option("raise", _WORKERS)
+    worker_idx: NonNegativeInt | None = None
+    num_threads: Count | None = None  # of torch, in this process
+    timeout: Seconds = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions:
+    """How weights reach the policies of workers. They need a policy, as `PolicyOptions` do."""
+
+    # None: where its parameters are
+    policy_device: Device | Sequence[Device] = None
+    init_random_frames: NonNegativeInt = 0  # of all workers
+    weight_updater: LocalWeightUpdaterBase | RemoteWeightUpdaterBase | None = None
+    weight_sync_schemes: Mapping[str, WeightSyncScheme] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """How many workers there are."""
+
+    otherwise = "it is one worker, in this process"
+
+    # None: one for each factory
+    num_workers: Count | None = None
+    num_sub_threads: Count = 1  # of torch, in each worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """How the processes of workers start, and what happens when they fail."""
+
+    otherwise = "it starts no processes"
+
+    # For TorchRL's users: workers run a Collector
+    collector_class: Callable[..., Any] | None = None
+    on_worker_failure: Literal["raise", "restart"] = "raise"
     # Of all workers together
-    max_restarts: int = option(10, at_least(0), _WORKERS)
-    timeout: float = option(60.0, SECONDS)
+    max_restarts: NonNegativeInt = 10
     # Until all workers have started
-    start_timeout: float = option(120.0, SECONDS, _PROCESSES)
-    start_method: Literal["forkserver", "spawn", "fork"] | None = option(None, _PROCESSES)
+    start_timeout: Seconds = 120.0
+    start_method: Literal["forkserver", "spawn", "fork"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TogetherOptions:
+    """How workers make a batch together."""
+
+    otherwise = "a batch has frames of one worker"
+
+    # A number: a dimension of a batch
+    cat_results: Literal["stack", 0, 1, -1, -2] | None = None
+    # Once this share of the workers has finished, the others hand over what they have
+    preemptive_threshold: PositiveShare | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadOptions:
+    """How far workers run ahead of the learner."""
+
+    otherwise = "a batch is started when it is asked for"
+
+    # How many an async worker may finish before the learner takes one
+    batches_ahead: Count = 2
+    # Pace async workers so that no batch is more versions old
+    max_lag: NonNegativeInt | None = None
+    # A file for the order of batches and their versions
+    record_schedule: str | None = None
+
+
+# The layers of options that a kind of collector has, besides those that all have.
+LAYERS: dict[str, tuple[type[Any], ...]] = {
+    SINGLE: (),
+    SYNC: (WorkerOptions, ProcessOptions, TogetherOptions),
+    ASYNC: (WorkerOptions, ProcessOptions, AheadOptions),
+    SIMULATED: (WorkerOptions,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(
+    AheadOptions,
+    TogetherOptions,
+    ProcessOptions,
+    WorkerOptions,
+    WeightOptions,
+    BatchOptions,
+    RolloutOptions,
+):
+    """The keyword arguments of all collectors. `LAYERS` says which of them a kind has."""
 
     @classmethod
     def of(
@@ -150,10 +186,13 @@ class Options(RolloutOptions):
 
     def _check_kind(self, kind: str, like: str) -> None:
         this = f"{kind} with sync=True" if kind in REMOTE and like == SYNC else kind
-        for name, those in marked(self, OnlyFor):
-            if like not in those.kinds and self._is_set(name):
-                value, fit = getattr(self, name), " and ".join(those.kinds)
-                raise ValueError(f"{name}={value!r} is for {fit}, not for {this}: {those.why}")
+        for layer in dict.fromkeys(layer for layers in LAYERS.values() for layer in layers):
+            if layer in LAYERS[like]:
+                continue
+            those = " and ".join(one for one, layers in LAYERS.items() if layer in layers)
+            for name in self._are_set(layer):
+                text = f"{name}={getattr(self, name)!r} is for {those}, not for {this}"
+                raise ValueError(f"{text}: {layer.otherwise}")
         if like != SINGLE and self.use_buffers is False:
             raise ValueError(f"use_buffers=False is for {SINGLE}: workers put frames in buffers")
         if kind == SINGLE:
@@ -225,24 +264,27 @@ class Options(RolloutOptions):
         if self.cudagraph_policy and kind not in REMOTE:  # nodes have devices of their own
             check_graphs(each(self.device if self.policy_device is None else self.policy_device))
 
-    def _is_set(self, name: str) -> bool:
-        """Whether an option differs from its default."""
-        given, default = getattr(self, name), getattr(Options(), name)
-        if name == "exploration_type":
-            return interaction_type(given) != interaction_type(default)
-        return bool(given != default)
+    def _are_set(self, layer: type[Any]) -> Iterator[str]:
+        """The options of a layer that differ from their defaults."""
+        default = layer()
+        for name in (one.name for one in fields(layer)):
+            one, other = getattr(self, name), getattr(default, name)
+            if name == "exploration_type":
+                one, other = interaction_type(one), interaction_type(other)
+            if one != other:
+                yield name
 
     def check_without_policy(self) -> None:
         """Refuse options that need a policy."""
-        for name, _ in marked(self, NeedsPolicy):
-            if self._is_set(name):
+        for layer in (WeightOptions, PolicyOptions):
+            for name in self._are_set(layer):
                 raise ValueError(f"{name}: {NO_POLICY}")
 
     def check_without_weights(self) -> None:
         """Refuse options that need weights to be sent."""
         reason = "the policy has none" if self.weight_sync_schemes is None else "there is no scheme"
         for name in ("weight_updater", "update_at_each_batch"):
-            if self._is_set(name):
+            if getattr(self, name):
                 raise ValueError(f"{name}: no weights are sent, {reason}")
 
     def devices(self, num_workers: int) -> list[torch.device | None]:
@@ -271,6 +313,24 @@ NEVER_DONE = (
 _NO_RESETS = "and reset_when_done=False forbids resets"
 _NOT_WITH_FINALS = 'next_observation="final" and {} exclude each other: it needs whole frames'
 NO_POLICY = "there is no policy, actions are random"
+
+
+def as_device(value: Any, name: str) -> torch.device | None:
+    """The device that an option names, whether this machine has it or not."""
+    try:
+        return None if value is None else torch.device(value)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            f"{name}={value!r}: no device of torch, as 'cpu' or 'cuda:0' are"
+        ) from None
+
+
+def check_device(value: Any, name: str) -> None:
+    """Refuse a device that this machine does not have."""
+    device, count = as_device(value, name), torch.cuda.device_count()
+    if device is not None and device.type == "cuda" and (device.index or 0) >= count:
+        here = f"there are {count} CUDA devices here" if count else "there is no CUDA device here"
+        raise ValueError(f"{name}={value!r}: {here}")
 
 
 def check_graphs(devices: Iterable[Any]) -> None:

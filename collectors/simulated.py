@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import nn
 
+from collectors.annotations import is_list
 from collectors.base import BaseCollector, ends_on_interrupt
 from collectors.data.batch import Filled
 from collectors.in_process import InProcessPool, InProcessWorker, closed_on_error
-from collectors.option_checks import is_list
 from collectors.options import SIMULATED, share_frames, steps_of
 from collectors.rollout.frame_block import FrameBlock, FrameLayout
 from collectors.rollout.policy import PolicyCaller, shift_worker

@@ -8,6 +8,7 @@ TorchRL is not imported here: an environment and its specs are used through thei
 
 from __future__ import annotations
 
+import sync  # noqa: F401 - before tensordict  # isort: skip
 from collections.abc import Iterator
 from typing import Any
 

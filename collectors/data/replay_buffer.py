@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from collectors.annotations import is_whole
 from collectors.data.trajectories import by_key, by_name
-from collectors.option_checks import is_whole
 
 
 class ReplayBuffer:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from collectors.option_checks import as_device, at_least, check_fields, is_list, option
-from collectors.options import ASYNC, SINGLE, SYNC, per_worker
+from collectors.annotations import Count, check_fields, is_list
+from collectors.options import ASYNC, SINGLE, SYNC, as_device, per_worker
 from collectors.signatures import Arguments
 
 T = TypeVar("T")
@@ -21,8 +21,8 @@ class RemoteOptions:
     """The number and kind of the collectors on other nodes."""
 
     # None: one for each factory
-    num_collectors: int | None = option(None, at_least(1))
-    num_workers_per_collector: int = option(1, at_least(1))
+    num_collectors: Count | None = None
+    num_workers_per_collector: Count = 1
     sync: bool = True  # all make one batch together, or each its own
     # For TorchRL's users: MultiAsyncCollector if each worker of a node makes its own batches
     collector_class: Callable[..., Any] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from collectors.annotations import hints
 from harness.config.compose import Place, quoted, resumed_run
 from harness.config.explain import explained
 from harness.config.search import Trial
@@ -19,7 +20,7 @@ from harness.files import to_yaml
 from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig, Config, RunConfig
 from harness.options.simulated import SimulatedConfig
-from harness.options.typed import build, convert, hints, in_types
+from harness.options.typed import build, convert, in_types
 from harness.registry import (
     Registry,
     algorithms,

@@ -4,6 +4,15 @@
 neither torch nor gymnasium nor hydra, so that `--help` and completion are fast.
 """
 
+from collectors.annotations import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Range,
+    Seconds,
+    Share,
+)
 from harness.options.algorithms import (
     AlgorithmConfig,
     DQNConfig,
@@ -33,12 +42,3 @@ from harness.options.models import (
 )
 from harness.options.run import Config, EnvConfig
 from harness.options.sync import SyncConfig
-from harness.options.typed import (
-    Count,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    Range,
-    Seconds,
-    Share,
-)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Range, Share
 from harness.options.base import Options, linked
 from harness.options.errors import ConfigError
 from harness.options.models import ImageConfig
-from harness.options.typed import Count, NonNegative, NonNegativeInt, Positive, Range, Share
 
 Stale = Literal["drop", "mask", "wait"]  # `wait` leaves nothing to drop
 

@@ -9,7 +9,7 @@ import re
 import textwrap
 from typing import Any, ClassVar, get_origin
 
-from harness.options.typed import hints
+from collectors.annotations import hints
 
 
 @dataclasses.dataclass

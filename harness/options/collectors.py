@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from collectors.annotations import Count, NonNegative, NonNegativeInt, Range, Seconds
 from harness.options.base import Options, linked
 from harness.options.errors import ConfigError, require
-from harness.options.typed import Count, NonNegative, NonNegativeInt, Range, Seconds
 
 Threads = Annotated[int, Range(1, 4096)]
 Workers = Annotated[int, Range(1, 4096)]

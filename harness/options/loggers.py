@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from collectors.annotations import Positive
 from harness.options.base import Options
 from harness.options.errors import require
-from harness.options.typed import Positive
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from collectors.annotations import Count
 from harness.options.base import Options
-from harness.options.typed import Count
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 Layout = Literal["auto", "first", "last"]

@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+from collectors.annotations import Count, NonNegative, NonNegativeInt, Positive, Seconds, Share
 from harness.options.base import Options, linked
 from harness.options.errors import ConfigError, ImpossiblePair, suggest
-from harness.options.typed import (
-    Count,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    Seconds,
-    Share,
-    show,
-)
+from harness.options.typed import show
 
 
 @dataclass

@@ -29,7 +29,7 @@ def test_help_shows_every_option(name):
     assert {*Options.__dataclass_fields__, *REMOTE.get(name, ())} <= set(shown)
     assert shown["copy"].default is True
     text = pydoc.plain(pydoc.render_doc(collector))
-    assert re.search(r"frames_per_batch: '?int \| Sequence\[int\]'? = 200", text)
+    assert re.search(r"frames_per_batch: '?Count \| Sequence\[Count\]'? = 200", text)
 
 
 def test_a_call_without_what_is_needed_says_so():

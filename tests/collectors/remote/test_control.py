@@ -30,7 +30,7 @@ from tests.promises.probe import stop, wait_until
 
 
 REFUSED = [
-    ({"num_collectors": 0}, ValueError, "num_collectors=0: it must be at least 1"),
+    ({"num_collectors": 0}, ValueError, "num_collectors=0: it must be 1 or more"),
     ({"num_collectors": 1.5}, TypeError, "num_collectors=1.5: it must be a whole number"),
     ({"num_workers": 2}, ValueError, "num_workers_per_collector=2"),
     ({"sync": 1}, TypeError, "sync=1: it must be True or False"),

@@ -6,8 +6,9 @@ from typing import Literal
 
 import pytest
 
+from collectors.annotations import NonNegative, Positive, Share
 from harness.options.errors import ConfigError, nearest, suggest
-from harness.options.typed import NonNegative, Positive, Share, build, paths
+from harness.options.typed import build, paths
 
 
 @dataclass
@@ -54,7 +55,10 @@ def test_plain_data_becomes_dataclasses():
             {"rate": 1, "inner": {"sizes": ["a"]}},
             "inner.sizes=['a']: expected a list, each a whole number",
         ),
-        ({"rate": 1, "extra": {"a": "b"}}, "extra={'a': 'b'}: expected a mapping"),
+        (
+            {"rate": 1, "extra": {"a": "b"}},
+            "extra={'a': 'b'}: expected a mapping, each value a whole number",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_what_would(data, expected):
