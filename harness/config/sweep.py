@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import pickle
 import shlex
 import sys
 from collections import Counter
@@ -11,7 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -37,6 +40,24 @@ LONGEST_ERROR = 300
 MANY_JOBS = 20  # to compose them takes seconds
 
 
+class JobLoader(ConfigLoaderImpl):
+    """Composes each job of one sweep once: the check, the sweeper and the launcher ask for it."""
+
+    def __init__(self, search_path: ConfigSearchPath):
+        super().__init__(search_path)
+        self._jobs: dict[tuple[str, ...], bytes] = {}  # pickled, as launchers change what they get
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        """The config of a job, a copy for each call."""
+        key = tuple(sweep_overrides)
+        if key not in self._jobs:
+            self._jobs[key] = pickle.dumps(super().load_sweep_config(master_config, [*key]))
+        config: DictConfig = pickle.loads(self._jobs[key])
+        return config
+
+
 class Sweep:
     """The jobs of one `--multirun`; config is what Hydra composed for the sweep as a whole."""
 
@@ -44,7 +65,10 @@ class Sweep:
         self.config = config
         self.folder = Path(str(config.hydra.sweep.dir))
         self.progress = Progress(self.folder)
-        self._loader = GlobalHydra.instance().config_loader()
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        self._loader = JobLoader(hydra.config_loader.get_search_path())
+        hydra.config_loader = self._loader  # sweepers and launchers get it from there
         self._choices = config.hydra.runtime.choices
         self._searches = self._choices.get("hydra/sweeper") != "basic"
 
@@ -237,19 +261,15 @@ def jobs_of(
     """
     from_config = [f"{key}={value}" for key, value in params.items()]
     parser = OverridesParser.create(config_loader=loader)
-    columns = {}
-    for override in parser.parse_overrides([*from_config, *overrides]):
-        key = override.get_key_element()
-        if override.is_discrete_sweep():
-            columns[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        elif override.is_sweep_override():
+    parsed = parser.parse_overrides([*from_config, *overrides])
+    for override in parsed:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigError(
                 f"{override.input_line}: a sweep needs single values, as in 1e-4,1e-3; "
                 "hydra/sweeper=optuna draws from an interval"
             )
-        else:
-            columns[key] = [override.input_line or ""]
-    return [list(job) for job in itertools.product(*columns.values())]
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    return jobs
 
 
 def fixed_keys(overrides: Sequence[str]) -> list[str]:

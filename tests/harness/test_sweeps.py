@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 import wandb
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
@@ -29,7 +30,7 @@ from harness.options.errors import ConfigError
 from harness.options.run import CommandConfig
 from harness.options.typed import build
 from harness.report import main as report
-from harness.run.execution import own_state
+from harness.run.execution import Outcome, own_state
 from harness.run_comparison import compare_records, compare_weights
 from tests.harness.logging import wandb_file
 from tests.harness.small import ROOT, SMALL, Command, jobs, states, wait_until
@@ -189,6 +190,21 @@ def test_a_limit_of_failures_is_a_positive_number(capsys):
             build(CommandConfig, {"stop_after_failures": value})
     assert run.main(["-m", *SMALL, "seed=1,2", "stop_after_failures=x"]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_each_job_is_composed_once(monkeypatch):
+    composed = []
+    load = ConfigLoaderImpl.load_sweep_config
+
+    def count(loader, master_config, sweep_overrides):
+        composed.append(sweep_overrides)
+        return load(loader, master_config, sweep_overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", count)
+    monkeypatch.setattr("harness.run.execution.execute", lambda plan: Outcome(0, "done"))
+    varied = ("seed=1,2", "logger=[jsonl, trace]", "name='a b'", "sweep=mine")
+    run.main(["-m", *SMALL, *varied])
+    assert len(composed) == 2
 
 
 # -- options that move together
