@@ -157,7 +157,7 @@ class ActorCritic(Algorithm):
         return batch["collector", "mask"] & (batch["policy_version"] >= 0)
 
     def rows(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """What the networks are given and what was done, in rows [E, T]."""
+        """What the networks are given and what was done, in rows [E, T]; "state": of the first."""
         mask, traj_ids = batch["collector", "mask"], batch["collector", "traj_ids"]
         inputs, action = self.policy.prepare(batch["observation"]), batch["action"]
         if not mask.all() and mask.any():  # padding may hold anything: make it something possible
@@ -170,7 +170,7 @@ class ActorCritic(Algorithm):
             starts = batch["is_init"].clone()
             starts[:, 1:] |= traj_ids[:, 1:] != traj_ids[:, :-1]
             starts |= ~batch["state"].any(-1)  # new weights may have started the state anew
-            rows |= {"state": batch["state"].clone(), "starts": starts}
+            rows |= {"state": batch["state"][:, 0].clone(), "starts": starts}
         return rows
 
     def view(
@@ -225,12 +225,14 @@ def _unroll(
     network: RecurrentEncoder, rows: dict[str, Tensor], length: int
 ) -> tuple[Tensor, Tensor]:
     """Features of rows, from the state that each begins with, and the state after each frame."""
-    state, parts = rows["state"][:, 0], []
+    state, parts = rows["state"], []
     pieces = (rows[key].split(length, dim=1) for key in ("inputs", "starts"))
     for inputs, starts in zip(*pieces, strict=True):
         features, after = network.unroll(inputs, state, starts)
         state = after[:, -1].detach()
         parts.append((features, after.detach()))
+    if len(parts) == 1:  # without a copy: a key-value cache is large
+        return parts[0]
     all_features, states = zip(*parts, strict=True)
     return torch.cat(all_features, dim=1), torch.cat(states, dim=1)
 
@@ -251,14 +253,12 @@ def trajectories(rows: dict[str, Tensor], usable: Tensor) -> dict[str, Tensor]:
     for key, value in {**rows, "mask": usable}.items():
         cut[key] = value.new_zeros((*shape, *value.shape[2:]))
         cut[key][number, place] = value.flatten(0, 1)
-    if "state" in cut:
-        cut["state"] = cut["state"][:, 0]
     chosen = cut["mask"].any(1)
     return {key: value[chosen] for key, value in cut.items()}
 
 
 def sequences(rows: dict[str, Tensor], usable: Tensor, length: int) -> dict[str, Tensor]:
-    """Cut rows [E, T] into sequences [S, length], each with the state that it begins with.
+    """Cut rows [E, T] into sequences [S, length].
 
     Those without a usable frame are left out; "mask" says which frames of the others to learn from.
     """
@@ -269,6 +269,15 @@ def sequences(rows: dict[str, Tensor], usable: Tensor, length: int) -> dict[str,
         cut[key] = padded.unflatten(1, (-1, length)).flatten(0, 1)
     if padding:
         cut["mask"].unflatten(0, (len(usable), -1))[:, -1, -padding:] = False
-    cut["state"] = cut["state"][:, 0]
     chosen = cut["mask"].any(1)
     return {key: value[chosen] for key, value in cut.items()}
+
+
+def states_before(places: Tensor, first: Tensor, states: Tensor) -> Tensor:
+    """The state before each of these frames, numbered through rows [E, T].
+
+    first: before each row; states: after each frame.
+    """
+    row, step = places // states.shape[1], places % states.shape[1]
+    begins_row = (step == 0).view(-1, *[1] * (first.dim() - 1))
+    return torch.where(begins_row, first[row], states[row, step - 1])

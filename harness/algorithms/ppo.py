@@ -13,7 +13,7 @@ from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from harness.algorithms.actor_critic import ActorCritic, sequences, trajectories
+from harness.algorithms.actor_critic import ActorCritic, sequences, states_before, trajectories
 from harness.algorithms.gradient_step import GradientStep
 from harness.algorithms.interface import Ratios, Setup
 from harness.algorithms.objectives import Frames, Objective, kl_estimate, mean, objective
@@ -112,13 +112,19 @@ class PPO(ActorCritic):
             "dropped": int((mask & ~usable).sum()),
             "explained_variance": explained_variance(returns.targets, view.value, mask),
         }
-        if view.states is not None:  # sequences begin with the learner's states
-            rows["state"][:, 1:] = view.states[:, :-1]
+        if view.states is None:
+            if self.objective.needs("whole_trajectories"):
+                return trajectories(rows, present), metrics
+            return {key: x[present] for key, x in rows.items()}, metrics
+        state = rows.pop("state")
+        rows["place"] = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
         if self.objective.needs("whole_trajectories"):
-            return trajectories(rows, present), metrics
-        if view.states is not None:
-            return sequences(rows, present, self.sequence_length), metrics
-        return {key: x[present] for key, x in rows.items()}, metrics
+            frames = trajectories(rows, present)
+        else:
+            frames = sequences(rows, present, min(self.sequence_length, mask.shape[1]))
+        # Each begins with the learner's state, and not with that of the worker.
+        frames["state"] = states_before(frames.pop("place")[:, 0], state, view.states)
+        return frames, metrics
 
     def returns(self, batch: TensorDictBase, steps: Steps, log_ratio: Tensor) -> Returns:
         """What every frame is worth."""
@@ -140,7 +146,7 @@ class PPO(ActorCritic):
                 yield part if self.policy.is_recurrent else flattened(part)
             return
         if self.policy.is_recurrent:
-            size = max(1, size // self.sequence_length)
+            size = max(1, size // frames["mask"].shape[1])
         for places in order.tensor_split(max(1, round(count / size))):
             yield {key: value[places] for key, value in frames.items()}
 

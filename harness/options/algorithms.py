@@ -108,7 +108,7 @@ class GRPOConfig(PPOConfig):
     learning_rate: Positive = 1e-3  # of Adam
     anneal_learning_rate: bool = False  # linearly, to zero at the last frame
     epochs: Count = 2  # passes over each batch
-    minibatch_size: Count = 768  # frames in one gradient step, approximately
+    minibatch_size: Count = 288  # frames in one gradient step, approximately
     normalise_advantages: bool = False  # to mean 0 and variance 1 in each minibatch
     entropy_weight: NonNegative = 0.0  # weight of the entropy bonus
     value_weight: NonNegative = 0.0  # weight of the value loss

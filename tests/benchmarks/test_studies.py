@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import collapse, rate_lag, seeds
+from benchmarks import collapse, hidden, rate_lag, seeds
 
 RATES, LAGS = (1e-4, 2e-4, 4e-4), (0, 1, 2, 4, 8)
 
@@ -86,3 +87,11 @@ def test_large_effects_are_seen_with_few_seeds_and_absent_ones_as_often_as_the_t
     assert seeds.single(compared[0])[0] > 0.9
     absent = [seeds.shares(pair, 3, random) for pair in seeds.halves(settings, random)]
     assert 0.02 < np.mean(absent) < 0.09
+
+
+def test_hidden_numbers_are_not_shown_and_the_others_are_scaled():
+    env = gym.make("CartPole-v1")
+    shown = hidden.Shown(env, {0: 1, 2: 10})
+    observation, _ = shown.reset(seed=1)
+    assert observation in shown.observation_space
+    np.testing.assert_allclose(observation, env.unwrapped.state[[0, 2]] * [1, 10], rtol=1e-6)

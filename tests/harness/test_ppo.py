@@ -218,6 +218,14 @@ def test_minibatches_hold_whole_trajectories(model):
         assert (part["age"] == 1).all()
 
 
+def test_rows_shorter_than_a_sequence_fill_a_minibatch():
+    ppo = learner("lstm", minibatch_size=6, epochs=1)
+    batch = rollout(ppo, "lstm", steps=2)
+    assert batch.shape == (3, 2)
+    assert ppo.sequence_length == 4
+    assert ppo.update(batch, 0)["train/gradient_steps"] == 1
+
+
 @pytest.mark.parametrize("model", ["lstm", "cnn"])
 @pytest.mark.parametrize("objective", OF_TRAJECTORIES)
 def test_what_lies_between_trajectories_changes_nothing(objective, model):
