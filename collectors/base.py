@@ -27,7 +27,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from collectors.annotations import shown
-from collectors.data.batch import Filled, assemble, buffer_for, frames_of
+from collectors.data.batch import Filled, assemble, buffer_for, check_alike, frames_of
 from collectors.data.trajectories import TrajectoryAssembler, split
 from collectors.in_process import InProcessPool
 from collectors.options import ASYNC, Options, check_factory, count_workers, per_worker
@@ -35,13 +35,14 @@ from collectors.rollout.frame_block import FrameLayout
 from collectors.rollout.policy import warn_of_training_mode
 from collectors.rollout.seeds import Seeds, check_seed, fresh_seed, next_seed
 from collectors.rollout.spaces import Key
+from collectors.schedule.recording import Recorder
 from collectors.signatures import Arguments, takes
 from collectors.weights.models import POLICY, check_apart, find_model, sends_weights
 from collectors.weights.publisher import Publisher
 from collectors.weights.receiver import VersionMap
 from collectors.workers.fair_lock import FairLock
 from collectors.workers.handle import WorkerHandle
-from collectors.workers.supervised_pool import SupervisedPool, check_alike
+from collectors.workers.pool import WorkerPool
 from collectors.workers.turns import Turns
 from sync import WeightSyncScheme
 
@@ -84,7 +85,7 @@ class BaseCollector(ABC):
     kind = "Collector"
     shares_batch = True  # workers make batches together, or else each its own
     _apart = ASYNC  # what returns the frames of workers separately
-    pool: SupervisedPool | InProcessPool
+    pool: WorkerPool | InProcessPool
     turns: Any  # `Turns`, or a pool that has its own
     _frames_of: Sequence[int]  # of each worker in a batch
 
@@ -168,14 +169,14 @@ class BaseCollector(ABC):
     def _open(self) -> None:
         """Start everything."""
         options = self.options
-        pool = self.pool = SupervisedPool(
+        pool = self.pool = WorkerPool(
             self.publisher, options, check_open=self._raise_error, shares_batch=self.shares_batch
         )
         self._check_equal_frames()
         handles = self._make_handles()
         pool.start([tuple(handles[group]) for group in self._groups])
         if options.record_schedule is not None:
-            pool.record(options.record_schedule, self.seed)
+            pool.recorder = Recorder(options.record_schedule, pool.handles, self.seed)
         ahead = 0 if self.shares_batch else options.batches_ahead
         self.turns = Turns(pool, ahead, options.max_lag, options.preemptive_threshold)
         self.turns.start()

@@ -15,9 +15,9 @@ from collectors.options import ASYNC, SYNC, per_worker, share_frames
 from collectors.signatures import MultiArguments, function_takes
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import WorkerHandle
+from collectors.workers.pool import WorkerPool
 from collectors.workers.process_handle import ProcessHandle
 from collectors.workers.start_process import context
-from collectors.workers.supervised_pool import SupervisedPool
 from collectors.workers.worker_spec import WorkerSpec, worker_specs
 
 
@@ -78,7 +78,7 @@ class MultiSyncCollector(_LocalCollector):
     """
 
     kind = SYNC
-    pool: SupervisedPool
+    pool: WorkerPool
 
     def _open(self) -> None:
         super()._open()

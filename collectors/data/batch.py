@@ -20,7 +20,7 @@ from collectors.rollout.frame_block import (
     FrameBlock,
     FrameLayout,
 )
-from collectors.rollout.spaces import Key
+from collectors.rollout.spaces import Key, name_of
 
 DONE: Key = ("next", "done")
 TRAJ_IDS: Key = ("collector", "traj_ids")
@@ -256,6 +256,22 @@ def _finals(places: _Places, numbers: Tensor, first: int) -> list[Tensor]:
         after[ended] = _indexable(finals.flatten(0, 1))[places.finals(chosen[ended])]
         found.append(after.view(observed.dtype))
     return found
+
+
+def check_alike(names: Sequence[str], layouts: Sequence[FrameLayout], otherwise: str) -> None:
+    """Refuse frames of different shapes or types: one batch cannot hold both."""
+    entries = [
+        {key: (field.shape, field.dtype) for key, field in layout.fields.items()}
+        for layout in layouts
+    ]
+    first = entries[0]
+    for name, other in zip(names, entries, strict=True):
+        for key in dict.fromkeys([*first, *other]):
+            if first.get(key) != other.get(key):
+                raise ValueError(
+                    f"{names[0]} and {name} differ in {name_of(key)!r}: one batch cannot hold "
+                    f"both ({otherwise} returns them separately)"
+                )
 
 
 def frames_of(batch: TensorDictBase) -> int:

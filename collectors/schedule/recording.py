@@ -28,6 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from collectors.data.batch import Filled
+from collectors.workers.handle import WorkerHandle
+
 FORMAT = 1
 MOST_BYTES = 1 << 28
 _NEVER = 1 << 62  # newer than any version
@@ -60,21 +63,39 @@ class EndOfSchedule(Exception):
 class Recorder:
     """Appends to the file, a whole line at a time; a second collector begins with a new header."""
 
-    def __init__(self, path: str | Path, **header: Any):
+    def __init__(self, path: str | Path, handles: Sequence[WorkerHandle], seed: int):
+        first, counts = handles[0], [handle.num_envs for handle in handles]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"record_schedule: workers have {counts} environments; there is only a replay of "
+                "workers with equal numbers"
+            )
         self._path = Path(path).absolute()
         self._began = time.monotonic()
-        self._header = {"format": FORMAT, **header}
+        self._header = {
+            "format": FORMAT,
+            "num_workers": len(counts),
+            "num_steps": first.spec.frames // first.num_envs,
+            "num_envs": first.num_envs,
+            "group_size": len(first.group),
+            "seed": seed,
+        }
         self._write(self._header)
 
-    def note(
-        self, worker: int, generation: int, stamps: Tensor, made_s: float, newest: int | None
-    ) -> None:
-        """The learner takes this batch now. stamps: the version of each frame [envs, steps]."""
-        self._note(worker, generation, stamps, made_s=round(made_s, 6), newest=newest)
+    def note(self, filled: Filled) -> None:
+        """The learner takes this batch now."""
+        stamps = filled.frames.stamps(filled.steps)
+        made_s = round(filled.made_s, 6)
+        self._note(filled.worker, filled.generation, stamps, made_s=made_s, newest=filled.newest)
 
-    def note_lost(self, worker: int, generation: int, stamps: Tensor) -> None:
-        """The worker failed, and the run ends: this batch was made, or begun, and not taken."""
-        self._note(worker, generation, stamps, lost=True)
+    def note_failure(self, handle: WorkerHandle) -> None:
+        """The worker failed, and the run ends: what it made and began, so that a replay fails."""
+        for lost in handle.finished:
+            stamps = lost.frames.stamps(lost.steps)
+            self._note(handle.index, lost.generation, stamps, lost=True)
+        so_far = handle.stamps_so_far(min(handle.ordered)) if handle.ordered else None
+        if so_far is not None:
+            self._note(handle.index, handle.generation, so_far, lost=True)
 
     def note_resumed(self) -> None:
         """The workers go on from a saved state: what follows has no replay."""

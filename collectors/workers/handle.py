@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -294,6 +294,11 @@ class WorkerHandle(ABC):
             "in_flight": old + counts["collected"] - self.taken,
             "restarts": self.restarts,
         }
+
+
+def failures_of(handles: Iterable[WorkerHandle]) -> dict[int, WorkerError]:
+    """The failures of these workers, by their numbers."""
+    return {handle.index: handle.failure for handle in handles if handle.failure is not None}
 
 
 def _name(factory: Any) -> str:

@@ -1,8 +1,8 @@
-"""All workers of one collector: starts, watches, calls and replaces them.
+"""All workers of one collector: watches, calls and replaces them. `starting.py` starts them.
 
 One thread at a time receives messages, for all threads that wait. A worker that raises, dies or
-makes no progress gets a `failure`. The waiting threads return then, and the collector raises the
-failure or replaces the worker.
+makes no progress gets a `failure`. The waiting threads return then, and the pool raises the failure
+or replaces the worker, as the collector's options say.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from collectors.data.batch import Filled
+from collectors.options import Options
+from collectors.rollout.environment import Restored
+from collectors.rollout.seeds import Seeds
+from collectors.schedule.recording import Recorder
 from collectors.weights.publisher import Publisher
 from collectors.workers.handle import (
+    FRAME_COUNTS,
     Answer,
-    CannotReplace,
     Event,
     Failed,
     Hello,
     Met,
     WorkerHandle,
+    failures_of,
 )
-from sync import NoWeightSyncScheme
+from collectors.workers.starting import replace, start_all
 from sync.errors import WorkerDied, WorkerError, WorkerRaised, WorkerTimeout, combine
 from sync.local.waiting import SLICE_S, Doorbell, awake_s, wait_for
 
@@ -42,22 +49,44 @@ Group = tuple[WorkerHandle, ...]
 
 
 class WorkerPool:
-    """All workers of one collector. Its methods may be called from several threads."""
+    """All workers of one collector. Its methods may be called from several threads.
 
-    def __init__(self, publisher: Publisher, *, timeout: float, start_timeout: float):
+    check_open: raises if the collector has ended.
+    shares_batch: whether workers make batches together.
+    recorder: what records the schedule, if something does.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        options: Options,
+        *,
+        check_open: Callable[[], None],
+        shares_batch: bool,
+    ):
         self.publisher = publisher
+        self.options = options
+        self._check_open = check_open
+        self._shares_batch = shares_batch
+        self.recorder: Recorder | None = None
         self.handles: list[WorkerHandle] = []
         self.arrived: deque[Group] = deque()  # one for each batch that a group has finished
         self.made: deque[Filled] = deque(maxlen=KEPT)  # the newest, until somebody reads them
         self.held = False  # whether no frames are expected
         self.changed = False  # whether a worker was replaced since `attend`
-        self._timeout, self._start_timeout = timeout, start_timeout
-        self._news = threading.Condition(threading.RLock())
-        self._ending = threading.RLock()  # one thread at a time ends a worker
+        self.preempted = 0  # frames that stopped workers did not make
+        self.news = threading.Condition(threading.RLock())
+        self.ending = threading.RLock()  # one thread at a time ends a worker
+        self._recovering = threading.RLock()  # one thread at a time replaces workers
         self._listener: int | None = None  # the thread that listens
         self._wake = Doorbell()  # for the listener: the pool is closed
         self._numbers = 0
         self.closed = False
+
+    @property
+    def num_envs(self) -> int:
+        """The environments of all workers."""
+        return sum(handle.num_envs for handle in self.handles)
 
     # -- starting
 
@@ -71,110 +100,25 @@ class WorkerPool:
         for group in groups:
             for handle in group:
                 handle.group = group
-        with self._news:
+        with self.news:
             self.handles = list(handles)
         try:
-            self._start(handles)
+            start_all(self, handles)
         except BaseException:
             for handle in handles:
                 handle.tell_to_stop(0.0, True)
             for handle in handles:
                 self._end(handle, 0.0)
-            with self._news:
+            with self.news:
                 self.handles = []
             raise
 
-    def _start(self, handles: Sequence[WorkerHandle]) -> None:
-        for handle in handles:
-            with self._news:
-                self._raise_if_closed()
-                handle.failure, handle.moved_at = None, awake_s()
-                handle.start(self._spec(handle))
-        self._await(handles, lambda handle: handle.hello is not None)
-        for handle in handles:
-            self._number_environments(handle)
-        self._connect(handles)
-        with self._news:
-            for handle in handles:
-                handle.last_progress, handle.moved_at = None, awake_s()
-
-    def _spec(self, handle: WorkerHandle) -> Any:
-        """What the worker is told: of the random frames, those that its predecessors left."""
-        spec = handle.spec
-        left = max(0, spec.options["random_frames"] - handle.earlier)
-        return dataclasses.replace(spec, options={**spec.options, "random_frames": left})
-
-    def _connect(self, handles: Sequence[WorkerHandle]) -> None:
-        """Meet the workers' receivers; the worker's own error comes before the scheme's."""
-        receivers = sorted({one.receiver for one in handles if not one.is_connected()})
-        for handle in handles:
-            handle.meet()
-        schemes = [
-            scheme
-            for scheme in self.publisher.schemes.values()
-            if not isinstance(scheme, NoWeightSyncScheme)
-        ]
-        try:
-            for scheme in schemes:
-                for handle in handles:
-                    scheme.describe_worker(handle.receiver, handle.described)
-                if len(receivers) == scheme.num_workers:
-                    scheme.connect()
-                    continue
-                for receiver in receivers:
-                    scheme.connect(worker_idx=receiver)
-            for handle in handles:
-                handle.note_connected()
-        except WorkerError:
-            self.wait(lambda: bool(self._failures(handles)), 0.5)
-            if failures := self._failures(handles):
-                raise combine(failures) from None
-            raise
-        self._await(handles, lambda handle: handle.met)
-
-    def _await(self, handles: Sequence[WorkerHandle], done: Callable[[WorkerHandle], bool]) -> None:
-        """Wait until `done` for all; raise for those that failed or did not get there."""
-        timeout = self._start_timeout
-        self.wait(lambda: all(done(h) or h.failure is not None for h in handles), timeout)
-        self._raise_if_closed()
-        for handle in handles:
-            if handle.failure is None and not done(handle):
-                activity = handle.activity()
-                text = f"{handle} was not ready within start_timeout={timeout:g} s: it {activity}"
-                handle.failure = WorkerTimeout(handle.index, text)
-        if failures := self._failures(handles):
-            raise combine(failures)
-
-    def replace(self, handle: WorkerHandle) -> None:
-        """Start a replacement for a failed worker. It may fail as well."""
-        self._raise_if_closed()
-        try:
-            with self._ending:
-                handle.make_way()
-                self._receive_the_rest(handle)
-        except CannotReplace as error:
-            assert handle.failure is not None
-            handle.failure.add_note(str(error))
-            raise handle.failure from None
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises: it costs a restart
-            text = f"{handle} could not be replaced: {type(error).__name__}: {error}"
-            with self._news:
-                self._start_generation(handle)
-                handle.failure = WorkerDied(handle.index, text)
-            return
-        with self._news:  # threads that wait for an answer ask the new generation again
-            self._start_generation(handle)
-        try:
-            self._start([handle])
-        except WorkerError as error:
-            handle.failure = handle.failure or error
-
-    def _start_generation(self, handle: WorkerHandle) -> None:
+    def start_generation(self, handle: WorkerHandle) -> None:
         handle.start_generation()
         handle.restarts += 1
         self.changed = True
 
-    def _raise_if_closed(self) -> None:
+    def raise_if_closed(self) -> None:
         if self.closed:
             raise RuntimeError("the collector was shut down")
 
@@ -201,24 +145,24 @@ class WorkerPool:
     def listen(self, timeout: float = 0.0, unless: Callable[[], bool] = bool) -> bool:
         """Receive messages of workers, waiting up to `timeout`; not if `unless()` is true."""
         me, ready = threading.get_ident(), set[int]()
-        with self._news:
+        with self.news:
             if unless():
                 return True
             if self._listener not in (None, me):
-                self._news.wait(max(0.0, timeout))
+                self.news.wait(max(0.0, timeout))
                 return unless()
             self._listener = me
             fds = [self._wake.fd, *(fd for handle in self.handles for fd in handle.fds())]
         try:
             ready.update(wait_for(fds, timeout))  # without the lock: others may ask meanwhile
         finally:
-            with self._news:
+            with self.news:
                 self._listener = None
                 for handle in self.handles:
                     if handle.must_look() or not ready.isdisjoint(handle.fds()):
                         self._take_in(handle)
-                self._news.notify_all()
-        with self._news:
+                self.news.notify_all()
+        with self.news:
             return unless()
 
     def _take_in(self, handle: WorkerHandle) -> None:
@@ -251,16 +195,6 @@ class WorkerPool:
             kind = WorkerDied if event.died else WorkerRaised
             handle.failure = kind(handle.index, f"{handle} {event.text}")
 
-    def _number_environments(self, handle: WorkerHandle) -> None:
-        """Number the worker's environments after those of the workers before it."""
-        assert handle.hello is not None
-        count = handle.hello.num_envs
-        if handle.first_env >= 0 and count != handle.num_envs:
-            text = f"{handle} has {count} environments; the worker that it replaces had "
-            raise WorkerRaised(handle.index, f"{text}{handle.num_envs}")
-        handle.num_envs = count
-        handle.first_env = sum(h.num_envs for h in self.handles if h.index < handle.index)
-
     def _deliver(self, handle: WorkerHandle, filled: Filled) -> None:
         if handle.is_current(filled):
             handle.finished.append(filled)
@@ -287,7 +221,7 @@ class WorkerPool:
             rests = not handle.is_busy() and (self.held or not handle.owed)
             if progress != handle.last_progress or rests:
                 handle.last_progress, handle.moved_at = progress, now
-            elif now - handle.moved_at > (limit := handle.patience(self._timeout)):
+            elif now - handle.moved_at > (limit := handle.patience(self.options.timeout)):
                 text = f"{handle} {handle.stuck(limit)}"
                 handle.failure = WorkerTimeout(handle.index, text)
 
@@ -301,21 +235,12 @@ class WorkerPool:
     def failed(self) -> list[WorkerHandle]:
         return [handle for handle in self.handles if handle.failure is not None]
 
-    @staticmethod
-    def _failures(handles: Iterable[WorkerHandle]) -> dict[int, WorkerError]:
-        return {handle.index: handle.failure for handle in handles if handle.failure is not None}
-
-    def raise_failures(self) -> None:
-        """Raise the failures of workers, if there are any."""
-        if failures := self._failures(self.handles):
-            raise combine(failures)
-
     def generations(self) -> dict[int, int]:
         """The generation of every worker that is not just being replaced."""
-        with self._news:
+        with self.news:
             return {handle.index: handle.generation for handle in self.handles if handle.met}
 
-    def note(
+    def _note(
         self,
         error: WorkerError,
         generations: Mapping[int, int],
@@ -327,7 +252,7 @@ class WorkerPool:
         lost: the kinds of error after which a worker counts as failed.
         """
         others = {}
-        with self._news:
+        with self.news:
             for handle in self.handles:
                 failure = error.failures.get(handle.receiver)
                 if failure is None or handle.generation != generations.get(handle.index):
@@ -338,6 +263,49 @@ class WorkerPool:
                     others[handle.index] = failure
         return others
 
+    def attend(self) -> None:
+        """Replace failed workers if `on_worker_failure` says so; else raise their failures."""
+        self._check_open()
+        self.changed = False
+        self._see_to_failures()
+
+    def _see_to_failures(self) -> None:
+        with self._recovering:
+            while failed := self.failed():
+                if self.options.on_worker_failure == "raise":
+                    self._record_failure(failed[0])
+                    raise combine(failures_of(failed))
+                failure = failed[0].failure
+                assert failure is not None
+                restarts = sum(handle.restarts for handle in self.handles)
+                if restarts >= self.options.max_restarts:
+                    self._record_failure(failed[0])
+                    if not getattr(failure, "__notes__", None):
+                        failure.add_note(
+                            f"all max_restarts={self.options.max_restarts} are used up"
+                        )
+                    raise failure
+                replace(self, failed[0])
+
+    def _record_failure(self, handle: WorkerHandle) -> None:
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            recorder.note_failure(handle)
+
+    def _recover(
+        self, error: WorkerError, generations: Mapping[int, int], *lost: type[WorkerError]
+    ) -> None:
+        """Replace the workers that failed in these generations; raise other failures.
+
+        lost: the kinds of errors after which a worker counts as failed.
+        """
+        self.wait(lambda: bool(self.failed()), 0.2)  # prefer the worker's own error
+        with self._recovering:
+            others = self._note(error, generations, lost)
+            self._see_to_failures()
+        if others:
+            raise combine(others)
+
     # -- batches
 
     @property
@@ -347,7 +315,7 @@ class WorkerPool:
 
     def order(self, handle: WorkerHandle) -> None:
         """Request one more batch, with weights no older than those published by now."""
-        with self._news:
+        with self.news:
             if not handle.owed:
                 handle.moved_at = awake_s()  # until now it owed nothing
             handle.serial += 1
@@ -357,13 +325,13 @@ class WorkerPool:
 
     def versions_under_way(self) -> list[int]:
         """The version at the order of every batch that was not taken yet, the oldest first."""
-        with self._news:
+        with self.news:
             groups = dict.fromkeys(handle.group for handle in self.handles)
             return sorted(version for group in groups for version in _versions(group))
 
     def take(self, handle: WorkerHandle) -> Filled:
         """The oldest finished batch of a worker, which counts as delivered to the learner now."""
-        with self._news:
+        with self.news:
             filled = handle.finished.popleft()
             filled.newest = self.publisher.newest_at(filled.ended_ns)
             self._note_arrivals(handle.group)
@@ -371,16 +339,18 @@ class WorkerPool:
             if filled.generation != handle.numbered:
                 handle.trajectories.restart()
                 handle.numbered = filled.generation
-            return filled
+        if self.recorder is not None:
+            self.recorder.note(filled)
+        return filled
 
     def discard(self, filled: Filled) -> None:
         """The learner cannot use the batch that it took: its frames count as dropped."""
-        with self._news:
+        with self.news:
             self.handles[filled.worker].count_as_dropped(filled)
 
     def release(self, filled: Filled) -> None:
         """The batch's memory can be written again."""
-        with self._news:
+        with self.news:
             handle = self.handles[filled.worker]
             if filled.generation == handle.generation:
                 handle.release(filled)
@@ -392,7 +362,7 @@ class WorkerPool:
 
     def drop_before(self, handle: WorkerHandle, serial: int) -> None:
         """From now on only this batch of the worker's counts, and those after it."""
-        with self._news:
+        with self.news:
             handle.fresh_from = handle.generation, serial
             waiting, handle.finished = list(handle.finished), deque()
             self._note_arrivals(handle.group)
@@ -401,25 +371,68 @@ class WorkerPool:
 
     def hold(self, still: bool) -> None:
         """Expect no frames, or expect them from now on."""
-        with self._news:
+        with self.news:
             for handle in self.handles:
                 handle.moved_at = awake_s()
             self.held = still
 
-    def frame_counts(self) -> list[dict[str, Any]]:
-        """Where the frames of every worker are, as of this moment where they can say so at once."""
+    def counters(self) -> dict[str, Any]:
+        """Where all frames are, in all and by worker, now or as they were reported last."""
         handles = list(self.handles)
         for handle in handles:
             handle.refresh()
         self.wait(
             lambda: all(handle.is_fresh() for handle in handles),
-            min(_REFRESH_S, self._timeout),
+            min(_REFRESH_S, self.options.timeout),
         )
         self.listen()
-        with self._news:
-            return [handle.frame_counts() for handle in self.handles]
+        with self.news:
+            workers = [handle.frame_counts() for handle in self.handles]
+        totals = {name: sum(worker[name] for worker in workers) for name in FRAME_COUNTS}
+        return {**totals, "preempted": self.preempted, "workers": workers}
+
+    def stages(self) -> list[str]:
+        """What each worker does, if it reports that."""
+        return [str(handle.reported_counts().get("stage", "")) for handle in self.handles]
+
+    # -- weights
+
+    def publish(self, by_model: Mapping[str, Any], worker_ids: Any) -> None:
+        """Publish the next version of these models to workers."""
+        generations = self.generations()
+        # An episode may last long, or until the next batch is ordered. A worker that is paused
+        # during a batch applies weights after it. Do not wait for either.
+        at = self.options.apply_at
+        wait = False if at == "episode" or (at == "batch" and self.held) else None
+        try:
+            self.publisher.publish(by_model, worker_ids, wait=wait)
+        except WorkerError as error:  # a replacement gets the newest weights when it starts
+            self._recover(error, generations, WorkerDied)
 
     # -- asking
+
+    def ask(
+        self,
+        method: str,
+        arguments: Callable[[WorkerHandle], tuple[Any, ...]] = lambda handle: (),
+        handles: Sequence[WorkerHandle] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Call a method of workers between two steps; the results, in worker order.
+
+        Workers that fail are replaced and called again.
+        """
+        self._check_open()
+        restarts = self.options.on_worker_failure == "restart"
+        lost = (WorkerDied, WorkerTimeout) if restarts else ()
+        while True:
+            generations = self.generations()
+            try:
+                return self.call(method, arguments, handles, timeout)
+            except WorkerError as error:
+                if self.closed:
+                    raise
+                self._recover(error, generations, *lost)
 
     def call(
         self,
@@ -429,10 +442,10 @@ class WorkerPool:
         timeout: float | None = None,
     ) -> list[Any]:
         """Have workers do something between two steps; their results."""
-        limit = self._timeout if timeout is None else timeout
+        limit = self.options.timeout if timeout is None else timeout
         asked = []
-        with self._news:
-            self._raise_if_closed()
+        with self.news:
+            self.raise_if_closed()
             for handle in self.handles if handles is None else handles:
                 self._numbers += 1
                 number, args = self._numbers, arguments(handle)
@@ -446,8 +459,8 @@ class WorkerPool:
         self.wait(lambda: all(is_settled(*one) for one in asked), limit)
         answers = []
         failures: dict[int, WorkerError] = {}
-        with self._news:
-            self._raise_if_closed()
+        with self.news:
+            self.raise_if_closed()
             for handle, generation, number in asked:
                 if number in handle.answers:
                     answers.append((handle, *handle.answers.pop(number)))
@@ -477,6 +490,82 @@ class WorkerPool:
             text = f"{handle} reads no messages; it {handle.activity()}: {error}"
             handle.failure = handle.failure or WorkerTimeout(handle.index, text)
 
+    # -- control
+
+    def attributes(self, name: str) -> list[Any]:
+        """This attribute of each worker's environments, in worker order."""
+        return self.ask("getattr_env", lambda handle: (name,))
+
+    def reseed(self, seeds: Seeds) -> None:
+        """Seed all workers, and start new episodes."""
+        self._check_not_recording("set_seed")
+        for handle in self.handles:
+            handle.spec.seeds = dataclasses.replace(
+                handle.spec.seeds, seed=seeds.seed, static=seeds.static
+            )
+        self.ask("set_seed", lambda handle: (handle.spec.seeds,))
+
+    def reset(self, which: np.ndarray[Any, Any] | None) -> None:
+        """Start new episodes in all environments, or in those of a mask over all workers."""
+        self._check_not_recording("reset")
+        if which is None:
+            self.ask("reset", lambda handle: (None,))
+            return
+        of = {h: which[h.first_env : h.first_env + h.num_envs] for h in self.handles}
+        self.ask("reset", lambda handle: (of[handle],), [h for h in of if of[h].any()])
+
+    def pause(self, still: bool) -> None:
+        """Have workers rest, or go on."""
+        self.hold(True)
+        try:
+            self.ask("hold", lambda handle: (still,))
+        finally:
+            self.hold(still)
+
+    def _check_not_recording(self, call: str) -> None:
+        """Refuse a call that changes what workers do, and that a recording does not have."""
+        if self.recorder is not None:
+            raise RuntimeError(
+                f"{call}(): a recording of a schedule has no such call, so its replay would "
+                f"differ: leave record_schedule={self.options.record_schedule!r} out"
+            )
+
+    # -- saving
+
+    def states(self) -> list[dict[str, Any]]:
+        """The state of each worker, and the numbering of its trajectories."""
+        states: list[dict[str, Any]] = self.ask("state_dict")
+        for handle, state in zip(self.handles, states, strict=True):
+            state["trajectories"] = handle.trajectories.state_dict()
+        return states
+
+    def load_states(self, states: list[dict[str, Any]], base: int) -> list[Restored]:
+        """Restore each worker's state, with versions counted from `base`; whether each one was
+        restored to the bit."""
+        # Asynchronous workers were ahead of what was delivered. Those frames are gone, and so are
+        # the frames that they collected here before.
+        if self.recorder is not None:
+            self.recorder.note_resumed()
+        of = dict(zip(self.handles, states, strict=True))
+        timeout, held = self.options.timeout + self.options.resume_timeout, self.held
+        self.hold(True)  # no frames are expected of a worker that replays episodes
+        try:
+            answers = self.ask(
+                "load_state_dict",
+                lambda handle: (of[handle], base, self._shares_batch),
+                timeout=timeout,
+            )
+        finally:
+            self.hold(held)
+        for (handle, state), (restored, first) in zip(of.items(), answers, strict=True):
+            self.drop_before(handle, first)
+            handle.trajectories.load_state_dict(state["trajectories"], under_way=restored.under_way)
+            handle.numbered = handle.generation
+            spec = handle.spec
+            spec.seeds = Seeds(**state["seeds"])
+            spec.options["random_frames"] = handle.collected + state.get("random_frames", 0)
+        return [restored for restored, _ in answers]
+
     # -- ending
 
     def close(self, timeout: float = CLOSE_S, *, close_env: bool = True) -> None:
@@ -484,8 +573,8 @@ class WorkerPool:
         deadline = time.monotonic() + timeout
         self.closed = True
         self._wake.ring()
-        with self._news:
-            self._news.notify_all()
+        with self.news:
+            self.news.notify_all()
         try:
             for handle in self.handles:
                 handle.tell_to_stop(timeout / 2, close_env)
@@ -497,14 +586,14 @@ class WorkerPool:
             raise
 
     def _end(self, handle: WorkerHandle, timeout: float) -> None:
-        with self._ending:
+        with self.ending:
             handle.end(timeout)
-            self._receive_the_rest(handle)
+            self.receive_the_rest(handle)
             if self.closed:
                 handle.close()
 
-    def _receive_the_rest(self, handle: WorkerHandle) -> None:
-        with self._news:
+    def receive_the_rest(self, handle: WorkerHandle) -> None:
+        with self.news:
             for event in handle.receive():
                 self._handle(handle, event)
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from collectors import MultiAsyncCollector, ReplayBuffer
+from collectors.workers import starting
 from sync import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from tests.collectors.remote import support as far
 from tests.collectors.troubled import Plain, Troubled, balance, hold, pids, told, wait_until
@@ -141,7 +142,7 @@ def test_a_worker_that_is_replaced_while_it_is_asked_is_asked_again(tmp_path):
         def replace(handle, message):
             pool._send = send
             kill(handle)
-            pool.replace(handle)  # as another thread may
+            starting.replace(pool, handle)  # as another thread may
 
         pool._send = replace
         assert collector.getattr_env("worker") == [0, 1]
@@ -155,7 +156,7 @@ def test_shutdown_while_another_thread_ends_a_worker_is_silent(tmp_path):
         process = member.process
         kill(member)
         member.process = Slow(process)
-        replaced = threads.submit(collector.pool.replace, member)
+        replaced = threads.submit(starting.replace, collector.pool, member)
         assert member.process.joined.wait(10.0)
         collector.shutdown()
         with pytest.raises(RuntimeError, match="shut down"):

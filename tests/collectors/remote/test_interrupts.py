@@ -12,7 +12,7 @@ CODE = (
     "sync/remote",
     "collectors/remote",
     "collectors/base.py",
-    "collectors/workers/supervised_pool.py",
+    "collectors/workers/pool.py",
 )
 MOST = [1, pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 

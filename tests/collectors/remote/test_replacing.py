@@ -64,12 +64,12 @@ def test_a_host_joins_though_another_that_is_dead_still_counts_as_a_member():
         lose_all_and_go_on(collector)
 
 
-def test_an_interrupt_while_a_host_is_replaced_ends_the_collector():
+def test_an_interrupt_while_a_host_is_replaced_ends_the_collector(monkeypatch):
     before = child_processes()
     with alone() as collector:
         gather(collector, 1)
         os.kill(host_pids(collector)[0], signal.SIGKILL)
-        collector.pool._connect = _interrupt
+        monkeypatch.setattr("collectors.workers.starting.connect", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             gather(collector)
         with pytest.raises(RuntimeError, match="shut down because a call was interrupted"):
@@ -77,7 +77,7 @@ def test_an_interrupt_while_a_host_is_replaced_ends_the_collector():
         assert child_processes() <= before
 
 
-def _interrupt(handles):
+def _interrupt(pool, handles):
     raise KeyboardInterrupt
 
 
