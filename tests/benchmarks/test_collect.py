@@ -19,7 +19,7 @@ from gymnasium.vector import SyncVectorEnv
 from torch.distributions import Categorical, Normal
 
 from benchmarks.collect import Entry as EntryOf
-from benchmarks.collect import compete, fastest, measure, parse
+from benchmarks.collect import compete, fastest, measure
 from benchmarks.collect_bare import VectorLoop, make_loop
 from benchmarks.collect_case import SIZES, Case, build_policy, make_env, single_env
 from benchmarks.collect_contestants import CONTESTANTS, OUR_PYTHON, Contestant
@@ -156,19 +156,6 @@ def test_the_command_prints_a_table_and_saves_every_round(tmp_path):
     assert result["contestant"] == "bare"
     assert result["to_bare"] == 1.0
     assert len(result["fps"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--sizes", "7"), ("--envs", "Cartpole"), ("--contestants", "rlpyt"), ("--rounds", "0")],
-)
-def test_an_unknown_value_is_answered_in_one_line(option, value, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["collect.py", option, value])
-    with pytest.raises(SystemExit, match="2"):
-        parse()
-    last_line = capsys.readouterr().err.splitlines()[-1]
-    assert value in last_line
-    assert "expected" in last_line
 
 
 def test_a_step_that_only_resets_is_not_a_frame():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.collect_contestants import PEER_PYTHON
-from benchmarks.train import Limits, parse, train_once
+from benchmarks.train import Limits, train_once
 from benchmarks.train_case import PPO, SAC, Episodes, Training, last_tenth
 from benchmarks.train_contestants import CONTESTANTS
 from benchmarks.train_ours import overrides, read_episodes
@@ -124,28 +124,3 @@ def test_ratios_are_taken_to_the_fastest_peer_round_by_round():
 def row(name: str, fps: list[float], *, is_peer: bool = False) -> Row:
     turns = [Turn(seed, round(rate), 1.0, 0.0, None, 0) for seed, rate in enumerate(fps)]
     return Row("ppo", name, is_peer=is_peer, turns=turns)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--frames", "ppo=0"),
-        ("--frames", "dqn=100"),
-        ("--frames", "300"),
-        ("--algos", "a2c"),
-        ("--contestants", "rlpyt"),
-        ("--rounds", "0"),
-    ],
-)
-def test_an_unknown_value_is_answered_in_one_line(option, value, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", option, value])
-    with pytest.raises(SystemExit, match="2"):
-        parse()
-    last_line = capsys.readouterr().err.splitlines()[-1]
-    assert value in last_line
-    assert "expected" in last_line
-
-
-def test_frames_that_are_not_named_keep_their_default(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--frames", "sac=2000"])
-    assert parse().frames == {"ppo": 300_000, "pong": 200_000, "sac": 2000}

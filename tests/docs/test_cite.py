@@ -6,8 +6,6 @@ import importlib.util
 import tomllib
 from types import SimpleNamespace
 
-import pytest
-
 from tests.docs.pages import ROOT
 
 HOOK = ROOT / "docs/assets/cite.py"
@@ -25,19 +23,16 @@ def cited(path: str, text: str) -> str:
     return hook.on_page_markdown(text, page=page, config=None, files=None)
 
 
-@pytest.mark.parametrize("file", [f for f in FINDINGS if f.stem != "index"], ids=lambda f: f.stem)
-def test_a_finding_ends_with_its_bibtex_entry(file):
-    text = file.read_text()
-    entry = cited(f"findings/{file.name}", text).removeprefix(text)
-    title = text.partition("\n")[0].removeprefix("# ")
+def test_a_finding_ends_with_its_bibtex_entry_and_other_pages_stay_as_they_are():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert "## Cite this finding" in entry
-    assert f"title = {{{{{title}}}}}" in entry
-    assert "year = {2026}" in entry
-    assert f"Lockstep {version}, findings/{file.stem}" in entry
-    assert entry.count("{") == entry.count("}")
-
-
-@pytest.mark.parametrize("path", ["findings/index.md", "sync.md"])
-def test_other_pages_stay_as_they_are(path):
-    assert cited(path, "# Title\n") == "# Title\n"
+    for file in (file for file in FINDINGS if file.stem != "index"):
+        text = file.read_text()
+        entry = cited(f"findings/{file.name}", text).removeprefix(text)
+        title = text.partition("\n")[0].removeprefix("# ")
+        assert "## Cite this finding" in entry
+        assert f"title = {{{{{title}}}}}" in entry
+        assert "year = {2026}" in entry
+        assert f"Lockstep {version}, findings/{file.stem}" in entry
+        assert entry.count("{") == entry.count("}")
+    for path in ("findings/index.md", "sync.md"):
+        assert cited(path, "# Title\n") == "# Title\n"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sync.schemes import SCHEMES
-from tests.promises.probe import CALLS, STOP, VALUE, VERSION, flood, read, trial, wait_until
+from tests.promises.behaviours import only_the_addressed_change
+from tests.promises.probe import CALLS, STOP, VALUE, flood, read, trial, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
@@ -32,8 +33,7 @@ def files(tmp_path, monkeypatch):
     del SCHEMES["files"]
 
 
-@pytest.mark.parametrize("options", [{}, {"wire": "delta"}], ids=["whole", "delta"])
-@pytest.mark.parametrize("background", [False, True], ids=["receive", "background"])
+@pytest.mark.parametrize(("options", "background"), [({}, True), ({"wire": "delta"}, False)])
 def test_no_use_sees_two_versions_or_a_wrong_stamp(files, options, background):
     with trial(files(timeout=30, **options), background=background) as running:
         flood(running, calls=300, versions=50)
@@ -45,14 +45,7 @@ def test_no_use_sees_two_versions_or_a_wrong_stamp(files, options, background):
 
 def test_only_the_addressed_workers_change(files):
     with trial(files(timeout=30)) as running:
-        expected = [0, 0, 0]
-        for chosen in ([0], [2], [0, 1], [0, 1, 2]):
-            version = running.publish(wait=True, worker_ids=chosen)
-            for worker in chosen:
-                expected[worker] = version
-            running.calls_from_now(5)
-            assert [running.findings.get(w, VERSION) for w in range(3)] == expected
-        assert running.findings.violations() == {}
+        only_the_addressed_change(running)
 
 
 def test_a_worker_that_left_is_replaced(files):

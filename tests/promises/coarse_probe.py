@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from sync import WeightSyncScheme
-from tests.promises.probe import STOP, Findings, VersionPolicy, call
+from tests.promises.probe import VersionPolicy, read
 
 ROUND = 128  # whole numbers below it come back from every format, once rounded
 
@@ -34,14 +35,5 @@ def be_coarse(policy: VersionPolicy) -> None:
     policy.__class__ = CoarsePolicy
 
 
-def read_coarsely(
-    scheme: WeightSyncScheme, worker: int, findings: Findings, width: int, background: bool = False
-) -> None:
-    """As the probe's `read`, with a policy that does not mind rounding."""
-    torch.set_num_threads(1)
-    policy = CoarsePolicy(width)
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=background)
-    while not findings.get(worker, STOP):
-        call(scheme, policy, worker, findings, background)
-    scheme.shutdown()
+# As `read`, with a policy that does not mind rounding.
+read_coarsely = functools.partial(read, make=CoarsePolicy)

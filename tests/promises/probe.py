@@ -80,8 +80,15 @@ class VersionPolicy(nn.Module):
         self.extra = state
 
 
-CALLS, TORN, WRONG_STAMP, BACKWARDS, VERSION, VALUE, STOP, ALIVE_AFTER = range(8)
-_FIELDS = 8
+def holding(number: int) -> VersionPolicy:
+    policy = VersionPolicy()
+    policy.hold(number)
+    return policy
+
+
+# The last is a switch of some tests: what a worker does to its model, or has done.
+CALLS, TORN, WRONG_STAMP, BACKWARDS, VERSION, VALUE, STOP, ALIVE_AFTER, SPOILED = range(9)
+_FIELDS = 9
 
 
 class Findings:
@@ -124,6 +131,16 @@ class Findings:
         return {name: n for name, field in names.items() if (n := self.total(field))}
 
 
+def take_part(
+    scheme: WeightSyncScheme, worker: int, policy: VersionPolicy, background: bool = False
+) -> VersionPolicy:
+    """Have this process be a worker with this policy."""
+    torch.set_num_threads(1)
+    scheme.init_on_receiver(model=policy, worker_idx=worker)
+    scheme.connect(background=background)
+    return policy
+
+
 def read(
     scheme: WeightSyncScheme,
     worker: int,
@@ -131,12 +148,10 @@ def read(
     width: int,
     background: bool = False,
     device: str = "cpu",
+    make: Callable[[int], VersionPolicy] = VersionPolicy,
 ) -> None:
     """A worker: policy calls without pause, each one checked, until it is told to stop."""
-    torch.set_num_threads(1)
-    policy = VersionPolicy(width).to(device)
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=background)
+    policy = take_part(scheme, worker, make(width).to(device), background)
     while not findings.get(worker, STOP):
         call(scheme, policy, worker, findings, background)
     scheme.shutdown()

@@ -14,11 +14,16 @@ import torch
 from torch import nn
 
 from sync import WeightSyncScheme, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from tests.promises.behaviours import (
+    a_hanging_worker_is_named_and_may_come_back,
+    a_worker_that_cannot_apply_is_named,
+)
 from tests.promises.probe import (
     ALIVE_AFTER,
     CALLS,
     SCHEMES,
     SHARED_BY_ALL,
+    SPOILED,
     STOP,
     VALUE,
     VERSION,
@@ -27,11 +32,10 @@ from tests.promises.probe import (
     call,
     read,
     stop,
+    take_part,
     trial,
     wait_until,
 )
-
-BREAK = 7  # a field of the findings that these tests use as a switch
 
 
 def spoil(policy: VersionPolicy, how: int) -> None:
@@ -51,14 +55,12 @@ def read_and_break(
     scheme: WeightSyncScheme, worker: int, findings: Findings, width: int, background: bool
 ) -> None:
     """As `read`, but worker 1 spoils its model when told, and mends it when told."""
-    torch.set_num_threads(1)
     policy = VersionPolicy(width)
     whole = dict(policy.body[0].named_parameters())
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=False)
+    take_part(scheme, worker, policy)
     spoiled = 0
     while not findings.get(worker, STOP):
-        wanted = findings.get(worker, BREAK)
+        wanted = findings.get(worker, SPOILED)
         if wanted != spoiled:
             policy.body[0].weight, policy.body[0].bias = whole["weight"], whole["bias"]
             policy.body[0].bias.data = policy.body[0].bias.data.float()
@@ -81,33 +83,17 @@ def read_and_break(
 )
 def test_a_worker_that_cannot_apply_is_named_with_its_traceback(kind, how, message):
     with trial(SCHEMES[kind](), target=read_and_break) as running:
-        running.publish(wait=True)
-        running.findings.set(1, BREAK, how)
-        running.calls_from_now(5)
-        with pytest.raises(WorkerRaised, match="worker 1") as raised:
-            running.publish(wait=True)
-        assert raised.value.worker_idx == 1
-        assert message in str(raised.value)
-        assert "Traceback (most recent call last)" in str(raised.value)
-        # The others have this version, and the next send to them succeeds.
-        version = running.scheme.version
-        assert running.scheme.acknowledged[0] == running.scheme.acknowledged[2] == version
-        version = running.publish(wait=True, worker_ids=[0, 2])
-        # When the worker is whole again, so is everything.
-        running.findings.set(1, BREAK, 0)
-        running.calls_from_now(5)
-        version = running.publish(wait=True)
-        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
+        a_worker_that_cannot_apply_is_named(running, how, message)
 
 
 @pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_an_error_after_a_send_that_did_not_wait_is_raised_by_the_next(kind):
     with trial(SCHEMES[kind](sync=False), target=read_and_break) as running:
-        running.findings.set(1, BREAK, 1)
+        running.findings.set(1, SPOILED, 1)
         running.calls_from_now(5)
         running.publish()
         wait_until(lambda: running.scheme.stats["workers"][1]["failures"] == 1)
-        running.findings.set(1, BREAK, 0)
+        running.findings.set(1, SPOILED, 0)
         running.calls_from_now(5)
         with pytest.raises(WorkerRaised, match="worker 1"):
             running.publish()
@@ -155,15 +141,7 @@ def test_a_worker_killed_while_the_trainer_waits_for_it_ends_the_wait(kind):
 @pytest.mark.parametrize("kind", SHARED_BY_ALL)
 def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(kind):
     with trial(SCHEMES[kind](timeout=0.5)) as running:
-        stop(running.processes[0].pid)
-        with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not acknowledge version 1"):
-            running.publish(wait=True)
-        version = running.publish(wait=True, worker_ids=[1, 2])
-        os.kill(running.processes[0].pid, signal.SIGCONT)
-        wait_until(lambda: running.scheme.acknowledged[0] == 1)
-        version = running.publish(wait=True)
-        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
-        assert running.findings.violations() == {}
+        a_hanging_worker_is_named_and_may_come_back(running)
 
 
 @pytest.mark.parametrize("kind", ["shared_copy", "own"])
@@ -176,23 +154,6 @@ def test_several_failures_are_told_together(kind):
         kinds = {worker: type(error) for worker, error in raised.value.failures.items()}
         assert kinds == {0: WorkerTimeout, 2: WorkerDied}
         assert running.scheme.acknowledged[1] == 1
-
-
-@pytest.mark.parametrize("kind", ["shared_zero_copy", "own"])
-def test_weights_that_are_not_finite_are_refused_and_workers_stay(kind):
-    with trial(SCHEMES[kind](), width=256) as running:
-        version = running.publish(wait=True)
-        for bad in (float("nan"), float("inf"), float("-inf")):
-            with torch.no_grad():
-                running.policy.body[1].weight[3, 5] = bad
-            with pytest.raises(ValueError, match=r"'body.1.weight' holds 1 NaN or infinite"):
-                running.scheme.send()
-        running.calls_from_now(10)
-        assert running.scheme.version == version
-        assert [running.findings.get(w, VALUE) for w in range(3)] == [version] * 3
-        version = running.publish(wait=True)
-        assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
-        assert running.findings.violations() == {}
 
 
 @pytest.mark.parametrize("kind", SCHEMES)
@@ -251,10 +212,7 @@ def read_past_the_end(
     scheme: WeightSyncScheme, worker: int, findings: Findings, width: int, background: bool
 ) -> None:
     """As `read`, but when the trainer is dead this worker goes on with what it has."""
-    torch.set_num_threads(1)
-    policy = VersionPolicy(width)
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=False)
+    policy = take_part(scheme, worker, VersionPolicy(width))
     with contextlib.suppress(ConnectionError):
         while True:
             call(scheme, policy, worker, findings, background)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sync import HogwildWeightSyncScheme
-from tests.promises.probe import SCHEMES, VALUE, VERSION, trial
-
-UNSENT = 1_000_000
+from tests.promises.behaviours import UNSENT, in_use, unsent_changes_reach_nobody
+from tests.promises.probe import SCHEMES, VERSION, trial
 
 
 @pytest.mark.parametrize(
@@ -21,28 +20,16 @@ UNSENT = 1_000_000
 )
 def test_an_in_place_change_without_a_send_reaches_nobody(kind, strategy, width):
     with trial(SCHEMES[kind](strategy), width=width) as running:
+        unsent_changes_reach_nobody(running, times=20)  # also before the first send
         for _ in range(5):
-            sent = running.publish(wait=True)
-            for unsent in range(20):
-                running.policy.hold(UNSENT + unsent)
-            running.calls_from_now(20)
-            for worker in range(3):
-                assert running.findings.get(worker, VALUE) == sent
-                assert running.findings.get(worker, VERSION) == sent
+            running.publish(wait=True)
+            unsent_changes_reach_nobody(running, times=20)
         assert running.findings.violations() == {}
-
-
-@pytest.mark.parametrize("kind", SCHEMES)
-def test_nothing_reaches_a_worker_before_the_first_send(kind):
-    with trial(SCHEMES[kind]()) as running:
-        running.policy.hold(UNSENT)
-        running.calls_from_now(20)
-        assert [running.findings.get(w, VALUE) for w in range(3)] == [0, 0, 0]
 
 
 def test_the_probe_finds_aliasing_in_hogwild():
     with trial(HogwildWeightSyncScheme()) as running:
         running.policy.hold(UNSENT)
         running.calls_from_now(20)
-        assert [running.findings.get(w, VERSION) for w in range(3)] == [0, 0, 0]
+        assert in_use(running, VERSION) == [0, 0, 0]
         assert running.findings.violations() != {}

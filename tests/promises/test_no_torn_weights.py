@@ -14,8 +14,8 @@ import signal
 import pytest
 
 from sync import HogwildWeightSyncScheme
-from sync.local.channel import LocalSender
-from tests.promises.probe import CALLS, SCHEMES, SHARED_BY_ALL, START_METHODS, flood, trial
+from tests.promises.behaviours import unread_versions_are_coalesced
+from tests.promises.probe import CALLS, SCHEMES, START_METHODS, flood, trial
 
 LARGE = 1024  # three layers of it make 12.6 MB
 STRATEGIES = ("tensordict", "state_dict")
@@ -46,6 +46,10 @@ WAYS = slow_unless(
 def test_no_call_is_torn_or_wrongly_stamped_under_a_flood(kind, strategy, start_method):
     with trial(SCHEMES[kind](strategy), start_method=start_method) as running:
         flood(running, calls=2_000)
+        for _ in range(30):  # blocking sends are in use when they return
+            version = running.publish(wait=True)
+            assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
+        running.calls_from_now(20)
         assert running.findings.violations() == {}
 
 
@@ -61,16 +65,6 @@ def test_no_call_in_forty_thousand_is_torn(kind):
 def test_no_call_is_torn_with_a_background_thread_and_reading(kind):
     with trial(SCHEMES[kind](), background=True) as running:
         flood(running, calls=2_000)
-        assert running.findings.violations() == {}
-
-
-@pytest.mark.parametrize("kind", SHARED_BY_ALL)
-def test_blocking_sends_are_in_use_when_they_return(kind):
-    with trial(SCHEMES[kind]()) as running:
-        for _ in range(100):
-            version = running.publish(wait=True)
-            assert running.scheme.acknowledged == dict.fromkeys(range(3), version)
-        running.calls_from_now(20)
         assert running.findings.violations() == {}
 
 
@@ -93,27 +87,10 @@ def test_workers_with_a_large_model_stay_whole_when_they_are_stopped_in_a_copy(k
         assert running.findings.total(CALLS) > 100
 
 
-def memory_of_blocks(channel):
-    if isinstance(channel, LocalSender):
-        return channel.blocks.memory_bytes
-    return len(channel._pool) * channel.layout.nbytes
-
-
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_unread_versions_are_coalesced_and_cost_no_memory(kind):
     with trial(SCHEMES[kind](), width=128) as running:
-        os.kill(running.processes[0].pid, signal.SIGSTOP)
-        for _ in range(150):
-            last = running.publish()
-        # At most two slots a worker (read now, offered next) and the one being written.
-        assert memory_of_blocks(running.scheme._sender.channel) <= 7 * 2**18
-        os.kill(running.processes[0].pid, signal.SIGCONT)
-        running.scheme.wait_async(30.0)
-        assert running.scheme.acknowledged == dict.fromkeys(range(3), last)
-        stats = running.scheme.stats["workers"][0]
-        assert stats["coalesced"] > 125
-        assert stats["coalesced"] + stats["applied"] == stats["addressed"]
-        assert running.findings.violations() == {}
+        unread_versions_are_coalesced(running, sends=150)
 
 
 def test_the_probe_finds_torn_calls_in_hogwild():

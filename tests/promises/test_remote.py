@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 
 import pytest
-import torch
 
-from sync import TransportBackend, WorkerDied, WorkerError, WorkerRaised, WorkerTimeout
+from sync import TransportBackend, WorkerDied, WorkerError, WorkerTimeout
 from sync.remote.engine import PeerDied
 from tests.collectors.remote.support import RAY_IS_SLOW
+from tests.promises.behaviours import (
+    WORKERS,
+    a_hanging_worker_is_named_and_may_come_back,
+    a_worker_that_cannot_apply_is_named,
+    in_use,
+    only_the_addressed_change,
+    unread_versions_are_coalesced,
+    unsent_changes_reach_nobody,
+)
 from tests.promises.coarse_probe import be_coarse, read_coarsely
 from tests.promises.probe import (
     CALLS,
+    SPOILED,
     STOP,
     VALUE,
     VERSION,
     VersionPolicy,
     flood,
+    holding,
     read,
     stop,
+    take_part,
     wait_until,
 )
 from tests.promises.remote_probe import (
@@ -31,9 +41,8 @@ from tests.promises.remote_probe import (
     take_by_transport,
     trial,
 )
-from tests.promises.test_faults import BREAK, read_and_break
+from tests.promises.test_faults import read_and_break
 
-WORKERS = 3
 LARGE = 512  # three layers of it make 3.1 MB
 MECHANISMS = {"distributed": "gloo", "rpc": "rpc", "ray": "ray object store"}
 
@@ -114,11 +123,25 @@ def test_a_transport_whose_worker_does_not_come_says_so_in_time(kind, peers):
         scheme.create_transport().setup_connection_and_weights_on_sender()
 
 
-@pytest.mark.parametrize("width", [64, LARGE])
-@pytest.mark.parametrize("background", [False, True])
-def test_no_call_is_torn_or_wrongly_stamped_under_a_flood(peers, tmp_path, width, background):
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("width", "background"),
+    [
+        (64, True),
+        (LARGE, False),
+        pytest.param(64, False, marks=SLOW),
+        pytest.param(LARGE, True, marks=SLOW),
+    ],
+)
+def test_a_flood_is_whole_and_a_change_without_a_send_reaches_nobody(
+    peers, tmp_path, width, background
+):
     with trial(peers, tmp_path, width=width, background=background) as running:
         flood(running, calls=2_000 if width < LARGE else 200, versions=60)
+        running.publish(wait=True)
+        unsent_changes_reach_nobody(running)
         assert running.findings.violations() == {}
 
 
@@ -150,60 +173,26 @@ def test_small_versions_go_past_rays_store(peers, tmp_path, monkeypatch, width, 
         assert running.findings.violations() == {}
 
 
+def test_only_the_addressed_workers_change(peers, tmp_path):
+    with trial(peers, tmp_path) as running:
+        expected = only_the_addressed_change(running)
+        running.scheme.send({0: holding(100), 2: holding(102)})  # each its own
+        running.calls_from_now(5)
+        assert in_use(running) == [100, expected[1], 102]
+
+
 @pytest.mark.parametrize("width", [64, LARGE])
-def test_every_version_travels_by_the_mechanism_that_the_scheme_is_named_after(
+def test_blocking_sends_are_in_use_when_they_return_and_go_by_the_mechanism_of_the_name(
     peers, kind, tmp_path, width
 ):
     mechanism = MECHANISMS[kind] if (kind, width) != ("ray", 64) else "ray task"
     with trial(peers, tmp_path, width=width) as running:
-        for _ in range(10):
-            running.publish(wait=True)
-        nbytes = running.scheme.stats["bytes"]
-        moved = running.scheme.stats["moved"]
-        assert moved == {mechanism: {"versions": 11 * WORKERS, "bytes": nbytes * WORKERS}}
-
-
-def test_a_change_without_a_send_reaches_nobody(peers, tmp_path):
-    with trial(peers, tmp_path, width=LARGE) as running:
-        version = running.publish(wait=True)
-        running.policy.hold(1_000_000)
-        running.calls_from_now(10)
-        assert [running.findings.get(w, VALUE) for w in range(WORKERS)] == [version] * WORKERS
-        assert running.findings.violations() == {}
-
-
-def test_only_the_addressed_workers_change(peers, tmp_path):
-    with trial(peers, tmp_path) as running:
-        expected = [0] * WORKERS
-        for chosen in ([0], [2], [0, 1], [1], [2, 0], [0, 1, 2]):
-            version = running.publish(wait=True, worker_ids=chosen)
-            for worker in chosen:
-                expected[worker] = version
-            running.calls_from_now(5)
-            found = [running.findings.get(w, VALUE) for w in range(WORKERS)]
-            stamps = [running.findings.get(w, VERSION) for w in range(WORKERS)]
-            assert found == stamps == expected
-            assert running.scheme.acknowledged == dict(enumerate(expected))
-
-
-def test_each_worker_gets_its_own_weights(peers, tmp_path):
-    def holding(number):
-        policy = VersionPolicy()
-        policy.hold(number)
-        return policy
-
-    with trial(peers, tmp_path) as running:
-        running.scheme.send({0: holding(100), 2: holding(102)})
-        running.calls_from_now(5)
-        assert [running.findings.get(w, VALUE) for w in range(WORKERS)] == [100, 0, 102]
-
-
-def test_blocking_sends_are_in_use_when_they_return_and_are_measured(peers, tmp_path):
-    with trial(peers, tmp_path) as running:
         for _ in range(20):
             version = running.publish(wait=True)
             assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
         stats = running.scheme.stats
+        moved = {"versions": 21 * WORKERS, "bytes": stats["bytes"] * WORKERS}
+        assert stats["moved"] == {mechanism: moved}
         assert stats["sends"] == 21
         assert stats["publish_ms"]["p50"] > 0
         for worker in range(WORKERS):
@@ -214,56 +203,18 @@ def test_blocking_sends_are_in_use_when_they_return_and_are_measured(peers, tmp_
 
 def test_unread_versions_are_coalesced_and_cost_no_memory(peers, tmp_path):
     with trial(peers, tmp_path, width=128) as running:
-        stop(running.processes[0].pid)
-        for _ in range(300):
-            last = running.publish()
-        channel = running.scheme._sender.channel
-        assert len(channel._pool) * channel.layout.nbytes <= 7 * 2**18
-        os.kill(running.processes[0].pid, signal.SIGCONT)
-        running.scheme.wait_async(30.0)
-        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), last)
-        of = running.scheme.stats["workers"][0]
-        assert of["coalesced"] > 250
-        assert of["coalesced"] + of["applied"] == of["addressed"]
-        assert running.findings.violations() == {}
-
-
-def test_weights_that_are_not_finite_are_refused_and_workers_stay(peers, tmp_path):
-    with trial(peers, tmp_path, width=256) as running:
-        version = running.publish(wait=True)
-        with torch.no_grad():
-            running.policy.body[1].weight[3, 5] = float("nan")
-        with pytest.raises(ValueError, match=r"'body.1.weight' holds 1 NaN or infinite"):
-            running.scheme.send()
-        running.calls_from_now(5)
-        assert [running.findings.get(w, VALUE) for w in range(WORKERS)] == [version] * WORKERS
+        unread_versions_are_coalesced(running, sends=300)
 
 
 def test_a_worker_that_cannot_apply_is_named_with_its_traceback(peers, tmp_path):
+    message = "'body.0.weight' has shape [3, 3], expected [64, 64]"
     with trial(peers, tmp_path, target=read_and_break) as running:
-        running.findings.set(1, BREAK, 2)
-        running.calls_from_now(5)
-        with pytest.raises(WorkerRaised, match="worker 1") as raised:
-            running.publish(wait=True)
-        assert "'body.0.weight' has shape [3, 3], expected [64, 64]" in str(raised.value)
-        assert "Traceback (most recent call last)" in str(raised.value)
-        running.findings.set(1, BREAK, 0)
-        running.calls_from_now(5)
-        version = running.publish(wait=True)
-        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
+        a_worker_that_cannot_apply_is_named(running, 2, message)
 
 
 def test_a_hanging_worker_is_named_when_time_is_over_and_may_come_back(peers, tmp_path):
     with trial(peers, tmp_path, timeout=1.0) as running:
-        stop(running.processes[0].pid)
-        with pytest.raises(WorkerTimeout, match=r"worker 0 .*did not acknowledge version 1"):
-            running.publish(wait=True)
-        running.scheme._sender._timeout = 30.0
-        running.publish(wait=True, worker_ids=[1, 2])
-        os.kill(running.processes[0].pid, signal.SIGCONT)
-        version = running.publish(wait=True)
-        assert running.scheme.acknowledged == dict.fromkeys(range(WORKERS), version)
-        assert running.findings.violations() == {}
+        a_hanging_worker_is_named_and_may_come_back(running)
 
 
 def never_connects(scheme, worker, findings, *_):
@@ -298,12 +249,10 @@ def read_or_write(scheme, worker, findings, width, background=False):
     """Worker 0 has a policy that writes to its own weights, once told to, whenever it is called."""
     if worker:
         return read(scheme, worker, findings, width, background)
-    policy = VersionPolicy(width)
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=False)
+    policy = take_part(scheme, worker, VersionPolicy(width))
     while not findings.get(worker, STOP):
         scheme.receive()
-        if findings.get(worker, BREAK):
+        if findings.get(worker, SPOILED):
             policy.hold(1_000_000)
         findings.add(worker, CALLS)
     scheme.shutdown()
@@ -312,7 +261,7 @@ def read_or_write(scheme, worker, findings, width, background=False):
 @pytest.mark.parametrize("width", [170, LARGE])
 def test_a_worker_that_writes_to_its_parameters_harms_only_itself(peers, tmp_path, width):
     with trial(peers, tmp_path, width=width, target=read_or_write) as running:
-        running.findings.set(0, BREAK, 1)
+        running.findings.set(0, SPOILED, 1)
         for _ in range(5):
             version = running.publish(wait=True)
             running.calls_from_now(5)

@@ -11,7 +11,7 @@ import pytest
 
 from sync import WorkerDied, WorkerTimeout
 from sync.remote import gloo, tree
-from tests.promises.probe import CALLS, STOP, VALUE, VERSION, call, stop, wait_until
+from tests.promises.probe import CALLS, STOP, VALUE, VERSION, call, stop, take_part, wait_until
 from tests.promises.probe import VersionPolicy as Policy
 from tests.promises.remote_probe import Peers, trial
 from tests.security.sockets import listeners
@@ -56,9 +56,7 @@ def peers(group):
 
 def read_now_and_then(scheme, worker, findings, width, background):
     """A worker that makes a policy call with each version, and otherwise leaves the cores alone."""
-    policy = Policy(width)
-    scheme.init_on_receiver(model=policy, worker_idx=worker)
-    scheme.connect(background=False)
+    policy = take_part(scheme, worker, Policy(width))
     while not findings.get(worker, STOP):
         scheme.receive(timeout=0.05)
         call(scheme, policy, worker, findings, False)

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 import cloudpickle
+import pytest
 import torch
 import torch.multiprocessing
 from tensordict import TensorDict, TensorDictParams, is_tensor_collection
@@ -18,6 +19,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from sync import (
+    HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
@@ -31,6 +33,9 @@ KINDS: dict[str, Callable[..., WeightSyncScheme]] = {
     "shared_zero_copy": lambda **options: SharedMemWeightSyncScheme(zero_copy=True, **options),
     "multiprocess": lambda **options: MultiProcessWeightSyncScheme(**options),
 }
+EVERY = {**KINDS, "hogwild": HogwildWeightSyncScheme}
+EACH = pytest.mark.parametrize("kind", KINDS)
+EACH_OF_ALL = pytest.mark.parametrize("kind", EVERY)
 
 
 def policy(value: float | None = None) -> nn.Module:
@@ -45,6 +50,15 @@ def fill(model: nn.Module, value: float) -> nn.Module:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(value)
     return model
+
+
+def sender(kind: str, model: Any = None, workers: int = 1, **options: Any) -> WeightSyncScheme:
+    """A scheme of a kind, initialised for a model and CPU workers."""
+    if options.pop("per_worker_weights", False) and kind.startswith("shared"):
+        options["per_worker_weights"] = True
+    scheme = EVERY[kind](**options)
+    scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
+    return scheme
 
 
 class Counting(nn.Module):
@@ -279,6 +293,25 @@ def running(
             yield started
         finally:
             scheme.shutdown()  # first, so that no worker waits any more
+
+
+@contextlib.contextmanager
+def in_one_thread(scheme: WeightSyncScheme, workers: int = 1) -> Iterator[list[WeightSyncScheme]]:
+    """Receivers, met in one thread: another is needed only while `connect` waits for both sides."""
+    receivers = [copy.deepcopy(scheme) for _ in range(workers)]
+    for worker, receiver in enumerate(receivers):
+        receiver.init_on_receiver(model=policy(), worker_idx=worker)
+    meeting = threading.Thread(target=scheme.connect)
+    meeting.start()
+    for receiver in receivers:
+        receiver.connect(background=False)
+    meeting.join(20)
+    try:
+        yield receivers
+    finally:
+        for receiver in receivers:
+            receiver.shutdown()
+        scheme.shutdown()
 
 
 # What workers are asked most often.

@@ -22,6 +22,7 @@ from sync import (
     SharedMemWeightSyncScheme,
     WeightSyncScheme,
     WorkerRaised,
+    WorkerTimeout,
 )
 from tests.promises.probe import wait_until
 from tests.sync.remote.support import Threads
@@ -166,6 +167,10 @@ class History:
             self.look(worker)
             with pytest.raises(WorkerRaised, match="this model refuses"):
                 self.scheme.wait_async(WAIT_S, worker_ids=[worker])
+            late = f"did not acknowledge version {expected.due}"
+            with pytest.raises(WorkerTimeout, match=late):  # it is still waited for
+                self.scheme.wait_async(0, worker_ids=[worker])
+            assert self.scheme.acknowledged[worker] == expected.version
             expected.due = expected.version  # until it is sent a newer one
         receiver.model.refuses = False
 

@@ -16,7 +16,7 @@ for code in sys.argv[1:]:
     os.waitpid(child, 0)
 """
 MODULES = ["sync", "sync.remote.rpc", "collectors.workers.worker_loop", "collectors.single"]
-LOADED = "import sys, {module}; print('{module}', 'torch._dynamo' in sys.modules)"
+LOADED = "import sys, {module}; print('{module}', 'torch._dynamo' in sys.modules)\n"
 MARKED = """
 import importlib.util, tensordict.utils
 importlib.util.find_spec("torch._dynamo")  # as those do who only want to know whether it is there
@@ -37,9 +37,9 @@ def output_of(*codes: str) -> list[str]:
 
 def test_nothing_loads_the_compiler_by_being_imported_and_whoever_compiles_finds_the_marks():
     modules = [*MODULES, "harness.config"]
-    codes = [LOADED.format(module=module) for module in modules]
+    codes = "".join(LOADED.format(module=module) for module in modules)
     *loaded, deferred, compiled, at_once, expected = output_of(
-        *codes, f"import sync\n{MARKED}", f"import tensordict.nn\n{MARKED}"
+        codes, f"import sync\n{MARKED}", f"import tensordict.nn\n{MARKED}"
     )
     assert loaded == [f"{module} False" for module in modules]
     assert (deferred, at_once) == ("False", "True")

@@ -7,13 +7,22 @@ import torch
 from torch import nn
 
 from sync import HogwildWeightSyncScheme
-from tests.sync.support import Counting, Worker, bits, connect, fill, held, policy, receive, running
+from tests.sync.support import (
+    Counting,
+    Worker,
+    bits,
+    connect,
+    fill,
+    held,
+    policy,
+    receive,
+    running,
+    sender,
+)
 
 
 def scheme_of(model, workers=1, **options):
-    scheme = HogwildWeightSyncScheme(**options)
-    scheme.init_on_sender(model=model, devices=["cpu"] * workers)
-    return scheme
+    return sender("hogwild", model, workers, **options)
 
 
 def parameters(scheme, model):
@@ -67,6 +76,16 @@ def test_bytes_are_those_that_a_send_moves():
         whole = sum(tensor.nbytes for tensor in model.state_dict().values())
         scheme.send({name: value.clone() for name, value in model.state_dict().items()})
         assert scheme.stats["bytes"] - before == buffers + whole
+
+
+def test_nothing_is_moved_but_what_the_trainer_replaced():
+    with running(scheme := scheme_of(nn.Linear(3, 3)), lambda: nn.Linear(3, 3)):
+        before = scheme.stats["bytes"]
+        scheme.send_async()
+        assert scheme.stats["bytes"] == before
+        assert scheme.stats["moved"]["the trainer's own memory"]["bytes"] == before
+        with pytest.raises(ValueError, match="all read the trainer"):
+            scheme.send({0: nn.Linear(3, 3)})
 
 
 def test_a_parameter_that_the_trainer_replaced_is_shared_from_the_next_send_on():

@@ -11,9 +11,7 @@ import pytest
 
 from sync import WorkerDied
 from tests.interrupts import Interrupt, nothing_left, places
-from tests.sync.support import KINDS, bits, policy
-from tests.sync.test_same_process import in_one_thread
-from tests.sync.test_scheme import EVERY, sender
+from tests.sync.support import EVERY, KINDS, bits, in_one_thread, policy, sender
 
 # Schemes of each way in which versions travel; the others share their code.
 QUICK = ("shared_zero_copy", "multiprocess")

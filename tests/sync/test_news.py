@@ -8,14 +8,12 @@ import pytest
 
 from sync import NoWeightSyncScheme
 from sync.local.waiting import Doorbell, wait_for
-from tests.sync.support import policy, running
-from tests.sync.test_same_process import in_one_thread
-from tests.sync.test_scheme import EACH, sender
+from tests.sync.support import EACH_OF_ALL, in_one_thread, policy, running, sender
 
 LONG_S = 20.0
 
 
-@EACH
+@EACH_OF_ALL
 def test_there_is_news_from_an_offer_until_it_is_taken(kind):
     with in_one_thread(scheme := sender(kind)) as (receiver,):
         assert not receiver.has_news()
@@ -29,7 +27,7 @@ def test_there_is_news_from_an_offer_until_it_is_taken(kind):
             scheme.wait_async()
 
 
-@EACH
+@EACH_OF_ALL
 def test_what_is_for_another_worker_is_no_news(kind):
     with in_one_thread(scheme := sender(kind, workers=2), 2) as (one, other):
         scheme.send_async(worker_ids=[1])
@@ -41,7 +39,7 @@ def wait_and_take(scheme, model, timeout):
     return woken, scheme.receive() is not None
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_sleeping_receiver_is_woken_by_every_offer(kind):
     with running(scheme := sender(kind)) as (worker,):
         for _ in range(50):
@@ -50,7 +48,7 @@ def test_a_sleeping_receiver_is_woken_by_every_offer(kind):
             assert worker.hear() == (True, True)
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_sleeping_receiver_is_woken_by_a_descriptor_of_its_own(kind):
     with in_one_thread(sender(kind)) as (receiver,):
         bell = Doorbell()
@@ -59,7 +57,7 @@ def test_a_sleeping_receiver_is_woken_by_a_descriptor_of_its_own(kind):
         assert wait_for([bell.fd], 0) == [bell.fd]
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_sleeping_receiver_is_woken_by_the_senders_end_as_often_as_it_sleeps(kind):
     with running(scheme := sender(kind)) as (worker,):
         worker.tell(lambda s, m: [wait_and_take(s, m, LONG_S) for _ in range(3)])
@@ -67,7 +65,7 @@ def test_a_sleeping_receiver_is_woken_by_the_senders_end_as_often_as_it_sleeps(k
         assert [taken for _, taken in worker.hear()] == [False] * 3
 
 
-@EACH
+@EACH_OF_ALL
 def test_its_descriptors_can_be_polled_beside_others(kind):
     def poll_both(scheme, model):
         bell, heard = Doorbell(), []
@@ -86,7 +84,7 @@ def test_its_descriptors_can_be_polled_beside_others(kind):
         assert worker.hear() == list(range(1, 11))
 
 
-@EACH
+@EACH_OF_ALL
 def test_one_who_does_not_sleep_is_not_rung(kind):
     with in_one_thread(scheme := sender(kind)) as (receiver,):
         scheme.send_async()
@@ -94,11 +92,12 @@ def test_one_who_does_not_sleep_is_not_rung(kind):
         assert rings == [] or kind == "multiprocess"  # there the message itself is what is polled
 
 
-@EACH
+@EACH_OF_ALL
 def test_with_a_background_thread_there_is_nothing_to_wait_for(kind):
     def ask(scheme, model):
-        with pytest.raises(RuntimeError, match="the background thread applies new versions"):
-            scheme.wait_for_news(0.0)
+        for call in (lambda: scheme.wait_for_news(0.0), scheme.sleeping, scheme.news_fds):
+            with pytest.raises(RuntimeError, match="the background thread applies new versions"):
+                call()
         scheme.receive(LONG_S)
         return scheme.has_news()
 
@@ -107,7 +106,7 @@ def test_with_a_background_thread_there_is_nothing_to_wait_for(kind):
         assert not worker.do(ask)
 
 
-@EACH
+@EACH_OF_ALL
 def test_news_is_for_receivers_between_init_and_shutdown(kind):
     with sender(kind) as scheme:
         for ask in (scheme.has_news, scheme.news_fds, lambda: scheme.wait_for_news(0.0)):

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from sync import WeightStrategy, WorkerDied, WorkerRaised, WorkerTimeout
+from tests.sync.remote.support import joined
 from tests.sync.support import (
+    EACH,
     KINDS,
     Counting,
     ThreadWorker,
@@ -23,9 +25,9 @@ from tests.sync.support import (
     policy,
     receive,
     running,
+    sender,
     version,
 )
-from tests.sync.test_sender import EACH, sender
 
 
 @EACH
@@ -186,26 +188,6 @@ def test_a_worker_without_a_model_receives_all_there_is_also_extra_state(kind, s
 def to_dict(weights):
     flat = WeightStrategy("state_dict").extract_weights(weights)
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in flat.items()}
-
-
-@EACH
-def test_weights_that_a_model_cannot_take_leave_it_as_it_was_and_both_sides_know(kind):
-    source = nn.Sequential(Counting("first"))
-    with running(sender_ := sender(kind, source), counting) as (worker,):
-        worker.do(lambda s, m: setattr(m[0], "refuses", True))
-        source[0].extra = "second"
-        sender_.send_async(fill(source, 5))
-        with pytest.raises(RuntimeError, match="this owner refuses"):
-            worker.do(receive)
-        assert worker.do(lambda s, m: (s.version, m[0].extra)) == (0, "first")
-        assert worker.do(lambda s, m: m[0].weight.sum().item()) == 0
-        with pytest.raises(WorkerRaised, match="this owner refuses"):
-            sender_.wait_async(20)
-        assert sender_.acknowledged == {0: 0}
-        worker.do(lambda s, m: setattr(m[0], "refuses", False))
-        sender_.send_async()
-        assert worker.do(receive)
-        assert worker.do(lambda s, m: (s.version, m[0].extra)) == (2, "second")
 
 
 def counting():
@@ -423,12 +405,13 @@ def test_a_worker_whose_model_fits_no_more_can_be_shut_down(kind):
             scheme.send()
 
 
-@EACH
-def test_beside_a_background_thread_nobody_else_sleeps(kind):
-    def ask(scheme, model):
-        for call in (scheme.sleeping, scheme.news_fds):
-            with pytest.raises(RuntimeError, match="the background thread applies new versions"):
-                call()
-
-    with running(sender(kind), background=True) as (worker,):
-        worker.do(ask)
+@pytest.mark.parametrize("strategy", ["tensordict", "state_dict"])
+def test_weights_received_without_a_model_are_in_new_memory_each_time(strategy):
+    model = policy(1)
+    with joined(model, None, background=False, strategy=strategy) as (scheme, _, receiver, _):
+        received = []
+        for value in (2, 3):
+            fill(model, value)
+            scheme.send_async()
+            received.append(receiver.receive(20))
+        assert [bits(weights) for weights in received] == [bits(policy(2)), bits(policy(3))]

@@ -32,12 +32,8 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_stands_for_its_scheme(name):
-    assert type(WeightSyncScheme.from_backend(name)) is NAMES[name]
-
-
-def test_no_scheme_is_known_that_has_no_test():
+def test_a_name_stands_for_its_scheme_and_there_is_no_other():
+    assert {name: type(WeightSyncScheme.from_backend(name)) for name in NAMES} == NAMES
     own = {name for name, kind in SCHEMES.items() if kind.__module__.startswith("sync.")}
     assert own == set(NAMES)
 

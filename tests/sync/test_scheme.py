@@ -21,6 +21,8 @@ from sync import (
 from tests.promises.probe import wait_until
 from tests.sync.remote.support import joined
 from tests.sync.support import (
+    EACH_OF_ALL,
+    EVERY,
     KINDS,
     ThreadWorker,
     Worker,
@@ -31,18 +33,10 @@ from tests.sync.support import (
     policy,
     receive,
     running,
+    sender,
     tensors,
     version,
 )
-
-EVERY = {**KINDS, "hogwild": HogwildWeightSyncScheme}
-EACH = pytest.mark.parametrize("kind", EVERY)
-
-
-def sender(kind, model=None, workers=1, **options):
-    scheme = EVERY[kind](**options)
-    scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
-    return scheme
 
 
 def known(scheme, model=None):
@@ -70,7 +64,7 @@ NOTHING = {
 }
 
 
-@EACH
+@EACH_OF_ALL
 def test_each_step_is_seen_in_the_properties_of_the_sender(kind):
     scheme, model = EVERY[kind](), policy(1)
     assert known(scheme) == NOTHING
@@ -91,7 +85,7 @@ def test_each_step_is_seen_in_the_properties_of_the_sender(kind):
         assert scheme.acknowledged == {0: 1}
 
 
-@EACH
+@EACH_OF_ALL
 def test_each_step_is_seen_in_the_properties_of_a_receiver(kind):
     with sender(kind, policy(3)) as scheme, ThreadWorker(scheme) as worker:
         assert worker.do(known) == NOTHING
@@ -108,7 +102,7 @@ def test_each_step_is_seen_in_the_properties_of_a_receiver(kind):
         assert worker.do(held) == bits(policy(3))
 
 
-@EACH
+@EACH_OF_ALL
 def test_the_weights_of_both_sides_are_of_one_kind(kind):
     def requires_grad(scheme, model):
         return {name: tensor.requires_grad for name, tensor in tensors(scheme.weights)}
@@ -133,7 +127,7 @@ CALLS = {
 }
 
 
-@EACH
+@EACH_OF_ALL
 def test_every_call_before_init_and_after_shutdown_is_an_error_that_says_so(kind):
     with running(scheme := sender(kind)):
         pass
@@ -144,7 +138,7 @@ def test_every_call_before_init_and_after_shutdown_is_an_error_that_says_so(kind
             call(scheme)
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_send_before_connect_is_an_error_that_says_so(kind):
     with sender(kind) as scheme:
         for send in (scheme.send, scheme.send_async):
@@ -153,7 +147,7 @@ def test_a_send_before_connect_is_an_error_that_says_so(kind):
         assert scheme.version == -1
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_receiver_has_nothing_to_take_before_it_connects(kind):
     with sender(kind) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
         with pytest.raises(RuntimeError, match=r"receive\(\) before connect\(\)"):
@@ -171,7 +165,7 @@ def test_only_a_worker_that_there_is_has_a_transport():
         scheme.create_transport(worker_idx=2)
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_receiver_cannot_send_and_a_sender_cannot_receive(kind):
     with running(scheme := sender(kind)) as (worker,):
         with pytest.raises(RuntimeError, match="send is for the sender"):
@@ -186,14 +180,14 @@ def test_a_receiver_needs_a_scheme_that_was_initialised():
             scheme.init_on_receiver(model=policy(), worker_idx=0)
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_forked_worker_that_was_not_initialised_is_told_so_and_sends_nothing(kind):
     scheme, forgotten = sender(kind, connect_timeout=0.05), r"for a receiver.*init_on_receiver\(\)"
     with scheme, Worker(scheme) as worker, pytest.raises(RuntimeError, match=forgotten):
         worker.do(connect)
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_worker_that_the_scheme_does_not_have_is_refused(kind):
     with sender(kind, workers=2) as scheme, ThreadWorker(scheme) as worker:
         for wrong in (2, -1, None):
@@ -213,7 +207,7 @@ def test_what_one_worker_is_handed_does_not_grow_with_the_number_of_workers(kind
     assert descriptors(40) == descriptors(2)
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_receiver_connects_as_itself_and_brings_no_weights(kind):
     with sender(kind) as scheme, ThreadWorker(scheme, worker_idx=0) as worker:
         with pytest.raises(ValueError, match="this receiver is worker 0, not 1"):
@@ -222,7 +216,7 @@ def test_a_receiver_connects_as_itself_and_brings_no_weights(kind):
             worker.do(lambda s, m: s.connect(weights=policy(1)))
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_rendezvous_is_bounded_on_both_sides(kind):
     scheme = sender(kind, connect_timeout=0.05)
     with scheme, ThreadWorker(scheme, worker_idx=0) as worker, pytest.raises(TimeoutError):
@@ -270,7 +264,7 @@ def test_connect_hands_over_explicit_weights_and_the_model_stays(kind):
         assert worker.do(held) == bits(model)
 
 
-@EACH
+@EACH_OF_ALL
 def test_workers_may_be_met_one_by_one(kind):
     scheme = sender(kind, policy(3), workers=2)
     with (
@@ -288,7 +282,7 @@ def test_workers_may_be_met_one_by_one(kind):
         assert first.do(held) == second.do(held) == bits(policy(3))
 
 
-@EACH
+@EACH_OF_ALL
 def test_shutdown_may_be_called_twice_and_before_anything(kind):
     with running(connected := sender(kind)) as (worker,):
         for _ in range(2):
@@ -300,7 +294,7 @@ def test_shutdown_may_be_called_twice_and_before_anything(kind):
             assert entered is scheme
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_scheme_may_be_initialised_again_after_shutdown_or_over_itself(kind):
     with running(scheme := sender(kind, policy(1))) as (worker,):
         scheme.init_on_sender(model=policy(2), devices=["cpu"] * 2)
@@ -335,7 +329,7 @@ def test_prepared_weights_are_of_what_is_given_else_the_context_else_the_model(f
             assert list(flat) == list(policy().state_dict())
 
 
-@EACH
+@EACH_OF_ALL
 def test_weights_can_be_applied_by_hand_on_both_sides(kind):
     model = policy(1)
     with running(scheme := sender(kind, model)) as (worker,):
@@ -357,7 +351,7 @@ def test_weights_can_be_applied_only_once_there_is_a_model():
         KINDS["shared_copy"]().apply_weights(policy(1))
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_lazy_model_is_refused_before_anything_is_started(kind):
     scheme = EVERY[kind]()
     with pytest.raises(ValueError, match=r"'weight' is not initialised.*run the model once"):
@@ -365,7 +359,7 @@ def test_a_lazy_model_is_refused_before_anything_is_started(kind):
     assert not scheme.initialized_on_sender
 
 
-@EACH
+@EACH_OF_ALL
 def test_the_older_spelling_does_the_same(kind):
     def take(scheme, model):
         scheme.init_on_worker(model=model, worker_idx=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import pickle
 import weakref
 
@@ -11,11 +12,26 @@ import pytest
 import torch.multiprocessing
 
 from sync import NoWeightSyncScheme
-from tests.sync.support import Worker, bits, connect, held, policy, receive, running
-from tests.sync.test_scheme import EACH, EVERY, NOTHING, known, sender
+from sync.local.waiting import wait_for
+from tests.conftest import describe, shm_entries
+from tests.sync.support import (
+    EACH,
+    EACH_OF_ALL,
+    EVERY,
+    KINDS,
+    Worker,
+    bits,
+    connect,
+    held,
+    policy,
+    receive,
+    running,
+    sender,
+)
+from tests.sync.test_scheme import NOTHING, known
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_scheme_that_is_let_go_takes_everything_with_it(kind):
     scheme = sender(kind)
     gone = weakref.ref(scheme)
@@ -30,7 +46,7 @@ def test_a_scheme_that_is_let_go_takes_everything_with_it(kind):
             worker.do(lambda s, m: s.receive(timeout=20))
 
 
-@EACH
+@EACH_OF_ALL
 def test_a_forked_child_that_ends_does_not_shut_its_parents_scheme_down(kind):
     with running(scheme := sender(kind)) as (worker,):
         with Worker(scheme) as other:
@@ -39,27 +55,6 @@ def test_a_forked_child_that_ends_does_not_shut_its_parents_scheme_down(kind):
                 other.do(lambda s, m: s.send())
         scheme.send_async(policy(2))
         assert worker.do(receive)
-
-
-def test_two_models_go_to_one_worker_by_two_schemes():
-    actor, critic = policy(1), policy(2)
-    schemes = [sender("shared_copy", actor), sender("multiprocess", critic)]
-
-    def meet(both, models):
-        for scheme, model in zip(both, models, strict=True):
-            scheme.init_on_receiver(model=model, worker_idx=0)
-            scheme.connect(background=False)
-
-    with schemes[0], schemes[1], Worker(Both(schemes), lambda: [policy(), policy()]) as worker:
-        worker.tell(meet)
-        for scheme in schemes:
-            scheme.connect()
-        worker.hear()
-        assert worker.do(lambda s, m: [bits(x) for x in m]) == [bits(actor), bits(critic)]
-        schemes[1].send_async(policy(7))
-        assert worker.do(lambda s, m: [x.receive() is not None for x in s]) == [False, True]
-        assert worker.do(lambda s, m: [bits(x) for x in m]) == [bits(actor), bits(policy(7))]
-        assert worker.do(lambda s, m: [x.version for x in s]) == [0, 1]
 
 
 class Both(list):
@@ -80,6 +75,14 @@ def test_schemes_of_every_kind_travel_to_a_child_that_is_not_a_fork(method):
         worker.hear()
         expected = [bits(policy(i)) for i in range(len(EVERY))]
         assert worker.do(lambda s, m: [bits(x) for x in m]) == expected
+        schemes[0].send_async(policy(7))  # which changes no other's model
+        assert worker.do(lambda s, m: [x.receive() is not None for x in s[:3]]) == [
+            True,
+            False,
+            False,
+        ]
+        assert worker.do(lambda s, m: [bits(x) for x in m]) == [bits(policy(7)), *expected[1:]]
+        assert worker.do(lambda s, m: [x.version for x in s]) == [1, 0, 0, 0]
         for scheme in schemes:
             scheme.send_async(policy(8))
         assert all(worker.do(lambda s, m: [x.receive() is not None for x in s]))
@@ -132,9 +135,51 @@ class Later:
         self.scheme.shutdown()
 
 
-@EACH
+@EACH_OF_ALL
 def test_what_is_handed_over_knows_nothing_of_the_senders_side(kind):
     with running(scheme := sender(kind)):
         handed = pickle.loads(multiprocessing.reduction.ForkingPickler.dumps(scheme))
         assert known(handed) == NOTHING
         assert handed.num_workers == 1
+
+
+@EACH
+def test_the_death_of_the_sender_is_seen(kind):
+    with Worker(KINDS[kind]()) as grandparent:
+        assert "the sender is gone" in grandparent.do(orphaned)
+
+
+def orphaned(scheme, model):
+    """Start a sender whose process ends under its own worker; returns what that worker says."""
+    heard, says = os.pipe()
+    sender = os.fork()
+    if sender == 0:
+        try:
+            scheme.init_on_sender(model=model, devices=["cpu"])
+            if os.fork() == 0:
+                os.write(says, outlive(scheme, model).encode())
+            else:
+                scheme.connect()
+        finally:
+            os._exit(0)
+    os.waitpid(sender, 0)
+    assert any(wait_for([heard], 1.0) for _ in range(30))
+    return os.read(heard, 1000).decode()
+
+
+def outlive(scheme, model):
+    try:
+        scheme.init_on_receiver(model=model, worker_idx=0)
+        scheme.connect(background=False)
+        return repr(scheme.receive(timeout=20))
+    except (ConnectionError, TimeoutError) as error:
+        return str(error)
+
+
+@EACH_OF_ALL
+def test_nothing_has_a_name_at_any_time(kind):
+    before = shm_entries()
+    with running(scheme := sender(kind)) as (worker,):
+        scheme.send_async(policy(2))
+        worker.do(receive)
+        assert describe(set(), shm_entries() - before) == []

@@ -8,6 +8,7 @@ from tensordict import TensorDict, TensorDictParams
 
 from sync import WeightStrategy, WorkerError
 from tests.sync.support import (
+    EACH,
     FORMS,
     KINDS,
     bits,
@@ -16,17 +17,8 @@ from tests.sync.support import (
     policy,
     receive,
     running,
+    sender,
 )
-
-EACH = pytest.mark.parametrize("kind", KINDS)
-
-
-def sender(kind, model=None, workers=1, **options):
-    if options.pop("per_worker_weights", False) and kind.startswith("shared"):
-        options["per_worker_weights"] = True
-    scheme = KINDS[kind](**options)
-    scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
-    return scheme
 
 
 @EACH

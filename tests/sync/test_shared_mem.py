@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 import torch
 from torch import nn
@@ -17,10 +15,6 @@ def scheme_of(model=None, workers=1, **options):
     scheme = SharedMemWeightSyncScheme(**options)
     scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
     return scheme
-
-
-def large():
-    return nn.Linear(1 << 18, 1)
 
 
 def addresses(scheme, model):
@@ -42,12 +36,7 @@ def test_pointing_moves_parameters_and_copying_moves_nothing():
     total = count + len(list(policy().buffers()))
     pointing = moved(scheme_of(zero_copy=True), policy)
     assert pointing == [True] * count + [False] * (total - count)
-    assert moved(scheme_of(zero_copy=False), policy) == [False] * total
-
-
-@pytest.mark.parametrize("make_model", [policy, large])
-def test_unless_told_weights_are_copied_whatever_their_size(make_model):
-    assert not any(moved(scheme_of(make_model()), make_model))
+    assert moved(scheme_of(), policy) == [False] * total
 
 
 @pytest.mark.parametrize("numel", [50_000, 75_000, 10_000_000], ids=["200k", "300k", "40M"])
@@ -68,28 +57,13 @@ def test_by_default_a_worker_may_write_to_its_parameters_at_any_size(numel):
         assert worker.do(add_noise) == 6.0
 
 
-@pytest.mark.parametrize("write", ["parameter", "buffer"])
-def test_a_parameter_that_points_at_a_snapshot_cannot_be_written_and_a_buffer_can(write):
-    def spoil(scheme, model):
-        (model[0].weight if write == "parameter" else model[1].running_mean).data.fill_(9)
-
-    scheme = scheme_of(zero_copy=True, workers=2)
-    with running(scheme, method="fork") as (worker, other):
-        worker.tell(spoil)
-        if write == "parameter":
-            worker.process.join(20)
-            assert worker.process.exitcode == -signal.SIGSEGV
-        else:
-            worker.hear()
-        assert other.do(held) == bits(policy(1))
-
-
 def test_after_shutdown_a_worker_may_write_to_its_parameters_again():
     def end(scheme, model):
         scheme.shutdown()
         fill(model, 7)
 
     with running(scheme_of(zero_copy=True), method="fork") as (worker,):
+        worker.do(lambda s, m: m[1].running_mean.fill_(9).numel())  # buffers at any time
         worker.do(end)
         assert worker.do(held) == bits(policy(7))
 

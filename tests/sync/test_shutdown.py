@@ -14,9 +14,8 @@ import pytest
 from sync import NoWeightSyncScheme
 from tests.own_process import in_own_process
 from tests.promises.probe import wait_until
-from tests.sync.support import bits, policy
-from tests.sync.test_same_process import in_one_thread
-from tests.sync.test_scheme import EACH, NOTHING, known, sender
+from tests.sync.support import EACH_OF_ALL, bits, in_one_thread, policy, running, sender
+from tests.sync.test_scheme import NOTHING, known
 
 
 def shared_blocks():
@@ -26,7 +25,7 @@ def shared_blocks():
     return maps.count("memfd:lockstep"), len(os.listdir("/proc/self/fd"))
 
 
-@EACH
+@EACH_OF_ALL
 @in_own_process
 def test_memory_and_descriptors_are_let_go_while_the_scheme_lives(kind):
     before = shared_blocks()
@@ -37,9 +36,13 @@ def test_memory_and_descriptors_are_let_go_while_the_scheme_lives(kind):
         assert shared_blocks() > before
     assert shared_blocks() == before
     assert (scheme.version, receiver.version) == (1, 1)
+    with running(scheme := sender(kind, workers=3), background=True):
+        scheme.send_async(policy(2))
+        scheme.wait_async(20)
+    assert shared_blocks() == before
 
 
-@EACH
+@EACH_OF_ALL
 def test_the_trainers_model_is_let_go(kind):
     scheme = sender(kind, model := policy(1))
     gone = weakref.ref(model)
@@ -49,7 +52,7 @@ def test_the_trainers_model_is_let_go(kind):
     assert gone() is None
 
 
-@EACH
+@EACH_OF_ALL
 def test_afterwards_only_the_last_version_is_known(kind):
     with in_one_thread(scheme := sender(kind, workers=2), 2) as receivers:
         scheme.send_async()
@@ -72,7 +75,7 @@ def test_the_empty_scheme_lets_go_too():
 
 
 @pytest.mark.parametrize("call", ["send_async", "wait_async"])
-@EACH
+@EACH_OF_ALL
 def test_a_shutdown_while_other_threads_send_is_what_they_are_told(kind, call):
     ends = []
 

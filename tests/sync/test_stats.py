@@ -6,13 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sync import Layout
-from sync.channel import APPLIED, Answer
+from sync.channel import APPLIED, JOINED, LOST, Answer
+from sync.model.block import NEVER
 from sync.workers import KEPT, SendStats, Sent, WorkerRecord, percentiles
 from tests.sync.support import (
+    EACH,
     policy,
     running,
+    sender,
 )
-from tests.sync.test_sender import EACH, sender
 
 TIMES = ("wake_ms", "apply_ms", "ack_ms")
 
@@ -56,6 +58,18 @@ def test_counts_go_on_when_old_times_are_forgotten():
     assert (worker.applied, worker.retries, len(worker.recent)) == (KEPT + 10, KEPT + 10, KEPT)
     assert stats.recent[0].version == worker.recent[0].version == 10
     assert [answer.version for answer in worker.since(KEPT + 7)] == [KEPT + 9, KEPT + 8]
+
+
+def test_a_process_that_takes_a_place_has_acknowledged_nothing():
+    record = WorkerRecord(0, None)
+    record.book(Answer(0, JOINED, pid=1))
+    record.addressed = 3
+    record.book(Answer(0, APPLIED, 3))
+    assert (record.acknowledged, record.waiting, record.restarts) == (3, False, 0)
+    record.book(Answer(0, LOST))
+    record.book(Answer(0, JOINED, pid=2))
+    assert (record.acknowledged, record.waiting, record.restarts) == (NEVER, True, 1)
+    assert (record.connected, record.failure, record.pid) == (False, None, 2)
 
 
 def counts(scheme, worker=0):

@@ -9,16 +9,7 @@ from sync import (
     TransportBackend,
     WeightStrategy,
 )
-from tests.sync.support import KINDS, Worker, bits, fill, held, policy, running
-
-EACH = pytest.mark.parametrize("kind", KINDS)
-
-
-def sender(kind, model=None, workers=1, **options):
-    options = {"timeout": 20.0, **options}
-    scheme = KINDS[kind](**options)
-    scheme.init_on_sender(model=policy(1) if model is None else model, devices=["cpu"] * workers)
-    return scheme
+from tests.sync.support import EACH, KINDS, Worker, bits, fill, held, policy, running, sender
 
 
 def join(scheme, model):
@@ -53,8 +44,7 @@ def test_a_sender_and_a_worker_need_nothing_but_the_four_calls(kind):
         assert not worker.do(take)
 
 
-@pytest.mark.parametrize("into", ["model", "weights", "nothing"])
-@EACH
+@pytest.mark.parametrize(("kind", "into"), zip(KINDS, ["model", "weights", "nothing"], strict=True))
 def test_weights_go_into_a_model_or_into_weights_or_are_returned(kind, into):
     def take_into(scheme, model):
         other = policy(0)

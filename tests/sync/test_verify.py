@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from functools import partial
 from typing import ClassVar
@@ -23,6 +24,7 @@ from sync.model.block import HEADER_BYTES
 from sync.schemes.multiprocess import MultiProcessSender
 from sync.schemes.shared_mem import SharedMemSender
 from tests.sync.support import (
+    EACH,
     KINDS,
     Counting,
     Worker,
@@ -35,14 +37,11 @@ from tests.sync.support import (
     version,
 )
 
-EACH = pytest.mark.parametrize("kind", KINDS)
 MODE = pytest.mark.parametrize("verify", ["sampled", "every"])
-# Every wire format with each kind; a model cannot point at what has to be decoded.
+# Every wire format and each kind; a model cannot point at what has to be decoded.
 PAIRS = [
-    (kind, wire)
-    for kind in KINDS
-    for wire in WIRES
-    if wire == "float32" or kind != "shared_zero_copy"
+    ("shared_zero_copy", "float32"),
+    *zip(itertools.cycle(["multiprocess", "shared_copy"]), WIRES, strict=False),
 ]
 LINKS = {"direct": None, "linked": Link(latency_ms=1, jitter_ms=1)}
 INPUTS = torch.ones(2, 3)

@@ -23,17 +23,15 @@ from tests.sync.support import (
     held,
     policy,
     running,
+    sender,
 )
 from tests.sync.support import version as version_of
 
 LAG = 3
-EACH = pytest.mark.parametrize("kind", KINDS)
 
 
 def lagging(model, *, kind="shared_copy", workers=1, lag=LAG, **options):
-    scheme = KINDS[kind](lag=lag, **options)
-    scheme.init_on_sender(model=model, devices=["cpu"] * workers)
-    return scheme
+    return sender(kind, model, workers, lag=lag, **options)
 
 
 def take(scheme, model, version):
@@ -45,8 +43,15 @@ def take(scheme, model, version):
     return scheme.version, bits(model)
 
 
-@pytest.mark.parametrize("link", [None, Link(latency_ms=2, jitter_ms=2)], ids=["direct", "linked"])
-@EACH
+@pytest.mark.parametrize(
+    ("kind", "link"),
+    [
+        ("shared_copy", None),
+        ("shared_zero_copy", None),
+        ("multiprocess", Link(latency_ms=2, jitter_ms=2)),
+    ],
+    ids=str,
+)
 def test_a_blocking_send_waits_for_the_version_that_is_delivered(kind, link):
     model = policy(0)
     with running(scheme := lagging(model, kind=kind, link=link), background=True) as (worker,):

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from sync import Lag, Link, Tear
-from tests.sync.support import KINDS, Worker, connect, running
+from tests.sync.support import KINDS, Worker, connect, running, sender
 
-EACH = pytest.mark.parametrize("kind", KINDS)
 SIZES = (7, 5, 3)
 
 
@@ -85,17 +84,19 @@ def check(found, version, expected):
 
 
 def tearing(tear, kind="shared_copy", workers=1, **options):
-    scheme = KINDS[kind](tear=tear, sync=False, **options)
-    scheme.init_on_sender(model=numbered(0), devices=["cpu"] * workers)
-    return scheme
+    return sender(kind, numbered(0), workers, tear=tear, sync=False, **options)
 
 
-@pytest.mark.parametrize("unit", ["tensor", "element"])
-@pytest.mark.parametrize("wire", ["float32", "delta"])
-@EACH
+@pytest.mark.parametrize(
+    ("kind", "wire", "unit"),
+    [
+        ("shared_copy", "float32", "tensor"),
+        ("shared_zero_copy", "float32", "element"),
+        ("multiprocess", "delta", "tensor"),
+        ("shared_copy", "delta", "element"),
+    ],
+)
 def test_a_version_holds_the_chosen_values_of_so_many_versions_ago(kind, wire, unit):
-    if kind == "shared_zero_copy" and wire != "float32":
-        pytest.skip("encoded versions cannot be pointed at")
     tear = Tear(share=0.4, span=2, unit=unit)
     with running(scheme := tearing(tear, kind, workers=2, wire=wire), model) as workers:
         for n in range(1, 8):
@@ -104,8 +105,11 @@ def test_a_version_holds_the_chosen_values_of_so_many_versions_ago(kind, wire, u
                 check(worker.do(taken, n), n, torn(tear, n, max(0, n - 2)))
 
 
-@pytest.mark.parametrize("link", [None, Link(latency_ms=2)], ids=["direct", "linked"])
-@EACH
+@pytest.mark.parametrize(
+    ("kind", "link"),
+    [("shared_copy", None), ("shared_zero_copy", Link(latency_ms=2)), ("multiprocess", None)],
+    ids=str,
+)
 def test_what_is_torn_is_what_lag_delivers(kind, link):
     tear = Tear(share=0.5, span=1)
     scheme = tearing(tear, kind, workers=2, lag=Lag("cycle", values=(0, 2, 3)), link=link)

@@ -24,7 +24,7 @@ from sync.effects.wire import make_encoder
 from sync.model.block import private_snapshot
 from tests.sync.effects.fakes import FakeSender
 from tests.sync.remote.support import joined
-from tests.sync.support import KINDS, bits, held, receive, running, tensors, version
+from tests.sync.support import bits, held, receive, running, sender, tensors, version
 
 COPYING = pytest.mark.parametrize("kind", ["shared_copy", "multiprocess"])
 LOSSY = ("bfloat16", "float16", "int8")
@@ -52,9 +52,7 @@ class Varied(nn.Module):
 
 
 def made(kind: str, wire: str, model: nn.Module, workers: int = 1, **options) -> WeightSyncScheme:
-    scheme = KINDS[kind](wire=wire, **options)
-    scheme.init_on_sender(model=model, devices=["cpu"] * workers)
-    return scheme
+    return sender(kind, model, workers, wire=wire, **options)
 
 
 def step(model: nn.Module, size: float = 1e-3) -> None:

@@ -21,8 +21,7 @@ from sync.local.rendezvous import (
     connect,
 )
 from sync.local.waiting import wait_for
-from tests.sync.support import KINDS, bits, held, policy, receive, running
-from tests.sync.test_sender import sender
+from tests.sync.support import KINDS, bits, held, policy, receive, running, sender
 
 HELLO_UMLAUT = struct.pack("<2i6q", HELLO, 2, 0, 1, 0, 0, 0, 0) + "ä".encode()
 

@@ -116,36 +116,6 @@ def signature(**tensors):
     return {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
 
-@pytest.mark.parametrize(
-    ("found", "error", "says"),
-    [
-        ({"a": torch.ones(2)}, KeyError, "mine lacks 'b'"),
-        (
-            {"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)},
-            KeyError,
-            "mine has 'c', which is not expected",
-        ),
-        (
-            {"a": torch.ones(2), "b": torch.ones(3, 1)},
-            ValueError,
-            r"mine: 'b' has shape \[3, 1\], expected \[3\]",
-        ),
-        (
-            {"a": torch.ones(2), "b": torch.ones(3, dtype=torch.float64)},
-            ValueError,
-            r"mine: 'b' is torch\.float64, expected torch\.float32",
-        ),
-    ],
-    ids=["missing", "surplus", "misshapen", "wrong_dtype"],
-)
-def test_what_does_not_fit_is_named_with_what_was_expected(found, error, says):
-    expected = {"a": torch.ones(2), "b": torch.ones(3)}
-    with pytest.raises(error, match=says):
-        check_same(signature(**expected), signature(**found), whose="mine")
-    with pytest.raises(error, match=says):
-        Layout.of(expected).check(found, whose="mine")
-
-
 def test_of_many_missing_keys_the_first_are_named_and_the_rest_counted():
     expected = {f"k{i}": torch.ones(1) for i in range(9)}
     with pytest.raises(KeyError, match=r"lacks 'k0', 'k1', 'k2', 'k3', 'k4' and 4 more"):

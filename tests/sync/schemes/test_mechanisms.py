@@ -11,21 +11,26 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from sync import (
-    HogwildWeightSyncScheme,
     MultiProcessWeightSyncScheme,
     SharedMemWeightSyncScheme,
     SimulatedWeightSyncScheme,
 )
 from sync.local.waiting import wait_for
 from tests.own_process import in_own_process
-from tests.sync.support import KINDS, Worker, bits, connect, held, policy, receive, running
-from tests.sync.test_scheme import EVERY, sender
-
-EACH = pytest.mark.parametrize("kind", EVERY)
+from tests.sync.support import (
+    EACH_OF_ALL,
+    KINDS,
+    Worker,
+    bits,
+    connect,
+    held,
+    policy,
+    receive,
+    running,
+    sender,
+)
 
 
 def what_arrived(scheme, model):
@@ -72,22 +77,7 @@ def test_under_multiprocess_each_version_is_a_message_and_there_is_no_board():
         assert scheme.stats["moved"] == {"messages": moved}
 
 
-def test_under_hogwild_nothing_is_moved_but_what_the_trainer_replaced():
-    scheme = HogwildWeightSyncScheme()
-    scheme.init_on_sender(model=(model := nn.Linear(3, 3)), devices=["cpu"])
-    with running(scheme, lambda: nn.Linear(3, 3)) as (worker,):
-        with torch.no_grad():
-            model.weight.fill_(7.0)
-        assert worker.do(lambda s, m: m.weight.sum().item()) == 63.0  # nothing was sent
-        before = scheme.stats["bytes"]
-        scheme.send_async()
-        assert scheme.stats["bytes"] == before
-        assert scheme.stats["moved"]["the trainer's own memory"]["bytes"] == before
-        with pytest.raises(ValueError, match="all read the trainer"):
-            scheme.send({0: nn.Linear(3, 3)})
-
-
-@EACH
+@EACH_OF_ALL
 @in_own_process
 def test_pickling_a_scheme_opens_no_descriptor(kind):
     """Also outside of the start of a process, as for a queue that nobody reads."""
@@ -105,7 +95,7 @@ def test_pickling_a_scheme_opens_no_descriptor(kind):
         assert [twin.num_workers for twin in twins] == [3] * 50
 
 
-@EACH
+@EACH_OF_ALL
 @in_own_process
 def test_a_worker_costs_the_sender_two_descriptors(kind):
     def count(workers):
